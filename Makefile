@@ -1,0 +1,36 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+BIN := .venv/bin
+RUN := $(BIN)/python
+
+.PHONY: help install demo test check bench figures clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: .venv/.installed  ## set up .venv (every other target does this by itself)
+
+.venv/.installed: pyproject.toml constraints.txt scripts/setup.sh
+	@bash scripts/setup.sh
+	@touch $@
+
+demo: install  ## dense, PowerSGD weak, PowerSGD strong and Accordion on real data; one table, one figure
+	@bash scripts/demo.sh
+
+test: install  ## the default test suite
+	@$(RUN) -m pytest
+
+check: install  ## lint, types, tests
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(RUN) -m pytest
+
+bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel
+	@$(RUN) scripts/bench_step.py
+
+figures: install  ## every figure and table kept under results/, from new runs
+	@bash scripts/figures.sh
+
+clean:  ## remove the environment and caches; keeps results
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Policies: they see signals and edit the plan."""

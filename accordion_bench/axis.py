@@ -1,0 +1,168 @@
+"""The worker axis: one model in this process, and for each of its W workers a row of gradients and of buffers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accordion_bench import rng
+from accordion_bench.blocks import Blocks
+from accordion_bench.comm import Comm
+from accordion_bench.plan import TensorSpec
+
+BN_POLICIES = ("pooled", "average", "recompute", "rank0", "local")
+
+
+class WorkerAxis:
+    """Runs the model as each of the local workers in turn.
+
+    Args:
+        model: on its device; its parameters are shared by the local workers.
+        comm: how many workers there are and which are here.
+        seed: keys the dropout of (step, worker, micro-batch).
+        bn: which BatchNorm statistics the evaluated model has: `pooled` mean and variance over all workers, `average`
+            (as pooled, without the variance between the workers' means), `recompute` (pooled, re-estimated on training
+            batches first), `rank0` (worker 0's), `local` (each worker evaluates its share with its own).
+
+    Attributes:
+        specs: trainable parameters, in the model's order.
+        gradients_W: their gradients, [W, ...].
+    """
+
+    def __init__(self, model: nn.Module, comm: Comm, seed: int, bn: str = "pooled") -> None:
+        self.model, self.comm, self.seed, self.bn = model, comm, seed, bn
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.params = [p for _, p in named]
+        self.specs = [TensorSpec(name, tuple(p.shape)) for name, p in named]
+        self.gradients_W = Blocks(self.specs, comm.local_workers, self.params[0])
+        self.buffers_W = {
+            name: buffer.detach().expand(comm.local_workers, *buffer.shape).clone()
+            for name, buffer in model.named_buffers()
+        }
+        self._homes = {name: _home(model, name) for name in self.buffers_W}
+
+    # ---- being a worker
+
+    def _use_buffers(self, buffers: dict[str, Tensor]) -> None:
+        for name, buffer in buffers.items():
+            module, attribute = self._homes[name]
+            module._buffers[attribute] = buffer
+
+    def become(self, row: int) -> None:
+        """Let the model read and write the buffers and gradients of one local worker."""
+        self._use_buffers({name: buffer_W[row] for name, buffer_W in self.buffers_W.items()})
+        for param, gradient_W in zip(self.params, self.gradients_W.tensors, strict=True):
+            param.grad = gradient_W[row]
+
+    def backward(self, row: int, step: int, losses: Callable[[int], Tensor], micro_batches: int) -> Tensor:
+        """Add the gradients of one worker's step to its row.
+
+        Args:
+            row: local worker.
+            step: keys the dropout.
+            losses: called with each micro-batch number; returns its share of the batch's mean loss.
+            micro_batches: how many.
+
+        Returns:
+            the loss of the batch, detached.
+        """
+        self.become(row)
+        total = torch.zeros((), device=self.params[0].device)
+        for micro in range(micro_batches):
+            _seed_dropout(rng.key(self.seed, "dropout", step, self.comm.first_worker + row, micro), total.device)
+            loss = losses(micro)
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def apply(self, updates: Sequence[Tensor]) -> None:
+        """Hand the updates to the optimizer, as the gradients of the shared parameters."""
+        for param, update in zip(self.params, updates, strict=True):
+            param.grad = update
+
+    def non_finite(self) -> str | None:
+        """The first (worker, parameter) whose gradient is not finite."""
+        if self.gradients_W.finite():
+            return None
+        for spec, gradient_W in zip(self.specs, self.gradients_W.tensors, strict=True):
+            for row, gradient in enumerate(gradient_W):
+                if not gradient.isfinite().all():
+                    return f"the gradient of {spec.name} on worker {self.comm.first_worker + row}"
+        return None
+
+    # ---- evaluation
+
+    @torch.no_grad()
+    def consensus_buffers(self) -> list[dict[str, Tensor]]:
+        """Per local worker the buffers to evaluate with, after the `bn` policy; training state stays as it is."""
+        rows = [{name: buffer_W[row].clone() for name, buffer_W in self.buffers_W.items()} for row in range(self._W)]
+        if self.bn == "local" or not rows[0]:
+            return rows
+        if self.bn == "rank0":
+            self.comm.broadcast_(list(rows[0].values()), "eval")
+            return [rows[0]] * self._W
+        return [self._pooled()] * self._W
+
+    @property
+    def _W(self) -> int:
+        return self.comm.local_workers
+
+    def _pooled(self) -> dict[str, Tensor]:
+        """Mean over all workers; a variance also gets the variance of the workers' means."""
+        pooled = {name: buffer_W[0].clone() for name, buffer_W in self.buffers_W.items()}
+        floats = [name for name, buffer in pooled.items() if buffer.is_floating_point()]
+        variances = [] if self.bn == "average" else [name for name in floats if name.endswith("running_var")]
+        means_of = {name: name.removesuffix("var") + "mean" for name in variances}
+        parts = [self.buffers_W[name].double().sum(0) for name in floats]
+        parts += [self.buffers_W[means_of[name]].double().square().sum(0) for name in variances]
+        if not parts:
+            return pooled
+        total = self.comm.sum_(torch.cat([part.reshape(-1) for part in parts]), "eval") / self.comm.workers
+        averages = [
+            value.view(part.shape) for value, part in zip(total.split([p.numel() for p in parts]), parts, strict=True)
+        ]
+        mean = dict(zip(floats, averages, strict=False))
+        for name, square in zip(variances, averages[len(floats) :], strict=True):
+            mean[name] = mean[name] + square - mean[means_of[name]].square()
+        for name, value in mean.items():
+            pooled[name].copy_(value)
+        return pooled
+
+    @torch.no_grad()
+    def recompute_buffers(self, forward: Callable[[int, int], Any], batches: int) -> dict[str, Tensor]:
+        """Re-estimate BatchNorm statistics as plain averages over training batches; returns the buffers to restore.
+
+        Args:
+            forward: called with (row, batch number) runs the model on one training batch.
+            batches: how many per worker.
+        """
+        kept = {name: buffer_W.clone() for name, buffer_W in self.buffers_W.items()}
+        norms = [m for m in self.model.modules() if getattr(m, "track_running_stats", False)]
+        momenta = [norm.momentum for norm in norms]
+        self.model.train()
+        for row in range(self._W):
+            self.become(row)
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # a cumulative average
+            for batch in range(batches):
+                forward(row, batch)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        return kept
+
+    def evaluate_with(self, buffers: dict[str, Tensor]) -> None:
+        """Let the model read these buffers, until the next `become`."""
+        self._use_buffers(buffers)
+
+
+def _home(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(path), attribute
+
+
+def _seed_dropout(key: int, device: torch.device) -> None:
+    """Seed the generator that dropout draws from; the trainer restores it after the step."""
+    generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    generator.manual_seed(key)

@@ -1,0 +1,65 @@
+"""Blocks: storage for one tensor [W, ...] per spec in which tensors of equal shape lie side by side.
+
+Equal shapes form one block [W, G, ...], so that a batched operation over workers and tensors needs no copy.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench.plan import TensorSpec
+
+
+class Blocks:
+    """Zeroed tensors [W, ...] for every spec, as views into one block per shape.
+
+    Args:
+        specs: names and shapes.
+        workers: rows, W.
+        like: gives type and device.
+
+    Attributes:
+        tensors: one view [W, ...] per spec, in the order of `specs`.
+        blocks: the storage, [W, G, ...] per shape.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], workers: int, like: Tensor) -> None:
+        members: dict[tuple[int, ...], list[int]] = {}
+        for i, spec in enumerate(specs):
+            members.setdefault(spec.shape, []).append(i)
+        self.tensors: list[Tensor] = [like] * len(specs)
+        self.blocks: list[Tensor] = []
+        for shape, indices in members.items():
+            block = torch.zeros(workers, len(indices), *shape, dtype=like.dtype, device=like.device)
+            self.blocks.append(block)
+            for g, i in enumerate(indices):
+                self.tensors[i] = block[:, g]
+
+    def zero_(self) -> None:
+        """Set every tensor to zero."""
+        torch._foreach_zero_(self.blocks)
+
+    def finite(self) -> bool:
+        """Whether every entry is finite; one pass, and a second one only where the sum overflowed."""
+        total = torch.stack([block.sum() for block in self.blocks]).sum() if self.blocks else torch.zeros(())
+        return bool(total.isfinite()) or all(bool(block.isfinite().all()) for block in self.blocks)
+
+
+def as_matrices(xs_W: Sequence[Tensor], matrix: tuple[int, int]) -> Tensor | None:
+    """Equal-shaped tensors [W, ...] as one batch of matrices [W*G, n, m] without a copy, or None where they are apart."""
+    first, (n, m) = xs_W[0], matrix
+    workers, count, size = first.shape[0], len(xs_W), n * m
+    if count == 1:
+        return first.reshape(workers, n, m)
+    side_by_side = all(
+        x.is_contiguous() or x[0].is_contiguous() for x in xs_W
+    ) and all(
+        x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and x.storage_offset() == first.storage_offset() + g * size
+        and (workers == 1 or x.stride(0) == count * size)
+        for g, x in enumerate(xs_W)
+    )
+    if not side_by_side:
+        return None
+    return first.as_strided((workers * count, n, m), (size, m, 1))

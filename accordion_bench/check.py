@@ -1,0 +1,82 @@
+"""Checks of configured values: each failure is one sentence with key, rule, value and what to type instead."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A configured value that breaks a rule; `str()` is the one sentence the user reads."""
+
+
+class ValueRefused(ConfigError):
+    """As `ConfigError`, for one key; `under` puts the config group in front of the key."""
+
+    def __init__(self, key: str, rule: str, value: Any, instead: Any) -> None:
+        self.key, self.rule, self.value, self.instead = key, rule, value, instead
+        super().__init__(f"{key} must be {rule}, got {show(value)}; type {key}={show(instead)}")
+
+    def under(self, prefix: str) -> "ValueRefused":
+        return ValueRefused(f"{prefix}.{self.key}", self.rule, self.value, self.instead)
+
+
+def show(value: Any) -> str:
+    """The value as one types it on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(show(v) for v in value) + "]"
+    return str(value)
+
+
+def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def integer(key: str, value: Any, at_least: int, instead: int | None = None) -> int:
+    """An integer of at least `at_least`."""
+    if not _is_number(value, int) or value < at_least:
+        raise ValueRefused(key, f"an integer of at least {at_least}", value, at_least if instead is None else instead)
+    return value
+
+
+def number(
+    key: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    instead: float,
+) -> float:
+    """A finite number inside the given limits."""
+    limits = {"above": above, "at least": at_least, "at most": at_most, "below": below}
+    rule = "a number " + " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
+    good = _is_number(value, (int, float)) and abs(value) < float("inf")
+    good = good and (above is None or value > above) and (at_least is None or value >= at_least)
+    good = good and (at_most is None or value <= at_most) and (below is None or value < below)
+    if not good:
+        raise ValueRefused(key, rule.strip(), value, instead)
+    return float(value)
+
+
+def boolean(key: str, value: Any, instead: bool = True) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise ValueRefused(key, "true or false", value, instead)
+    return value
+
+
+def choice(key: str, value: Any, choices: Sequence[str]) -> str:
+    """One of `choices`; the closest one is suggested."""
+    if value not in choices:
+        raise ValueRefused(key, "one of " + ", ".join(choices), value, closest(str(value), choices))
+    return value
+
+
+def closest(word: str, choices: Sequence[str]) -> str:
+    """The choice that looks most like `word`."""
+    return (difflib.get_close_matches(word, choices, n=1, cutoff=0.0) or [choices[0]])[0]

@@ -1,0 +1,1 @@
+"""Compressors: what a worker sends of its gradient, and what everyone makes of it."""

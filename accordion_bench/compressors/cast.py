@@ -1,0 +1,35 @@
+"""Casts: the gradient in 16 bits."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check
+from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.plan import TensorSpec
+
+
+class Cast(Compressor):
+    """All-reduce in a 16-bit type: update = sum_w cast(g_w / A).
+
+    Args:
+        dtype: `float16` or `bfloat16`. The division comes before the cast, because float16 ends at 65,504.
+    """
+
+    whole_model = True
+
+    def __init__(self, dtype: str) -> None:
+        check.choice("dtype", dtype, ["float16", "bfloat16"])
+        self.dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        def sent_W():
+            for i, x_W in enumerate(xs_W):
+                yield i, (x_W / comm.workers).to(self.dtype).to(x_W.dtype) * comm.workers
+
+        return Exchanged(comm.all_reduce_mean(xs_W, dtype=self.dtype), sent_W)
+
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
+        return 2 * spec.numel

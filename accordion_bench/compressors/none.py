@@ -1,0 +1,24 @@
+"""No compression: the dense baseline."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.plan import TensorSpec
+
+
+class Dense(Compressor):
+    """All-reduce of the gradient as it is: update = mean_w g_w."""
+
+    whole_model = True
+
+    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
+        return False
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        return Exchanged(comm.all_reduce_mean(xs_W), lambda: enumerate(xs_W))
+
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
+        return dense_bytes(spec)

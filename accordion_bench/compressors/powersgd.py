@@ -1,0 +1,170 @@
+"""PowerSGD: low-rank gradients by one power iteration per step."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check, rng
+from accordion_bench.blocks import as_matrices
+from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.plan import TensorSpec
+
+
+class PowerSGD(Compressor):
+    """P = orth(mean_w M_w Q);  Q <- mean_w M_w^T P;  update = P Q^T, for each tensor as a matrix M [n, m].
+
+    Two all-reduces per step, r n and r m floats. Worker w's own contribution is P (M_w^T P)^T.
+
+    Args:
+        rank: columns of P and Q; lower rank = more compression.
+        min_compression_rate: a matrix is compressed only if r (n + m) times this is below n m; else it travels dense.
+            0 compresses every tensor with two dimensions or more, as Accordion's code does.
+        warm_start: keep Q for the next step (one power iteration converges over steps); false draws it anew.
+        on_switch: when a policy changes the rank: `keep` the leading columns of Q, or `redraw` all (Accordion's code).
+        orthonormalisation: `qr`, or `gramschmidt` (one pass, Accordion's code; not orthonormal on rank-deficient input).
+        eps: smallest norm that a column is divided by; 0 with `gramschmidt` gives NaN on a zero gradient.
+
+    Source: Vogels, Karimireddy, Jaggi 2019 (arXiv 1905.13727), Algorithm 1.
+    """
+
+    knob = "rank"
+    pair = (1, 2)
+    min_ndim = 2
+
+    def __init__(
+        self,
+        rank: int = 2,
+        min_compression_rate: float = 2,
+        warm_start: bool = True,
+        on_switch: str = "keep",
+        orthonormalisation: str = "qr",
+        eps: float = 1e-8,
+    ) -> None:
+        self.rank = self.check_level("rank", rank)
+        self.min_compression_rate = check.number("min_compression_rate", min_compression_rate, at_least=0, instead=2)
+        self.warm_start = check.boolean("warm_start", warm_start)
+        self.on_switch = check.choice("on_switch", on_switch, ["keep", "redraw"])
+        self.orthonormalisation = check.choice("orthonormalisation", orthonormalisation, ["qr", "gramschmidt"])
+        self.eps = check.number("eps", eps, at_least=0, instead=1e-8)
+
+    def check_level(self, key, value) -> int:
+        return check.integer(key, value, at_least=1)
+
+    def factor_rank(self, spec: TensorSpec, level: float | None) -> int | None:
+        """min(n, m, level), or None where the tensor travels dense."""
+        if level is None or spec.ndim < self.min_ndim:
+            return None
+        n, m = spec.matrix
+        rank = min(n, m, int(level))
+        # torch's rule, strict; at 0 every matrix is compressed
+        return rank if rank * (n + m) * self.min_compression_rate < n * m else None
+
+    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
+        return self.factor_rank(spec, level) is not None
+
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
+        rank = self.factor_rank(spec, level)
+        return dense_bytes(spec) if rank is None else 4 * rank * sum(spec.matrix)
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
+        dense = [i for i, rank in enumerate(ranks) if rank is None]
+        batches = self._batches(xs_W, ctx.specs, ranks)
+        queries = [torch.stack([self._query(ctx, i, ranks[i], state, xs_W[i]) for i in ids]) for ids, _ in batches]
+        W = comm.local_workers
+
+        Ps_W = [  # M_w Q, [W, G, n, r]; only the span of Q matters, so it may be scaled to unit range
+            (Ms @ _unit(Q).repeat(W, 1, 1)).unflatten(0, (W, len(ids)))
+            for (ids, Ms), Q in zip(batches, queries, strict=True)
+        ]
+        means = comm.all_reduce_mean([*Ps_W, *(xs_W[i] for i in dense)])
+        Ps = [self._orthonormal(P) for P in means[: len(batches)]]
+
+        Qs_W = [  # M_w^T P, [W, G, m, r]
+            (Ms.mT @ P.repeat(W, 1, 1)).unflatten(0, (W, len(ids))) for (ids, Ms), P in zip(batches, Ps, strict=True)
+        ]
+        Qs = comm.all_reduce_mean(Qs_W)
+
+        update: list[Tensor] = [xs_W[0]] * len(xs_W)
+        for i, mean in zip(dense, means[len(batches) :], strict=True):
+            update[i] = mean
+        for (ids, _), P, Q, Q_old in zip(batches, Ps, Qs, queries, strict=True):
+            # a zero gradient would leave Q = 0, from which no later step could recover: keep the old query instead
+            kept = torch.where(Q.abs().amax(dim=(-2, -1), keepdim=True) > 0, Q, Q_old)
+            for g, (i, approximation) in enumerate(zip(ids, P @ Q.mT, strict=True)):
+                update[i] = approximation.view(ctx.specs[i].shape)
+                state.setdefault(ctx.specs[i].name, {})["q"] = kept[g].clone()
+
+        def sent_W():
+            yield from ((i, xs_W[i]) for i in dense)
+            for (ids, _), P, Q_W in zip(batches, Ps, Qs_W, strict=True):
+                own_W = P @ Q_W.mT
+                yield from ((i, own_W[:, g].view(-1, *ctx.specs[i].shape)) for g, i in enumerate(ids))
+
+        return Exchanged(update, sent_W)
+
+    @staticmethod
+    def _batches(xs_W, specs, ranks) -> list[tuple[list[int], Tensor]]:
+        """(indices, matrices [W*G, n, m]) of equal shape and rank where they lie side by side; else one by one."""
+        groups: dict[tuple[tuple[int, ...], int], list[int]] = {}
+        for i, (spec, rank) in enumerate(zip(specs, ranks, strict=True)):
+            if rank is not None:
+                groups.setdefault((spec.shape, rank), []).append(i)
+        batches = []
+        for (_, _), ids in groups.items():
+            matrix = specs[ids[0]].matrix
+            together = as_matrices([xs_W[i] for i in ids], matrix)
+            if together is not None:
+                batches.append((ids, together))
+            else:
+                batches.extend(([i], xs_W[i].reshape(-1, *matrix)) for i in ids)
+        return batches
+
+    def _query(self, ctx: Context, i: int, rank: int, state: State, like: Tensor) -> Tensor:
+        """Q [m, r] for this step: the last one, cut or widened to the rank, or a keyed draw from N(0, 1)."""
+        spec = ctx.specs[i]
+        q = state.get(spec.name, {}).get("q") if self.warm_start else None
+        if q is not None and q.shape[1] == rank:
+            return q
+        if q is None or self.on_switch == "redraw":
+            return self._draw(ctx, spec, rank, rank, like)
+        if q.shape[1] > rank:
+            return q[:, :rank].contiguous()
+        fresh = self._draw(ctx, spec, rank, rank - q.shape[1], like)
+        # unit columns throughout: a power iteration leaves the old ones at the gradient's scale
+        return torch.cat([_orthonormal_columns(q), fresh / fresh.norm(dim=0)], dim=1)
+
+    @staticmethod
+    def _draw(ctx: Context, spec: TensorSpec, rank: int, columns: int, like: Tensor) -> Tensor:
+        generator = rng.generator(ctx.seed, "powersgd", spec.name, ctx.step, rank)
+        drawn = torch.randn(spec.matrix[1], columns, generator=generator, dtype=torch.float64)
+        return drawn.to(device=like.device, dtype=like.dtype)
+
+    def _orthonormal(self, P: Tensor) -> Tensor:
+        """Orthonormal columns for each matrix [G, n, r]; a zero matrix gives finite columns."""
+        if self.orthonormalisation == "gramschmidt":
+            return _gram_schmidt(P, self.eps)
+        if P.shape[-1] == 1:
+            return P / P.norm(dim=-2, keepdim=True).clamp_min(torch.finfo(P.dtype).tiny)
+        return torch.linalg.qr(P).Q
+
+
+def _unit(Q: Tensor) -> Tensor:
+    norm = torch.linalg.matrix_norm(Q, keepdim=True)
+    return Q / norm.clamp_min(torch.finfo(Q.dtype).tiny)
+
+
+def _orthonormal_columns(q: Tensor) -> Tensor:
+    return torch.linalg.qr(q).Q
+
+
+def _gram_schmidt(P: Tensor, eps: float) -> Tensor:
+    columns: list[Tensor] = []
+    for column in P.unbind(-1):
+        for done in columns:
+            column = column - (done * column).sum(-1, keepdim=True) * done
+        norm = column.norm(dim=-1, keepdim=True)
+        columns.append(column / (norm.clamp_min(eps) if eps else norm))
+    return torch.stack(columns, dim=-1)

@@ -1,0 +1,86 @@
+"""Wire formats: bits into bytes (least significant bit first) and sorted indices into the smaller of two codes.
+
+Both index codes have a size that depends on (n, k) alone, so receivers need no header and predictions are exact:
+
+    bitmap       one bit per coordinate                                            n bits
+    elias-fano   l low bits of each index as they are, the high bits in unary      k l + k + floor((n - 1) / 2^l) bits
+
+Elias-Fano is Rice coding of the gaps with the quotients in a stream of their own, so that both directions are vector
+operations; a plain int32 list is never smaller. Source: Elias 1974; Fano 1971.
+"""
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def pack_bits(bits_W: Tensor) -> Tensor:
+    """Booleans [W, N] as bytes [W, ceil(N / 8)]; the first boolean is the least significant bit."""
+    if bits_W.device.type == "cpu":
+        return torch.from_numpy(np.packbits(bits_W.numpy(), axis=1, bitorder="little"))
+    padded = torch.nn.functional.pad(bits_W.to(torch.uint8), (0, -bits_W.shape[1] % 8)).unflatten(1, (-1, 8))
+    return (padded << torch.arange(8, device=bits_W.device, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+
+
+def unpack_bits(bytes_W: Tensor, count: int) -> Tensor:
+    """The inverse of `pack_bits`: the first `count` booleans of each row."""
+    if bytes_W.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(bytes_W.numpy(), axis=1, count=count, bitorder="little")).bool()
+    shifts = torch.arange(8, device=bytes_W.device, dtype=torch.uint8)
+    return ((bytes_W[..., None] >> shifts) & 1).flatten(1)[:, :count].bool()
+
+
+def _elias_fano_bits(n: int, k: int, low: int) -> tuple[int, int]:
+    return k * low, k + ((n - 1) >> low)
+
+
+def _bytes(bits: int) -> int:
+    return (bits + 7) // 8
+
+
+@functools.cache
+def _low_bits(n: int, k: int) -> int:
+    """The number of low bits with the smallest message."""
+    return min(range(n.bit_length()), key=lambda low: sum(map(_bytes, _elias_fano_bits(n, k, low))))
+
+
+@functools.cache
+def index_bytes(n: int, k: int) -> tuple[str, int]:
+    """The smaller code for k sorted indices below n, and its size in bytes."""
+    if k == 0:
+        return "bitmap", 0
+    elias_fano = sum(map(_bytes, _elias_fano_bits(n, k, _low_bits(n, k))))
+    return ("elias-fano", elias_fano) if elias_fano < _bytes(n) else ("bitmap", _bytes(n))
+
+
+def encode_indices(indices_W: Tensor, n: int) -> Tensor:
+    """Ascending indices [W, k] below n as bytes [W, index_bytes(n, k)]."""
+    workers, k = indices_W.shape
+    device = indices_W.device
+    if k == 0:
+        return torch.empty(workers, 0, dtype=torch.uint8, device=device)
+    if index_bytes(n, k)[0] == "bitmap":
+        return pack_bits(torch.zeros(workers, n, dtype=torch.bool, device=device).scatter_(1, indices_W, True))
+    low = _low_bits(n, k)
+    low_bits = ((indices_W[..., None] >> torch.arange(low, device=device)) & 1).flatten(1).bool()
+    unary = torch.zeros(workers, _elias_fano_bits(n, k, low)[1], dtype=torch.bool, device=device)
+    unary.scatter_(1, (indices_W >> low) + torch.arange(k, device=device), True)
+    return torch.cat([pack_bits(low_bits), pack_bits(unary)], dim=1)
+
+
+def decode_indices(message_W: Tensor, n: int, k: int) -> Tensor:
+    """The inverse of `encode_indices`: ascending indices [W, k]."""
+    workers, device = message_W.shape[0], message_W.device
+    if k == 0:
+        return torch.empty(workers, 0, dtype=torch.int64, device=device)
+    if index_bytes(n, k)[0] == "bitmap":
+        return unpack_bits(message_W, n).nonzero()[:, 1].view(workers, k)
+    low = _low_bits(n, k)
+    low_count, unary_count = _elias_fano_bits(n, k, low)
+    low_bytes, unary_bytes = message_W.split([_bytes(low_count), _bytes(unary_count)], dim=1)
+    high = unpack_bits(unary_bytes.contiguous(), unary_count).nonzero()[:, 1].view(workers, k)
+    high = high - torch.arange(k, device=device)
+    low_bits = unpack_bits(low_bytes.contiguous(), low_count).view(workers, k, low).long()
+    return (high << low) + (low_bits << torch.arange(low, device=device)).sum(-1)

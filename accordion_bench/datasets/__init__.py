@@ -1,0 +1,1 @@
+"""Data sets, held in memory on the device."""

@@ -1,0 +1,111 @@
+"""Image classification data in memory: batches by index, augmentation in one vectorised pass."""
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check, rng
+
+
+class ImageData:
+    """Images and labels on the device.
+
+    Args:
+        train, test: (images [n, C, H, W], labels [n]); uint8 or float.
+        mean, std: per channel, in the units of the images.
+        padding: pixels of random crop (0 = none) on training images.
+        flip: random horizontal flip of training images.
+        seed: keys the augmentation by (seed, epoch, sample), so that it depends on no placement.
+        device: where everything lives.
+    """
+
+    def __init__(self, train, test, mean, std, padding: int, flip: bool, seed: int, device: torch.device) -> None:
+        self.train_images, self.train_labels = (x.to(device) for x in train)
+        self.test_images, self.test_labels = (x.to(device) for x in test)
+        shape = (1, -1, 1, 1)
+        self.mean = torch.tensor(mean, dtype=torch.float32, device=device).view(shape)
+        self.std = torch.tensor(std, dtype=torch.float32, device=device).view(shape)
+        self.padding, self.flip, self.seed = padding, flip, seed
+        self.train_size, self.test_size = len(self.train_labels), len(self.test_labels)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw this epoch's crops and flips, one for each sample."""
+        generator = rng.generator(self.seed, "augmentation", epoch)
+        device = self.train_images.device
+        if self.padding:
+            offsets = torch.randint(0, 2 * self.padding + 1, (self.train_size, 2), generator=generator)
+            self._offsets = offsets.to(device)
+        if self.flip:
+            self._flips = torch.randint(0, 2, (self.train_size,), generator=generator).bool().to(device)
+
+    def train_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Augmented, normalised images and labels."""
+        images = self.train_images[indices]
+        if self.padding or self.flip:
+            images = self._augment(images, indices)
+        return self._normalise(images), self.train_labels[indices]
+
+    def test_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised images and labels."""
+        return self._normalise(self.test_images[indices]), self.test_labels[indices]
+
+    def _normalise(self, images: Tensor) -> Tensor:
+        return (images.float() - self.mean) / self.std
+
+    def _augment(self, images: Tensor, indices: Tensor) -> Tensor:
+        count, channels, height, width = images.shape
+        device = images.device
+        rows = torch.arange(height, device=device).expand(count, -1)
+        columns = torch.arange(width, device=device).expand(count, -1)
+        if self.flip:
+            columns = torch.where(self._flips[indices, None], width - 1 - columns, columns)
+        if self.padding:
+            images = torch.nn.functional.pad(images, (self.padding,) * 4)
+            rows = rows + self._offsets[indices, :1]
+            columns = columns + self._offsets[indices, 1:]
+        sample = torch.arange(count, device=device)[:, None, None, None]
+        channel = torch.arange(channels, device=device)[None, :, None, None]
+        return images[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+class ImageDataset:
+    """A data set that can be checked before it is loaded.
+
+    Args:
+        subset: use only this many training images, chosen by the seed; null = all.
+        limit_eval: evaluate on the first so many test images; null = all.
+        sharding: `reshuffled` over workers in every epoch, or `static`: each worker sees the same images in the same
+            order in every epoch (Accordion's code).
+
+    Class attributes:
+        in_channels, num_classes: what a model must accept.
+    """
+
+    in_channels: int
+    num_classes: int
+
+    def __init__(self, subset: int | None = None, limit_eval: int | None = None, sharding: str = "reshuffled") -> None:
+        for key, value in (("subset", subset), ("limit_eval", limit_eval)):
+            if value is not None:
+                check.integer(key, value, at_least=1, instead=1000)
+        self.subset, self.limit_eval = subset, limit_eval
+        self.sharding = check.choice("sharding", sharding, ["reshuffled", "static"])
+
+    def prepare(self, root: str) -> None:
+        """Make sure that the data is under `root`, downloading it where needed.
+
+        Raises:
+            ConfigError: it is not there and cannot be fetched.
+        """
+
+    def load(self, root: str, seed: int, device: torch.device) -> ImageData:
+        """Read the data."""
+        raise NotImplementedError
+
+    def cut(self, train, test, seed: int):
+        """Apply `subset` and `limit_eval` to (images, labels) pairs."""
+        if self.subset is not None:
+            chosen = torch.randperm(len(train[1]), generator=rng.generator(seed, "subset"))[: self.subset]
+            train = tuple(x[chosen] for x in train)
+        if self.limit_eval is not None:
+            test = tuple(x[: self.limit_eval] for x in test)
+        return train, test

@@ -1,0 +1,354 @@
+"""Launch: workers in this process, in spawned processes, or in the processes of torchrun or Slurm."""
+
+import contextlib
+import datetime
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accordion_bench import check, checkpoint
+from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.comm import Comm
+from accordion_bench.interrupt import Interrupted, Stopper
+from accordion_bench.record import RunFolder, log
+
+Config = dict[str, Any]
+BACKENDS = ("auto", "simulated", "gloo", "nccl")
+DEFAULT_WORKERS = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the workers of a run live.
+
+    Args:
+        backend: `simulated`, `gloo` or `nccl`.
+        processes: how many.
+        workers_per_process: W.
+        rank: this process, where another launcher has started it.
+        local_rank: this process on its machine.
+        launcher: `self` or `environment` (torchrun, Slurm).
+        device: `cpu` or `cuda`.
+    """
+
+    backend: str
+    processes: int
+    workers_per_process: int
+    rank: int = 0
+    local_rank: int = 0
+    launcher: str = "self"
+    device: str = "cpu"
+
+    @property
+    def workers(self) -> int:
+        return self.processes * self.workers_per_process
+
+
+def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
+    """(processes, rank, local rank) that torchrun or Slurm has set, or None."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return int(environ["WORLD_SIZE"]), int(environ["RANK"]), int(environ.get("LOCAL_RANK", 0))
+    if int(environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in environ:
+        return int(environ["SLURM_NTASKS"]), int(environ["SLURM_PROCID"]), int(environ.get("SLURM_LOCALID", 0))
+    return None
+
+
+def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Layout:
+    """Decide where the workers live, from the configuration, the environment and the number of GPUs.
+
+    Raises:
+        ConfigError: the counts contradict each other or the machine.
+    """
+    gpus = torch.cuda.device_count() if gpus is None else gpus
+    comm = cfg["comm"]
+    check.choice("comm.backend", comm["backend"], BACKENDS)
+    check.number("comm.timeout", comm["timeout"], above=0, instead=600)
+    counts = {"workers": cfg["workers"], **{f"comm.{k}": comm[k] for k in ("processes", "workers_per_process")}}
+    for key, value in counts.items():
+        if value is not None:
+            check.integer(key, value, at_least=1)
+    workers, processes, per_process = counts.values()
+    device = check.choice("device", cfg["device"], ["auto", "cpu", "cuda"])
+    if device == "cuda" and not gpus:
+        raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", device, "auto")
+
+    ranks = environment_ranks(environ)
+    backend = comm["backend"]
+    if backend == "auto":
+        use_gpus = gpus >= 2 and device != "cpu"
+        several = ranks is not None or (processes or 1) > 1
+        backend = "nccl" if use_gpus else "gloo" if several else "simulated"
+    if backend == "nccl" and device == "cpu":
+        raise ValueRefused("comm", "gloo or simulated with device=cpu", "nccl", "gloo")
+    if ranks is not None:
+        processes = _fits("comm.processes", processes, ranks[0], "the number of processes that the launcher has started")
+        if backend == "simulated":
+            rule = f"gloo, nccl or auto in one of {ranks[0]} processes of torchrun or Slurm"
+            raise ValueRefused("comm", rule, "simulated", "auto")
+    if backend == "simulated":
+        processes = _fits("comm.processes", processes, 1, "with comm=simulated")
+    if processes is None and per_process is not None and workers is not None:
+        if workers % per_process:
+            raise ValueRefused("workers", f"a multiple of comm.workers_per_process={per_process}", workers, per_process)
+        processes = workers // per_process
+    if processes is None:
+        processes = _largest_divisor(workers or DEFAULT_WORKERS, gpus) if backend == "nccl" else workers or DEFAULT_WORKERS
+    if per_process is None:
+        workers = workers or (DEFAULT_WORKERS if DEFAULT_WORKERS % processes == 0 else processes)
+        if workers % processes:
+            raise ValueRefused("workers", f"a multiple of comm.processes={processes}", workers, processes)
+        per_process = workers // processes
+    if workers is not None and workers != processes * per_process:
+        rule = f"comm.processes x comm.workers_per_process = {processes} x {per_process}"
+        raise ValueRefused("workers", rule, workers, processes * per_process)
+
+    local_processes = processes if ranks is None else int(environ.get("LOCAL_WORLD_SIZE", 1))
+    if backend == "nccl" and local_processes > gpus:
+        rule = f"at most the number of GPUs here, {gpus}: nccl wants one for each process (comm.workers_per_process adds more workers)"
+        if not gpus:
+            raise ValueRefused("comm", "gloo or simulated on a machine without a CUDA device", "nccl", "auto")
+        raise ValueRefused("comm.processes", rule, local_processes, gpus)
+    return Layout(
+        backend=backend,
+        processes=processes,
+        workers_per_process=per_process,
+        rank=ranks[1] if ranks else 0,
+        local_rank=ranks[2] if ranks else 0,
+        launcher="environment" if ranks else "self",
+        device="cuda" if gpus and device != "cpu" else "cpu",
+    )
+
+
+def _fits(key: str, given: int | None, actual: int, why: str) -> int:
+    if given is not None and given != actual:
+        raise ValueRefused(key, f"{actual}, {why}" if why[0] == "t" else f"{actual} {why}", given, actual)
+    return actual
+
+
+def _largest_divisor(workers: int, limit: int) -> int:
+    return max(n for n in range(1, max(limit, 1) + 1) if workers % n == 0)
+
+
+@contextlib.contextmanager
+def joined(cfg: Config, where: Layout) -> Iterator[Any]:
+    """Where torchrun or Slurm has started this process: join its process group; gives the group's store, else None."""
+    if where.launcher == "self":
+        yield None
+        return
+    import torch.distributed as dist
+
+    if "MASTER_ADDR" not in os.environ:
+        raise ConfigError(
+            "comm=gloo or nccl under Slurm needs the variables MASTER_ADDR and MASTER_PORT, got none; type "
+            "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
+        )
+    timeout = datetime.timedelta(seconds=cfg["comm"]["timeout"])
+    store, _, _ = next(dist.rendezvous("env://", where.rank, where.processes, timeout=timeout))
+    dist.init_process_group(where.backend, store=store, rank=where.rank, world_size=where.processes, timeout=timeout)
+    try:
+        yield store
+    finally:
+        _leave()
+
+
+def run(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> None:
+    """Train in all processes that this one is responsible for; the leader has written the summary when it returns.
+
+    Args:
+        cfg: the resolved configuration.
+        where: the layout.
+        folder: the run folder.
+        store: of the process group that `joined` has joined.
+
+    Raises:
+        Interrupted: stopped by a signal, state saved.
+        RuntimeError: a process failed.
+    """
+    if where.launcher == "self" and where.processes > 1:
+        _spawn(cfg, where, folder)
+    else:
+        train(cfg, where, folder, store)
+
+
+def train(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> None:
+    """Train in this process, as one of possibly several that have joined a process group."""
+    from accordion_bench.trainer import Trainer
+
+    device = "cpu"
+    if where.device == "cuda":
+        device = f"cuda:{where.local_rank % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
+    stopper = Stopper(leader=where.rank == 0, store=store)
+    comm = Comm(where.workers_per_process, where.processes, where.rank, device)
+    handler = folder.log_to_file() if comm.leader else None
+    with stopper.installed():
+        try:
+            trainer = Trainer(cfg, comm, folder, stopper)
+            if cfg["resume"]:
+                resume(trainer, folder)
+            summary = trainer.fit()
+            if comm.leader:
+                folder.finish(summary)
+            comm.barrier()
+        except BaseException as error:
+            if comm.leader:
+                log.error("%s: %s", type(error).__name__, error)
+            raise
+        finally:
+            if handler is not None:
+                log.removeHandler(handler)
+                handler.close()
+
+
+def resume(trainer: Any, folder: RunFolder) -> None:
+    """Continue from the newest checkpoint, or from the start where there is none yet."""
+    path = checkpoint.latest(folder.path)
+    if path is not None:
+        checkpoint.load(path, trainer)
+    if trainer.comm.leader:
+        folder.keep_metrics_before(trainer.epoch)
+        log.info("resumed at step %d", trainer.step)
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+# ---- spawned processes
+
+
+def _spawn(cfg: Config, where: Layout, folder: RunFolder) -> None:
+    """Start one process per rank and wait; on failure end the others and raise the first error."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="accordion_bench-") as meeting:
+        ends = []
+        children = []
+        for rank in range(where.processes):
+            receive, send = context.Pipe(duplex=False)
+            arguments = (rank, cfg, where, str(folder.path), f"{meeting}/store", send)
+            child = context.Process(target=_child, args=arguments, name=f"rank {rank}", daemon=True)
+            child.start()
+            send.close()
+            children.append(child)
+            ends.append(receive)
+        with _forwarding_signals(children) as received:
+            errors = _wait(children, ends, received)
+    stopped = [error for error in errors if error["kind"] == "Interrupted"]
+    if stopped:
+        raise Interrupted(stopped[0]["step"], stopped[0]["signum"])
+    if received:
+        raise KeyboardInterrupt
+    if errors:
+        first = min(errors, key=lambda error: error["time"])
+        if first["kind"] in ("NonFinite", "ConfigError", "ValueRefused"):
+            raise ChildRefused(first["message"])
+        raise RuntimeError(f"rank {first['rank']} failed:\n{first['traceback']}")
+
+
+class ChildRefused(RuntimeError):
+    """A spawned process stopped with one sentence for the user."""
+
+
+def _wait(children: list, ends: list, received: list[int]) -> list[dict[str, Any]]:
+    """Wait for all children; after the first failure give the others a moment to report, then end them."""
+    errors: list[dict[str, Any]] = []
+    last_signal = time.monotonic()
+    deadline = float("inf")
+    open_ends = list(ends)
+    while any(child.is_alive() for child in children) or open_ends:
+        for end in connection.wait(open_ends, timeout=0.2) if open_ends else ():
+            try:
+                errors.append(end.recv())
+            except EOFError:
+                open_ends.remove(end)
+        for rank, child in enumerate(children):
+            if child.exitcode and not any(error["rank"] == rank for error in errors) and ends[rank] not in open_ends:
+                text = f"ended with exit status {child.exitcode} without a word"
+                errors.append({"rank": rank, "time": time.time(), "kind": "died", "message": text, "traceback": text})
+        if errors and deadline == float("inf"):
+            grace = 60.0 if errors[0]["kind"] == "Interrupted" else 2.0
+            deadline = time.monotonic() + grace
+        if time.monotonic() > deadline:
+            for child in children:
+                child.kill()
+        if received and time.monotonic() > last_signal + 1:  # a child that was still starting has not heard it
+            last_signal = time.monotonic()
+            _signal(children, received[0])
+        if not open_ends:
+            for child in children:
+                child.join(timeout=0.2)
+    return errors
+
+
+@contextlib.contextmanager
+def _forwarding_signals(children: list):
+    """Pass SIGINT and SIGTERM on to the children, which finish a step and save; a second one ends them at once."""
+    received: list[int] = []
+
+    def forward(signum: int, frame: Any) -> None:
+        received.append(signum)
+        _signal(children, signum if len(received) == 1 else signal.SIGKILL)
+
+    before = {signum: signal.signal(signum, forward) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _signal(children: list, signum: int) -> None:
+    for child in children:
+        if child.is_alive() and child.pid:
+            os.kill(child.pid, signum)
+
+
+def _child(rank: int, cfg: Config, where: Layout, folder: str, store_file: str, report: Any) -> None:
+    """What a spawned process runs."""
+    import torch.distributed as dist
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the trainer listens, a terminal's Ctrl-C is the parent's
+    _die_with_parent()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // where.processes))
+    where = Layout(where.backend, where.processes, where.workers_per_process, rank, rank, "self", where.device)
+    try:
+        store = dist.FileStore(store_file, where.processes)
+        timeout = datetime.timedelta(seconds=cfg["comm"]["timeout"])
+        dist.init_process_group(where.backend, store=store, rank=rank, world_size=where.processes, timeout=timeout)
+        train(cfg, where, RunFolder(Path(folder)), store)
+    except BaseException as error:
+        message = {"rank": rank, "time": time.time(), "kind": type(error).__name__, "message": str(error)}
+        message |= {"traceback": traceback.format_exc(), "step": getattr(error, "step", 0)}
+        report.send(message | {"signum": getattr(error, "signum", 0)})
+        report.close()
+        os._exit(1)  # a process group with a failed member cannot be left politely
+    _leave()
+
+
+def _die_with_parent() -> None:
+    """End this process when its parent is gone, whatever ended the parent."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,90 @@
+"""ResNets in their CIFAR form: a 3x3 stem, no pooling before the last layer."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from accordion_bench import check
+
+
+def _conv3x3(channels_in: int, channels: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut.
+
+    Args:
+        shortcut: `A`: subsample and pad with zero channels, no parameters. `B`: 1x1 convolution and BatchNorm.
+    """
+
+    def __init__(self, channels_in: int, channels: int, stride: int, shortcut: str) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _conv3x3(channels_in, channels, stride), nn.BatchNorm2d(channels)
+        self.conv2, self.bn2 = _conv3x3(channels, channels, 1), nn.BatchNorm2d(channels)
+        self.stride, self.padding = stride, channels - channels_in
+        self.shortcut: nn.Module | None = None
+        if shortcut == "B" and (stride != 1 or self.padding):
+            projection = nn.Conv2d(channels_in, channels, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.shortcut is not None:
+            x = self.shortcut(x)
+        elif self.stride != 1 or self.padding:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.padding))
+        return F.relu(y + x)
+
+
+class ResNet(nn.Module):
+    """Stages of basic blocks; every stage after the first halves the resolution.
+
+    Args:
+        in_channels, num_classes: of the data set.
+        widths: channels of each stage.
+        blocks: basic blocks of each stage.
+        shortcut: `A` (He et al.'s CIFAR networks) or `B` (ResNet-18).
+    """
+
+    def __init__(
+        self, in_channels: int, num_classes: int, widths: list[int], blocks: list[int], shortcut: str = "A"
+    ) -> None:
+        super().__init__()
+        self.conv, self.bn = _conv3x3(in_channels, widths[0], 1), nn.BatchNorm2d(widths[0])
+        stages, channels = [], widths[0]
+        for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            layers = []
+            for block in range(count):
+                layers.append(BasicBlock(channels, width, 2 if stage and not block else 1, shortcut))
+                channels = width
+            stages.append(nn.Sequential(*layers))
+        self.stages = nn.Sequential(*stages)
+        self.fc = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stages(F.relu(self.bn(self.conv(x))))
+        return self.fc(y.mean((2, 3)))
+
+
+class CifarResNet(ResNet):
+    """ResNet-(6n+2) of He et al. 2016, section 4.2: widths 16, 32, 64, parameter-free shortcuts.
+
+    Args:
+        depth: 6n + 2: 8, 20, 32, 56, 110. ResNet-20 on CIFAR-10 has 269,722 parameters.
+    """
+
+    def __init__(self, in_channels: int, num_classes: int, depth: int) -> None:
+        check.integer("depth", depth, at_least=8, instead=20)
+        if (depth - 2) % 6:
+            raise check.ValueRefused("depth", "6n + 2", depth, 6 * max(1, round((depth - 2) / 6)) + 2)
+        super().__init__(in_channels, num_classes, [16, 32, 64], [(depth - 2) // 6] * 3, "A")
+
+
+class ResNet18(ResNet):
+    """ResNet-18 with a 3x3 stem and widths 64 to 512, as in Accordion's CIFAR runs: 11,173,962 parameters, 10 classes."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__(in_channels, num_classes, [64, 128, 256, 512], [2, 2, 2, 2], "B")

@@ -1,0 +1,92 @@
+"""The only words that policies and mechanism share: tensors, ladders, plans and signals."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name and shape of one tensor that is exchanged.
+
+    Args:
+        name: the parameter's name; all state is keyed by it.
+        shape: without the worker axis.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The shape (n, m) of the matrix view: first dimension by all others."""
+        return self.shape[0], self.numel // self.shape[0]
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The levels of one compressor knob, from strong (fewest bytes) to weak (most bytes).
+
+    Args:
+        knob: `rank`, `density` or `bits`; "" for a compressor without levels.
+        values: the knob's values, strong first; a plan holds indices into them.
+    """
+
+    knob: str = ""
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the workers have agreed to do until the next decision.
+
+    Args:
+        levels: per tensor name, index into the ladder.
+        batch_size: samples per worker and step.
+        lr_factor: multiplies the scheduled learning rate.
+    """
+
+    levels: Mapping[str, int] = field(default_factory=dict)
+    batch_size: int = 1
+    lr_factor: float = 1.0
+
+    def with_levels(self, levels: Mapping[str, int]) -> "Plan":
+        """The same plan with some levels replaced."""
+        return replace(self, levels={**self.levels, **levels})
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What a policy sees when it decides; it never sees a compressor.
+
+    Args:
+        epoch: the epoch that has just ended, counted from 0.
+        lr: learning rate of that epoch.
+        next_lr: learning rate with which the next epoch starts.
+        values: the collected signals by name, each a tensor with one entry per spec.
+    """
+
+    epoch: int
+    lr: float
+    next_lr: float
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:
+    """The plan in the field's units, for the metrics row: levels as ranks, densities or bits."""
+    return {
+        "batch_size": plan.batch_size,
+        "lr_factor": plan.lr_factor,
+        "levels": {name: ladder.values[level] for name, level in plan.levels.items()},
+    }

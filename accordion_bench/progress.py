@@ -1,0 +1,63 @@
+"""The progress bar: loss, accuracy, bytes, time left; silent when not on a terminal."""
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from accordion_bench.trainer import Trainer
+
+REFRESH_SECONDS = 0.5
+
+
+class Progress:
+    """A tqdm bar over optimizer steps on the leader's terminal.
+
+    Args:
+        leader: whether this process tells anything.
+    """
+
+    def __init__(self, leader: bool) -> None:
+        self.shown = leader and sys.stderr.isatty()
+        self.bar: tqdm | None = None
+        self.metric: float | None = None
+        self._next = 0.0
+
+    def begin(self, total: int, done: int) -> None:
+        """Open the bar."""
+        if self.shown:
+            self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, leave=False)
+
+    def step(self, trainer: "Trainer") -> None:
+        """One more step; the figures are refreshed twice a second."""
+        if self.bar is None:
+            return
+        self.bar.update()
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + REFRESH_SECONDS
+            mean = trainer.loss_sum.item() / (max(trainer.step_in_epoch, 1) * trainer.comm.local_workers)
+            payload = trainer.comm.ledger.columns()["payload_bytes"]
+            figures = {"loss": f"{mean:.3f}", "sent": human_bytes(payload)}
+            if self.metric is not None:
+                figures["accuracy"] = f"{self.metric:.1%}"
+            self.bar.set_postfix(figures)
+
+    def epoch(self, metric: float) -> None:
+        """Note the newest evaluation."""
+        self.metric = metric
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def human_bytes(count: float) -> str:
+    """1234567 as 1.23 MB (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,31 @@
+"""Linear warm-up and scaling with the number of workers, shared by all schedules."""
+
+import math
+
+from accordion_bench import check
+
+
+class Schedule:
+    """factor(e) = warm-up from 1 to the scale s over the first epochs, times a decay.
+
+    Args:
+        epochs: length of the run.
+        workers: A.
+        warmup_epochs: epochs of linear warm-up, 1 + (s - 1) min(e / warmup_epochs, 1); 0 = none.
+        lr_scaling: s for A workers: `linear` A, `sqrt` sqrt(A), `none` 1.
+    """
+
+    def __init__(self, epochs: int, workers: int, warmup_epochs: int = 5, lr_scaling: str = "linear") -> None:
+        self.epochs = epochs
+        self.warmup_epochs = check.integer("warmup_epochs", warmup_epochs, at_least=0)
+        check.choice("lr_scaling", lr_scaling, ["linear", "sqrt", "none"])
+        self.scale = {"linear": float(workers), "sqrt": math.sqrt(workers), "none": 1.0}[lr_scaling]
+
+    def warmup(self, epoch: float) -> float:
+        """1 + (s - 1) min(epoch / warmup_epochs, 1)."""
+        done = 1.0 if self.warmup_epochs == 0 else min(epoch / self.warmup_epochs, 1.0)
+        return 1 + (self.scale - 1) * done
+
+    def __call__(self, epoch: float) -> float:
+        """The factor at a point in time, e.g. 2.5 = in the middle of the third epoch."""
+        raise NotImplementedError

@@ -1,0 +1,25 @@
+"""Cosine decay, with linear warm-up."""
+
+import math
+
+from accordion_bench import check
+from accordion_bench.schedules.base import Schedule
+
+
+class Cosine(Schedule):
+    """factor(e) = warm-up(e), then from s down to s x final along half a cosine, step by step.
+
+    Args:
+        final: share of the peak learning rate at the end of the run.
+        epochs, workers, warmup_epochs, lr_scaling: see `Schedule`.
+    """
+
+    def __init__(self, epochs: int, workers: int, final: float = 0.0, **warmup) -> None:
+        super().__init__(epochs, workers, **warmup)
+        self.final = check.number("final", final, at_least=0, at_most=1, instead=0)
+
+    def __call__(self, epoch: float) -> float:
+        if epoch < self.warmup_epochs:
+            return self.warmup(epoch)
+        done = min((epoch - self.warmup_epochs) / max(self.epochs - self.warmup_epochs, 1), 1.0)
+        return self.scale * (self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2)

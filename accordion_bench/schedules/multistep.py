@@ -1,0 +1,38 @@
+"""Step decay at milestones, with linear warm-up."""
+
+from accordion_bench import check
+from accordion_bench.schedules.base import Schedule
+
+
+class MultiStep(Schedule):
+    """factor(e) = warm-up(e) x gamma^(milestones reached by e), constant within an epoch.
+
+    Args:
+        milestones: each a share of the run below 1 (0.5 of 300 epochs = epoch 150), or an epoch from 1 up.
+        gamma: decay at each milestone.
+        lag: the timing of Accordion's code: warm-up one epoch late, decays two epochs late (152 and 252 of 300).
+        epochs, workers, warmup_epochs, lr_scaling: see `Schedule`.
+    """
+
+    def __init__(
+        self,
+        epochs: int,
+        workers: int,
+        milestones=(0.5, 0.8333),
+        gamma: float = 0.1,
+        lag: bool = False,
+        **warmup,
+    ) -> None:
+        super().__init__(epochs, workers, **warmup)
+        if not isinstance(milestones, list | tuple):
+            raise check.ValueRefused("milestones", "a list", milestones, [0.5, 0.8333])
+        for milestone in milestones:
+            check.number("milestones", milestone, above=0, instead=0.5)
+        self.milestones = [round(m * epochs) if m < 1 else m for m in milestones]
+        self.gamma = check.number("gamma", gamma, above=0, at_most=1, instead=0.1)
+        self.lag = check.boolean("lag", lag, instead=False)
+
+    def __call__(self, epoch: float) -> float:
+        epoch = int(epoch)
+        warm, cut = (max(epoch - 1, 0), epoch - 2) if self.lag else (epoch, epoch)
+        return self.warmup(warm) * self.gamma ** sum(cut >= milestone for milestone in self.milestones)

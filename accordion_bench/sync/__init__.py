@@ -1,0 +1,1 @@
+"""Sync: what happens between the gradients and the parameters."""

@@ -1,0 +1,1 @@
+"""Trackers: other places that get the metrics rows."""

@@ -1,0 +1,22 @@
+"""What every tracker is; `tracker=none` is this class itself."""
+
+from pathlib import Path
+from typing import Any
+
+
+class Tracker:
+    """Gets every metrics row beside metrics.jsonl; this one does nothing with it."""
+
+    def begin(self, cfg: dict[str, Any], folder: Path) -> None:
+        """The run starts (or goes on)."""
+
+    def log(self, row: dict[str, Any]) -> None:
+        """One epoch's row."""
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """The run has come to its end."""
+
+
+def scalars(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row, without the plan and decisions."""
+    return {key: value for key, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)}

@@ -1,0 +1,29 @@
+"""TensorBoard."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.check import ConfigError
+from accordion_bench.trackers.base import Tracker, scalars
+
+
+class TensorBoard(Tracker):
+    """Writes every row as scalars into the run folder's `tensorboard/`."""
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError("tracker=tensorboard needs the package tensorboard; type pip install tensorboard")
+
+    def begin(self, cfg: dict[str, Any], folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, row: dict[str, Any]) -> None:
+        for name, value in scalars(row).items():
+            self.writer.add_scalar(name, value, row["step"])
+        self.writer.flush()
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        self.writer.close()

@@ -1,0 +1,162 @@
+"""The one entry: validate everything, make the run folder, launch, summarise; returns the final metric."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from accordion_bench import config, launch
+from accordion_bench.check import ConfigError
+from accordion_bench.interrupt import Interrupted
+from accordion_bench.progress import human_bytes
+from accordion_bench.record import RunFolder
+
+Config = dict[str, Any]
+
+# what may differ between a run and its continuation
+FREE_ON_RESUME = ("resume", "checkpoint", "tracker", "paths", "comm", "device", "choices", "workers")
+
+
+def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
+    """Run one configuration to the end.
+
+    Args:
+        cfg: the resolved configuration (`config.compose` or the command line makes it).
+        typed: the keys that the user has typed; for warnings, and to compare with a run that is resumed.
+
+    Returns:
+        the final metric.
+
+    Raises:
+        ConfigError: a value breaks a rule; nothing has been touched.
+        Interrupted: Ctrl-C or SIGTERM; the state is saved.
+    """
+    typed = typed or {}
+    if cfg["resume"] is not None:
+        cfg = resumed_config(cfg, set(typed))
+    config.validate(cfg)
+    where = launch.layout(cfg)
+    for warning in config.without_effect(cfg, set(typed)):
+        print(f"warning: {warning}", file=sys.stderr)
+    leader = where.rank == 0
+    if leader:
+        config.build(cfg["dataset"], "dataset").prepare(cfg["paths"]["data"])
+    with launch.joined(cfg, where) as store:
+        folder = _folder(cfg, leader, store)
+        if leader:
+            print(header(cfg, where), flush=True)
+        try:
+            launch.run(cfg, where, folder, store)
+        except BaseException as error:
+            if leader:
+                folder.write_json("summary.json", unfinished(folder, error))
+            if isinstance(error, Interrupted):
+                error.args = (f"{error}; continue with: python -m accordion_bench resume={folder.path}",)
+            raise
+    if not leader:
+        return float("nan")
+    summary = folder.read_json("summary.json")
+    print(footer(summary, cfg, folder.path), flush=True)
+    return summary["metric"]
+
+
+def _folder(cfg: Config, leader: bool, store: Any) -> RunFolder:
+    """The run folder: the resumed one, or a new one that the leader makes and names to the others."""
+    if cfg["resume"] is not None:
+        return RunFolder(cfg["resume"])
+    if not leader:
+        return RunFolder(store.get("run_folder").decode())
+    names = [*(cfg["choices"][group] for group in ("model", "dataset", "compressor")), *(cfg.get("adaptive") or {})]
+    folder = RunFolder.create(cfg["paths"]["runs"], f"{'-'.join(names)}-s{cfg['seed']}", cfg)
+    if store is not None:
+        store.set("run_folder", str(folder.path))
+    return folder
+
+
+def resumed_config(cfg: Config, typed: set[str]) -> Config:
+    """The configuration of the run that is resumed; whatever else was typed must agree with it.
+
+    Raises:
+        ConfigError: no such run, a finished run, or the first difference.
+    """
+    folder = RunFolder(str(cfg["resume"]))
+    if not (folder.path / "config.yaml").is_file():
+        raise ConfigError(
+            f"resume must be a run folder with a config.yaml, got {cfg['resume']}; type resume={cfg['paths']['runs']}/RUN"
+        )
+    if folder.done:
+        raise ConfigError(
+            f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
+            f"accordion_bench.report {cfg['resume']} to see it"
+        )
+    saved = folder.read_config()
+    for key in sorted(typed):
+        if key.split(".")[0] in FREE_ON_RESUME:
+            continue
+        difference = first_difference(_at(saved, key), _at(cfg, key), key)
+        if difference:
+            where, old, new = difference
+            raise ConfigError(
+                f"{where} must be {old} as in the run that is resumed, got {new}; type resume={cfg['resume']} alone"
+            )
+    kept = {key: saved[key] for key in saved if key not in FREE_ON_RESUME}
+    free = {key: (cfg if key in {k.split(".")[0] for k in typed} else saved)[key] for key in FREE_ON_RESUME if key in cfg}
+    return {**kept, **free, "resume": str(cfg["resume"]), "choices": saved["choices"]}
+
+
+def _at(cfg: Any, key: str) -> Any:
+    for part in key.split("."):
+        cfg = cfg.get(part) if isinstance(cfg, dict) else None
+    return cfg
+
+
+def first_difference(old: Any, new: Any, key: str) -> tuple[str, Any, Any] | None:
+    """(key, old, new) of the first leaf in which two configurations differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*old, *(name for name in new if name not in old)]:
+            if found := first_difference(old.get(name), new.get(name), f"{key}.{name}"):
+                return found
+        return None
+    return None if old == new else (key, old, new)
+
+
+def unfinished(folder: RunFolder, error: BaseException) -> dict[str, Any]:
+    """summary.json of a run that did not come to its end: the last epoch's figures and what happened."""
+    rows = folder.read_metrics()
+    last = {k: v for k, v in rows[-1].items() if k not in ("plan", "decisions")} if rows else {}
+    return {**last, "stopped_by": type(error).__name__, "reason": str(error)}
+
+
+def header(cfg: Config, where: launch.Layout) -> str:
+    """One line: what runs where."""
+    choices = cfg["choices"]
+    adaptive = ", ".join(cfg.get("adaptive") or {}) or "none"
+    place = f"{where.processes} process{'es' * (where.processes > 1)} x {where.workers_per_process} on {where.device}"
+    return (
+        f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}, adaptive {adaptive}; "
+        f"{where.workers} workers ({where.backend}, {place}), {cfg['epochs']} epochs of {cfg['batch_size']} "
+        f"samples per worker and step"
+    )
+
+
+def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
+    """The closing lines; the last one is the run folder."""
+    times = lambda dense, sent: f"{dense / sent:.3g}x less than dense" if sent else "nothing to send"  # noqa: E731
+
+    def line(name: str, sent: int, dense: int) -> str:
+        ratio = times(dense, sent) if sent <= dense else f"{sent / dense:.3g}x MORE than dense"
+        return f"{name:<10}{human_bytes(sent)} per worker ({ratio}, {human_bytes(dense)})"
+
+    simulated = summary["comm_seconds"] is None
+    lines = [
+        f"{summary['metric_name']:<10}{summary['metric']:.2%} at the end, {summary['best_metric']:.2%} best "
+        f"({summary['steps']} steps)",
+        line("payload", summary["payload_bytes"], summary["dense_bytes"]),
+        line("wire", summary["wire_bytes"], summary["dense_wire_bytes"]),
+        f"{'control':<10}{human_bytes(summary['control_bytes'])} of decisions and checks, "
+        f"{human_bytes(summary['eval_bytes'])} for evaluation",
+        f"{'time':<10}{summary['seconds']:.1f} s of training"
+        + (" (workers share a process: no communication time)" if simulated else ""),
+        str(path),
+    ]
+    return "\n".join(lines)
+

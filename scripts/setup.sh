@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Makes .venv from pyproject.toml at the versions of constraints.txt. Uses uv where present, else puts it into .venv.
+# PYTHON=python3.12 chooses the interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usable() { "$1" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; }
+
+for python in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    if usable "$python"; then break; fi
+    python=""
+done
+if [ -z "$python" ]; then
+    echo "accordion_bench needs Python 3.11, 3.12 or 3.13 and found none; install one, or type: make install PYTHON=/path/to/python3.12" >&2
+    exit 1
+fi
+
+rm -rf .venv
+"$python" -m venv .venv
+uv=$(command -v uv || true)
+if [ -z "$uv" ]; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check uv
+    uv=.venv/bin/uv
+fi
+"$uv" pip install --quiet --python .venv/bin/python --constraint constraints.txt --editable '.[dev]'
+echo "installed into .venv: $(.venv/bin/python -c 'import importlib.metadata as m; print("torch", m.version("torch"), "torchvision", m.version("torchvision"))')"

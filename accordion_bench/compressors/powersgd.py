@@ -75,8 +75,9 @@ class PowerSGD(Compressor):
         queries = [torch.stack([self._query(ctx, i, ranks[i], state, xs_W[i]) for i in ids]) for ids, _ in batches]
         W = comm.local_workers
 
-        Ps_W = [  # M_w Q, [W, G, n, r]; only the span of Q matters, so it may be scaled to unit range
-            (Ms @ _unit(Q).repeat(W, 1, 1)).unflatten(0, (W, len(ids)))
+        # only the span of Q matters; orthonormal columns keep M_w Q as well conditioned as M_w
+        Ps_W = [  # M_w Q, [W, G, n, r]
+            (Ms @ self._orthonormal(Q).repeat(W, 1, 1)).unflatten(0, (W, len(ids)))
             for (ids, Ms), Q in zip(batches, queries, strict=True)
         ]
         means = comm.all_reduce_mean([*Ps_W, *(xs_W[i] for i in dense)])
@@ -133,8 +134,8 @@ class PowerSGD(Compressor):
         if q.shape[1] > rank:
             return q[:, :rank].contiguous()
         fresh = self._draw(ctx, spec, rank, rank - q.shape[1], like)
-        # unit columns throughout: a power iteration leaves the old ones at the gradient's scale
-        return torch.cat([_orthonormal_columns(q), fresh / fresh.norm(dim=0)], dim=1)
+        # the old columns are at the gradient's scale; both parts count alike only at unit length
+        return torch.cat([torch.linalg.qr(q).Q, fresh / fresh.norm(dim=0)], dim=1)
 
     @staticmethod
     def _draw(ctx: Context, spec: TensorSpec, rank: int, columns: int, like: Tensor) -> Tensor:
@@ -149,15 +150,6 @@ class PowerSGD(Compressor):
         if P.shape[-1] == 1:
             return P / P.norm(dim=-2, keepdim=True).clamp_min(torch.finfo(P.dtype).tiny)
         return torch.linalg.qr(P).Q
-
-
-def _unit(Q: Tensor) -> Tensor:
-    norm = torch.linalg.matrix_norm(Q, keepdim=True)
-    return Q / norm.clamp_min(torch.finfo(Q.dtype).tiny)
-
-
-def _orthonormal_columns(q: Tensor) -> Tensor:
-    return torch.linalg.qr(q).Q
 
 
 def _gram_schmidt(P: Tensor, eps: float) -> Tensor:

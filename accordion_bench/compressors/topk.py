@@ -96,8 +96,10 @@ class TopK(Compressor):
         return Exchanged(update, lambda: ((i, sparsified_W(i)) for i in range(len(xs_W))))
 
     def _decode(self, values: Tensor, codes: Tensor, spec: TensorSpec, like: Tensor) -> Tensor:
-        values_A = values.contiguous().view(torch.float32).to(like.dtype)
-        indices_A = wire.decode_indices(codes.contiguous(), spec.numel, values_A.shape[1])
+        if not values.numel():
+            return like.new_zeros(spec.shape)
+        values_A = values.clone(memory_format=torch.contiguous_format).view(torch.float32).to(like.dtype)
+        indices_A = wire.decode_indices(codes, spec.numel, values_A.shape[1])
         total = like.new_zeros(spec.numel)
         for worker_values, worker_indices in zip(values_A, indices_A, strict=True):
             total.index_add_(0, worker_indices, worker_values)  # one worker at a time: a fixed order of summation

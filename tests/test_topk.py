@@ -1,0 +1,127 @@
+"""TopK and its wire formats."""
+
+import numpy as np
+import pytest
+import torch
+
+from accordion_bench.compressors import wire
+from accordion_bench.compressors.topk import TopK, top_indices
+from accordion_bench.plan import TensorSpec
+from tests.helpers import SPECS, exchange_for, gradients
+
+
+def sorted_top(row: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the k largest magnitudes by a stable sort: ties go to the lower index."""
+    return np.sort(np.argsort(-np.abs(row), kind="stable")[:k])
+
+
+@pytest.mark.parametrize("k", [0, 1, 7, 50, 99, 100])
+def test_selection_equals_sort(k):
+    generator = torch.Generator().manual_seed(k)
+    smooth = torch.randn(3, 100, generator=generator)
+    tied = torch.randint(-3, 4, (3, 100), generator=generator).float()
+    for rows in (smooth, tied, torch.zeros(3, 100), torch.ones(3, 100)):
+        chosen = top_indices(rows, k)
+        for row, indices in zip(rows, chosen, strict=True):
+            assert indices.tolist() == sorted_top(row.numpy(), k).tolist()
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 63, 257, 1000])
+def test_index_codes_round_trip_and_have_the_predicted_size(n):
+    generator = torch.Generator().manual_seed(n)
+    for k in sorted({1, 2, n // 10, n // 3, n // 2, n - 1, n} & set(range(n + 1))):
+        indices = torch.stack([torch.randperm(n, generator=generator)[:k].sort().values for _ in range(3)])
+        edges = torch.stack([torch.arange(k), torch.arange(n - k, n)])
+        for rows in (indices, edges):
+            message = wire.encode_indices(rows, n)
+            assert message.dtype == torch.uint8 and message.shape == (len(rows), wire.index_bytes(n, k)[1])
+            assert torch.equal(wire.decode_indices(message, n, k), rows)
+
+
+@pytest.mark.parametrize("count", range(0, 34))
+def test_bits_round_trip_in_a_fixed_order(count):
+    bits = torch.rand(2, count, generator=torch.Generator().manual_seed(count)) < 0.5
+    packed = wire.pack_bits(bits)
+    assert packed.shape == (2, -(-count // 8))
+    assert torch.equal(wire.unpack_bits(packed, count), bits)
+
+
+def test_bit_order_is_pinned():
+    bits = torch.tensor([[True, False, False, False, False, False, False, True, True]])
+    assert wire.pack_bits(bits).tolist() == [[0x81, 0x01]]
+
+
+def test_both_devices_pack_alike(monkeypatch):
+    """The torch path that a GPU takes, run on the CPU through the meta-free generic branch, gives NumPy's bytes."""
+    bits = torch.rand(3, 77, generator=torch.Generator().manual_seed(0)) < 0.5
+    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -77 % 8)).unflatten(1, (-1, 8))
+    by_torch = (padded << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+    assert torch.equal(wire.pack_bits(bits), by_torch)
+
+
+def specified_sizes(indices: np.ndarray, n: int) -> dict[str, float]:
+    """Bytes of the specification's index formats for one real index list, straight from their definitions."""
+    gaps = np.diff(indices, prepend=-1) - 1
+    k = len(indices)
+    delta = sum(1 + (gaps >= 128).astype(int) + (gaps >= 128**2).astype(int) + (gaps >= 128**3).astype(int))
+    return {
+        "int32": 4 * k,
+        "bitmap": -(-n // 8),
+        "byte delta": int(delta),
+        "uint16 blocks": 2 * k + 4 * -(-n // 65536),
+    }
+
+
+@pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.1, 0.3, 0.99])
+def test_no_format_without_bit_coding_is_smaller(density):
+    n = 200_000
+    k = max(1, int(density * n))
+    indices = torch.randperm(n, generator=torch.Generator().manual_seed(1))[:k].sort().values
+    ours = wire.index_bytes(n, k)[1]
+    assert ours <= min(specified_sizes(indices.numpy(), n).values())
+    entropy = n / 8 * -(density * np.log2(density) + (1 - density) * np.log2(1 - density))
+    assert ours <= max(entropy * 1.35, n / 8)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("density", [0.05, 0.4, 0.99])
+def test_update_is_the_mean_of_sorted_tops(density, workers):
+    exchange, plan = exchange_for("topk", workers, density=density, error_feedback=False)
+    xs_W = gradients(workers=workers).tensors
+    for spec, x_W, update in zip(SPECS, xs_W, exchange(xs_W, plan, 0, 0.1), strict=True):
+        if spec.ndim < 2:
+            torch.testing.assert_close(update, x_W.mean(0))
+            continue
+        expected = torch.zeros(spec.numel, dtype=torch.float64)
+        for row in x_W.reshape(workers, -1):
+            kept = sorted_top(row.numpy(), max(1, int(density * spec.numel)))
+            expected[kept] += row[kept].float().double()  # values travel in fp32
+        torch.testing.assert_close(update.reshape(-1), expected / workers, rtol=1e-12, atol=1e-12)
+
+
+def test_carrier_follows_the_rule():
+    """Sparse messages where they cost less wire than a dense all-reduce, and only there."""
+    compressor, spec = TopK(), TensorSpec("m", (1000, 100))
+    for workers in (2, 4, 8, 16, 64):
+        for density in (0.001, 0.01, 0.1, 0.25, 0.469, 0.5, 0.99):
+            sparse_wire = (workers - 1) * compressor.message_bytes(spec, density)
+            dense_wire = 2 * (workers - 1) / workers * 4 * spec.numel
+            assert compressor.gathers(spec, density, workers) == (sparse_wire < dense_wire)
+    assert compressor.gathers(spec, 0.46, 4) and not compressor.gathers(spec, 0.47, 4)  # the bitmap's break-even, .469
+
+
+def test_faithful_switches():
+    spec = [TensorSpec("m", (4, 5))]
+    xs_W = gradients(spec).tensors
+    mean, plan = exchange_for("topk", specs=spec, density=0.3, error_feedback=False)
+    total, _ = exchange_for("topk", specs=spec, density=0.3, error_feedback=False, reduce="sum")
+    torch.testing.assert_close(4 * mean(xs_W, plan, 0, 0.1)[0], total(xs_W, plan, 0, 0.1)[0])
+    floor, plan = exchange_for("topk", specs=spec, density=0.01, error_feedback=False, count="floor")
+    assert (floor(xs_W, plan, 0, 0.1)[0] == 0).all()
+    assert floor.comm.ledger.columns()["payload_bytes"] == 0
+
+
+def test_density_counts_are_exact():
+    """0.29 x 100 is 28.999999999999996 in floating point; 29 entries are meant."""
+    assert TopK().kept(TensorSpec("m", (10, 10)), 0.29) == 29
+    assert TopK().kept(TensorSpec("m", (2, 2)), 0.1) == 1

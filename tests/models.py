@@ -1,0 +1,36 @@
+"""Small models that tests name by `_target_`."""
+
+from torch import Tensor, nn
+
+
+class Plain(nn.Module):
+    """Two convolutions without BatchNorm."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(in_channels, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(16, num_classes)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class DropoutNet(nn.Module):
+    """BatchNorm and dropout between two convolutions."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(in_channels, 16, 3, 2, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Conv2d(16, 16, 3),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(16, num_classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)

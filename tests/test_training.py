@@ -1,0 +1,243 @@
+"""The loop against plain PyTorch, sharding, evaluation, BatchNorm policies, memory."""
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from accordion_bench import config, launch
+from accordion_bench.axis import BN_POLICIES
+from accordion_bench.comm import Comm
+from accordion_bench.datasets.images import ImageData
+from accordion_bench.models.resnet import CifarResNet, ResNet18
+from accordion_bench.record import RunFolder
+from accordion_bench.sampler import Sampler
+from accordion_bench.trainer import Trainer
+
+SMALL = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=200", "dataset.test_size=50", "epochs=2"]
+
+
+def trainer_for(tmp_path, overrides, workers=4):
+    cfg = config.compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
+    config.validate(cfg)
+    return Trainer(cfg, Comm(workers), RunFolder.create(str(tmp_path), "test", cfg))
+
+
+@pytest.mark.parametrize("nesterov", ["false", "true"])
+def test_single_worker_without_compression_is_plain_sgd_bit_for_bit(tmp_path, nesterov):
+    trainer = trainer_for(
+        tmp_path, ["batch_size=32", f"optimizer.nesterov={nesterov}", "schedule.milestones=[1]"], workers=1
+    )
+    model = copy.deepcopy(trainer.axis.model)
+    options = {"momentum": 0.9, "nesterov": nesterov == "true", "weight_decay": 1e-4}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **options)
+    for epoch in range(2):
+        optimizer.param_groups[0]["lr"] = (0.1, 0.1 * 0.1)[epoch]
+        trainer.sampler.begin_epoch(epoch, 32)
+        trainer.data.begin_epoch(epoch)
+        for step in range(trainer.steps_per_epoch):
+            x, y = trainer.data.train_batch(trainer.sampler.batch(0, step))
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    trainer.fit()
+    for ours, plain in zip(trainer.axis.params, model.parameters(), strict=True):
+        assert torch.equal(ours, plain)
+    buffers = dict(model.named_buffers())
+    for name, buffer_W in trainer.axis.buffers_W.items():
+        assert torch.equal(buffer_W[0], buffers[name])
+
+
+@pytest.mark.parametrize("micro", [8, 5, 32])
+def test_micro_batches_add_up_to_the_batch(tmp_path, micro):
+    """Without BatchNorm, whose statistics are those of each micro-batch."""
+
+    def gradients(overrides):
+        trainer = trainer_for(tmp_path, ["model._target_=tests.models.Plain", "~model.depth", *overrides])
+        trainer.begin_epoch()
+        trainer.axis.gradients_W.zero_()
+        x, y = trainer.data.train_batch(trainer.sampler.batch(0, 0))
+        loss = trainer._backward(0, x, y)
+        return loss, [g[0].clone() for g in trainer.axis.gradients_W.tensors]
+
+    (loss, whole), (loss_too, parts) = gradients([]), gradients([f"micro_batch_size={micro}"])
+    torch.testing.assert_close(loss, loss_too)
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_four_workers_are_one_with_four_times_the_batch(tmp_path):
+    """Mean of the workers' gradients = gradient of the joint batch (no BatchNorm)."""
+    overrides = ["model._target_=tests.models.Plain", "~model.depth", "schedule.lr_scaling=none", "dataset.train_size=256"]
+    four = trainer_for(tmp_path, [*overrides, "batch_size=16"], workers=4)
+    one = trainer_for(tmp_path, [*overrides, "batch_size=64"], workers=1)
+    assert four.steps_per_epoch == one.steps_per_epoch
+    four.fit()
+    one.fit()
+    for a, b in zip(four.axis.params, one.axis.params, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+class TestSampler:
+    @pytest.mark.parametrize(("size", "workers", "batch"), [(10, 4, 2), (7, 4, 32), (50_000, 4, 128), (3, 8, 1)])
+    def test_every_sample_once_and_equal_shares(self, size, workers, batch):
+        sampler = Sampler(size, workers, seed=0)
+        sampler.begin_epoch(0, batch)
+        seen = [
+            torch.cat([sampler.batch(w, s) for s in range(sampler.steps(batch))]).tolist() for w in range(workers)
+        ]
+        assert {len(part) for part in seen} == {-(-size // workers)}
+        assert set(sum(seen, [])) == set(range(size))
+
+    def test_paper_has_98_steps(self):
+        assert Sampler(50_000, 4, seed=0).steps(128) == 98
+
+    def test_reshuffled_or_static(self):
+        for sharding, same in (("reshuffled", False), ("static", True)):
+            sampler = Sampler(100, 4, 0, sharding)
+            sampler.begin_epoch(0, 8)
+            first = sampler.batch(2, 1)
+            sampler.begin_epoch(1, 8)
+            assert torch.equal(first, sampler.batch(2, 1)) == same
+
+
+class TestAugmentation:
+    def data(self, padding, flip):
+        images = torch.arange(5 * 2 * 6 * 6, dtype=torch.uint8).view(5, 2, 6, 6)
+        pair = (images, torch.arange(5))
+        return ImageData(pair, pair, [0.0] * 2, [1.0] * 2, padding, flip, 0, torch.device("cpu"))
+
+    def test_equals_a_loop(self):
+        data = self.data(padding=2, flip=True)
+        data.begin_epoch(3)
+        indices = torch.tensor([4, 0, 2, 2])
+        x, y = data.train_batch(indices)
+        padded = F.pad(data.train_images, (2,) * 4)
+        for row, i in enumerate(indices.tolist()):
+            top, left = data._offsets[i].tolist()
+            crop = padded[i, :, top : top + 6, left : left + 6]
+            expected = crop.flip(-1) if data._flips[i] else crop
+            assert torch.equal(x[row], expected.float())
+        assert torch.equal(y, indices)
+
+    def test_depends_on_sample_and_epoch_only(self):
+        data = self.data(padding=2, flip=True)
+        data.begin_epoch(1)
+        together = data.train_batch(torch.tensor([3, 1]))[0]
+        alone = data.train_batch(torch.tensor([1]))[0]
+        assert torch.equal(together[1], alone[0])
+        data.begin_epoch(2)
+        assert not torch.equal(alone, data.train_batch(torch.tensor([1]))[0])
+
+
+class TestBatchNorm:
+    @pytest.mark.parametrize("bn", BN_POLICIES)
+    def test_evaluation_leaves_training_as_it_was(self, tmp_path, bn):
+        trainer = trainer_for(tmp_path, [f"bn={bn}"])
+        trainer.begin_epoch()
+        trainer.train_step()
+        before = {name: b.clone() for name, b in trainer.axis.buffers_W.items()}
+        rng = torch.get_rng_state()
+        assert trainer.evaluate() == trainer.evaluate()
+        assert torch.equal(rng, torch.get_rng_state())
+        for name, buffer in trainer.axis.buffers_W.items():
+            assert torch.equal(buffer, before[name])
+
+    def test_pooled_variance_is_that_of_the_joined_data(self, tmp_path):
+        trainer = trainer_for(tmp_path, [])
+        axis = trainer.axis
+        data = torch.randn(4, 1000, 16, dtype=torch.float64) * 3 + torch.arange(4).view(4, 1, 1)
+        axis.buffers_W["bn.running_mean"].copy_(data.mean(1))
+        axis.buffers_W["bn.running_var"].copy_(data.var(1, correction=0))
+        pooled = axis.consensus_buffers()[0]
+        joined = data.reshape(-1, 16)
+        torch.testing.assert_close(pooled["bn.running_mean"], joined.mean(0).float())
+        torch.testing.assert_close(pooled["bn.running_var"], joined.var(0, correction=0).float(), rtol=1e-5, atol=1e-5)
+        axis.bn = "average"
+        average = axis.consensus_buffers()[0]["bn.running_var"]
+        torch.testing.assert_close(average, data.var(1, correction=0).mean(0).float())
+        assert pooled["bn.num_batches_tracked"].dtype == torch.int64
+
+    def test_rank0_and_local(self, tmp_path):
+        trainer = trainer_for(tmp_path, ["bn=rank0"])
+        trainer.begin_epoch()
+        trainer.train_step()
+        rows = trainer.axis.consensus_buffers()
+        assert all(torch.equal(r["bn.running_mean"], trainer.axis.buffers_W["bn.running_mean"][0]) for r in rows)
+        trainer.axis.bn = "local"
+        for w, row in enumerate(trainer.axis.consensus_buffers()):
+            assert torch.equal(row["bn.running_mean"], trainer.axis.buffers_W["bn.running_mean"][w])
+
+
+def test_metrics_and_summary_have_every_column(tmp_path):
+    trainer = trainer_for(tmp_path, ["compressor=powersgd", "adaptive=accordion", "target=0.01"])
+    cfg = trainer.cfg
+    launch.train(cfg, launch.layout(cfg, {}, 0), trainer.folder)
+    rows = trainer.folder.read_metrics()
+    assert [row["epoch"] for row in rows] == [0, 1]
+    bytes_columns = "payload wire control eval setup dense dense_wire".split()
+    time_columns = "seconds data_seconds compute_seconds exposed_seconds update_seconds policy_seconds".split()
+    time_columns += "encode_seconds comm_seconds decode_seconds warmup_seconds".split()
+    expected = [f"{c}_bytes" for c in bytes_columns] + ["rounds", *time_columns]
+    expected += ["epoch", "step", "lr", "train_loss", "test_loss", "accuracy", "plan", "decisions"]
+    assert sorted(rows[1]) == sorted(expected)
+    assert all(isinstance(rows[1][f"{c}_bytes"], int) for c in bytes_columns)
+    exclusive = sum(rows[1][f"{c}_seconds"] for c in ("data", "compute", "exposed", "update", "policy"))
+    assert exclusive == pytest.approx(rows[1]["seconds"], rel=0.02)
+    assert rows[1]["comm_seconds"] is None  # four workers in one process measure no communication
+    summary = trainer.folder.read_json("summary.json")
+    assert (trainer.folder.path / "done").exists()
+    assert summary["metric"] == rows[-1]["accuracy"] and summary["steps"] == rows[-1]["step"]
+    assert summary["seconds_to_target"] == rows[0]["seconds"]
+    assert summary["payload_bytes_to_target"] == rows[0]["payload_bytes"]
+    assert set(rows[0]["plan"]["levels"].values()) == {2}
+    json.dumps(rows)
+
+
+def test_payload_is_the_prediction_over_a_whole_run(tmp_path):
+    trainer = trainer_for(tmp_path, ["compressor=topk", "adaptive=accordion", "adaptive.accordion.interval=1", "epochs=4"])
+    predicted = 0
+    train_step = trainer.train_step
+
+    def counted():
+        nonlocal predicted
+        predicted += trainer.exchange.predicted_bytes(trainer.plan, trainer.step)
+        train_step()
+
+    trainer.train_step = counted
+    trainer.fit()
+    assert trainer.comm.ledger.columns()["payload_bytes"] == predicted
+
+
+def test_memory_is_one_model_and_w_gradients_and_residuals(tmp_path):
+    """What a process with W workers holds: model, momentum, W x (gradient + residual), Q; not W models."""
+    trainer = trainer_for(tmp_path, ["compressor=powersgd", "compressor.min_compression_rate=0"], workers=8)
+    trainer.begin_epoch()
+    trainer.train_step()
+    numel = sum(spec.numel for spec in trainer.axis.specs)
+    gradients = sum(b.numel() for b in trainer.axis.gradients_W.blocks)
+    residuals = sum(e["residual_W"].numel() for e in trainer.exchange.state.values())
+    matrices = sum(spec.numel for spec in trainer.axis.specs if spec.ndim > 1)
+    assert gradients == 8 * numel and residuals == 8 * matrices
+    assert sum(p.numel() for p in trainer.axis.model.parameters()) == numel
+    queries = sum(e["q"].numel() for e in trainer.exchange.state.values())
+    assert queries < numel / 8
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "matrices"),
+    [
+        (lambda: CifarResNet(3, 10, 8), 75_290, 8),
+        (lambda: CifarResNet(3, 10, 20), 269_722, 20),
+        (lambda: ResNet18(3, 10), 11_173_962, 21),
+        (lambda: ResNet18(3, 100), 11_220_132, 21),
+    ],
+)
+def test_parameter_counts(model, count, matrices):
+    with torch.device("meta"):
+        built = model()
+        parameters = list(built.parameters())
+    assert sum(p.numel() for p in parameters) == count
+    assert sum(p.ndim > 1 for p in parameters) == matrices

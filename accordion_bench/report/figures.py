@@ -1,0 +1,133 @@
+"""Figures: accuracy against bytes (or time), level maps, and both side by side."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from accordion_bench.progress import human_bytes
+from accordion_bench.report.arms import Arm, half_width
+from accordion_bench.report.levels import level_map, levels_by_layer
+from accordion_bench.report.words import heading
+
+# Okabe and Ito: tells apart under every common colour blindness
+COLOURS = ["#0072B2", "#E69F00", "#CC79A7", "#009E73", "#56B4E9", "#D55E00"]
+MARKERS = "osD^vPX"
+NAMES = ("accuracy_bytes", "accuracy_time", "levels", "comparison")
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+}
+
+
+def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
+    """Write every figure that the arms of one setting allow, as PNG and PDF; returns the PNG files.
+
+    Args:
+        arms: of one setting.
+        out: folder.
+        suffix: of the file names.
+    """
+    adaptive = [arm for arm in arms if levels_by_layer(arm.runs[0])]
+    with plt.rc_context(STYLE):
+        figures = {"accuracy_bytes": side_by_side(arms, [], "payload_bytes")}
+        if all(arm.values("comm_seconds") for arm in arms):
+            figures["accuracy_time"] = side_by_side(arms, [], "seconds")
+        if adaptive:
+            figures["levels"] = level_maps(adaptive)
+        figures["comparison"] = side_by_side(arms, adaptive[:1], "payload_bytes")
+        return [save(figure, out / f"{name}{suffix}") for name, figure in figures.items()]
+
+
+def save(figure: Figure, stem: Path) -> Path:
+    """Write PNG and PDF; returns the PNG."""
+    pdf, png = (stem.with_name(stem.name + ending) for ending in (".pdf", ".png"))
+    figure.savefig(pdf, bbox_inches="tight", metadata={"CreationDate": None})
+    figure.savefig(png, bbox_inches="tight", dpi=160)
+    plt.close(figure)
+    return png
+
+
+def side_by_side(arms: Sequence[Arm], adaptive: Sequence[Arm], x: str) -> Figure:
+    """Accuracy against bytes or time on the left; beside it the level maps of `adaptive`."""
+    layers = max((len(levels_by_layer(arm.runs[0])) for arm in adaptive), default=0)
+    size = (7 + 6.6 * len(adaptive), min(max(5, 0.2 * layers + 1.8), 10))
+    figure, panels = plt.subplots(1, 1 + len(adaptive), figsize=size, squeeze=False, layout="constrained")
+    curves(panels[0, 0], arms, x)
+    for axes, arm in zip(panels[0, 1:], adaptive, strict=True):
+        level_map(axes, arm.runs[0])
+    figure.suptitle(heading(arms[0]), fontsize=12)
+    figure.text(0.01, -0.01, footnote(arms), va="top", fontsize=8, color="#444444")
+    return figure
+
+
+def level_maps(adaptive: Sequence[Arm]) -> Figure:
+    """One level map below the other, each of the arm's first seed."""
+    heights = [0.22 * len(levels_by_layer(arm.runs[0])) + 1.8 for arm in adaptive]
+    figure, panels = plt.subplots(
+        len(adaptive), 1, figsize=(8, sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
+    )
+    for axes, arm in zip(panels[:, 0], adaptive, strict=True):
+        level_map(axes, arm.runs[0])
+    return figure
+
+
+def curves(axes: Axes, arms: Sequence[Arm], x: str) -> None:
+    """One curve per arm: mean over the seeds epoch by epoch, band = 95 % t-interval, marker = end of training.
+
+    Args:
+        axes: to draw on.
+        arms: of one setting.
+        x: `payload_bytes` (log scale) or `seconds`.
+    """
+    colours = iter(COLOURS * len(arms))
+    floors = []
+    for i, arm in enumerate(arms):
+        colour = "black" if arm.dense else next(colours)
+        epochs = range(min(len(run.rows) for run in arm.runs))
+        xs = np.array([np.mean([run.rows[e][x] for run in arm.runs]) for e in epochs])
+        ys = 100 * np.array([[run.rows[e][arm.metric] for run in arm.runs] for e in epochs])
+        mean, end = ys.mean(axis=1), (xs[-1], ys[-1].mean())
+        axes.plot(xs, mean, color=colour, linewidth=1.5, zorder=2)
+        if arm.n > 1:
+            half = np.array([half_width(list(row)) for row in ys])
+            axes.fill_between(xs, mean - half, mean + half, color=colour, alpha=0.1, linewidth=0, zorder=1)
+            axes.errorbar(*end, half[-1], color=colour, capsize=3, zorder=3)
+        text, marker = f"{arm.label}: {end[1]:.1f} %", MARKERS[i % len(MARKERS)]
+        axes.plot(*end, marker, color=colour, markersize=8, markeredgecolor="white", zorder=4, label=text)
+        floors.append(np.quantile(mean, 0.1))
+    axes.set_ylim(max(0, min(floors) - 5), 100.5)
+    axes.set_ylabel(f"test {arms[0].metric} [%]")
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2, fontsize=9)
+    if x == "seconds":
+        axes.set_xlabel("training time [s]")
+        axes.set_title(f"{arms[0].metric.capitalize()} against time", loc="left", fontsize=11)
+        return
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(10))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("payload sent by each worker so far (log scale)")
+    axes.set_title(f"{arms[0].metric.capitalize()} against communication", loc="left", fontsize=11)
+
+
+def footnote(arms: Sequence[Arm]) -> str:
+    """Seeds, and what lines, bands and markers are."""
+    seeds = sorted({seed for arm in arms for seed in arm.seeds if seed is not None})
+    several = max(arm.n for arm in arms) > 1
+    lines = "lines: mean over the seeds; bands: Student's 95 % t-interval" if several else "no intervals"
+    counts = "/".join(map(str, sorted({arm.n for arm in arms})))
+    return f"n = {counts} (seed {', '.join(map(str, seeds))}); {lines}; markers: after the last epoch."

@@ -1,0 +1,425 @@
+"""The report: hand-made run folders in, numbers, sentences and figures out."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+import yaml
+
+from accordion_bench.config_dir import conf_dir
+from accordion_bench.report import (
+    arms,
+    figures,
+    labels,
+    levels,
+    load,
+    load_metrics,
+    load_runs,
+    provenance,
+    table,
+    words,
+    write,
+)
+from accordion_bench.report.__main__ import main as report_main
+
+DENSE_BYTES = 1000
+LAYERS = ["conv.weight", "stages.0.0.conv1.weight", "fc.weight"]
+
+
+def node(group, name):
+    return yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text())
+
+
+def run_folder(
+    root,
+    compressor="none",
+    seed=0,
+    accuracy=0.9,
+    payload=DENSE_BYTES,
+    wire=None,
+    adaptive=None,
+    epochs=4,
+    seconds=2.0,
+    comm_seconds=None,
+    ladder=(1, 2),
+    started="2026-01-01T00:00:00",
+    command=None,
+    **changes,
+):
+    """A finished run; `changes` are dotted config keys with __ for the dot."""
+    name = f"{compressor}-{'-'.join(adaptive or {})}-s{seed}-{len(list(root.glob('*'))) if root.exists() else 0}"
+    path = root / name
+    path.mkdir(parents=True)
+    config = {
+        "model": node("model", "resnet8"),
+        "dataset": node("dataset", "digits"),
+        "compressor": node("compressor", compressor),
+        "adaptive": adaptive or {},
+        "optimizer": node("optimizer", "sgd"),
+        "comm": node("comm", "simulated"),
+        "schedule": node("schedule", "multistep"),
+        "sync": node("sync", "every_step"),
+        "tracker": node("tracker", "none"),
+        "seed": seed,
+        "epochs": epochs,
+        "batch_size": 32,
+        "workers": 4,
+        "paths": {"data": "data", "runs": str(root)},
+        "checkpoint": {"every": 0},
+        "resume": None,
+        "choices": {"model": "resnet8", "dataset": "digits", "compressor": compressor, "sync": "every_step"},
+    }
+    for key, value in changes.items():
+        *parents, leaf = key.split("__")
+        inner = config
+        for parent in parents:
+            inner = inner[parent]
+        inner[leaf] = value
+    wire = payload * 1.5 if wire is None else wire
+    rows = []
+    for epoch in range(epochs):
+        share = (epoch + 1) / epochs
+        rows.append(
+            {
+                "epoch": epoch,
+                "step": 10 * (epoch + 1),
+                "lr": 0.1 if epoch < epochs // 2 else 0.01,
+                "accuracy": accuracy * (0.7 + 0.3 * share),
+                "payload_bytes": int(payload * share),
+                "wire_bytes": int(wire * share),
+                "dense_bytes": int(DENSE_BYTES * share),
+                "dense_wire_bytes": int(1.5 * DENSE_BYTES * share),
+                "seconds": seconds * share,
+                "comm_seconds": comm_seconds,
+                "plan": {"batch_size": 32, "lr_factor": 1.0, "levels": level_plan(epoch, ladder) if adaptive else {}},
+                "decisions": {"accordion": {"critical": True}} if adaptive and epoch % 2 else {},
+            }
+        )
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    typed = command or f"python -m accordion_bench compressor={compressor} seed={seed} paths.runs={root}"
+    environment = {"command": typed, "commit": "abc", "started": started, "processor": "P", "cpu_cores": 2, "gpus": []}
+    (path / "environment.json").write_text(json.dumps(environment))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    last = {key: value for key, value in rows[-1].items() if key not in ("epoch", "step", "lr", "plan", "decisions")}
+    summary = {"metric_name": "accuracy", "metric": rows[-1]["accuracy"], "best_metric": rows[-1]["accuracy"]}
+    (path / "summary.json").write_text(json.dumps({**last, **summary, "epochs": epochs, "workers": 4}))
+    (path / "done").touch()
+    return path
+
+
+def level_plan(epoch, ladder=(1, 2)):
+    return dict.fromkeys(LAYERS, ladder[epoch % len(ladder)])
+
+
+def accordion(**options):
+    return {"accordion": {**node("adaptive", "accordion"), **options}}
+
+
+def grouped(root):
+    return arms.group(load.read_runs([root]))[0]
+
+
+# ---- loading
+
+
+def test_one_call_loads_many_runs(tmp_path):
+    first = run_folder(tmp_path / "a", "powersgd", adaptive=accordion())
+    run_folder(tmp_path / "b", "none", seed=1)
+    runs, metrics = load_runs([first, tmp_path / "b", first]), load_metrics([tmp_path / "a", tmp_path / "b"])
+    assert list(runs["label"]) == ["Accordion (PowerSGD rank 2/1)", "dense"]
+    assert list(runs["seed"]) == [0, 1]
+    assert runs["finished"].all()
+    assert runs.loc[0, "compressor"] == "powersgd"
+    assert runs.loc[0, "compressor.rank"] == 2
+    assert runs.loc[0, "payload_bytes"] == DENSE_BYTES
+    assert len(metrics) == 8
+    assert metrics.loc[1, "plan.levels"] == level_plan(1)
+    assert {"payload_bytes", "wire_bytes", "dense_bytes", "dense_wire_bytes", "seconds", "comm_seconds"} <= {*metrics}
+
+
+def test_torn_last_line_is_left_out(tmp_path):
+    path = run_folder(tmp_path)
+    (path / "done").unlink()
+    text = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(text[:-40])
+    (row,) = load_runs([tmp_path]).to_dict("records")
+    assert not row["finished"]
+    assert row["last_epoch"] == 2
+    assert len(load_metrics([tmp_path])) == 3
+
+
+@pytest.mark.parametrize("broken", ["done", "summary.json", "metrics.jsonl", "config.yaml"])
+@pytest.mark.parametrize("how", ["absent", "torn"])
+def test_broken_runs_are_listed_and_in_no_mean(tmp_path, broken, how, capsys):
+    run_folder(tmp_path, accuracy=0.9)
+    path = run_folder(tmp_path, accuracy=0.1, seed=1)
+    if how == "torn" and broken != "done":
+        (path / broken).write_bytes((path / broken).read_bytes()[:150] + b"\xff")
+    else:
+        (path / broken).unlink()
+    assert report_main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "Unfinished, in no mean" in said
+    assert path.name in said
+    assert "90.00 %" in said
+    assert [arm.n for arm in grouped(tmp_path)] == [1]
+
+
+def test_interrupted_run_says_where_it_stopped(tmp_path):
+    path = run_folder(tmp_path)
+    (path / "done").unlink()
+    (path / "summary.json").write_text(
+        json.dumps({"stopped_by": "Interrupted", "reason": "Ctrl-C", "payload_bytes": 3})
+    )
+    (run,) = load.read_runs([path])
+    assert words.unfinished([run]) == [
+        f"{path.name} (dense, seed 0): stopped by Interrupted; epoch 4 of 4 was the last"
+    ]
+
+
+def test_only_unfinished_runs(tmp_path, capsys):
+    (run_folder(tmp_path) / "done").unlink()
+    assert report_main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert "Unfinished" in capsys.readouterr().out
+
+
+# ---- labels
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (conf_dir() / "compressor").glob("*.yaml")))
+def test_every_compressor_has_a_label(name):
+    config = {"compressor": node("compressor", name), "choices": {"compressor": name}}
+    label = labels.label(config)
+    knob = labels.knob_of(config["compressor"])
+    assert name.replace("none", "dense").lower() in label.lower()
+    if knob:
+        assert labels.show_level(knob, config["compressor"][knob]) in label
+        adaptive = labels.label({**config, "adaptive": accordion()})
+        weak, strong = labels.pair_of({**config, "adaptive": accordion()})
+        assert strong < weak
+        assert adaptive.startswith("Accordion (")
+        assert labels.show_level(knob, weak, strong) in adaptive
+
+
+@pytest.mark.parametrize(
+    ("compressor", "options", "adaptive", "expected"),
+    [
+        ("none", {}, {}, "dense"),
+        ("powersgd", {"rank": 4}, {}, "PowerSGD rank 4"),
+        ("topk", {"density": 0.01}, {}, "TopK 1 %"),
+        ("fp16", {}, {}, "fp16"),
+        ("powersgd", {}, accordion(weak=4), "Accordion (PowerSGD rank 4/1)"),
+        ("topk", {}, accordion(), "Accordion (TopK 99/10 %)"),
+        ("unheard", {"_target_": "gone.module.Other", "bits": 4}, {}, "unheard 4 bits"),
+        ("unheard", {"_target_": "gone.module.Unheard", "rank": 4}, accordion(), "Accordion (Unheard rank 4)"),
+    ],
+)
+def test_labels(compressor, options, adaptive, expected):
+    known = (conf_dir() / "compressor" / f"{compressor}.yaml").exists()
+    options = {**(node("compressor", compressor) if known else {}), **options}
+    assert (
+        labels.label({"compressor": options, "adaptive": adaptive, "choices": {"compressor": compressor}}) == expected
+    )
+
+
+# ---- grouping and statistics
+
+
+def test_runs_that_differ_only_in_seed_are_one_arm(tmp_path):
+    for seed in (2, 0, 1):
+        run_folder(tmp_path, "powersgd", seed=seed, accuracy=0.9 + 0.01 * seed, checkpoint__every=seed)
+    run_folder(tmp_path, "powersgd", seed=0, compressor__rank=4)
+    three, one = grouped(tmp_path)
+    assert (three.label, three.seeds, one.label, one.seeds) == ("PowerSGD rank 2", [0, 1, 2], "PowerSGD rank 4", [0])
+    assert three.mean("metric") == pytest.approx(0.91)
+
+
+def test_a_repeated_seed_counts_once(tmp_path):
+    run_folder(tmp_path, accuracy=0.5, started="2026-01-02")
+    older = run_folder(tmp_path, accuracy=0.9, started="2026-01-01")
+    (arm,), repeats = arms.group(load.read_runs([tmp_path]))
+    assert (arm.n, arm.mean("metric")) == (1, 0.5)
+    assert [run.path for run in repeats] == [older]
+
+
+def test_arms_with_one_label_are_told_apart(tmp_path):
+    run_folder(tmp_path, "powersgd", compressor__error_feedback=True)
+    run_folder(tmp_path, "powersgd", compressor__error_feedback=False)
+    assert {arm.label for arm in grouped(tmp_path)} == {
+        "PowerSGD rank 2, compressor.error_feedback=True",
+        "PowerSGD rank 2, compressor.error_feedback=False",
+    }
+
+
+def test_student_interval_by_hand():
+    # mean 2, s = 1, t(0.975, 2) = 4.302653: 4.302653 / sqrt(3)
+    assert arms.half_width([1, 2, 3]) == pytest.approx(2.484138, abs=1e-6)
+    # s = sqrt(2) / 2, t(0.975, 1) = 12.706205: 12.706205 * 0.5
+    assert arms.half_width([1, 2]) == pytest.approx(6.353102, abs=1e-6)
+    assert math.isnan(arms.half_width([1]))
+
+
+def test_welch_interval_by_hand():
+    # equal n and equal variances: 4 degrees of freedom, t = 2.776445; sqrt(1/3 + 1/3)
+    gap, half = arms.difference([2, 3, 4], [1, 2, 3])
+    assert (gap, half) == (pytest.approx(1), pytest.approx(2.776445 * math.sqrt(2 / 3), abs=1e-6))
+    assert arms.difference([1, 1], [2, 2]) == (-1, 0)
+    assert math.isnan(arms.difference([1], [2, 3])[1])
+
+
+def test_dense_baseline_is_the_nearest_of_the_same_setting(tmp_path):
+    run_folder(tmp_path, "powersgd", optimizer__lr=0.2)
+    run_folder(tmp_path, "none", optimizer__lr=0.1)
+    run_folder(tmp_path, "none", optimizer__lr=0.2)
+    run_folder(tmp_path, "none", optimizer__lr=0.2, epochs=5)
+    found = grouped(tmp_path)
+    assert arms.baseline(found[-1], found).config["optimizer"]["lr"] == 0.2
+    assert len(arms.settings(found)) == 2
+
+
+# ---- table and words
+
+
+def test_ratios_against_the_measured_dense_run(tmp_path):
+    run_folder(tmp_path, "none", payload=2000)
+    run_folder(tmp_path, "powersgd", payload=100)
+    numbers = table.tidy(grouped(tmp_path)).set_index("arm")
+    assert numbers.loc["PowerSGD rank 2", "payload_times_less"] == 20
+    assert numbers.loc["PowerSGD rank 2", "wire_times_less"] == 20
+    assert numbers.loc["PowerSGD rank 2", "seconds_over_dense"] == 1
+    assert "20x less" in table.markdown(table.tidy(grouped(tmp_path)))
+
+
+def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
+    typed = ".venv/bin/python -m accordion_bench compressor=powersgd compressor.rank=2 epochs=4 paths.runs=x seed=0"
+    for seed in (0, 1):
+        run_folder(tmp_path, "powersgd", payload=100, seed=seed, command=typed)
+    found = grouped(tmp_path)
+    (sentence,) = words.verdicts(found)
+    assert "nothing is said about accuracy or time against dense" in sentence
+    assert "python -m accordion_bench -m compressor=none adaptive=none epochs=4 seed=0,1" in sentence
+    numbers = table.tidy(found).iloc[0]
+    assert numbers["payload_times_less"] == 10  # by the run's own count of dense bytes
+    assert math.isnan(numbers["accuracy_minus_dense"])
+    assert math.isnan(numbers["seconds_over_dense"])
+    assert "an fp32 all-reduce of the same tensors in the same steps" in words.captions(found)[1]
+
+
+def test_more_than_dense_is_said(tmp_path):
+    run_folder(tmp_path, "none")
+    run_folder(tmp_path, "topk", payload=2000, wire=1000)
+    (sentence,) = words.verdicts(grouped(tmp_path))
+    assert sentence.startswith("TopK 10 %: payload 2x MORE than dense, wire 1.5x less;")
+    assert "2x MORE" in table.markdown(table.tidy(grouped(tmp_path)))
+
+
+def test_one_seed_says_nothing_about_noise(tmp_path):
+    run_folder(tmp_path, "none", accuracy=0.9)
+    run_folder(tmp_path, "powersgd", accuracy=0.9 - 2 / 360)
+    (sentence,) = words.verdicts(grouped(tmp_path))
+    assert "accuracy 0.56 points below dense (2 of 360 test images); one seed: no statement about noise" in sentence
+    assert "±" not in table.markdown(table.tidy(grouped(tmp_path)))
+
+
+@pytest.mark.parametrize(("low", "expected"), [(0.895, "within noise"), (0.8, "more than noise")])
+def test_noise_over_seeds(tmp_path, low, expected):
+    for seed, wiggle in enumerate((0, 0.01, 0.02)):
+        run_folder(tmp_path, "none", seed=seed, accuracy=0.9 + wiggle)
+        run_folder(tmp_path, "powersgd", seed=seed, accuracy=low + wiggle)
+    (sentence,) = words.verdicts(grouped(tmp_path))
+    assert expected in sentence
+    assert "points below dense" in sentence
+    assert "91.00 ± 2.48 %" in table.markdown(table.tidy(grouped(tmp_path)))
+
+
+def test_communication_time_is_shown_only_where_measured(tmp_path):
+    run_folder(tmp_path / "a", "none")
+    assert "no communication time was measured" in words.captions(grouped(tmp_path / "a"))[2]
+    run_folder(tmp_path / "b", "none", comm_seconds=0.5)
+    assert "no communication time" not in words.captions(grouped(tmp_path / "b"))[2]
+    assert "communication" in table.markdown(table.tidy(grouped(tmp_path / "b")))
+
+
+def test_a_dense_run_with_another_optimizer_is_named(tmp_path):
+    run_folder(tmp_path, "none", optimizer__lr=0.1)
+    run_folder(tmp_path, "powersgd", optimizer__lr=0.2)
+    (sentence,) = words.verdicts(grouped(tmp_path))
+    assert "beware, dense differs in more than compression: optimizer.lr 0.2 (0.1)" in sentence
+
+
+def test_size_of_the_test_set():
+    assert words.test_images({"dataset": {}, "choices": {"dataset": "digits"}}) == 360
+    assert words.test_images({"dataset": {"limit_eval": 50}, "choices": {"dataset": "cifar10"}}) == 50
+    assert words.test_images({"dataset": {}, "choices": {"dataset": "unheard"}}) is None
+
+
+def test_commands_are_shown_without_folders(tmp_path):
+    run_folder(tmp_path, command="/some/where/accordion-bench seed=3 paths.runs=/some/where")
+    (run,) = load.read_runs([tmp_path])
+    assert provenance.command(run) == "python -m accordion_bench seed=3"
+
+
+# ---- figures and the command line
+
+
+def test_level_map(tmp_path):
+    run_folder(tmp_path, "powersgd", adaptive=accordion(weak=4))
+    (run,) = load.read_runs([tmp_path])
+    assert levels.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
+    assert levels.lr_drops(run) == [2]
+    assert "conv.weight" in levels.dense_layers(run.config, 4)  # 16 x 9: rank 4 would save less than half
+    assert "stages.0.0.conv1.weight" not in levels.dense_layers(run.config, 4)
+    assert levels.dense_layers({"model": {"_target_": "gone.Model"}}, 4) == frozenset()
+
+
+def test_a_report_end_to_end(tmp_path, capsys):
+    for seed in (0, 1):
+        run_folder(tmp_path / "runs", "none", seed=seed, accuracy=0.9 + 0.01 * seed, comm_seconds=0.1)
+        run_folder(
+            tmp_path / "runs",
+            "topk",
+            seed=seed,
+            adaptive=accordion(),
+            payload=300,
+            comm_seconds=0.1,
+            ladder=(0.1, 0.99),
+        )
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "levels-7.png").touch()  # of another report
+    assert report_main([str(tmp_path / "runs"), "--out", str(out)]) == 0
+    assert "Accordion (TopK 99/10 %)" in capsys.readouterr().out
+    stems = ("accuracy_bytes", "accuracy_time", "levels", "comparison")
+    figures = {f"{stem}.{ending}" for stem in stems for ending in ("png", "pdf")}
+    assert {path.name for path in out.iterdir()} == figures | {"table.csv", "table.md", "README.md"}
+    assert all((out / name).stat().st_size > 5000 for name in figures)
+    assert list(pd.read_csv(out / "table.csv")["n"]) == [2, 2]
+    readme = (out / "README.md").read_text()
+    assert "![comparison](comparison.png)" in readme
+    assert "commit: abc" in readme
+    assert str(tmp_path) not in readme
+
+
+@pytest.mark.parametrize(("ladder", "compressor"), [((1,), "powersgd"), ((1, 2, 3), "powersgd"), ((0.99,), "topk")])
+def test_level_map_of_any_ladder(tmp_path, ladder, compressor):
+    run_folder(tmp_path, compressor, adaptive=accordion(), ladder=ladder)
+    (arm,) = grouped(tmp_path)
+    figure = figures.level_maps([arm])
+    texts = {text.get_text() for text in figure.axes[0].get_legend().get_texts()}
+    knob = "density" if compressor == "topk" else "rank"
+    assert any(text.startswith(labels.show_level(knob, ladder[0])) for text in texts)
+    figures.save(figure, tmp_path / "map")
+
+
+def test_two_settings_are_two_tables(tmp_path):
+    run_folder(tmp_path, "none")
+    run_folder(tmp_path, "none", epochs=5)
+    text = write.write(load.read_runs([tmp_path]), tmp_path / "out")
+    assert text.count("## resnet8 on digits") == 2
+    assert (tmp_path / "out" / "comparison-2.png").exists()
+
+
+def test_no_run_is_refused_with_what_to_type(tmp_path, capsys):
+    assert report_main([str(tmp_path / "nothing")]) == 2
+    assert "type python -m accordion_bench.report results/runs/*" in capsys.readouterr().err

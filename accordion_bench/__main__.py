@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import traceback
 
 from accordion_bench.errors import explain
 
@@ -10,25 +11,35 @@ from accordion_bench.errors import explain
 
 
 def main() -> None:
-    """The command line."""
+    """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
+    failures: list[int] = []
     try:
-        _hydra_main()
+        _hydra_main(failures)
     except KeyboardInterrupt as stop:
         print(str(stop) or "stopped", file=sys.stderr)
         raise SystemExit(128 + getattr(stop, "signum", signal.SIGINT)) from None
     except Exception as error:
-        sentence = explain(error)
-        if sentence is None:
-            raise
-        print(sentence, file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(_tell(error)) from None
+    if failures:
+        raise SystemExit(max(failures))
 
 
-def _hydra_main() -> None:
+def _tell(error: Exception, cell: str = "") -> int:
+    """Print what the user can act on in one line, anything else with its traceback; returns the exit status."""
+    sentence = explain(error)
+    if sentence is None:
+        traceback.print_exception(error)
+        return 1
+    print(cell + sentence, file=sys.stderr)
+    return 2
+
+
+def _hydra_main(failures: list[int]) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import DictConfig
+    from hydra.types import RunMode
+    from omegaconf import DictConfig, OmegaConf
 
     from accordion_bench.config_dir import conf_dir
 
@@ -37,13 +48,20 @@ def _hydra_main() -> None:
         from accordion_bench import config, train
 
         hydra_config = HydraConfig.get()
-        cfg = config.resolve(composed, hydra_config.runtime.choices)
-        return train.run(cfg, _typed(hydra_config.overrides.task))
+        overrides = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+        assert isinstance(overrides, list)
+        cell = f"{' '.join(overrides)}: " if hydra_config.mode == RunMode.MULTIRUN else ""
+        try:
+            cfg = config.resolve(composed, hydra_config.runtime.choices)
+            return train.run(cfg, typed(overrides))
+        except Exception as error:  # noted here, so that the other cells of a multirun still run
+            failures.append(_tell(error, cell))
+            return float("nan")
 
     task()
 
 
-def _typed(overrides: list[str]) -> dict[str, str]:
+def typed(overrides: list[str]) -> dict[str, str]:
     """The keys that stand on the command line: `+compressor.rank=2` gives compressor.rank."""
     return {key.lstrip("+~").split("@")[0]: value for key, _, value in (item.partition("=") for item in overrides)}
 

@@ -28,7 +28,17 @@ def show(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return "[" + ",".join(show(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{show(v)}" for key, v in value.items()) + "}"
     return str(value)
+
+
+def kind_of(value: Any) -> str:
+    """What a value of the same kind is called in a sentence."""
+    if isinstance(value, bool):
+        return "true or false"
+    kinds = {int: "a number", float: "a number", str: "text", list: "a list", dict: "a group of options"}
+    return kinds.get(type(value), "one value")
 
 
 def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:

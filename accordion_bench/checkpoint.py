@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from accordion_bench.trainer import Trainer
 
 PER_WORKER = "_W"
+SUMMED = ("norm_of_sum_mean",)  # signals that are sums over the local workers; the others are the leader's
 
 
 def latest(run: Path) -> Path | None:
@@ -88,7 +89,11 @@ def _worker_state(trainer: "Trainer", row: int) -> dict[str, Any]:
             name: {key: value[row].clone() for key, value in entries.items() if key.endswith(PER_WORKER)}
             for name, entries in trainer.exchange.state.items()
         },
-        "signals": trainer.signals.state_dict() if first else {},
+        "signals": {
+            name: sums
+            for name, sums in trainer.signals.state_dict().items()
+            if first and (trainer.comm.leader or name in SUMMED)
+        },
         "loss_sum": trainer.loss_sum.clone() if first else torch.zeros_like(trainer.loss_sum),
     }
 

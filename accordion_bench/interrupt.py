@@ -8,25 +8,29 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+AT_ONCE = 1.0  # seconds after which a second signal is meant: launchers and `timeout` deliver one of them twice
+LOOK = 0.2  # seconds between two looks into the store
+AHEAD = 1.0  # seconds between the decision to stop and the stop
+
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop and has saved its state.
+    """The run was asked to stop.
 
     Args:
-        step: optimizer steps taken.
+        step: optimizer steps taken and saved; None: stopped at once, only older checkpoints are there.
         signum: what asked for it; the exit status is 128 + signum.
     """
 
-    def __init__(self, step: int, signum: int) -> None:
-        super().__init__(f"stopped after step {step}")
+    def __init__(self, step: int | None, signum: int) -> None:
+        super().__init__("stopped at once" if step is None else f"stopped after step {step}")
         self.step, self.signum = step, signum
 
 
 class Stopper:
     """Notes the signal, and names a step after which every process stops.
 
-    Nothing is exchanged before a signal arrives. Then the leader publishes a step at least a second ahead in the store,
-    so that every process of this job has seen its own copy of the signal by then.
+    Processes share what they have noted through a store that each reads a few times per second, so that it does not
+    matter which of them got the signal. The leader then publishes a step a second ahead: by then all have read it.
 
     Args:
         leader: whether this process decides.
@@ -36,12 +40,14 @@ class Stopper:
     def __init__(self, leader: bool = True, store: Any = None) -> None:
         self.leader, self.store = leader, store
         self.signum: int | None = None
+        self._noted = 0.0
         self._stop_after: int | None = None
-        self._started, self._steps = time.perf_counter(), 0
+        self._last_step = self._next_look = time.monotonic()
+        self._fastest = math.inf
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Note SIGINT and SIGTERM instead of dying of them; a second SIGINT is a KeyboardInterrupt again."""
+        """Note SIGINT and SIGTERM instead of dying of them; a second one ends the run at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -53,22 +59,31 @@ class Stopper:
                 signal.signal(signum, handler)
 
     def _note(self, signum: int, frame: Any) -> None:
-        if self.signum is not None and self.store is None:
-            raise KeyboardInterrupt
-        self.signum = signum
+        if self.signum is None:
+            self.signum, self._noted = signum, time.monotonic()
+        elif self.store is None and time.monotonic() > self._noted + AT_ONCE:
+            raise Interrupted(None, signum)
 
     def due(self, step: int) -> bool:
         """Whether to stop now, after `step` steps; call once per step."""
-        self._steps += 1
-        if self.signum is None:
-            return False
         if self.store is None:
-            return True
-        if self._stop_after is None:
-            if self.leader:
-                pace = (time.perf_counter() - self._started) / self._steps
-                self._stop_after = step + 2 + math.ceil(1.0 / pace)
-                self.store.set("stop_after", str(self._stop_after))
-            elif self.store.check(["stop_after"]):
-                self._stop_after = int(self.store.get("stop_after"))
+            return self.signum is not None
+        now = time.monotonic()
+        self._fastest = min(self._fastest, now - self._last_step)
+        self._last_step = now
+        if self._stop_after is None and now >= self._next_look:
+            self._next_look = now + LOOK
+            self._look(step)
         return self._stop_after is not None and step >= self._stop_after
+
+    def _look(self, step: int) -> None:
+        """Tell the others, and learn from them."""
+        if self.signum is not None:
+            self.store.set("signal", str(self.signum))
+        elif self.store.check(["signal"]):
+            self.signum = int(self.store.get("signal"))
+        if self.leader and self.signum is not None:
+            self._stop_after = step + 2 + math.ceil(AHEAD / max(self._fastest, 1e-4))
+            self.store.set("stop_after", str(self._stop_after))
+        elif not self.leader and self.store.check(["stop_after"]):
+            self._stop_after = int(self.store.get("stop_after"))

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
@@ -20,12 +20,13 @@ import torch
 from accordion_bench import check, checkpoint
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.comm import Comm
-from accordion_bench.interrupt import Interrupted, Stopper
+from accordion_bench.interrupt import AT_ONCE, Interrupted, Stopper
 from accordion_bench.record import RunFolder, log
 
 Config = dict[str, Any]
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
 DEFAULT_WORKERS = 4
+REFUSALS = ("NonFinite", "ConfigError", "ValueRefused", "ChildRefused")
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,16 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
 
     ranks = environment_ranks(environ)
     backend = comm["backend"]
+    local_processes = 1 if ranks is None else int(environ.get("LOCAL_WORLD_SIZE", 1))
     if backend == "auto":
-        use_gpus = gpus >= 2 and device != "cpu"
+        use_gpus = gpus >= (2 if ranks is None else local_processes) and device != "cpu"
         several = ranks is not None or (processes or 1) > 1
         backend = "nccl" if use_gpus else "gloo" if several else "simulated"
     if backend == "nccl" and device == "cpu":
         raise ValueRefused("comm", "gloo or simulated with device=cpu", "nccl", "gloo")
     if ranks is not None:
-        processes = _fits("comm.processes", processes, ranks[0], "the number of processes that the launcher has started")
+        why = "the number of processes that the launcher has started"
+        processes = _fits("comm.processes", processes, ranks[0], why)
         if backend == "simulated":
             rule = f"gloo, nccl or auto in one of {ranks[0]} processes of torchrun or Slurm"
             raise ValueRefused("comm", rule, "simulated", "auto")
@@ -103,7 +106,8 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
             raise ValueRefused("workers", f"a multiple of comm.workers_per_process={per_process}", workers, per_process)
         processes = workers // per_process
     if processes is None:
-        processes = _largest_divisor(workers or DEFAULT_WORKERS, gpus) if backend == "nccl" else workers or DEFAULT_WORKERS
+        total = workers or DEFAULT_WORKERS
+        processes = _largest_divisor(total, gpus) if backend == "nccl" else total
     if per_process is None:
         workers = workers or (DEFAULT_WORKERS if DEFAULT_WORKERS % processes == 0 else processes)
         if workers % processes:
@@ -113,11 +117,11 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
         rule = f"comm.processes x comm.workers_per_process = {processes} x {per_process}"
         raise ValueRefused("workers", rule, workers, processes * per_process)
 
-    local_processes = processes if ranks is None else int(environ.get("LOCAL_WORLD_SIZE", 1))
+    local_processes = processes if ranks is None else local_processes
     if backend == "nccl" and local_processes > gpus:
-        rule = f"at most the number of GPUs here, {gpus}: nccl wants one for each process (comm.workers_per_process adds more workers)"
         if not gpus:
             raise ValueRefused("comm", "gloo or simulated on a machine without a CUDA device", "nccl", "auto")
+        rule = f"at most {gpus}, the GPUs here, one for each process (comm.workers_per_process adds workers)"
         raise ValueRefused("comm.processes", rule, local_processes, gpus)
     return Layout(
         backend=backend,
@@ -183,7 +187,7 @@ def run(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> Non
 
 def train(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> None:
     """Train in this process, as one of possibly several that have joined a process group."""
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.trainer import NonFinite, Trainer
 
     device = "cpu"
     if where.device == "cuda":
@@ -202,13 +206,28 @@ def train(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> N
                 folder.finish(summary)
             comm.barrier()
         except BaseException as error:
+            refused = _first_refusal(error, store)
             if comm.leader:
-                log.error("%s: %s", type(error).__name__, error)
+                log.error("%s: %s", type(error).__name__, refused or error)
+            if refused and not isinstance(error, ConfigError | NonFinite):
+                raise ChildRefused(refused) from None
             raise
         finally:
             if handler is not None:
                 log.removeHandler(handler)
                 handler.close()
+
+
+def _first_refusal(error: BaseException, store: Any) -> str | None:
+    """The sentence with which this process, or another one of the group, has stopped; others only see a lost peer."""
+    if store is None or isinstance(error, KeyboardInterrupt):
+        return None
+    with contextlib.suppress(RuntimeError):  # the store may be gone as well
+        if type(error).__name__ in REFUSALS:
+            store.set("refusal", str(error))
+        if store.check(["refusal"]):
+            return store.get("refusal").decode()
+    return None
 
 
 def resume(trainer: Any, folder: RunFolder) -> None:
@@ -238,52 +257,70 @@ def _spawn(cfg: Config, where: Layout, folder: RunFolder) -> None:
     with tempfile.TemporaryDirectory(prefix="accordion_bench-") as meeting:
         ends = []
         children = []
-        for rank in range(where.processes):
-            receive, send = context.Pipe(duplex=False)
-            arguments = (rank, cfg, where, str(folder.path), f"{meeting}/store", send)
-            child = context.Process(target=_child, args=arguments, name=f"rank {rank}", daemon=True)
-            child.start()
-            send.close()
-            children.append(child)
-            ends.append(receive)
-        with _forwarding_signals(children) as received:
+        with _signals(signal.SIG_IGN):  # inherited: a child that does not listen yet leaves Ctrl-C to its parent
+            for rank in range(where.processes):
+                receive, send = context.Pipe(duplex=False)
+                arguments = (rank, cfg, where, str(folder.path), f"{meeting}/store", send)
+                child = context.Process(target=_child, args=arguments, name=f"rank {rank}", daemon=True)
+                child.start()
+                send.close()
+                children.append(child)
+                ends.append(receive)
+        received: list[int] = []
+        with _signals(_forwarding(children, received)):
             errors = _wait(children, ends, received)
+    if folder.done:
+        return
     stopped = [error for error in errors if error["kind"] == "Interrupted"]
     if stopped:
         raise Interrupted(stopped[0]["step"], stopped[0]["signum"])
     if received:
-        raise KeyboardInterrupt
-    if errors:
-        first = min(errors, key=lambda error: error["time"])
-        if first["kind"] in ("NonFinite", "ConfigError", "ValueRefused"):
-            raise ChildRefused(first["message"])
-        raise RuntimeError(f"rank {first['rank']} failed:\n{first['traceback']}")
+        raise Interrupted(None, received[0])
+    # a process that was killed could not say so: the others' complaints about it came before we noticed
+    first = min(errors, key=lambda error: (error["kind"] != "died", error["time"]))
+    if first["kind"] in REFUSALS:
+        raise ChildRefused(first["message"], first["kind"])
+    raise RuntimeError(f"rank {first['rank']} failed:\n{first['traceback']}")
 
 
 class ChildRefused(RuntimeError):
-    """A spawned process stopped with one sentence for the user."""
+    """Another process stopped with one sentence for the user.
+
+    Args:
+        sentence: the one.
+        kind: name of the error there.
+    """
+
+    def __init__(self, sentence: str, kind: str = "NonFinite") -> None:
+        super().__init__(sentence)
+        self.kind = kind
 
 
-def _wait(children: list, ends: list, received: list[int]) -> list[dict[str, Any]]:
+def _wait(children: list, ends: list[connection.Connection], received: list[int]) -> list[dict[str, Any]]:
     """Wait for all children; after the first failure give the others a moment to report, then end them."""
     errors: list[dict[str, Any]] = []
     last_signal = time.monotonic()
     deadline = float("inf")
+    ended = False  # by us
     open_ends = list(ends)
     while any(child.is_alive() for child in children) or open_ends:
-        for end in connection.wait(open_ends, timeout=0.2) if open_ends else ():
+        ready = connection.wait(open_ends, timeout=0.2) if open_ends else []
+        for end in [end for end in open_ends if end in ready]:
             try:
                 errors.append(end.recv())
             except EOFError:
                 open_ends.remove(end)
         for rank, child in enumerate(children):
-            if child.exitcode and not any(error["rank"] == rank for error in errors) and ends[rank] not in open_ends:
-                text = f"ended with exit status {child.exitcode} without a word"
+            silent = ends[rank] not in open_ends and not any(error["rank"] == rank for error in errors)
+            if child.exitcode and silent and not ended:
+                text = f"it ended with exit status {child.exitcode} and without a word"
+                text += " (killed; out of memory?)" if child.exitcode == -signal.SIGKILL else ""
                 errors.append({"rank": rank, "time": time.time(), "kind": "died", "message": text, "traceback": text})
         if errors and deadline == float("inf"):
             grace = 60.0 if errors[0]["kind"] == "Interrupted" else 2.0
             deadline = time.monotonic() + grace
         if time.monotonic() > deadline:
+            ended = True
             for child in children:
                 child.kill()
         if received and time.monotonic() > last_signal + 1:  # a child that was still starting has not heard it
@@ -295,18 +332,28 @@ def _wait(children: list, ends: list, received: list[int]) -> list[dict[str, Any
     return errors
 
 
-@contextlib.contextmanager
-def _forwarding_signals(children: list):
-    """Pass SIGINT and SIGTERM on to the children, which finish a step and save; a second one ends them at once."""
-    received: list[int] = []
+def _forwarding(children: list, received: list[int]) -> Callable[[int, Any], None]:
+    """Passes a signal on to the children, which finish a step and save; a second one ends them at once."""
+    first = 0.0
 
     def forward(signum: int, frame: Any) -> None:
+        nonlocal first
+        if not received:
+            first = time.monotonic()
+        elif time.monotonic() > first + AT_ONCE:
+            signum = signal.SIGKILL
         received.append(signum)
-        _signal(children, signum if len(received) == 1 else signal.SIGKILL)
+        _signal(children, signum)
 
-    before = {signum: signal.signal(signum, forward) for signum in (signal.SIGINT, signal.SIGTERM)}
+    return forward
+
+
+@contextlib.contextmanager
+def _signals(handler: Any) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM by `handler`."""
+    before = {signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received
+        yield
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -322,7 +369,6 @@ def _child(rank: int, cfg: Config, where: Layout, folder: str, store_file: str, 
     """What a spawned process runs."""
     import torch.distributed as dist
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the trainer listens, a terminal's Ctrl-C is the parent's
     _die_with_parent()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // where.processes))

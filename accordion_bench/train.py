@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench import config, launch
-from accordion_bench.check import ConfigError
-from accordion_bench.interrupt import Interrupted
+from accordion_bench.check import ConfigError, show
 from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
 
 Config = dict[str, Any]
 
 # what may differ between a run and its continuation
-FREE_ON_RESUME = ("resume", "checkpoint", "tracker", "paths", "comm", "device", "choices", "workers")
+FREE_ON_RESUME = ("resume", "checkpoint", "tracker", "paths", "comm", "device")
 
 
 def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
@@ -35,10 +34,12 @@ def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
         cfg = resumed_config(cfg, set(typed))
     config.validate(cfg)
     where = launch.layout(cfg)
-    for warning in config.without_effect(cfg, set(typed)):
-        print(f"warning: {warning}", file=sys.stderr)
+    cfg = {**cfg, "workers": where.workers}
     leader = where.rank == 0
     if leader:
+        placed = {**cfg, "comm": {**cfg["comm"], "backend": where.backend}}
+        for warning in config.without_effect(placed, set(typed)):
+            print(f"warning: {warning}", file=sys.stderr)
         config.build(cfg["dataset"], "dataset").prepare(cfg["paths"]["data"])
     with launch.joined(cfg, where) as store:
         folder = _folder(cfg, leader, store)
@@ -47,10 +48,11 @@ def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
         try:
             launch.run(cfg, where, folder, store)
         except BaseException as error:
-            if leader:
+            if leader and not folder.done:
                 folder.write_json("summary.json", unfinished(folder, error))
-            if isinstance(error, Interrupted):
-                error.args = (f"{error}; continue with: python -m accordion_bench resume={folder.path}",)
+            if isinstance(error, KeyboardInterrupt):
+                hint = f"continue with: python -m accordion_bench resume={folder.path}"
+                error.args = (f"{str(error) or 'stopped'}; {hint}" if leader else "stopped",)
             raise
     if not leader:
         return float("nan")
@@ -80,27 +82,34 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
     """
     folder = RunFolder(str(cfg["resume"]))
     if not (folder.path / "config.yaml").is_file():
-        raise ConfigError(
-            f"resume must be a run folder with a config.yaml, got {cfg['resume']}; type resume={cfg['paths']['runs']}/RUN"
-        )
+        example = f"resume={cfg['paths']['runs']}/RUN"
+        raise ConfigError(f"resume must be a run folder with a config.yaml, got {cfg['resume']}; type {example}")
     if folder.done:
         raise ConfigError(
             f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
             f"accordion_bench.report {cfg['resume']} to see it"
         )
     saved = folder.read_config()
-    for key in sorted(typed):
+    merged = saved
+    for key in sorted(typed):  # a group's name comes before its options
         if key.split(".")[0] in FREE_ON_RESUME:
+            merged = _with(merged, key, _at(cfg, key))
             continue
-        difference = first_difference(_at(saved, key), _at(cfg, key), key)
+        old, new = (_at(c["choices"], key) for c in (saved, cfg))
+        difference = (key, old, new) if old != new else first_difference(_at(saved, key), _at(cfg, key), key)
         if difference:
             where, old, new = difference
             raise ConfigError(
-                f"{where} must be {old} as in the run that is resumed, got {new}; type resume={cfg['resume']} alone"
+                f"{where} must be {show(old)} as in the run that is resumed, got {show(new)}; "
+                f"type resume={cfg['resume']} alone"
             )
-    kept = {key: saved[key] for key in saved if key not in FREE_ON_RESUME}
-    free = {key: (cfg if key in {k.split(".")[0] for k in typed} else saved)[key] for key in FREE_ON_RESUME if key in cfg}
-    return {**kept, **free, "resume": str(cfg["resume"]), "choices": saved["choices"]}
+    moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
+    return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
+
+
+def _with(cfg: Any, key: str, value: Any) -> Config:
+    head, _, rest = key.partition(".")
+    return {**cfg, head: _with(cfg[head], rest, value) if rest else value}
 
 
 def _at(cfg: Any, key: str) -> Any:
@@ -123,7 +132,7 @@ def unfinished(folder: RunFolder, error: BaseException) -> dict[str, Any]:
     """summary.json of a run that did not come to its end: the last epoch's figures and what happened."""
     rows = folder.read_metrics()
     last = {k: v for k, v in rows[-1].items() if k not in ("plan", "decisions")} if rows else {}
-    return {**last, "stopped_by": type(error).__name__, "reason": str(error)}
+    return {**last, "stopped_by": getattr(error, "kind", type(error).__name__), "reason": str(error)}
 
 
 def header(cfg: Config, where: launch.Layout) -> str:

@@ -1,5 +1,6 @@
 """CIFAR-10 and CIFAR-100 through torchvision."""
 
+import socket
 from pathlib import Path
 
 import torch
@@ -7,6 +8,8 @@ import torch
 from accordion_bench import check
 from accordion_bench.check import ConfigError
 from accordion_bench.datasets.images import ImageData, ImageDataset
+
+TIMEOUT = 10.0  # seconds that a silent network may take to say anything
 
 
 class Cifar(ImageDataset):
@@ -37,6 +40,8 @@ class Cifar(ImageDataset):
     def prepare(self, root: str) -> None:
         if (Path(root) / self.folder).is_dir():
             return
+        before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(TIMEOUT)
         try:
             self._open(root, train=True, download=True)
         except (OSError, RuntimeError) as error:
@@ -44,6 +49,8 @@ class Cifar(ImageDataset):
                 f"paths.data must hold the folder {self.folder}, got {root} without it, and downloading failed "
                 f"({type(error).__name__}); type paths.data=FOLDER, or dataset=digits, which needs no download"
             ) from error
+        finally:
+            socket.setdefaulttimeout(before)
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
         pairs = []

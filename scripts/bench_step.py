@@ -1,0 +1,219 @@
+"""Step-time ratios, each measured in one run: interleaved rounds, medians; prints Markdown.
+
+    python scripts/bench_step.py                  # all
+    python scripts/bench_step.py plain detector   # some
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from accordion_bench import config
+from accordion_bench.comm import Comm
+from accordion_bench.record import RunFolder, environment
+from accordion_bench.trainer import Trainer
+
+MODELS = {
+    "resnet8, digits, batch 32": ["model=resnet8", "dataset=digits", "batch_size=32"],
+    "resnet20, 32x32, batch 32": ["model=resnet20", "dataset=synthetic", "batch_size=32"],
+}
+BIG = {"resnet18, 32x32, batch 16": ["model=resnet18", "dataset=synthetic", "batch_size=16"]}
+
+
+def trainer_for(overrides: list[str], comm: Comm) -> Trainer:
+    """A trainer in the middle of its first epoch, with no file behind it but a temporary folder."""
+    cfg = config.compose([*overrides, "schedule.lr_scaling=none", "optimizer.lr=0.01"])
+    trainer = Trainer(cfg, comm, RunFolder(tempfile.mkdtemp()))
+    trainer.begin_epoch()
+    return trainer
+
+
+def our_step(trainer: Trainer) -> Callable[[], None]:
+    """One step of this project, its data included."""
+
+    def step() -> None:
+        if trainer.step_in_epoch >= trainer.steps_per_epoch - 1:
+            trainer.step_in_epoch = 0
+        trainer.train_step()
+
+    return step
+
+
+def plain_step(trainer: Trainer, model: torch.nn.Module, row: int = 0) -> Callable[[], None]:
+    """One step of the loop that everyone writes, on the same batches."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    model.train()
+    counter = iter(range(10**9))
+
+    def step() -> None:
+        indices = trainer.sampler.batch(row, next(counter) % (trainer.steps_per_epoch - 1))
+        x, y = trainer.data.train_batch(indices)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def interleaved(arms: dict[str, Callable[[], None]], rounds: int, steps: int = 3) -> dict[str, list[float]]:
+    """Seconds per step of each arm in each round; the order alternates."""
+    for arm in arms.values():
+        for _ in range(3):
+            arm()
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for round_ in range(rounds):
+        for name in list(arms) if round_ % 2 else list(arms)[::-1]:
+            start = time.perf_counter()
+            for _ in range(steps):
+                arms[name]()
+            times[name].append((time.perf_counter() - start) / steps)
+    return times
+
+
+def ratio(times: dict[str, list[float]], ours: str, theirs: str, factor: float = 1.0) -> tuple[float, float, float]:
+    """Quartiles of the ratio round by round: (median, lower, upper)."""
+    ratios = sorted(a / (factor * b) for a, b in zip(times[ours], times[theirs], strict=True))
+    lower, median, upper = statistics.quantiles(ratios, n=4)
+    return median, lower, upper
+
+
+def row(what: str, setting: str, times: dict[str, list[float]], ours: str, theirs: str, target: float, factor=1.0) -> None:
+    """One line of the table."""
+    median, lower, upper = ratio(times, ours, theirs, factor)
+    milliseconds = 1000 * statistics.median(times[ours])
+    verdict = "yes" if median <= target else "NO"
+    print(
+        f"| {what} | {setting} | {milliseconds:.2f} ms | {median:.3f} ({lower:.3f} to {upper:.3f}) | {target} | {verdict} |",
+        flush=True,
+    )
+
+
+def bench_plain(rounds: int) -> None:
+    """One worker against a plain PyTorch loop."""
+    for setting, overrides in {**MODELS, **BIG}.items():
+        trainer = trainer_for(overrides, Comm(1))
+        model = config.build_model(trainer.cfg, config.components(trainer.cfg, 1).dataset)
+        times = interleaved({"ours": our_step(trainer), "plain": plain_step(trainer, model)}, rounds)
+        row("dense step / plain PyTorch, 1 worker", setting, times, "ours", "plain", 1.03)
+
+
+def bench_workers(rounds: int) -> None:
+    """Four workers in one process against four steps of one worker."""
+    for setting, overrides in MODELS.items():
+        arms = {"four": our_step(trainer_for(overrides, Comm(4))), "one": our_step(trainer_for(overrides, Comm(1)))}
+        row("4 workers / 4 x 1 worker", setting, interleaved(arms, rounds), "four", "one", 1.05, factor=4)
+
+
+def bench_detector(rounds: int) -> None:
+    """A step in an epoch in which Accordion collects, against one in which it does not."""
+    for setting, overrides in {**MODELS, **BIG}.items():
+        trainer = trainer_for([*overrides, "compressor=powersgd", "adaptive=accordion"], Comm(1))
+        trainer.fast = our_step(trainer)
+        sums = trainer.signals.sums
+
+        def collecting(trainer=trainer, sums=sums) -> None:
+            trainer.signals.sums = sums
+            trainer.fast()
+
+        def idle(trainer=trainer) -> None:
+            trainer.signals.sums = {}
+            trainer.fast()
+
+        times = interleaved({"collecting": collecting, "idle": idle}, 2 * rounds)
+        row("detector on / off", setting, times, "collecting", "idle", 1.01)
+
+
+def _ddp_process(rank: int, folder: str, setting: str, overrides: list[str], rounds: int) -> None:
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    trainer = trainer_for(overrides, Comm(1, 2, rank))
+    model = config.build_model(trainer.cfg, config.components(trainer.cfg, 1).dataset)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    arms = {"ours": our_step(trainer), "ddp": plain_step(trainer, wrapped, rank)}
+    times = interleaved(arms, rounds)
+    if rank == 0:
+        row("dense step / DistributedDataParallel, 2 gloo processes", setting, times, "ours", "ddp", 1.05)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def bench_ddp(rounds: int) -> None:
+    """Two processes against stock DistributedDataParallel, which overlaps its all-reduce with backward."""
+    context = multiprocessing.get_context("spawn")
+    for setting, overrides in {**MODELS, **BIG}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (folder, setting, overrides, rounds)
+            children = [context.Process(target=_ddp_process, args=(rank, *arguments)) for rank in range(2)]
+            for child in children:
+                child.start()
+            for child in children:
+                child.join()
+
+
+FIRST_STEP = """
+import sys, time
+from accordion_bench import trainer
+step = trainer.Trainer.train_step
+def first(self):
+    print("FIRST", time.time(), flush=True)
+    step(self)
+    print("DONE", time.time(), flush=True)
+    sys.stdout.flush()
+    import os; os._exit(0)
+trainer.Trainer.train_step = first
+from accordion_bench.__main__ import main
+sys.argv = ["accordion_bench", "paths.runs=" + sys.argv[1]]
+main()
+"""
+
+
+def bench_start(rounds: int) -> None:
+    """From the command to the end of the first training step of the default run, and `import torch` alone."""
+    command, imports = [], []
+    for _ in range(max(3, rounds // 8)):
+        start = time.time()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        imports.append(time.time() - start)
+        start = time.time()
+        with tempfile.TemporaryDirectory() as folder:
+            run = subprocess.run([sys.executable, "-c", FIRST_STEP, folder], check=True, capture_output=True, text=True)
+        command.append(float(run.stdout.split("DONE")[1]) - start)
+    total, torch_alone = statistics.median(command), statistics.median(imports)
+    print(f"| command to first step | default run | {total:.2f} s | | 5 s | {'yes' if total <= 5 else 'NO'} |")
+    beyond = total - torch_alone
+    print(f"| beyond `import torch` ({torch_alone:.2f} s) | default run | {beyond:.2f} s | | 2 s | {'yes' if beyond <= 2 else 'NO'} |")
+
+
+def main() -> None:
+    """The command line."""
+    benches = {
+        "start": bench_start,
+        "plain": bench_plain,
+        "workers": bench_workers,
+        "detector": bench_detector,
+        "ddp": bench_ddp,
+    }
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", nargs="*", choices=[*benches, []], default=list(benches))
+    parser.add_argument("--rounds", type=int, default=40)
+    arguments = parser.parse_args()
+    about = environment()
+    print(f"commit {about['commit']}, {about['processor']}, {about['cpu_cores']} cores, torch {about['versions']['torch']}\n")
+    print("| what | setting | ours | ratio, median (quartiles) | target | met |\n|---|---|---|---|---|---|")
+    for name in arguments.which:
+        benches[name](arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -138,7 +138,7 @@ class WorkerAxis:
             batches: how many per worker.
         """
         kept = {name: buffer_W.clone() for name, buffer_W in self.buffers_W.items()}
-        norms = [m for m in self.model.modules() if getattr(m, "track_running_stats", False)]
+        norms: list[Any] = [m for m in self.model.modules() if getattr(m, "track_running_stats", False)]
         momenta = [norm.momentum for norm in norms]
         self.model.train()
         for row in range(self._W):

@@ -47,15 +47,14 @@ class Blocks:
 
 
 def as_matrices(xs_W: Sequence[Tensor], matrix: tuple[int, int]) -> Tensor | None:
-    """Equal-shaped tensors [W, ...] as one batch of matrices [W*G, n, m] without a copy, or None where they are apart."""
+    """Equal-shaped tensors [W, ...] as one batch of matrices [W*G, n, m] without a copy; None where they are apart."""
     first, (n, m) = xs_W[0], matrix
     workers, count, size = first.shape[0], len(xs_W), n * m
     if count == 1:
         return first.reshape(workers, n, m)
     side_by_side = all(
-        x.is_contiguous() or x[0].is_contiguous() for x in xs_W
-    ) and all(
-        x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        x[0].is_contiguous()
+        and x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
         and x.storage_offset() == first.storage_offset() + g * size
         and (workers == 1 or x.stride(0) == count * size)
         for g, x in enumerate(xs_W)

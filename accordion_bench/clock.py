@@ -1,8 +1,8 @@
 """Clock: where the time of a run goes.
 
-`lap(part)` gives the time since the last mark to `part`; the exclusive parts sum to the total. The exchange (`exposed`)
-is also split into encode, comm and decode by the marks that `Comm` leaves around its collectives. On a GPU marks are CUDA
-events, read only once an epoch, so that measuring never waits for the device.
+`lap(part)` gives the time since the last mark to `part`; the exclusive parts sum to the total. The exchange
+(`exposed`) is also split into encode, comm and decode by the marks that `Comm` leaves around its collectives. On a GPU
+marks are CUDA events, read only once an epoch, so that measuring never waits for the device.
 """
 
 import time

@@ -9,8 +9,8 @@ import torch
 def without_dynamo(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """The same class with the methods that torch marks as invisible to torch.compile unwrapped.
 
-    The marks import torch._dynamo on first call (4 s of the 5 s that a run may take to its first step), and mean nothing
-    to an optimizer that is not compiled. `step` is wrapped there in no_grad too, which is kept.
+    The marks import torch._dynamo on first call (4 s of the 5 s that a run may take to its first step), and mean
+    nothing to an optimizer that is not compiled. `step` is wrapped there in no_grad too, which is kept.
     """
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}

@@ -1,4 +1,4 @@
-"""Keyed random numbers: a draw depends on its key alone, never on what was drawn before, and never on the global RNG."""
+"""Keyed random numbers: a draw depends on its key alone, not on what was drawn before, nor on the global RNG."""
 
 import hashlib
 

@@ -197,7 +197,7 @@ class Trainer:
         self.comm.agree(self.checksum(), "the parameters")
         steps = self.comm.sum_(self.loss_sum.clone(), "eval") / (self.steps_per_epoch * self.comm.workers)
         train_loss, (test_loss, metric) = float(steps), self.evaluate()
-        row = {
+        row: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,
             "lr": lr,
@@ -212,11 +212,11 @@ class Trainer:
         self.best = max(self.best, metric)
         target = self.cfg["target"]
         if target is not None and metric >= target and not self.to_target:
-            self.to_target = {"seconds": row["seconds"], "payload_bytes": row["payload_bytes"]}
+            self.to_target = {key: row[key] for key in ("seconds", "payload_bytes")}
         if self.comm.leader:
             self.folder.append_metrics(row)
             self.tracker.log(row)
-            log.info("epoch %d: train loss %.4f, test loss %.4f, %s %.4f", self.epoch, train_loss, test_loss, METRIC, metric)
+            log.info("epoch %d: losses %.4f %.4f, %s %.4f", self.epoch, train_loss, test_loss, METRIC, metric)
         self.progress.epoch(metric)
         self.epoch += 1
         self.step_in_epoch = 0
@@ -264,8 +264,9 @@ class Trainer:
             for indices in share.split(EVAL_BATCH):
                 x, y = self.data.test_batch(indices)
                 output = axis.model(x)
-                loss = F.cross_entropy(output, y, reduction="sum")
-                totals += torch.stack([loss.double(), (output.argmax(1) == y).sum().double(), loss.new_tensor(len(y)).double()])
+                totals[0] += F.cross_entropy(output, y, reduction="sum").double()
+                totals[1] += (output.argmax(1) == y).sum()
+                totals[2] += len(y)
         if kept is not None:
             axis.buffers_W = kept
         loss, correct, count = comm.sum_(totals, "eval").tolist()

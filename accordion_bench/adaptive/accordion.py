@@ -11,7 +11,7 @@ STATISTICS = ("local", "mean", "update")
 
 
 class CriticalRegime:
-    """The detector, one value per tensor: critical <=> |s(e-T) - s(e)| >= eta s(e-T), s(e) = || sum of gradients of e ||.
+    """The detector, per tensor: critical <=> |s(e-T) - s(e)| >= eta s(e-T), with s(e) = || sum of gradients of e ||.
 
     A value of None in `critical` means that this epoch decided nothing (no check, no history yet, or held).
 
@@ -69,8 +69,8 @@ class Accordion(Policy):
     """Detector x actuator: the critical-regime test per tensor chooses between two levels of the compressor's knob.
 
     Args:
-        statistic: gradients that are summed over the epoch: `local`: worker 0's own (the official code); `mean`: the mean
-            over workers (one dense all-reduce per check, charged to control_bytes); `update`: the decoded updates (free).
+        statistic: what is summed over the epoch: `local`: worker 0's gradients (the official code); `mean`: their mean
+            over workers (one dense all-reduce per check, in control_bytes); `update`: the decoded updates (free).
         eta, interval, lr_drop_ratio, min_hold: the detector's, see `CriticalRegime`.
         weak: level in critical regimes, e.g. rank 2; null = the compressor's own pair.
         strong: level elsewhere, e.g. rank 1; more compression than `weak`.

@@ -23,7 +23,7 @@ class PowerSGD(Compressor):
             0 compresses every tensor with two dimensions or more, as Accordion's code does.
         warm_start: keep Q for the next step (one power iteration converges over steps); false draws it anew.
         on_switch: when a policy changes the rank: `keep` the leading columns of Q, or `redraw` all (Accordion's code).
-        orthonormalisation: `qr`, or `gramschmidt` (one pass, Accordion's code; not orthonormal on rank-deficient input).
+        orthonormalisation: `qr`, or `gramschmidt` (one pass, Accordion's code; fails on rank-deficient input).
         eps: smallest norm that a column is divided by; 0 with `gramschmidt` gives NaN on a zero gradient.
 
     Source: Vogels, Karimireddy, Jaggi 2019 (arXiv 1905.13727), Algorithm 1.
@@ -72,26 +72,26 @@ class PowerSGD(Compressor):
         ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
         dense = [i for i, rank in enumerate(ranks) if rank is None]
         batches = self._batches(xs_W, ctx.specs, ranks)
-        queries = [torch.stack([self._query(ctx, i, ranks[i], state, xs_W[i]) for i in ids]) for ids, _ in batches]
+        queries = [torch.stack([self._query(ctx, i, rank, state, xs_W[i]) for i in ids]) for ids, rank, _ in batches]
         W = comm.local_workers
 
         # only the span of Q matters; orthonormal columns keep M_w Q as well conditioned as M_w
         Ps_W = [  # M_w Q, [W, G, n, r]
             (Ms @ self._orthonormal(Q).repeat(W, 1, 1)).unflatten(0, (W, len(ids)))
-            for (ids, Ms), Q in zip(batches, queries, strict=True)
+            for (ids, _, Ms), Q in zip(batches, queries, strict=True)
         ]
         means = comm.all_reduce_mean([*Ps_W, *(xs_W[i] for i in dense)])
         Ps = [self._orthonormal(P) for P in means[: len(batches)]]
 
         Qs_W = [  # M_w^T P, [W, G, m, r]
-            (Ms.mT @ P.repeat(W, 1, 1)).unflatten(0, (W, len(ids))) for (ids, Ms), P in zip(batches, Ps, strict=True)
+            (Ms.mT @ P.repeat(W, 1, 1)).unflatten(0, (W, len(ids))) for (ids, _, Ms), P in zip(batches, Ps, strict=True)
         ]
         Qs = comm.all_reduce_mean(Qs_W)
 
         update: list[Tensor] = [xs_W[0]] * len(xs_W)
         for i, mean in zip(dense, means[len(batches) :], strict=True):
             update[i] = mean
-        for (ids, _), P, Q, Q_old in zip(batches, Ps, Qs, queries, strict=True):
+        for (ids, _, _), P, Q, Q_old in zip(batches, Ps, Qs, queries, strict=True):
             # a zero gradient would leave Q = 0, from which no later step could recover: keep the old query instead
             kept = torch.where(Q.abs().amax(dim=(-2, -1), keepdim=True) > 0, Q, Q_old)
             for g, (i, approximation) in enumerate(zip(ids, P @ Q.mT, strict=True)):
@@ -100,27 +100,27 @@ class PowerSGD(Compressor):
 
         def sent_W():
             yield from ((i, xs_W[i]) for i in dense)
-            for (ids, _), P, Q_W in zip(batches, Ps, Qs_W, strict=True):
+            for (ids, _, _), P, Q_W in zip(batches, Ps, Qs_W, strict=True):
                 own_W = P @ Q_W.mT
                 yield from ((i, own_W[:, g].view(-1, *ctx.specs[i].shape)) for g, i in enumerate(ids))
 
         return Exchanged(update, sent_W)
 
     @staticmethod
-    def _batches(xs_W, specs, ranks) -> list[tuple[list[int], Tensor]]:
-        """(indices, matrices [W*G, n, m]) of equal shape and rank where they lie side by side; else one by one."""
+    def _batches(xs_W, specs, ranks) -> list[tuple[list[int], int, Tensor]]:
+        """(indices, rank, matrices [W*G, n, m]) of equal shape and rank where they lie side by side; else one by one."""
         groups: dict[tuple[tuple[int, ...], int], list[int]] = {}
         for i, (spec, rank) in enumerate(zip(specs, ranks, strict=True)):
             if rank is not None:
                 groups.setdefault((spec.shape, rank), []).append(i)
         batches = []
-        for (_, _), ids in groups.items():
+        for (_, rank), ids in groups.items():
             matrix = specs[ids[0]].matrix
             together = as_matrices([xs_W[i] for i in ids], matrix)
             if together is not None:
-                batches.append((ids, together))
+                batches.append((ids, rank, together))
             else:
-                batches.extend(([i], xs_W[i].reshape(-1, *matrix)) for i in ids)
+                batches.extend(([i], rank, xs_W[i].reshape(-1, *matrix)) for i in ids)
         return batches
 
     def _query(self, ctx: Context, i: int, rank: int, state: State, like: Tensor) -> Tensor:

@@ -64,12 +64,11 @@ class TopK(Compressor):
         return self.message_bytes(spec, level)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        pairs = list(zip(ctx.specs, ctx.levels, strict=True))
-        sparse = [i for i, (spec, level) in enumerate(pairs) if level is not None]
-        gathered = [i for i in sparse if self.gathers(*pairs[i], comm.workers)]
+        levels = {i: level for i, level in enumerate(ctx.levels) if level is not None}
+        gathered = [i for i, level in levels.items() if self.gathers(ctx.specs[i], level, comm.workers)]
         reduced = [i for i in range(len(xs_W)) if i not in set(gathered)]
-        indices_W = {i: top_indices(xs_W[i].flatten(1), self.kept(*pairs[i])) for i in sparse}
-        values_W = {i: xs_W[i].flatten(1).gather(1, indices_W[i]).float() for i in sparse}
+        indices_W = {i: top_indices(xs_W[i].flatten(1), self.kept(ctx.specs[i], levels[i])) for i in levels}
+        values_W = {i: xs_W[i].flatten(1).gather(1, indices_W[i]).float() for i in levels}
 
         def sparsified_W(i: int) -> Tensor:
             if i not in indices_W:
@@ -85,14 +84,14 @@ class TopK(Compressor):
         parts_W = [
             part
             for i in gathered
-            for part in (values_W[i].view(torch.uint8), wire.encode_indices(indices_W[i], pairs[i][0].numel))
+            for part in (values_W[i].view(torch.uint8), wire.encode_indices(indices_W[i], ctx.specs[i].numel))
         ]
         if parts_W:
             message_A = comm.all_gather(torch.cat(parts_W, dim=1))
             sizes = [part.shape[1] for part in parts_W]
             received = iter(message_A.split(sizes, dim=1))
             for i in gathered:
-                update[i] = self._decode(next(received), next(received), pairs[i][0], xs_W[i])
+                update[i] = self._decode(next(received), next(received), ctx.specs[i], xs_W[i])
         return Exchanged(update, lambda: ((i, sparsified_W(i)) for i in range(len(xs_W))))
 
     def _decode(self, values: Tensor, codes: Tensor, spec: TensorSpec, like: Tensor) -> Tensor:

@@ -53,11 +53,11 @@ class Cifar(ImageDataset):
             socket.setdefaulttimeout(before)
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
-        pairs = []
-        for train in (True, False):
+        def images_and_labels(train: bool):
             part = self._open(root, train)
-            pairs.append((torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets)))
-        train, test = self.cut(*pairs, seed)
+            return torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets)
+
+        train, test = self.cut(images_and_labels(True), images_and_labels(False), seed)
         # the constants of the Accordion experiments, in units of the uint8 images
         if self.num_classes == 10:
             mean, std = [125.3, 123.0, 113.9], [63.0, 62.1, 66.7]

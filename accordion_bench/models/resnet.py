@@ -84,7 +84,7 @@ class CifarResNet(ResNet):
 
 
 class ResNet18(ResNet):
-    """ResNet-18 with a 3x3 stem and widths 64 to 512, as in Accordion's CIFAR runs: 11,173,962 parameters, 10 classes."""
+    """ResNet-18 with a 3x3 stem, as in Accordion's CIFAR runs: 11,173,962 parameters with 10 classes."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes, [64, 128, 256, 512], [2, 2, 2, 2], "B")

@@ -13,8 +13,8 @@ class Wandb(Tracker):
     """Logs every row to wandb.
 
     Args:
-        mode: `offline` writes into the run folder and needs neither account nor network (`wandb sync` uploads it later);
-            `online` uploads.
+        mode: `offline` writes into the run folder and needs neither account nor network (`wandb sync` uploads it
+            later); `online` uploads.
         project: wandb's project.
     """
 
@@ -27,9 +27,8 @@ class Wandb(Tracker):
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
         import wandb  # a second to import
 
-        self.run = wandb.init(
-            project=self.project, name=folder.name, dir=str(folder), config=cfg, mode=self.mode, settings={"silent": True}
-        )
+        options: dict[str, Any] = {"project": self.project, "name": folder.name, "dir": str(folder), "mode": self.mode}
+        self.run = wandb.init(config=cfg, settings={"silent": True}, **options)
 
     def log(self, row: dict[str, Any]) -> None:
         self.run.log(scalars(row), step=row["step"])

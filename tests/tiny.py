@@ -55,7 +55,7 @@ class Net(nn.Module):
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(in_channels, 8, 3, 2, 1)
+        self.stem = nn.Conv2d(in_channels, 8, 3, 2, 1, bias=False)
         self.a, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
         self.norm, self.dropout, self.head = nn.BatchNorm2d(8), nn.Dropout(0.2), nn.Linear(8, num_classes)
         self.count = 0

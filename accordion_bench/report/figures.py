@@ -107,7 +107,7 @@ def curves(axes: Axes, arms: Sequence[Arm], x: str) -> None:
             axes.errorbar(*end, half[-1], color=colour, capsize=3, zorder=3)
         text, marker = f"{arm.label}: {end[1]:.1f} %", MARKERS[i % len(MARKERS)]
         axes.plot(*end, marker, color=colour, markersize=8, markeredgecolor="white", zorder=4, label=text)
-        floors.append(np.quantile(mean, 0.1))
+        floors.append(np.quantile(mean, 0.25))
     axes.set_ylim(max(0, min(floors) - 5), 100.5)
     axes.set_ylabel(f"test {arms[0].metric} [%]")
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -130,4 +130,5 @@ def footnote(arms: Sequence[Arm]) -> str:
     several = max(arm.n for arm in arms) > 1
     lines = "lines: mean over the seeds; bands: Student's 95 % t-interval" if several else "no intervals"
     counts = "/".join(map(str, sorted({arm.n for arm in arms})))
-    return f"n = {counts} (seed {', '.join(map(str, seeds))}); {lines}; markers: after the last epoch."
+    shown = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    return f"n = {counts} ({shown}); {lines}; markers: after the last epoch; the first, lowest epochs are cut off."

@@ -20,7 +20,7 @@ def provenance(runs: Sequence[Run]) -> str:
         versions |= {f"{name} {version}": None for name, version in (run.environment.get("versions") or {}).items()}
     lines = [
         "## Where this comes from\n",
-        f"- runs: {len(runs)}, seed {', '.join(dict.fromkeys(str(run.seed) for run in runs))}",
+        f"- runs: {len(runs)}; seeds: {', '.join(dict.fromkeys(str(run.seed) for run in runs))}",
         f"- commit: {said('commit')}",
         f"- hardware: {'; '.join(dict.fromkeys(machine(run) for run in runs))}",
         f"- versions: Python {said('python')}, {', '.join(versions)}",

@@ -247,8 +247,8 @@ def test_arms_with_one_label_are_told_apart(tmp_path):
     run_folder(tmp_path, "powersgd", compressor__error_feedback=True)
     run_folder(tmp_path, "powersgd", compressor__error_feedback=False)
     assert {arm.label for arm in grouped(tmp_path)} == {
-        "PowerSGD rank 2, compressor.error_feedback=True",
-        "PowerSGD rank 2, compressor.error_feedback=False",
+        "PowerSGD rank 2, error_feedback=True",
+        "PowerSGD rank 2, error_feedback=False",
     }
 
 

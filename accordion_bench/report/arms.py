@@ -101,7 +101,9 @@ def _told_apart(arms: list[Arm]) -> list[Arm]:
         leaves = [flat(fingerprint(twin.runs[0])) for twin in twins]
         own = flat(fingerprint(arm.runs[0]))
         keys = sorted({key for leaf in leaves for key in leaf.keys() | own.keys() if leaf.get(key) != own.get(key)})
-        told = ", ".join(f"{key}={own.get(key)}" for key in keys)
+        short = [key.rpartition(".")[2] for key in keys]
+        names = short if len(set(short)) == len(short) else keys
+        told = ", ".join(f"{name}={own.get(key)}" for name, key in zip(names, keys, strict=True))
         result.append(replace(arm, label=f"{arm.label}, {told}") if told else arm)
     return result
 

@@ -67,7 +67,7 @@ def side_by_side(arms: Sequence[Arm], adaptive: Sequence[Arm], x: str) -> Figure
     figure, panels = plt.subplots(1, 1 + len(adaptive), figsize=size, squeeze=False, layout="constrained")
     curves(panels[0, 0], arms, x)
     for axes, arm in zip(panels[0, 1:], adaptive, strict=True):
-        level_map(axes, arm.runs[0])
+        level_map(axes, arm)
     figure.suptitle(heading(arms[0]), fontsize=12)
     figure.text(0.01, -0.01, footnote(arms), va="top", fontsize=8, color="#444444")
     return figure
@@ -80,7 +80,7 @@ def level_maps(adaptive: Sequence[Arm]) -> Figure:
         len(adaptive), 1, figsize=(8, sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
     )
     for axes, arm in zip(panels[:, 0], adaptive, strict=True):
-        level_map(axes, arm.runs[0])
+        level_map(axes, arm)
     return figure
 
 
@@ -111,7 +111,8 @@ def curves(axes: Axes, arms: Sequence[Arm], x: str) -> None:
     axes.set_ylim(max(0, min(floors) - 5), 100.5)
     axes.set_ylabel(f"test {arms[0].metric} [%]")
     axes.grid(alpha=0.25, linewidth=0.6)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2, fontsize=9)
+    widest = max(len(arm.label) for arm in arms)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=1 if widest > 40 else 2, fontsize=9)
     if x == "seconds":
         axes.set_xlabel("training time [s]")
         axes.set_title(f"{arms[0].metric.capitalize()} against time", loc="left", fontsize=11)

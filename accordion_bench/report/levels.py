@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from accordion_bench.report.arms import Arm
 from accordion_bench.report.labels import knob_of, pair_of, show_level
 from accordion_bench.report.load import Run
 
@@ -51,8 +52,9 @@ def _dense_layers(config_json: str, level: float) -> frozenset[str]:
     return frozenset(spec.name for spec in specs if not parts.compressor.compresses(spec, level))
 
 
-def level_map(axes: Axes, run: Run) -> None:
-    """Layers by epochs, coloured by level; triangles mark the policy's decisions, lines the learning-rate drops."""
+def level_map(axes: Axes, arm: Arm) -> None:
+    """Layers by epochs of an arm's first seed: colours are levels, triangles decisions, lines learning-rate drops."""
+    run = arm.runs[0]
     levels, epochs = levels_by_layer(run), len(run.rows)
     used = sorted({level for row in levels.values() for level in row if level is not None})
     dense = {level: dense_layers(run.config, level) & levels.keys() for level in used}
@@ -76,7 +78,7 @@ def level_map(axes: Axes, run: Run) -> None:
     axes.spines[:].set_visible(False)
     axes.set_ylim(bottom, -1.1)
     axes.set_xlabel("epoch")
-    axes.set_title(f"{run.label}: level of each layer, seed {run.seed}", loc="left", fontsize=11)
+    axes.set_title(f"{arm.label}: level of each layer, seed {run.seed}", loc="left", fontsize=11)
     _legend(axes, run, colours, [level for level in used if dense[level]])
 
 

@@ -161,6 +161,33 @@ def bench_ddp(rounds: int) -> None:
                 child.join()
 
 
+PEAK = """
+import resource, sys, tempfile
+import torch
+from scripts.bench_step import our_step, trainer_for
+from accordion_bench.comm import Comm
+trainer = trainer_for(sys.argv[2:], Comm(int(sys.argv[1])))
+step = our_step(trainer)
+for _ in range(3):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, sum(s.numel for s in trainer.axis.specs) * 4)
+"""
+
+
+def bench_memory(rounds: int) -> None:
+    """Peak memory that each further worker in a process costs, in models; gradient + residual are two."""
+    for name in ("powersgd", "topk", "none"):
+        overrides = ["model=resnet18", "dataset=synthetic", "batch_size=4", f"compressor={name}"]
+        peaks = []
+        for workers in (2, 6):
+            command = [sys.executable, "-c", PEAK, str(workers), *overrides]
+            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+            peaks.append(int(out[-2]) / int(out[-1]))
+        slope, target = (peaks[1] - peaks[0]) / 4, 1 if name == "none" else 2
+        verdict = "yes" if slope <= target + 0.1 else "NO"
+        print(f"| memory of one more worker, in models | resnet18, {name} | {slope:.2f} | | {target} | {verdict} |", flush=True)
+
+
 FIRST_STEP = """
 import sys, time
 from accordion_bench import trainer
@@ -203,6 +230,7 @@ def main() -> None:
         "workers": bench_workers,
         "detector": bench_detector,
         "ddp": bench_ddp,
+        "memory": bench_memory,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", choices=[*benches, []], default=list(benches))

@@ -3,7 +3,7 @@
 Tensor suffixes: W local workers, A all workers, N elements, M rows, K columns, R rank.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,12 +40,13 @@ class Exchanged(NamedTuple):
     """The result of one exchange.
 
     update: tensors [...], what every worker applies; identical on all workers.
-    sent_W: called, yields (index, [W, ...]): each local worker's contribution as the others decode it. Lazy, so that
-        it costs nothing where nobody asks, and one temporary at a time where error feedback does.
+    subtract_sent_: called with (index, [W, ...]), subtracts in place each local worker's contribution to that tensor
+        as the others decode it. A function, so that it costs nothing where nobody asks, and touches only what was sent
+        where error feedback does.
     """
 
     update: list[Tensor]
-    sent_W: Callable[[], Iterable[tuple[int, Tensor]]]
+    subtract_sent_: Callable[[int, Tensor], Any]
 
 
 class Compressor:

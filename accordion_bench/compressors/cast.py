@@ -25,11 +25,10 @@ class Cast(Compressor):
         self.dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        def sent_W():
-            for i, x_W in enumerate(xs_W):
-                yield i, (x_W / comm.workers).to(self.dtype).to(x_W.dtype) * comm.workers
+        def subtract_sent_(i: int, target_W: Tensor) -> None:
+            target_W.sub_((xs_W[i] / comm.workers).to(self.dtype).to(xs_W[i].dtype), alpha=comm.workers)
 
-        return Exchanged(comm.all_reduce_mean(xs_W, dtype=self.dtype), sent_W)
+        return Exchanged(comm.all_reduce_mean(xs_W, dtype=self.dtype), subtract_sent_)
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         return 2 * spec.numel

@@ -57,13 +57,13 @@ class ErrorFeedback(Compressor):
         # p_w is formed in the residual's own storage, so that error feedback needs no third buffer
         ps_W = [x if e is None else e.add_(x) for x, e in zip(xs_W, residuals_W, strict=True)]
         out = self.inner.exchange(ps_W, ctx, state, comm)
-        sent_W = out.sent_W() if self.residual == "local" else enumerate(out.update)
-        for i, sent in sent_W:
-            residual = residuals_W[i]
-            if residual is None:
+        for i, residual_W in enumerate(residuals_W):
+            if residual_W is None:
                 continue
-            if self.inner.compresses(ctx.specs[i], ctx.levels[i]):
-                residual.sub_(sent)
+            if not self.inner.compresses(ctx.specs[i], ctx.levels[i]):
+                residual_W.zero_()
+            elif self.residual == "local":
+                out.subtract_sent_(i, residual_W)
             else:
-                residual.zero_()
+                residual_W.sub_(out.update[i])
         return out

@@ -98,13 +98,19 @@ class PowerSGD(Compressor):
                 update[i] = approximation.view(ctx.specs[i].shape)
                 state.setdefault(ctx.specs[i].name, {})["q"] = kept[g].clone()
 
-        def sent_W():
-            yield from ((i, xs_W[i]) for i in dense)
-            for (ids, _, _), P, Q_W in zip(batches, Ps, Qs_W, strict=True):
-                own_W = P @ Q_W.mT
-                yield from ((i, own_W[:, g].view(-1, *ctx.specs[i].shape)) for g, i in enumerate(ids))
+        factors_W = {
+            i: (P[g].expand(W, -1, -1), Q_W[:, g].mT)
+            for (ids, _, _), P, Q_W in zip(batches, Ps, Qs_W, strict=True)
+            for g, i in enumerate(ids)
+        }
 
-        return Exchanged(update, sent_W)
+        def subtract_sent_(i: int, target_W: Tensor) -> None:
+            if i in factors_W:  # M_w - P Q_w^T
+                target_W.view(W, *ctx.specs[i].matrix).baddbmm_(*factors_W[i], alpha=-1)
+            else:
+                target_W.sub_(xs_W[i])
+
+        return Exchanged(update, subtract_sent_)
 
     @staticmethod
     def _batches(xs_W, specs, ranks) -> list[tuple[list[int], int, Tensor]]:

@@ -92,7 +92,14 @@ class TopK(Compressor):
             received = iter(message_A.split(sizes, dim=1))
             for i in gathered:
                 update[i] = self._decode(next(received), next(received), ctx.specs[i], xs_W[i])
-        return Exchanged(update, lambda: ((i, sparsified_W(i)) for i in range(len(xs_W))))
+        def subtract_sent_(i: int, target_W: Tensor) -> None:
+            if i in indices_W:
+                flat_W = target_W.view(target_W.shape[0], -1)
+                flat_W.scatter_add_(1, indices_W[i], -values_W[i].to(target_W.dtype))
+            else:
+                target_W.sub_(xs_W[i])
+
+        return Exchanged(update, subtract_sent_)
 
     def _decode(self, values: Tensor, codes: Tensor, spec: TensorSpec, like: Tensor) -> Tensor:
         if not values.numel():
@@ -107,13 +114,16 @@ class TopK(Compressor):
 
 def top_indices(rows_W: Tensor, k: int) -> Tensor:
     """Per row [W, N] the ascending indices [W, k] of the k largest magnitudes; ties go to the lower index."""
-    magnitudes = rows_W.abs()
     if k in (0, rows_W.shape[1]):
         return torch.arange(k, device=rows_W.device).expand(rows_W.shape[0], k).contiguous()
-    smallest = magnitudes.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-    keep = magnitudes >= smallest
-    if int(keep.sum()) > k * rows_W.shape[0]:
-        above = magnitudes > smallest
-        tied = keep & ~above
-        keep = above | (tied & (tied.cumsum(1) <= k - above.sum(1, keepdim=True)))
-    return keep.nonzero()[:, 1].view(rows_W.shape[0], k)
+    return torch.stack([_top_of_row(row, k) for row in rows_W])
+
+
+def _top_of_row(row: Tensor, k: int) -> Tensor:
+    magnitudes = row.abs()
+    smallest = magnitudes.topk(k, sorted=False).values.min()
+    chosen = (magnitudes >= smallest).nonzero()[:, 0]
+    if len(chosen) > k:
+        above, tied = (magnitudes > smallest).nonzero()[:, 0], (magnitudes == smallest).nonzero()[:, 0]
+        chosen = torch.cat([above, tied[: k - len(above)]]).sort().values
+    return chosen

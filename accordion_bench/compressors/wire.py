@@ -64,7 +64,9 @@ def encode_indices(indices_W: Tensor, n: int) -> Tensor:
     if index_bytes(n, k)[0] == "bitmap":
         return pack_bits(torch.zeros(workers, n, dtype=torch.bool, device=device).scatter_(1, indices_W, True))
     low = _low_bits(n, k)
-    low_bits = ((indices_W[..., None] >> torch.arange(low, device=device)) & 1).flatten(1).bool()
+    low_bits = torch.zeros(workers, k * low, dtype=torch.bool, device=device)
+    for bit in range(low):
+        low_bits[:, bit::low] = (indices_W >> bit) & 1
     unary = torch.zeros(workers, _elias_fano_bits(n, k, low)[1], dtype=torch.bool, device=device)
     unary.scatter_(1, (indices_W >> low) + torch.arange(k, device=device), True)
     return torch.cat([pack_bits(low_bits), pack_bits(unary)], dim=1)
@@ -82,5 +84,8 @@ def decode_indices(message_W: Tensor, n: int, k: int) -> Tensor:
     low_bytes, unary_bytes = message_W.split([_bytes(low_count), _bytes(unary_count)], dim=1)
     high = unpack_bits(unary_bytes.contiguous(), unary_count).nonzero()[:, 1].view(workers, k)
     high = high - torch.arange(k, device=device)
-    low_bits = unpack_bits(low_bytes.contiguous(), low_count).view(workers, k, low).long()
-    return (high << low) + (low_bits << torch.arange(low, device=device)).sum(-1)
+    low_bits = unpack_bits(low_bytes.contiguous(), low_count)
+    indices = high << low
+    for bit in range(low):
+        indices += low_bits[:, bit::low].long() << bit
+    return indices

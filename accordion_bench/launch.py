@@ -152,9 +152,9 @@ def joined(cfg: Config, where: Layout) -> Iterator[Any]:
         return
     import torch.distributed as dist
 
-    if "MASTER_ADDR" not in os.environ:
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise ConfigError(
-            "comm=gloo or nccl under Slurm needs the variables MASTER_ADDR and MASTER_PORT, got none; type "
+            "comm=gloo or nccl under Slurm needs the variables MASTER_ADDR and MASTER_PORT, got not both; type "
             "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
         )
     timeout = datetime.timedelta(seconds=cfg["comm"]["timeout"])
@@ -303,7 +303,9 @@ def _wait(children: list, ends: list[connection.Connection], received: list[int]
     deadline = float("inf")
     ended = False  # by us
     open_ends = list(ends)
-    while any(child.is_alive() for child in children) or open_ends:
+    alive = True
+    while alive or open_ends:
+        alive = any(child.is_alive() for child in children)  # one last round after the last one has ended
         ready = connection.wait(open_ends, timeout=0.2) if open_ends else []
         for end in [end for end in open_ends if end in ready]:
             try:

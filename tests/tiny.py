@@ -25,6 +25,8 @@ RUN = [
     "optimizer.lr=0.02",
     "comm=simulated",
 ]
+COMMAND = [sys.executable, "-m", "accordion_bench"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *COMMAND[1:]]
 STEPS = 6  # per epoch, with 4 workers
 
 

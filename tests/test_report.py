@@ -91,6 +91,7 @@ def run_folder(
                 "dense_bytes": int(DENSE_BYTES * share),
                 "dense_wire_bytes": int(1.5 * DENSE_BYTES * share),
                 "seconds": seconds * share,
+                "exposed_seconds": 0.1,
                 "comm_seconds": comm_seconds,
                 "plan": {"batch_size": 32, "lr_factor": 1.0, "levels": level_plan(epoch, ladder) if adaptive else {}},
                 "decisions": {"accordion": {"critical": True}} if adaptive and epoch % 2 else {},
@@ -339,6 +340,16 @@ def test_communication_time_is_shown_only_where_measured(tmp_path):
     run_folder(tmp_path / "b", "none", comm_seconds=0.5)
     assert "no communication time" not in words.captions(grouped(tmp_path / "b"))[2]
     assert "communication" in table.markdown(table.tidy(grouped(tmp_path / "b")))
+
+
+@pytest.mark.parametrize(("slower", "expected"), [(0.1, "within noise"), (20, "7.67x")])
+def test_times_within_noise_give_no_ratio(tmp_path, slower, expected):
+    for seed, wiggle in enumerate((0, 1, 2)):
+        run_folder(tmp_path, "none", seed=seed, seconds=2.0 + wiggle)
+        run_folder(tmp_path, "powersgd", seed=seed, seconds=2.0 + wiggle + slower)
+    dense, other = table.markdown(table.tidy(grouped(tmp_path))).splitlines()[2:]
+    assert "1.00x" in dense
+    assert expected in other
 
 
 def test_a_dense_run_with_another_optimizer_is_named(tmp_path):

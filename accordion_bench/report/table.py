@@ -44,8 +44,10 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
                 "wire_times_less": _times_less(arm, dense, "wire_bytes", "dense_wire_bytes"),
                 "seconds": arm.mean("seconds"),
                 "seconds_ci95": half_width(arm.values("seconds")),
+                "exposed_seconds": arm.mean("exposed_seconds"),
                 "comm_seconds": arm.mean("comm_seconds"),
                 "seconds_over_dense": _seconds_over(arm, dense),
+                "seconds_within_noise": dense is not None and arm is not dense and _within_noise(arm, dense, "seconds"),
                 "baseline": dense.label if dense else "",
             }
         )
@@ -65,9 +67,26 @@ def _seconds_over(arm: Arm, dense: Arm | None) -> float:
     return arm.mean("seconds") / dense.mean("seconds") if same else math.nan
 
 
+def _within_noise(arm: Arm, dense: Arm, column: str) -> bool:
+    gap, half = difference(arm.values(column), dense.values(column))
+    return abs(gap) <= half
+
+
 def markdown(table: pd.DataFrame) -> str:
     """The table of one setting, for people: aligned, so that it also reads well in a terminal."""
-    columns = ["arm", "n", "accuracy, final", "best", "payload", "vs dense", "wire", "vs dense", "time", "vs dense"]
+    columns = [
+        "arm",
+        "n",
+        "accuracy, final",
+        "best",
+        "payload",
+        "vs dense",
+        "wire",
+        "vs dense",
+        "time",
+        "vs dense",
+        "exchange",
+    ]
     measured = table["comm_seconds"].notna().any()
     if measured:
         columns.append("communication")
@@ -81,7 +100,8 @@ def markdown(table: pd.DataFrame) -> str:
         ]
         line += [human_bytes(row["payload_bytes"]), show_times(row["payload_times_less"])]
         line += [human_bytes(row["wire_bytes"]), show_times(row["wire_times_less"])]
-        line += [_seconds(row["seconds"], row["seconds_ci95"]), _if_known(row["seconds_over_dense"], "{:.2f}x")]
+        ratio = "within noise" if row["seconds_within_noise"] else _if_known(row["seconds_over_dense"], "{:.2f}x")
+        line += [_seconds(row["seconds"], row["seconds_ci95"]), ratio, _if_known(row["exposed_seconds"], "{:.1f} s")]
         cells.append([*line, _if_known(row["comm_seconds"], "{:.1f} s")] if measured else line)
     widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]
     rows = [

@@ -31,10 +31,12 @@ def captions(arms: Sequence[Arm]) -> list[str]:
     sent = (
         f"Payload: what one worker hands to the collectives; wire: what its own link sends; both against {reference}."
     )
-    time = "Time: training, without evaluation and warm-up."
+    time = "Time: training, without evaluation and warm-up; exchange: the part that is codec and communication."
     if shared := [arm.label for arm in arms if not arm.values("comm_seconds")]:
         whose = "The" if len(shared) == len(arms) else f"{', '.join(shared)}: the"
         time += f" {whose} workers share a process: no communication time was measured; time is compute and codec only."
+    if not several:
+        time += " One run per arm: other work on the machine is in its time."
     machines = sorted({machine(run) for arm in arms for run in arm.runs})
     if len(machines) > 1:
         time += f" The runs come from different machines ({'; '.join(machines)}); only times of one machine compare."

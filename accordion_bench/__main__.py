@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 
 from accordion_bench.errors import explain
 
@@ -14,13 +15,18 @@ def main() -> None:
     """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
     failures: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # a KeyboardInterrupt would be lost in what torch's imports catch
+        signal.signal(signal.SIGINT, lambda signum, frame: os._exit(128 + signum))
     try:
-        _hydra_main(failures)
+        _hydra_main(failures, lambda: signal.signal(signal.SIGINT, before))
     except KeyboardInterrupt as stop:
         print(str(stop) or "stopped", file=sys.stderr)
         raise SystemExit(128 + getattr(stop, "signum", signal.SIGINT)) from None
     except Exception as error:
         raise SystemExit(_tell(error)) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
     if failures:
         raise SystemExit(max(failures))
 
@@ -35,7 +41,7 @@ def _tell(error: Exception, cell: str = "") -> int:
     return 2
 
 
-def _hydra_main(failures: list[int]) -> None:
+def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -47,6 +53,7 @@ def _hydra_main(failures: list[int]) -> None:
     def task(composed: DictConfig) -> float:
         from accordion_bench import config, train
 
+        imported()
         hydra_config = HydraConfig.get()
         overrides = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
         assert isinstance(overrides, list)

@@ -1,5 +1,6 @@
 """From a resolved configuration to components: the single place that instantiates them, and all checks before a run."""
 
+import functools
 import importlib
 import os
 import re
@@ -244,20 +245,23 @@ def _same_kinds(declared: Config, given: Config, prefix: str) -> None:
 
 def _declared(cfg: Config) -> Config:
     """What the YAML files say for the names that are chosen."""
-    from omegaconf import OmegaConf
-
-    def read(file: Path) -> Config:
-        return dict(OmegaConf.to_container(OmegaConf.load(file), resolve=False)) if file.is_file() else {}  # type: ignore
-
-    declared = read(conf_dir() / "config.yaml")
+    declared = dict(_yaml(conf_dir() / "config.yaml"))
     declared.pop("hydra")
     entries = [entry for entry in declared.pop("defaults") if isinstance(entry, dict)]
     for group in [group for entry in entries for group in entry if not group.startswith("override ")]:
         names = cfg.get("choices", {}).get(group, "").split(",")
-        nodes = {name: read(conf_dir() / group / f"{name}.yaml") for name in names}
+        nodes = {name: _yaml(conf_dir() / group / f"{name}.yaml") for name in names}
         nodes = {name: node for name, node in nodes.items() if "_target_" in node or group == "comm"}
         declared[group] = nodes if group == "adaptive" else next(iter(nodes.values()), {})
     return declared
+
+
+@functools.cache
+def _yaml(file: Path) -> Config:
+    """A YAML file as Hydra reads it; empty where there is none."""
+    from omegaconf import OmegaConf
+
+    return dict(OmegaConf.to_container(OmegaConf.load(file), resolve=False)) if file.is_file() else {}  # type: ignore
 
 
 def without_effect(cfg: Config, typed: set[str]) -> list[str]:

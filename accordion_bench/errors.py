@@ -1,7 +1,9 @@
 """What a user reads when something is wrong: one sentence for what they can mend, a traceback for what they cannot."""
 
+import functools
 import re
 import traceback
+from pathlib import Path
 from typing import Any
 
 from accordion_bench.check import ConfigError, closest, kind_of, show
@@ -86,7 +88,8 @@ def _known_keys() -> dict[str, Any]:
     return known
 
 
-def _keys_of(file: Any) -> dict[str, Any]:
+@functools.cache
+def _keys_of(file: Path) -> dict[str, Any]:
     import yaml
 
     keys: dict[str, Any] = {}

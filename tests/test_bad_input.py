@@ -243,6 +243,7 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
     from accordion_bench.datasets import cifar
 
     monkeypatch.undo()
+    (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)  # what an unfinished copy leaves
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(cifar, "TIMEOUT", 0.5)
         for name in ("http_proxy", "https_proxy"):

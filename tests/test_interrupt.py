@@ -163,7 +163,7 @@ def test_every_signal_everywhere(overrides, signum, status, whole_group, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.3, 1.0, 2.0, 3.0, 4.0, 6.0])
+@pytest.mark.parametrize("delay", [0.3, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0])
 def test_ctrl_c_while_starting(delay, tmp_path):
     """Before there is anything to save it ends at once or after the first steps, and leaves nobody behind."""
     arguments = [*tiny.COMMAND, *tiny.typed(tmp_path, f"epochs={FOREVER}", *TWO)]
@@ -277,6 +277,15 @@ def test_nan_in_one_process(tmp_path, monkeypatch, capsys):
     start = "step 9 (epoch 1): the loss of worker 2 is nan, and the gradient of stem.weight on worker 2 is not finite; "
     assert told.startswith(f"{start}try a smaller optimizer.lr") and told.count("\n") == 1
     check_not_finite(tiny.only(tmp_path), "step 9 (epoch 1): the loss of worker 2 is nan")
+
+
+def test_an_infinite_gradient(tmp_path, monkeypatch, capsys):
+    """The loss is finite; the step and the first parameter are named."""
+    monkeypatch.setenv("TINY_TROUBLE", "gradient:0:39")
+    assert status(monkeypatch, *tiny.typed(tmp_path, "compressor=powersgd")) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("step 9 (epoch 1): the gradient of stem.weight on worker 2 is not finite; try a smaller")
+    check_not_finite(tiny.only(tmp_path), "step 9 (epoch 1): the gradient of stem.weight on worker 2 is not finite")
 
 
 def test_nan_in_two_processes(tmp_path, monkeypatch):

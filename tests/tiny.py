@@ -50,8 +50,8 @@ class Net(nn.Module):
     """Convolutions of equal shapes, BatchNorm, dropout.
 
     Environment:
-        TINY_TROUBLE=KIND:RANK:COUNT: what happens in the COUNTth training forward of a rank: nan, raise, kill (itself),
-            stop (SIGINT to the process that the user has started).
+        TINY_TROUBLE=KIND:RANK:COUNT: what happens in the COUNTth training forward of a rank: nan, gradient (infinite),
+            raise, kill (itself), stop (SIGINT to the process that the user has started).
         TINY_MODULES=FOLDER: each process writes the names of its modules there.
     """
 
@@ -81,4 +81,6 @@ class Net(nn.Module):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.kind == "stop":
             os.kill(os.getppid() if dist.is_initialized() else os.getpid(), signal.SIGINT)
+        if self.kind == "gradient":
+            y.register_hook(lambda gradient: gradient * float("inf"))
         return y * torch.tensor(float("nan")) if self.kind == "nan" else y

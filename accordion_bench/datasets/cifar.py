@@ -30,6 +30,8 @@ class Cifar(ImageDataset):
         self.num_classes = classes
         self.augment = check.boolean("augment", augment)
         self.folder = {10: "cifar-10-batches-py", 100: "cifar-100-python"}[classes]
+        tens = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]
+        self.files = {10: tens, 100: ["train", "test", "meta"]}[classes]
 
     def _open(self, root: str, train: bool, download: bool = False):
         from torchvision import datasets  # takes seconds to import: only runs that need it pay
@@ -38,7 +40,7 @@ class Cifar(ImageDataset):
         return reader(root=root, train=train, download=download)
 
     def prepare(self, root: str) -> None:
-        if (Path(root) / self.folder).is_dir():
+        if all((Path(root) / self.folder / name).is_file() for name in self.files):
             return
         before = socket.getdefaulttimeout()
         socket.setdefaulttimeout(TIMEOUT)
@@ -46,8 +48,8 @@ class Cifar(ImageDataset):
             self._open(root, train=True, download=True)
         except (OSError, RuntimeError) as error:
             raise ConfigError(
-                f"paths.data must hold the folder {self.folder}, got {root} without it, and downloading failed "
-                f"({type(error).__name__}); type paths.data=FOLDER, or dataset=digits, which needs no download"
+                f"paths.data must hold the folder {self.folder}, got {root} without it or not whole, and downloading "
+                f"failed ({type(error).__name__}); type paths.data=FOLDER, or dataset=digits, which needs no download"
             ) from error
         finally:
             socket.setdefaulttimeout(before)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from accordion_bench import check
+from accordion_bench import check, rng
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.axis import BN_POLICIES
 from accordion_bench.check import ConfigError, ValueRefused
@@ -192,7 +191,7 @@ def validate(cfg: Config) -> None:
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = components(cfg, workers=1)
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
-    with torch.random.fork_rng(devices=[]):
+    with rng.kept_rng():
         model = build_model(cfg, parts.dataset)
     build(optimizer, "optimizer", positional=[list(model.parameters())], adapt=without_dynamo)
     build(cfg["tracker"], "tracker")

@@ -1,6 +1,8 @@
 """Keyed random numbers: a draw depends on its key alone, not on what was drawn before, nor on the global RNG."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 
 import torch
 
@@ -14,3 +16,25 @@ def key(*parts: object) -> int:
 def generator(*parts: object) -> torch.Generator:
     """A private CPU generator for one key; draw on the CPU and move, so that CPU and GPU runs see the same numbers."""
     return torch.Generator().manual_seed(key(*parts))
+
+
+@contextlib.contextmanager
+def kept_rng(device: torch.device | str = "cpu") -> Iterator[None]:
+    """Leave torch's global generators as they were."""
+    device = torch.device(device)
+    cpu = torch.get_rng_state()
+    gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu, device)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from torch's global CPU generator as if freshly seeded, and leave it as it was."""
+    with kept_rng():
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -149,11 +149,15 @@ def header(cfg: Config, where: launch.Layout) -> str:
 
 def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
     """The closing lines; the last one is the run folder."""
-    times = lambda dense, sent: f"{dense / sent:.3g}x less than dense" if sent else "nothing to send"  # noqa: E731
 
     def line(name: str, sent: int, dense: int) -> str:
-        ratio = times(dense, sent) if sent <= dense else f"{sent / dense:.3g}x MORE than dense"
-        return f"{name:<10}{human_bytes(sent)} per worker ({ratio}, {human_bytes(dense)})"
+        if sent == dense:
+            ratio = "the same as dense"
+        elif sent < dense:
+            ratio = f"{dense / sent:.3g}x less than dense, {human_bytes(dense)}" if sent else "nothing to send"
+        else:
+            ratio = f"{sent / dense:.3g}x MORE than dense, {human_bytes(dense)}"
+        return f"{name:<10}{human_bytes(sent)} per worker ({ratio})"
 
     simulated = summary["comm_seconds"] is None
     lines = [

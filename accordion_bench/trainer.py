@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from accordion_bench.optimizers import without_dynamo
 from accordion_bench.plan import Plan, Signals, plan_record
 from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
-from accordion_bench.rng import key
+from accordion_bench.rng import kept_rng, key, seeded
 from accordion_bench.sampler import Sampler
 from accordion_bench.signals import GradientSums
 from accordion_bench.trackers.base import Tracker
@@ -57,7 +56,7 @@ class Trainer:
 
         self.data = parts.dataset.load(cfg["paths"]["data"], seed, self.device)
         self.sampler = Sampler(self.data.train_size, comm.workers, seed, parts.dataset.sharding)
-        with _seeded(key(seed, "model")):
+        with seeded(key(seed, "model")):
             model = config.build_model(cfg, parts.dataset)
         model = model.to(self.device)
         comm.broadcast_([*model.parameters(), *model.buffers()], "setup")
@@ -93,7 +92,7 @@ class Trainer:
         comm, axis, lr = self.comm, self.axis, self.lr(self.step_in_epoch)
         axis.gradients_W.zero_()
         losses = []
-        with _kept_rng(self.device):
+        with kept_rng(self.device):
             for row in range(comm.local_workers):
                 indices = self.sampler.batch(comm.first_worker + row, self.step_in_epoch)
                 x, y = self.data.train_batch(indices.to(self.device))
@@ -254,7 +253,7 @@ class Trainer:
                 indices = self.sampler.batch(comm.first_worker + row, batch).to(self.device)
                 axis.model(self.data.train_batch(indices)[0])
 
-            with _kept_rng(self.device):
+            with kept_rng(self.device):
                 kept = axis.recompute_buffers(forward, batches)
         axis.model.eval()
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)
@@ -284,6 +283,7 @@ class Trainer:
             "epochs": self.epoch,
             "parameters": sum(spec.numel for spec in self.axis.specs),
             "workers": self.comm.workers,
+            "test_size": self.data.test_size,
             **kept,
             "seconds_to_target": self.to_target.get("seconds"),
             "payload_bytes_to_target": self.to_target.get("payload_bytes"),
@@ -292,24 +292,3 @@ class Trainer:
     def save(self) -> Path:
         """Write a checkpoint."""
         return checkpoint.save(self.folder.path, self)
-
-
-@contextlib.contextmanager
-def _kept_rng(device: torch.device) -> Iterator[None]:
-    """Leave the global generators as they were."""
-    cpu = torch.get_rng_state()
-    gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu, device)
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Draw from torch's global CPU generator as if freshly seeded, and leave it as it was."""
-    with _kept_rng(torch.device("cpu")):
-        torch.default_generator.manual_seed(seed)
-        yield

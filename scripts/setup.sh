@@ -22,5 +22,5 @@ if [ -z "$uv" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check uv
     uv=.venv/bin/uv
 fi
-"$uv" pip install --quiet --python .venv/bin/python --constraint constraints.txt --editable '.[dev]'
+"$uv" pip install --quiet --compile-bytecode --python .venv/bin/python --constraint constraints.txt --editable '.[dev]'
 echo "installed into .venv: $(.venv/bin/python -c 'import importlib.metadata as m; print("torch", m.version("torch"), "torchvision", m.version("torchvision"))')"

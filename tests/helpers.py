@@ -39,7 +39,7 @@ def compressor(name: str, **options):
 
 
 def gradients(specs=SPECS, workers=4, seed=0, dtype=torch.float64, step=0) -> Blocks:
-    """Gradients [W, ...]: a lasting mean of rank 4 with decaying singular values, and noise of every worker and step."""
+    """Gradients [W, ...]: a lasting mean of rank 4 with decaying singular values, and noise of worker and step."""
     blocks = Blocks(specs, workers, torch.zeros((), dtype=dtype))
     lasting = torch.Generator().manual_seed(seed)
     noise = torch.Generator().manual_seed(1000 + 1000 * seed + step)

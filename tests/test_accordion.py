@@ -1,4 +1,4 @@
-"""Accordion's detector against hand-made norms, its schedule against the specification's counts, and the policy contract."""
+"""Accordion's detector against hand-made norms, its schedule against the specification's, the policy contract."""
 
 import math
 

@@ -71,13 +71,11 @@ def flat(tensors):
 def test_inputs_and_global_rng_are_left_alone(name, level):
     exchange, plan = exchange_for(name, level=level)
     before = torch.get_rng_state()
-    for given, _ in run_steps(exchange, plan):
-        pass
+    run_steps(exchange, plan)
     xs_W = gradients(step=9).tensors
     exchange(xs_W, plan, 9, lr=0.1)
     assert all(torch.equal(x, y) for x, y in zip(xs_W, gradients(step=9).tensors, strict=True))
     assert torch.equal(before, torch.get_rng_state())
-    assert len(given) == len(SPECS)
 
 
 @pytest.mark.parametrize(("name", "level"), CASES)

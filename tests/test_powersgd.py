@@ -56,7 +56,7 @@ def test_equals_the_twin(rank, residual):
 
 
 def test_local_and_aggregate_residuals_give_equal_updates():
-    """Up to rounding, which the dynamics amplify about tenfold every five steps: 20 steps, as the specification says."""
+    """Up to rounding, which the dynamics amplify about tenfold every five steps: hence 20 steps."""
     local, plan = exchange_for("powersgd", residual="local")
     aggregate, _ = exchange_for("powersgd", residual="aggregate")
     for step in range(20):

@@ -104,7 +104,8 @@ def run_folder(
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     last = {key: value for key, value in rows[-1].items() if key not in ("epoch", "step", "lr", "plan", "decisions")}
     summary = {"metric_name": "accuracy", "metric": rows[-1]["accuracy"], "best_metric": rows[-1]["accuracy"]}
-    (path / "summary.json").write_text(json.dumps({**last, **summary, "epochs": epochs, "workers": 4}))
+    summary |= {"epochs": epochs, "workers": 4, "test_size": 360}
+    (path / "summary.json").write_text(json.dumps({**last, **summary}))
     (path / "done").touch()
     return path
 
@@ -357,12 +358,6 @@ def test_a_dense_run_with_another_optimizer_is_named(tmp_path):
     run_folder(tmp_path, "powersgd", optimizer__lr=0.2)
     (sentence,) = words.verdicts(grouped(tmp_path))
     assert "beware, dense differs in more than compression: optimizer.lr 0.2 (0.1)" in sentence
-
-
-def test_size_of_the_test_set():
-    assert words.test_images({"dataset": {}, "choices": {"dataset": "digits"}}) == 360
-    assert words.test_images({"dataset": {"limit_eval": 50}, "choices": {"dataset": "cifar10"}}) == 50
-    assert words.test_images({"dataset": {}, "choices": {"dataset": "unheard"}}) is None
 
 
 def test_commands_are_shown_without_folders(tmp_path):

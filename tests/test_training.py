@@ -70,7 +70,8 @@ def test_micro_batches_add_up_to_the_batch(tmp_path, micro):
 
 def test_four_workers_are_one_with_four_times_the_batch(tmp_path):
     """Mean of the workers' gradients = gradient of the joint batch (no BatchNorm)."""
-    overrides = ["model._target_=tests.models.Plain", "~model.depth", "schedule.lr_scaling=none", "dataset.train_size=256"]
+    overrides = ["model._target_=tests.models.Plain", "~model.depth", "schedule.lr_scaling=none"]
+    overrides += ["dataset.train_size=256"]
     four = trainer_for(tmp_path, [*overrides, "batch_size=16"], workers=4)
     one = trainer_for(tmp_path, [*overrides, "batch_size=64"], workers=1)
     assert four.steps_per_epoch == one.steps_per_epoch
@@ -89,7 +90,7 @@ class TestSampler:
             torch.cat([sampler.batch(w, s) for s in range(sampler.steps(batch))]).tolist() for w in range(workers)
         ]
         assert {len(part) for part in seen} == {-(-size // workers)}
-        assert set(sum(seen, [])) == set(range(size))
+        assert {i for part in seen for i in part} == set(range(size))
 
     def test_paper_has_98_steps(self):
         assert Sampler(50_000, 4, seed=0).steps(128) == 98
@@ -177,10 +178,9 @@ def test_metrics_and_summary_have_every_column(tmp_path):
     launch.train(cfg, launch.layout(cfg, {}, 0), trainer.folder)
     rows = trainer.folder.read_metrics()
     assert [row["epoch"] for row in rows] == [0, 1]
-    bytes_columns = "payload wire control eval setup dense dense_wire".split()
-    time_columns = "seconds data_seconds compute_seconds exposed_seconds update_seconds policy_seconds".split()
-    time_columns += "encode_seconds comm_seconds decode_seconds warmup_seconds".split()
-    expected = [f"{c}_bytes" for c in bytes_columns] + ["rounds", *time_columns]
+    bytes_columns = ["payload", "wire", "control", "eval", "setup", "dense", "dense_wire"]
+    parts = ["data", "compute", "exposed", "update", "policy", "encode", "comm", "decode", "warmup"]
+    expected = [f"{c}_bytes" for c in bytes_columns] + ["rounds", "seconds", *(f"{part}_seconds" for part in parts)]
     expected += ["epoch", "step", "lr", "train_loss", "test_loss", "accuracy", "plan", "decisions"]
     assert sorted(rows[1]) == sorted(expected)
     assert all(isinstance(rows[1][f"{c}_bytes"], int) for c in bytes_columns)
@@ -197,7 +197,8 @@ def test_metrics_and_summary_have_every_column(tmp_path):
 
 
 def test_payload_is_the_prediction_over_a_whole_run(tmp_path):
-    trainer = trainer_for(tmp_path, ["compressor=topk", "adaptive=accordion", "adaptive.accordion.interval=1", "epochs=4"])
+    overrides = ["compressor=topk", "adaptive=accordion", "adaptive.accordion.interval=1", "epochs=4"]
+    trainer = trainer_for(tmp_path, overrides)
     predicted = 0
     train_step = trainer.train_step
 

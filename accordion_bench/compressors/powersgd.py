@@ -84,7 +84,8 @@ class PowerSGD(Compressor):
         Ps = [self._orthonormal(P) for P in means[: len(batches)]]
 
         Qs_W = [  # M_w^T P, [W, G, m, r]
-            (Ms.mT @ P.repeat(W, 1, 1)).unflatten(0, (W, len(ids))) for (ids, _, Ms), P in zip(batches, Ps, strict=True)
+            (Ms.mT @ P.repeat(W, 1, 1)).unflatten(0, (W, len(ids)))
+            for (ids, _, Ms), P in zip(batches, Ps, strict=True)
         ]
         Qs = comm.all_reduce_mean(Qs_W)
 
@@ -114,7 +115,7 @@ class PowerSGD(Compressor):
 
     @staticmethod
     def _batches(xs_W, specs, ranks) -> list[tuple[list[int], int, Tensor]]:
-        """(indices, rank, matrices [W*G, n, m]) of equal shape and rank where they lie side by side; else one by one."""
+        """(indices, rank, matrices [W*G, n, m]) of equal shape and rank that lie side by side; else one each."""
         groups: dict[tuple[tuple[int, ...], int], list[int]] = {}
         for i, (spec, rank) in enumerate(zip(specs, ranks, strict=True)):
             if rank is not None:

@@ -85,7 +85,7 @@ def level_maps(adaptive: Sequence[Arm]) -> Figure:
 
 
 def curves(axes: Axes, arms: Sequence[Arm], x: str) -> None:
-    """One curve per arm: mean over the seeds epoch by epoch, band = 95 % t-interval, marker = end of training.
+    """One curve per arm: mean over the seeds epoch by epoch, band = their range, marker = end with 95 % t-interval.
 
     Args:
         axes: to draw on.
@@ -102,9 +102,8 @@ def curves(axes: Axes, arms: Sequence[Arm], x: str) -> None:
         mean, end = ys.mean(axis=1), (xs[-1], ys[-1].mean())
         axes.plot(xs, mean, color=colour, linewidth=1.5, zorder=2)
         if arm.n > 1:
-            half = np.array([half_width(list(row)) for row in ys])
-            axes.fill_between(xs, mean - half, mean + half, color=colour, alpha=0.1, linewidth=0, zorder=1)
-            axes.errorbar(*end, half[-1], color=colour, capsize=3, zorder=3)
+            axes.fill_between(xs, ys.min(axis=1), ys.max(axis=1), color=colour, alpha=0.15, linewidth=0, zorder=1)
+            axes.errorbar(*end, half_width(list(ys[-1])), color=colour, capsize=3, zorder=3)
         text, marker = f"{arm.label}: {end[1]:.1f} %", MARKERS[i % len(MARKERS)]
         axes.plot(*end, marker, color=colour, markersize=8, markeredgecolor="white", zorder=4, label=text)
         floors.append(np.quantile(mean, 0.25))
@@ -129,7 +128,8 @@ def footnote(arms: Sequence[Arm]) -> str:
     """Seeds, and what lines, bands and markers are."""
     seeds = sorted({seed for arm in arms for seed in arm.seeds if seed is not None})
     several = max(arm.n for arm in arms) > 1
-    lines = "lines: mean over the seeds; bands: Student's 95 % t-interval" if several else "no intervals"
+    several_lines = "lines: mean over the seeds; bands: their range; bars: Student's 95 % t-interval"
+    lines = several_lines if several else "no intervals"
     counts = "/".join(map(str, sorted({arm.n for arm in arms})))
     shown = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     return f"n = {counts} ({shown}); {lines}; markers: after the last epoch; the first, lowest epochs are cut off."

@@ -9,8 +9,6 @@ from accordion_bench.report.load import Run
 from accordion_bench.report.provenance import dense_command, machine
 from accordion_bench.report.table import show_times, tidy
 
-TEST_IMAGES = {"digits": 360, "cifar10": 10_000, "cifar100": 10_000}
-
 
 def heading(arm: Arm) -> str:
     """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`."""
@@ -24,7 +22,7 @@ def captions(arms: Sequence[Arm]) -> list[str]:
     several = max(arm.n for arm in arms) > 1
     interval = "mean ± Student's 95 % t-interval over n seeds" if several else "one seed per arm, so no intervals"
     accuracy = f"{arms[0].metric.capitalize()}: after the last epoch, {interval}; best: of all epochs."
-    if images := test_images(arms[0].config):
+    if images := arms[0].runs[0].summary.get("test_size"):
         accuracy += f" One of the {images:,} test images is {100 / images:.2g} points."
     dense = any(arm.dense for arm in arms)
     reference = "the measured dense run" if dense else "an fp32 all-reduce of the same tensors in the same steps"
@@ -71,7 +69,7 @@ def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
     accuracy = f"{arm.metric} equal to dense"
     if gap:
         accuracy = f"{arm.metric} {abs(gap):.2f} points {'below' if gap < 0 else 'above'} dense"
-        if images := test_images(arm.config):
+        if images := arm.runs[0].summary.get("test_size"):
             accuracy += f" ({abs(gap) / 100 * images:.2g} of {images:,} test images)"
     interval = f"the 95 % interval of the difference is {gap - half:+.2f} to {gap + half:+.2f} points"
     if math.isnan(half):
@@ -81,13 +79,6 @@ def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
     other = differences(arm, dense)
     note = f"; beware, dense differs in more than compression: {', '.join(other)}" if other else ""
     return f"{arm.label}: {sends}; {accuracy}; {noise}{note}."
-
-
-def test_images(config: dict[str, Any]) -> int | None:
-    """Size of the test set as far as the configuration tells."""
-    dataset = config.get("dataset") or {}
-    size, limit = TEST_IMAGES.get(config["choices"]["dataset"], dataset.get("test_size")), dataset.get("limit_eval")
-    return min(size, limit) if size and limit else size
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:

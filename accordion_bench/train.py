@@ -8,6 +8,7 @@ from accordion_bench import config, launch
 from accordion_bench.check import ConfigError, show
 from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
+from accordion_bench.validate import validate, without_effect
 
 Config = dict[str, Any]
 
@@ -32,13 +33,13 @@ def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
     typed = typed or {}
     if cfg["resume"] is not None:
         cfg = resumed_config(cfg, set(typed))
-    config.validate(cfg)
+    validate(cfg)
     where = launch.layout(cfg)
     cfg = {**cfg, "workers": where.workers}
     leader = where.rank == 0
     if leader:
         placed = {**cfg, "comm": {**cfg["comm"], "backend": where.backend}}
-        for warning in config.without_effect(placed, set(typed)):
+        for warning in without_effect(placed, set(typed)):
             print(f"warning: {warning}", file=sys.stderr)
         config.build(cfg["dataset"], "dataset").prepare(cfg["paths"]["data"])
     with launch.joined(cfg, where) as store:

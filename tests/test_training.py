@@ -15,13 +15,14 @@ from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler
 from accordion_bench.trainer import Trainer
+from accordion_bench.validate import validate
 
 SMALL = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=200", "dataset.test_size=50", "epochs=2"]
 
 
 def trainer_for(tmp_path, overrides, workers=4):
     cfg = config.compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
-    config.validate(cfg)
+    validate(cfg)
     return Trainer(cfg, Comm(workers), RunFolder.create(str(tmp_path), "test", cfg))
 
 

@@ -1,0 +1,148 @@
+"""Checks of a whole configuration before data or devices are touched, and warnings for settings without effect."""
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from accordion_bench import check, rng
+from accordion_bench.axis import BN_POLICIES
+from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.config import Config, build, build_model, components
+from accordion_bench.config_dir import conf_dir
+from accordion_bench.optimizers import without_dynamo
+
+
+def validate(cfg: Config) -> None:
+    """Refuse every wrong value before data or devices are touched.
+
+    Raises:
+        ConfigError: one sentence: key, rule, value, what to type instead.
+    """
+    _check_kinds(cfg)
+    check.integer("seed", cfg["seed"], at_least=0)
+    check.integer("epochs", cfg["epochs"], at_least=1, instead=60)
+    check.integer("batch_size", cfg["batch_size"], at_least=1, instead=32)
+    if cfg["micro_batch_size"] is not None:
+        check.integer("micro_batch_size", cfg["micro_batch_size"], at_least=1, instead=cfg["batch_size"])
+    check.choice("bn", cfg["bn"], BN_POLICIES)
+    if cfg["target"] is not None:
+        check.number("target", cfg["target"], above=0, at_most=1, instead=0.9)
+    check.integer("checkpoint.every", cfg["checkpoint"]["every"], at_least=0)
+    for key, folder in (("data", "data"), ("runs", "results/runs")):
+        if not cfg["paths"][key]:
+            raise ValueRefused(f"paths.{key}", "a folder", "''", folder)
+    optimizer = cfg["optimizer"]
+    check.number("optimizer.lr", optimizer.get("lr"), above=0, instead=0.1)
+    check.number("optimizer.weight_decay", optimizer.get("weight_decay", 0), at_least=0, instead=1e-4)
+    check.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
+    if optimizer.get("nesterov") and not optimizer.get("momentum"):
+        raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
+    parts = components(cfg, workers=1)
+    # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
+    with rng.kept_rng():
+        model = build_model(cfg, parts.dataset)
+    build(optimizer, "optimizer", positional=[list(model.parameters())], adapt=without_dynamo)
+    build(cfg["tracker"], "tracker")
+    runs = Path(cfg["paths"]["runs"])
+    nearest = next(path for path in [runs, *runs.absolute().parents] if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise ValueRefused("paths.runs", "a folder that can be written", str(runs), "results/runs")
+
+
+def _check_kinds(cfg: Config) -> None:
+    """Compare with the YAML files: every run-level option is there, no unknown one is, and kinds of values agree.
+
+    Raises:
+        ConfigError: for the first option that differs.
+    """
+    declared = _declared(cfg)
+    for prefix in ("", "checkpoint.", "paths.", "comm."):  # options of other groups are their constructors' to refuse
+        here, there = (cfg.get(prefix[:-1]), declared.get(prefix[:-1])) if prefix else (cfg, declared)
+        if not isinstance(here, dict) or not there:
+            continue
+        for key in [key for key in there if key not in here]:
+            value = "NAME" if isinstance(there[key], dict) else check.show(there[key])
+            raise ConfigError(f"{prefix}{key} must be there, got ~{prefix}{key}; type {prefix}{key}={value}")
+        for key in [key for key in here if key not in there and key != "choices"]:
+            near = check.closest(key, list(there))
+            raise ConfigError(f"{prefix}{key} is no option here; type {prefix}{near}, or --help for all options")
+    _same_kinds(declared, cfg, "")
+    for name, node in (cfg["adaptive"] or {}).items():
+        if not isinstance(node, dict):
+            rule = "a policy's options"
+            raise ConfigError(f"adaptive.{name} must be {rule}, got {check.show(node)}; type adaptive={name}")
+
+
+def _same_kinds(declared: Config, given: Config, prefix: str) -> None:
+    """Refuse text for a number, a number for a list, null where a value is needed, and so on."""
+    for name, default in declared.items():
+        if name not in given or default is None or (isinstance(default, str) and "${" in default):
+            continue
+        key, value = f"{prefix}{name}", given[name]
+        kinds: Any = next(kind for kind in (bool, (int, float), str, list, dict) if isinstance(default, kind))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            rule = check.kind_of(default)
+            if isinstance(default, dict):
+                option = f"{key}.{next(iter(default), 'OPTION')}=VALUE"
+                raise ConfigError(f"{key} must be {rule}, got {check.show(value)}; type {option}")
+            raise ValueRefused(key, rule, value, default)
+        if isinstance(value, dict):
+            _same_kinds(default, value, f"{key}.")
+
+
+def _declared(cfg: Config) -> Config:
+    """What the YAML files say for the names that are chosen."""
+    declared = dict(_yaml(conf_dir() / "config.yaml"))
+    declared.pop("hydra")
+    entries = [entry for entry in declared.pop("defaults") if isinstance(entry, dict)]
+    for group in [group for entry in entries for group in entry if not group.startswith("override ")]:
+        names = cfg.get("choices", {}).get(group, "").split(",")
+        nodes = {name: _yaml(conf_dir() / group / f"{name}.yaml") for name in names}
+        nodes = {name: node for name, node in nodes.items() if "_target_" in node or group == "comm"}
+        declared[group] = nodes if group == "adaptive" else next(iter(nodes.values()), {})
+    return declared
+
+
+@functools.cache
+def _yaml(file: Path) -> Config:
+    """A YAML file as Hydra reads it; empty where there is none."""
+    from omegaconf import OmegaConf
+
+    return dict(OmegaConf.to_container(OmegaConf.load(file), resolve=False)) if file.is_file() else {}  # type: ignore
+
+
+def without_effect(cfg: Config, typed: set[str]) -> list[str]:
+    """Warnings for settings that were typed but change nothing.
+
+    Args:
+        cfg: the configuration.
+        typed: the keys on the command line.
+    """
+    compressor, adaptive = cfg["compressor"], cfg.get("adaptive") or {}
+    knob = next((k for k in ("rank", "density", "bits") if k in compressor), "")
+    dataset, schedule, epochs = cfg.get("choices", {}).get("dataset"), cfg["schedule"], cfg["epochs"]
+    accordion = adaptive.get("accordion", {})
+    rules = [
+        (f"compressor.{knob}", bool(adaptive), f"adaptive={','.join(adaptive)} sets the {knob} (weak and strong)"),
+        ("compressor.residual", not compressor.get("error_feedback"), "compressor.error_feedback is false"),
+        ("compressor.on_switch", not adaptive, "adaptive=none never switches"),
+        ("compressor.on_switch", not compressor.get("warm_start", True), "compressor.warm_start is false"),
+        ("compressor.eps", compressor.get("orthonormalisation") == "qr", "compressor.orthonormalisation=qr needs none"),
+        ("adaptive.accordion.interval", accordion.get("interval", 0) >= epochs, f"the run has {epochs} epochs"),
+        ("schedule.warmup_epochs", schedule.get("lr_scaling") == "none", "schedule.lr_scaling=none warms up to 1"),
+        ("schedule.warmup_epochs", cfg["workers"] == 1, "one worker has nothing to warm up to"),
+        ("schedule.lr_scaling", cfg["workers"] == 1, "one worker's learning rate is not scaled"),
+        ("schedule.gamma", schedule.get("milestones") == [], "schedule.milestones is empty"),
+        ("schedule.milestones", schedule.get("gamma") == 1, "schedule.gamma is 1"),
+        ("optimizer.nesterov", cfg["optimizer"].get("momentum") == 0, "optimizer.momentum is 0"),
+        ("paths.data", dataset in ("digits", "synthetic"), f"dataset={dataset} reads nothing from there"),
+        ("paths.runs", cfg["resume"] is not None, "a resumed run stays in its folder"),
+        (
+            "micro_batch_size",
+            (cfg["micro_batch_size"] or 0) >= cfg["batch_size"],
+            f"a batch has {cfg['batch_size']} samples",
+        ),
+        ("comm.timeout", cfg["comm"]["backend"] == "simulated", "workers in one process wait for nobody"),
+    ]
+    return [f"{key} has no effect here: {why}" for key, idle, why in rules if key in typed and idle]

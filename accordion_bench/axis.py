@@ -27,7 +27,7 @@ class WorkerAxis:
 
     Attributes:
         specs: trainable parameters, in the model's order.
-        gradients_W: their gradients, [W, ...].
+        gradients_W: their gradients of this step, [W, ...].
     """
 
     def __init__(self, model: nn.Module, comm: Comm, seed: int, bn: str = "pooled") -> None:
@@ -35,7 +35,11 @@ class WorkerAxis:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.params = [p for _, p in named]
         self.specs = [TensorSpec(name, tuple(p.shape)) for name, p in named]
-        self.gradients_W = Blocks(self.specs, comm.local_workers, self.params[0])
+        rows = comm.local_workers
+        # one worker's gradients stay where autograd has put them
+        self._storage = Blocks(self.specs, rows, self.params[0]).tensors if rows > 1 else []
+        self.gradients_W: list[Tensor] = []
+        self._current: int | None = None
         self.buffers_W = {
             name: buffer.detach().expand(comm.local_workers, *buffer.shape).clone()
             for name, buffer in model.named_buffers()
@@ -50,13 +54,13 @@ class WorkerAxis:
             module._buffers[attribute] = buffer
 
     def become(self, row: int) -> None:
-        """Let the model read and write the buffers and gradients of one local worker."""
-        self._use_buffers({name: buffer_W[row] for name, buffer_W in self.buffers_W.items()})
-        for param, gradient_W in zip(self.params, self.gradients_W.tensors, strict=True):
-            param.grad = gradient_W[row]
+        """Let the model read and write the buffers of one local worker."""
+        if self._current != row:
+            self._use_buffers({name: buffer_W[row] for name, buffer_W in self.buffers_W.items()})
+            self._current = row
 
     def backward(self, row: int, step: int, losses: Callable[[int], Tensor], micro_batches: int) -> Tensor:
-        """Add the gradients of one worker's step to its row.
+        """Put the gradients of one worker's step into its row.
 
         Args:
             row: local worker.
@@ -68,12 +72,21 @@ class WorkerAxis:
             the loss of the batch, detached.
         """
         self.become(row)
+        for param in self.params:
+            param.grad = None
         total = torch.zeros((), device=self.params[0].device)
         for micro in range(micro_batches):
             _seed_dropout(rng.key(self.seed, "dropout", step, self.comm.first_worker + row, micro), total.device)
             loss = losses(micro)
             loss.backward()
             total += loss.detach()
+        # a parameter that the loss does not reach counts as having a zero gradient
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        if self.comm.local_workers == 1:
+            self.gradients_W = [gradient.unsqueeze(0) for gradient in gradients]
+        else:
+            self.gradients_W = self._storage
+            torch._foreach_copy_([g_W[row] for g_W in self._storage], gradients)
         return total
 
     def apply(self, updates: Sequence[Tensor]) -> None:
@@ -82,10 +95,11 @@ class WorkerAxis:
             param.grad = update
 
     def non_finite(self) -> str | None:
-        """The first (worker, parameter) whose gradient is not finite."""
-        if self.gradients_W.finite():
+        """The first (worker, parameter) whose gradient is not finite; one pass where all are."""
+        total = torch.stack([gradient_W.sum() for gradient_W in self.gradients_W]).sum()
+        if bool(total.isfinite()):
             return None
-        for spec, gradient_W in zip(self.specs, self.gradients_W.tensors, strict=True):
+        for spec, gradient_W in zip(self.specs, self.gradients_W, strict=True):
             for row, gradient in enumerate(gradient_W):
                 if not gradient.isfinite().all():
                     return f"the gradient of {spec.name} on worker {self.comm.first_worker + row}"
@@ -155,6 +169,7 @@ class WorkerAxis:
     def evaluate_with(self, buffers: dict[str, Tensor]) -> None:
         """Let the model read these buffers, until the next `become`."""
         self._use_buffers(buffers)
+        self._current = None
 
 
 def _home(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -36,15 +36,6 @@ class Blocks:
             for g, i in enumerate(indices):
                 self.tensors[i] = block[:, g]
 
-    def zero_(self) -> None:
-        """Set every tensor to zero."""
-        torch._foreach_zero_(self.blocks)
-
-    def finite(self) -> bool:
-        """Whether every entry is finite; one pass, and a second one only where the sum overflowed."""
-        total = torch.stack([block.sum() for block in self.blocks]).sum() if self.blocks else torch.zeros(())
-        return bool(total.isfinite()) or all(bool(block.isfinite().all()) for block in self.blocks)
-
 
 def as_matrices(xs_W: Sequence[Tensor], matrix: tuple[int, int]) -> Tensor | None:
     """Equal-shaped tensors [W, ...] as one batch of matrices [W*G, n, m] without a copy; None where they are apart."""

@@ -97,25 +97,34 @@ class Comm:
             run()
         self.clock.collective(start)
 
-    def all_reduce_mean(self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    def all_reduce_mean(
+        self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None, may_alias: bool = False
+    ) -> list[Tensor]:
         """Mean over all workers, in one collective for the whole list.
 
         Args:
             xs_W: tensors [W, ...].
             dtype: type on the wire, e.g. bfloat16; each worker divides by A before the cast. Default: as given.
+            may_alias: the caller keeps nothing in `xs_W`, so a lone worker gets its own tensors back, uncopied.
 
         Returns:
             tensors [...], in the type of the input.
         """
         if not xs_W:
             return []
+        if may_alias and self.workers == 1 and dtype is None:
+            self.ledger.all_reduce(sum(x.numel() * x.element_size() for x in xs_W))
+            self._collective(lambda: None)
+            return [x_W[0] for x_W in xs_W]
         wire_type = dtype or xs_W[0].dtype
         total = sum(x[0].numel() for x in xs_W)
         fused = torch.empty(total, dtype=wire_type, device=xs_W[0].device)
         start, parts = 0, []
         for x_W in xs_W:
             part = fused[start : start + x_W[0].numel()].view(x_W.shape[1:])
-            if dtype is None:
+            if dtype is None and self.local_workers == 1:
+                torch.mul(x_W[0], 1 / self.workers, out=part)
+            elif dtype is None:
                 torch.sum(x_W, dim=0, out=part)
             else:
                 part.copy_((x_W / self.workers).to(wire_type).sum(dim=0))
@@ -123,7 +132,7 @@ class Comm:
             start += part.numel()
         self.ledger.all_reduce(total * fused.element_size())
         self._collective(lambda: dist.all_reduce(fused))
-        if dtype is None:
+        if dtype is None and self.local_workers > 1:
             fused.div_(self.workers)
         return [part.to(x_W.dtype) for part, x_W in zip(parts, xs_W, strict=True)]
 

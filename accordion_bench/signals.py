@@ -35,14 +35,13 @@ class GradientSums:
         self.sums = {name: Blocks(self.specs, 1, self.like) for name in sorted(needs)}
 
     @torch.no_grad()
-    def add_gradients(self, gradients_W: Blocks) -> None:
+    def add_gradients(self, gradients_W: Sequence[Tensor]) -> None:
         """Add one step's gradients [W, ...], before residual, compression and reduction."""
         if "norm_of_sum_local" in self.sums:
-            firsts = [block[:1] for block in gradients_W.blocks]
-            torch._foreach_add_(self.sums["norm_of_sum_local"].blocks, firsts)
+            torch._foreach_add_(self.sums["norm_of_sum_local"].tensors, [g_W[:1] for g_W in gradients_W])
         if "norm_of_sum_mean" in self.sums:
-            sums = [block.sum(0, keepdim=True) for block in gradients_W.blocks]
-            torch._foreach_add_(self.sums["norm_of_sum_mean"].blocks, sums)
+            sums = [g_W.sum(0, keepdim=True) for g_W in gradients_W]
+            torch._foreach_add_(self.sums["norm_of_sum_mean"].tensors, sums)
 
     @torch.no_grad()
     def add_updates(self, updates: Sequence[Tensor]) -> None:

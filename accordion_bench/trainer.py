@@ -90,7 +90,6 @@ class Trainer:
     def train_step(self) -> None:
         """One optimizer step of all workers."""
         comm, axis, lr = self.comm, self.axis, self.lr(self.step_in_epoch)
-        axis.gradients_W.zero_()
         losses = []
         with kept_rng(self.device):
             for row in range(comm.local_workers):

@@ -211,8 +211,8 @@ def bench_start(rounds: int) -> None:
     command, imports = [], []
     for _ in range(max(3, rounds // 8)):
         start = time.time()
-        subprocess.run([sys.executable, "-c", "import torch"], check=True)
-        imports.append(time.time() - start)
+        command_line = [sys.executable, "-c", "import torch, time; print(time.time())"]
+        imports.append(float(subprocess.run(command_line, check=True, capture_output=True).stdout) - start)
         start = time.time()
         with tempfile.TemporaryDirectory() as folder:
             run = subprocess.run([sys.executable, "-c", FIRST_STEP, folder], check=True, capture_output=True, text=True)

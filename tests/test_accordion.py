@@ -191,7 +191,7 @@ class TestStatistics:
         kinds = frozenset(f"norm_of_sum_{kind}" for kind in ("local", "mean", "update"))
         sums.begin(kinds)
         for g, u in zip(steps, updates, strict=True):
-            sums.add_gradients(g)
+            sums.add_gradients(g.tensors)
             sums.add_updates(u)
         read = sums.read([spec.name for spec in SPECS])
         for i in range(len(SPECS)):
@@ -208,7 +208,7 @@ class TestStatistics:
         sums = GradientSums(SPECS, Comm(4), torch.zeros((), dtype=torch.float64))
         sums.begin(frozenset(["norm_of_sum_local"]))
         g = gradients()
-        sums.add_gradients(g)
+        sums.add_gradients(g.tensors)
         whole = torch.cat([x[0].reshape(-1) for x in g.tensors]).norm()
         torch.testing.assert_close(sums.read(["model"])["norm_of_sum_local"][0], whole)
 

@@ -58,10 +58,9 @@ def test_micro_batches_add_up_to_the_batch(tmp_path, micro):
     def gradients(overrides):
         trainer = trainer_for(tmp_path, ["model._target_=tests.models.Plain", "~model.depth", *overrides])
         trainer.begin_epoch()
-        trainer.axis.gradients_W.zero_()
         x, y = trainer.data.train_batch(trainer.sampler.batch(0, 0))
         loss = trainer._backward(0, x, y)
-        return loss, [g[0].clone() for g in trainer.axis.gradients_W.tensors]
+        return loss, [g[0].clone() for g in trainer.axis.gradients_W]
 
     (loss, whole), (loss_too, parts) = gradients([]), gradients([f"micro_batch_size={micro}"])
     torch.testing.assert_close(loss, loss_too)
@@ -219,7 +218,7 @@ def test_memory_is_one_model_and_w_gradients_and_residuals(tmp_path):
     trainer.begin_epoch()
     trainer.train_step()
     numel = sum(spec.numel for spec in trainer.axis.specs)
-    gradients = sum(b.numel() for b in trainer.axis.gradients_W.blocks)
+    gradients = sum(g.numel() for g in trainer.axis.gradients_W)
     residuals = sum(e["residual_W"].numel() for e in trainer.exchange.state.values())
     matrices = sum(spec.numel for spec in trainer.axis.specs if spec.ndim > 1)
     assert gradients == 8 * numel and residuals == 8 * matrices

@@ -18,7 +18,7 @@ class Dense(Compressor):
         return False
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        return Exchanged(comm.all_reduce_mean(xs_W), lambda i, target_W: target_W.sub_(xs_W[i]))
+        return Exchanged(comm.all_reduce_mean(xs_W, may_alias=True), lambda i, target_W: target_W.sub_(xs_W[i]))
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         return dense_bytes(spec)

@@ -13,7 +13,7 @@ class EveryStep(Sync):
 
     def step(self, trainer: "Trainer", lr: float) -> None:
         axis = trainer.axis
-        updates = trainer.exchange(axis.gradients_W.tensors, trainer.plan, trainer.step, lr)
+        updates = trainer.exchange(axis.gradients_W, trainer.plan, trainer.step, lr)
         trainer.clock.lap("exposed")
         trainer.signals.add_updates(updates)
         axis.apply(updates)

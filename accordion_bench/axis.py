@@ -76,7 +76,7 @@ class WorkerAxis:
             param.grad = None
         total = torch.zeros((), device=self.params[0].device)
         for micro in range(micro_batches):
-            _seed_dropout(rng.key(self.seed, "dropout", step, self.comm.first_worker + row, micro), total.device)
+            self.seed_dropout("dropout", step, row, micro)
             loss = losses(micro)
             loss.backward()
             total += loss.detach()
@@ -88,6 +88,13 @@ class WorkerAxis:
             self.gradients_W = self._storage
             torch._foreach_copy_([g_W[row] for g_W in self._storage], gradients)
         return total
+
+    def seed_dropout(self, purpose: str, step: int, row: int, batch: int) -> None:
+        """Seed the generator that dropout draws from, for one batch of a local worker; the caller restores it."""
+        seed = rng.key(self.seed, purpose, step, self.comm.first_worker + row, batch)
+        device = self.params[0].device
+        cuda = device.type == "cuda"
+        (torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator).manual_seed(seed)
 
     def apply(self, updates: Sequence[Tensor]) -> None:
         """Hand the updates to the optimizer, as the gradients of the shared parameters."""
@@ -175,9 +182,3 @@ class WorkerAxis:
 def _home(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, attribute = name.rpartition(".")
     return model.get_submodule(path), attribute
-
-
-def _seed_dropout(key: int, device: torch.device) -> None:
-    """Seed the generator that dropout draws from; the trainer restores it after the step."""
-    generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-    generator.manual_seed(key)

@@ -66,6 +66,12 @@ class Ledger:
         }
 
 
+def cast_share(x_W: Tensor, workers: int, dtype: torch.dtype) -> Tensor:
+    """What each worker adds to a sum in `dtype`: x / A, cut to the range in which A of them cannot overflow."""
+    limit = torch.finfo(dtype).max / workers
+    return (x_W / workers).clamp(-limit, limit).to(dtype)
+
+
 class Comm:
     """Collectives over all workers of the run: first over the worker axis of this process, then over the process group.
 
@@ -127,7 +133,7 @@ class Comm:
             elif dtype is None:
                 torch.sum(x_W, dim=0, out=part)
             else:
-                part.copy_((x_W / self.workers).to(wire_type).sum(dim=0))
+                part.copy_(cast_share(x_W, self.workers, wire_type).sum(dim=0))
             parts.append(part)
             start += part.numel()
         self.ledger.all_reduce(total * fused.element_size())

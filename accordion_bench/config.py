@@ -135,7 +135,7 @@ def _ladder(compressor: Compressor, policies: dict[str, Policy], cfg: Config) ->
         )
     try:
         values = policies[driver].ladder(compressor.knob, compressor.pair)
-        names = ("strong", "weak")
+        names = ["strong", *[f"level {i}" for i in range(1, len(values) - 1)], "weak"]
         checked = tuple(compressor.check_level(name, value) for name, value in zip(names, values, strict=True))
     except ValueRefused as refused:
         raise refused.under(f"adaptive.{driver}") from None

@@ -64,7 +64,6 @@ class Exchange:
     def __call__(self, xs_W: Sequence[Tensor], plan: Plan, step: int, lr: float) -> list[Tensor]:
         """Exchange tensors [W, ...], one per spec; returns the updates [...]."""
         ctx = Context(step, self.sent, self.levels(plan, step), self.seed, lr)
-        self.comm.ledger.dense_step(self.numel)
         if step < self.start_step and not self.compressor.knob:
             return self.comm.all_reduce_mean(xs_W)
         if self.scope == "tensor":

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import itertools
 import multiprocessing
 import os
 import signal
@@ -10,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import torch
 from accordion_bench import check, checkpoint
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.comm import Comm
+from accordion_bench.config import build
 from accordion_bench.interrupt import AT_ONCE, Interrupted, Stopper
 from accordion_bench.record import RunFolder, log
 
 Config = dict[str, Any]
+_runs = itertools.count()
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
 DEFAULT_WORKERS = 4
 REFUSALS = ("NonFinite", "ConfigError", "ValueRefused", "ChildRefused")
@@ -60,8 +63,9 @@ def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None
     """(processes, rank, local rank) that torchrun or Slurm has set, or None."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return int(environ["WORLD_SIZE"]), int(environ["RANK"]), int(environ.get("LOCAL_RANK", 0))
-    if int(environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in environ:
-        return int(environ["SLURM_NTASKS"]), int(environ["SLURM_PROCID"]), int(environ.get("SLURM_LOCALID", 0))
+    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1))  # set by srun, not by sbatch
+    if tasks > 1 and "SLURM_PROCID" in environ:
+        return tasks, int(environ["SLURM_PROCID"]), int(environ.get("SLURM_LOCALID", 0))
     return None
 
 
@@ -105,9 +109,12 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
         if workers % per_process:
             raise ValueRefused("workers", f"a multiple of comm.workers_per_process={per_process}", workers, per_process)
         processes = workers // per_process
+    if processes is None and backend == "nccl":
+        processes = _largest_divisor(workers, gpus) if workers else max(gpus, 1)
+    if processes is None and per_process is not None and DEFAULT_WORKERS % per_process == 0:
+        processes = DEFAULT_WORKERS // per_process
     if processes is None:
-        total = workers or DEFAULT_WORKERS
-        processes = _largest_divisor(total, gpus) if backend == "nccl" else total
+        processes = workers or DEFAULT_WORKERS
     if per_process is None:
         workers = workers or (DEFAULT_WORKERS if DEFAULT_WORKERS % processes == 0 else processes)
         if workers % processes:
@@ -158,12 +165,33 @@ def joined(cfg: Config, where: Layout) -> Iterator[Any]:
             "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
         )
     timeout = datetime.timedelta(seconds=cfg["comm"]["timeout"])
-    store, _, _ = next(dist.rendezvous("env://", where.rank, where.processes, timeout=timeout))
+    launchers, _, _ = next(dist.rendezvous("env://", where.rank, where.processes, timeout=timeout))
+    store = dist.PrefixStore(f"run-{next(_runs)}", launchers)  # it outlives the runs of a sweep
     dist.init_process_group(where.backend, store=store, rank=where.rank, world_size=where.processes, timeout=timeout)
     try:
         yield store
     finally:
         _leave()
+
+
+def prepare_data(cfg: Config, where: Layout, store: Any) -> None:
+    """Make sure that the data is there, once per machine; all processes wait, and refuse together.
+
+    Raises:
+        ConfigError: the data is missing on some machine.
+    """
+    verdict = ""
+    if where.local_rank == 0:
+        try:
+            build(cfg["dataset"], "dataset").prepare(cfg["paths"]["data"])
+        except ConfigError as error:
+            verdict = str(error)
+    verdicts = [verdict]
+    if store is not None:
+        store.set(f"data-{where.rank}", verdict)
+        verdicts = [store.get(f"data-{rank}").decode() for rank in range(where.processes)]
+    for verdict in filter(None, verdicts):
+        raise ConfigError(verdict)
 
 
 def run(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> None:
@@ -373,8 +401,8 @@ def _child(rank: int, cfg: Config, where: Layout, folder: str, store_file: str, 
 
     _die_with_parent()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // where.processes))
-    where = Layout(where.backend, where.processes, where.workers_per_process, rank, rank, "self", where.device)
+        torch.set_num_threads(max(1, cores() // where.processes))
+    where = replace(where, rank=rank, local_rank=rank)
     try:
         store = dist.FileStore(store_file, where.processes)
         timeout = datetime.timedelta(seconds=cfg["comm"]["timeout"])
@@ -387,6 +415,11 @@ def _child(rank: int, cfg: Config, where: Layout, folder: str, store_file: str, 
         report.close()
         os._exit(1)  # a process group with a failed member cannot be left politely
     _leave()
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _die_with_parent() -> None:

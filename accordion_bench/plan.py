@@ -1,11 +1,9 @@
 """The only words that policies and mechanism share: tensors, ladders, plans and signals."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,16 @@ class Plan:
     batch_size: int = 1
     lr_factor: float = 1.0
 
+    def pack(self) -> list[float]:
+        """The plan as numbers, each exact in 4 bytes, for the broadcast."""
+        return [*self.levels.values(), self.batch_size, self.lr_factor]
+
+    def unpack(self, numbers: Sequence[float]) -> "Plan":
+        """The plan that `pack` has made numbers of; tensor names are this plan's."""
+        *levels, batch_size, lr_factor = numbers
+        named = dict(zip(self.levels, map(int, levels), strict=True))
+        return Plan(named, int(batch_size), lr_factor)
+
     def with_levels(self, levels: Mapping[str, int]) -> "Plan":
         """The same plan with some levels replaced."""
         return replace(self, levels={**self.levels, **levels})
@@ -74,13 +82,13 @@ class Signals:
         epoch: the epoch that has just ended, counted from 0.
         lr: learning rate of that epoch.
         next_lr: learning rate with which the next epoch starts.
-        values: the collected signals by name, each a tensor with one entry per spec.
+        values: the collected signals by name, each a norm per tensor name, and for the whole `model`.
     """
 
     epoch: int
     lr: float
     next_lr: float
-    values: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:

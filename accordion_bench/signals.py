@@ -50,16 +50,16 @@ class GradientSums:
             torch._foreach_add_(self.sums["norm_of_sum_update"].tensors, [update[None] for update in updates])
 
     @torch.no_grad()
-    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Per signal one float64 norm for each name: a tensor's own, or the whole model's. For the leader's eyes."""
+    def read(self) -> dict[str, dict[str, float]]:
+        """Per signal the norm of each tensor by name, and of the whole `model`; for the leader's eyes."""
         values = {}
         for signal, total in self.sums.items():
             if signal == "norm_of_sum_mean":
                 for block in total.blocks:
                     self.comm.sum_(block, "control").div_(self.comm.workers)
-            norms = dict(zip((s.name for s in self.specs), (t.double().norm() for t in total.tensors), strict=True))
-            norms[WHOLE_MODEL] = torch.stack(list(norms.values())).norm()
-            values[signal] = torch.stack([norms[name] for name in names]).cpu()
+            norms = torch.stack([t.double().norm() for t in total.tensors])
+            names = [*(spec.name for spec in self.specs), WHOLE_MODEL]
+            values[signal] = dict(zip(names, [*norms.tolist(), float(norms.norm())], strict=True))
         return values
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import config, launch
+from accordion_bench import launch
 from accordion_bench.check import ConfigError, show
 from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
@@ -41,8 +41,8 @@ def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
         placed = {**cfg, "comm": {**cfg["comm"], "backend": where.backend}}
         for warning in without_effect(placed, set(typed)):
             print(f"warning: {warning}", file=sys.stderr)
-        config.build(cfg["dataset"], "dataset").prepare(cfg["paths"]["data"])
     with launch.joined(cfg, where) as store:
+        launch.prepare_data(cfg, where, store)
         folder = _folder(cfg, leader, store)
         if leader:
             print(header(cfg, where), flush=True)

@@ -104,6 +104,7 @@ class Trainer:
         self.clock.lap("compute")
         self.signals.add_gradients(axis.gradients_W)
         self.clock.lap("policy")
+        comm.ledger.dense_step(self.exchange.numel)
         self.sync.step(self, lr)
         self.step += 1
         self.step_in_epoch += 1
@@ -164,6 +165,7 @@ class Trainer:
                     stop = self.stopper.due(self.step)
                     if stop or (every and self.step % every == 0):
                         self.save()
+                        self.clock.start()
                     if stop:
                         raise Interrupted(self.step, self.stopper.signum or 0)
                 self.end_epoch()
@@ -223,16 +225,16 @@ class Trainer:
         """Let the policies edit the plan: decided on the leader, then broadcast."""
         if not self.policies:
             return {}
-        values = self.signals.read(list(self.plan.levels))
         decisions = {}
-        signals = Signals(self.epoch, self.lr(0), self.lr(0, self.epoch + 1), values)
+        signals = Signals(self.epoch, self.lr(0), self.lr(0, self.epoch + 1), self.signals.read())
         if self.comm.leader:
             for name, policy in self.policies.items():
                 self.plan = policy.update(signals, self.plan)
                 if decision := policy.decision():
                     decisions[name] = decision
-        levels = self.comm.broadcast_ints(list(self.plan.levels.values()), "control")
-        self.plan = self.plan.with_levels(dict(zip(self.plan.levels, levels, strict=True)))
+        numbers = torch.tensor(self.plan.pack(), dtype=torch.float32, device=self.device)
+        self.comm.broadcast_([numbers], "control")
+        self.plan = self.plan.unpack(numbers.tolist())
         return decisions
 
     def checksum(self) -> int:
@@ -249,6 +251,7 @@ class Trainer:
             batches = min(RECOMPUTE_BATCHES, self.steps_per_epoch)
 
             def forward(row: int, batch: int) -> None:
+                axis.seed_dropout("recompute", self.step, row, batch)
                 indices = self.sampler.batch(comm.first_worker + row, batch).to(self.device)
                 axis.model(self.data.train_batch(indices)[0])
 

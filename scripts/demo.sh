@@ -13,7 +13,7 @@ export OMP_NUM_THREADS=1
 arm() {
     local sweep=()
     if [[ $seeds == *,* ]]; then sweep=(-m); fi
-    local command=(-m accordion_bench "${sweep[@]}" "$@" model=resnet20 epochs=40 "seed=$seeds" "paths.runs=$runs")
+    local command=(-m accordion_bench ${sweep[@]+"${sweep[@]}"} "$@" model=resnet20 epochs=40 "seed=$seeds" "paths.runs=$runs")
     echo
     echo "\$ python ${command[*]}"
     .venv/bin/python "${command[@]}"

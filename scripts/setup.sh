@@ -16,9 +16,11 @@ if [ -z "$python" ]; then
 fi
 
 rm -rf .venv
-"$python" -m venv .venv
 uv=$(command -v uv || true)
-if [ -z "$uv" ]; then
+if [ -n "$uv" ]; then
+    "$uv" venv --quiet --python "$(command -v "$python")" .venv
+else
+    "$python" -m venv .venv || { echo "install python3-venv, or uv, and try again" >&2; exit 1; }
     .venv/bin/python -m pip install --quiet --disable-pip-version-check uv
     uv=.venv/bin/uv
 fi

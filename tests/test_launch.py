@@ -36,7 +36,7 @@ def torchrun(rank: int, processes: int, local: int) -> dict[str, str]:
 
 
 def slurm(rank: int, processes: int, local: int) -> dict[str, str]:
-    return {"SLURM_NTASKS": str(processes), "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % local)}
+    return {"SLURM_STEP_NUM_TASKS": str(processes), "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % local)}
 
 
 # overrides, environment, GPUs -> backend, processes, workers per process, device
@@ -74,7 +74,7 @@ DECISIONS = [
     ("", torchrun(0, 1, 1), 0, "gloo 1 4 cpu"),
     ("", slurm(5, 8, 4), 0, "gloo 8 1 cpu"),
     ("comm=nccl", slurm(5, 8, 4), 4, "nccl 8 1 cuda"),
-    ("", {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, 0, "simulated 1 4 cpu"),  # sbatch without srun
+    ("", {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 0, "simulated 1 4 cpu"),  # sbatch without srun
 ]
 
 

@@ -236,3 +236,15 @@ def test_faithful_gram_schmidt():
 def test_bad_options(options):
     with pytest.raises(ConfigError, match="compressor." + next(iter(options))):
         exchange_for("powersgd", **options)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("scale", [1e-30, 1e-23, 1e-15, 1.0, 1e15])
+def test_any_scale_of_gradient_is_approximated_alike(rank, scale):
+    """Squares of tiny fp32 entries underflow; a norm of zero must not blow the update up."""
+    exchange, plan = exchange_for("powersgd", rank=rank, dtype=torch.float32)
+    for step in range(3):
+        xs_W = [x * scale for x in gradients(dtype=torch.float32, step=step).tensors]
+        for x, update in zip(xs_W, exchange(xs_W, plan, step, 0.1), strict=True):
+            assert update.isfinite().all()
+            assert update.abs().max() <= 20 * x.abs().max()

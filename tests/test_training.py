@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 
 import pytest
 import torch
@@ -161,6 +162,26 @@ class TestBatchNorm:
         torch.testing.assert_close(average, data.var(1, correction=0).mean(0).float())
         assert pooled["bn.num_batches_tracked"].dtype == torch.int64
 
+    def test_recomputed_statistics_depend_on_no_placement(self, tmp_path):
+        """Dropout included: worker 2 draws the same units alone as beside the others."""
+        overrides = ["bn=recompute", "model._target_=tests.models.DropoutNet", "~model.depth"]
+
+        def recomputed(comm):
+            cfg = config.compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
+            trainer = Trainer(cfg, comm, RunFolder.create(str(tmp_path), "test", cfg))
+            trainer.begin_epoch()
+            seen = []
+            trainer.axis.consensus_buffers = lambda: seen.append(
+                {n: b.clone() for n, b in trainer.axis.buffers_W.items()}
+            ) or [{n: b[0] for n, b in trainer.axis.buffers_W.items()}] * comm.local_workers
+            trainer.evaluate()
+            return seen[0]["net.1.running_mean"]
+
+        together = recomputed(Comm(4))
+        alone = Comm(1)
+        alone.workers, alone.first_worker = 4, 2
+        torch.testing.assert_close(recomputed(alone)[0], together[2])
+
     def test_rank0_and_local(self, tmp_path):
         trainer = trainer_for(tmp_path, ["bn=rank0"])
         trainer.begin_epoch()
@@ -194,6 +215,28 @@ def test_metrics_and_summary_have_every_column(tmp_path):
     assert summary["payload_bytes_to_target"] == rows[0]["payload_bytes"]
     assert set(rows[0]["plan"]["levels"].values()) == {2}
     json.dumps(rows)
+
+
+def test_clock_agrees_with_the_wall_and_leaves_checkpoints_out(tmp_path, monkeypatch):
+    """Exclusive parts sum to the measured steps within 2 %; saving is on no clock."""
+    trainer = trainer_for(tmp_path, ["compressor=topk", "adaptive=accordion", "checkpoint.every=1"])
+    wall = 0.0
+    train_step = trainer.train_step
+
+    def timed():
+        nonlocal wall
+        start = time.perf_counter()
+        train_step()
+        wall += (time.perf_counter() - start) * trainer.measured
+        trainer.measured = True
+
+    trainer.measured = False  # the first step is warm-up
+    monkeypatch.setattr(trainer, "train_step", timed)
+    monkeypatch.setattr(trainer, "save", lambda: time.sleep(0.05))
+    trainer.fit()
+    columns = trainer.clock.columns(True)
+    steps = columns["seconds"] - trainer.clock.totals["policy"]  # deciding at the end of an epoch is no step
+    assert steps <= wall + 0.002 and wall - steps - trainer.clock.totals["policy"] <= 0.02 * wall + 0.002
 
 
 def test_payload_is_the_prediction_over_a_whole_run(tmp_path):

@@ -6,6 +6,7 @@ from typing import Any
 from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.plan import Ladder, Plan, Signals
+from accordion_bench.record import log
 
 STATISTICS = ("local", "mean", "update")
 
@@ -35,6 +36,10 @@ class CriticalRegime:
         """Whether the end of this epoch is a check."""
         return epoch % self.interval == 0
 
+    def held(self, epoch: int) -> bool:
+        """Whether a check at the end of this epoch is skipped, because the learning rate has just dropped."""
+        return self.last_drop is not None and epoch - self.last_drop < self.min_hold
+
     def update(self, epoch: int, norms: list[float] | None, lr: float, next_lr: float) -> list[bool] | bool | None:
         """Decide at the end of an epoch.
 
@@ -48,8 +53,7 @@ class CriticalRegime:
             critical or not per tensor; True = all, because the learning rate drops; None = nothing changes.
         """
         critical = None
-        held = self.last_drop is not None and epoch - self.last_drop < self.min_hold
-        if self.due(epoch) and norms is not None and not held:
+        if self.due(epoch) and norms is not None and not self.held(epoch):
             if self.saved is not None:
                 critical = [self.changed(old, new) for old, new in zip(self.saved, norms, strict=True)]
             self.saved = norms
@@ -59,8 +63,9 @@ class CriticalRegime:
         return critical
 
     def changed(self, old: float, new: float) -> bool:
-        """The test for one tensor; no history to divide by and NaN count as critical."""
-        if old == 0 or math.isnan(old) or math.isnan(new):
+        """The test for one tensor; nothing to divide by, NaN and infinity count as critical."""
+        if old == 0 or not (math.isfinite(old) and math.isfinite(new)):
+            log.warning("a gradient norm of %s after %s has no relative change; taken as critical", new, old)
             return True
         return abs(old - new) >= self.eta * old
 
@@ -122,21 +127,16 @@ class Accordion(Policy):
         return plan.with_levels(dict.fromkeys(plan.levels, self._levels[True]))
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
-        values = signals.values.get(self.signal)
-        norms = None if values is None else [float(v) for v in values]
-        before = self.detector.saved
-        critical = self.detector.update(signals.epoch, norms, signals.lr, signals.next_lr)
         names = list(plan.levels)
+        values = signals.values.get(self.signal)
+        norms = None if values is None else [values[name] for name in names]
+        before, held = self.detector.saved, self.detector.held(signals.epoch)
+        critical = self.detector.update(signals.epoch, norms, signals.lr, signals.next_lr)
         if norms is None and critical is None:
             self._decision = {}
             return plan
-        self._decision = {
-            "names": names,
-            "norm_before": before,
-            "norm": norms,
-            "critical": critical,
-            "reason": "learning-rate drop" if critical is True else "norm",
-        }
+        reason = "learning-rate drop" if critical is True else "held" if held else "norm" if before else "first check"
+        self._decision = {"names": names, "norm_before": before, "norm": norms, "critical": critical, "reason": reason}
         if critical is None:
             return plan
         flags = [critical] * len(names) if isinstance(critical, bool) else critical

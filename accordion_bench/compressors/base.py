@@ -57,9 +57,7 @@ class Compressor:
         pair: (strong, weak) levels that `adaptive=accordion` uses unless told otherwise.
         min_ndim: tensors with fewer dimensions always travel dense.
         whole_model: whether `compressor.scope=model` (all tensors as one vector) makes sense.
-        reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback.
-        units: `gradient`: the optimizer applies lr and momentum to the update.
-        owns: which of momentum, weight_decay, lr the compressor applies by itself.
+        reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback; else e.g. `sum`.
     """
 
     knob: str | None = None
@@ -67,8 +65,6 @@ class Compressor:
     min_ndim: int = 1
     whole_model: bool = False
     reduces: str = "mean"
-    units: str = "gradient"
-    owns: frozenset[str] = frozenset()
 
     @property
     def level(self) -> float | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench import check
-from accordion_bench.comm import Comm
+from accordion_bench.comm import Comm, cast_share
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
 from accordion_bench.plan import TensorSpec
 
@@ -14,8 +14,10 @@ from accordion_bench.plan import TensorSpec
 class Cast(Compressor):
     """All-reduce in a 16-bit type: update = sum_w cast(g_w / A).
 
+    The division comes before the cast, because float16 ends at 65,504; what is still too large is cut to that.
+
     Args:
-        dtype: `float16` or `bfloat16`. The division comes before the cast, because float16 ends at 65,504.
+        dtype: `float16` or `bfloat16`.
     """
 
     whole_model = True
@@ -26,7 +28,8 @@ class Cast(Compressor):
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         def subtract_sent_(i: int, target_W: Tensor) -> None:
-            target_W.sub_((xs_W[i] / comm.workers).to(self.dtype).to(xs_W[i].dtype), alpha=comm.workers)
+            share_W = cast_share(xs_W[i], comm.workers, self.dtype)
+            target_W.sub_(share_W.to(target_W.dtype), alpha=comm.workers)
 
         return Exchanged(comm.all_reduce_mean(xs_W, dtype=self.dtype), subtract_sent_)
 

@@ -26,10 +26,11 @@ class ErrorFeedback(Compressor):
 
     def __init__(self, inner: Compressor, residual: str = "local") -> None:
         check.choice("residual", residual, ["local", "aggregate"])
+        if residual == "aggregate" and inner.reduces != "mean":
+            raise check.ValueRefused("residual", f"local, because the update is a {inner.reduces}", residual, "local")
         self.inner, self.residual = inner, residual
         self.knob, self.pair, self.min_ndim = inner.knob, inner.pair, inner.min_ndim
         self.whole_model, self.reduces = inner.whole_model, inner.reduces
-        self.units, self.owns = inner.units, inner.owns
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return self.inner.compresses(spec, level)

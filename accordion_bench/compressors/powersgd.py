@@ -155,7 +155,10 @@ class PowerSGD(Compressor):
         if self.orthonormalisation == "gramschmidt":
             return _gram_schmidt(P, self.eps)
         if P.shape[-1] == 1:
-            return P / P.norm(dim=-2, keepdim=True).clamp_min(torch.finfo(P.dtype).tiny)
+            # first to unit range: the squares of a tiny gradient would underflow, and the norm with them
+            tiny = torch.finfo(P.dtype).tiny
+            P = P / P.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(tiny)
+            return P / P.norm(dim=-2, keepdim=True).clamp_min(tiny)
         return torch.linalg.qr(P).Q
 
 

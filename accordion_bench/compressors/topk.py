@@ -35,7 +35,7 @@ class TopK(Compressor):
         self.density = self.check_level("density", density)
         self.count = check.choice("count", count, ["at_least_one", "floor"])
         self.reduce = check.choice("reduce", reduce, ["mean", "sum"])
-        self.reduces = "mean" if reduce == "mean" else "other"
+        self.reduces = "mean" if reduce == "mean" else "sum"
 
     def check_level(self, key, value) -> float:
         return check.number(key, value, above=0, at_most=1, instead=0.1)
@@ -86,9 +86,10 @@ class TopK(Compressor):
             for i in gathered
             for part in (values_W[i].view(torch.uint8), wire.encode_indices(indices_W[i], ctx.specs[i].numel))
         ]
-        if parts_W:
-            message_A = comm.all_gather(torch.cat(parts_W, dim=1))
-            sizes = [part.shape[1] for part in parts_W]
+        sizes = [part.shape[1] for part in parts_W]
+        if gathered:
+            message_W = torch.cat(parts_W, dim=1)
+            message_A = comm.all_gather(message_W) if sum(sizes) else message_W.new_empty(comm.workers, 0)
             received = iter(message_A.split(sizes, dim=1))
             for i in gathered:
                 update[i] = self._decode(next(received), next(received), ctx.specs[i], xs_W[i])

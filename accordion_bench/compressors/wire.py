@@ -20,6 +20,10 @@ def pack_bits(bits_W: Tensor) -> Tensor:
     """Booleans [W, N] as bytes [W, ceil(N / 8)]; the first boolean is the least significant bit."""
     if bits_W.device.type == "cpu":
         return torch.from_numpy(np.packbits(bits_W.numpy(), axis=1, bitorder="little"))
+    return _pack_on_device(bits_W)
+
+
+def _pack_on_device(bits_W: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(bits_W.to(torch.uint8), (0, -bits_W.shape[1] % 8)).unflatten(1, (-1, 8))
     return (padded << torch.arange(8, device=bits_W.device, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
 
@@ -28,6 +32,10 @@ def unpack_bits(bytes_W: Tensor, count: int) -> Tensor:
     """The inverse of `pack_bits`: the first `count` booleans of each row."""
     if bytes_W.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(bytes_W.numpy(), axis=1, count=count, bitorder="little")).bool()
+    return _unpack_on_device(bytes_W, count)
+
+
+def _unpack_on_device(bytes_W: Tensor, count: int) -> Tensor:
     shifts = torch.arange(8, device=bytes_W.device, dtype=torch.uint8)
     return ((bytes_W[..., None] >> shifts) & 1).flatten(1)[:, :count].bool()
 

@@ -28,7 +28,7 @@ class Wandb(Tracker):
         import wandb  # a second to import
 
         options: dict[str, Any] = {"project": self.project, "name": folder.name, "dir": str(folder), "mode": self.mode}
-        self.run = wandb.init(config=cfg, settings={"silent": True}, **options)
+        self.run = wandb.init(config=cfg, settings={"silent": True}, reinit="create_new", **options)
 
     def log(self, row: dict[str, Any]) -> None:
         self.run.log(scalars(row), step=row["step"])

@@ -44,8 +44,8 @@ DECISIONS = [
     ("", {}, 0, "simulated 1 4 cpu"),
     ("", {}, 1, "simulated 1 4 cuda"),
     ("", {}, 2, "nccl 2 2 cuda"),
-    ("", {}, 3, "nccl 2 2 cuda"),
-    ("", {}, 8, "nccl 4 1 cuda"),
+    ("", {}, 3, "nccl 3 1 cuda"),
+    ("", {}, 8, "nccl 8 1 cuda"),
     ("workers=8", {}, 8, "nccl 8 1 cuda"),
     ("workers=8", {}, 0, "simulated 1 8 cpu"),
     ("device=cpu", {}, 8, "simulated 1 4 cpu"),
@@ -56,6 +56,7 @@ DECISIONS = [
     ("comm.workers_per_process=8", {}, 0, "simulated 1 8 cpu"),
     ("comm=gloo", {}, 0, "gloo 4 1 cpu"),
     ("comm=gloo comm.processes=1", {}, 0, "gloo 1 4 cpu"),
+    ("comm=gloo comm.workers_per_process=2", {}, 0, "gloo 2 2 cpu"),
     ("comm=gloo workers=6 comm.workers_per_process=3", {}, 0, "gloo 2 3 cpu"),
     ("comm=gloo workers=6 comm.processes=3", {}, 0, "gloo 3 2 cpu"),
     ("comm=gloo comm.processes=3 comm.workers_per_process=2", {}, 0, "gloo 3 2 cpu"),
@@ -74,7 +75,8 @@ DECISIONS = [
     ("", torchrun(0, 1, 1), 0, "gloo 1 4 cpu"),
     ("", slurm(5, 8, 4), 0, "gloo 8 1 cpu"),
     ("comm=nccl", slurm(5, 8, 4), 4, "nccl 8 1 cuda"),
-    ("", {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 0, "simulated 1 4 cpu"),  # sbatch without srun
+    ("", {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, 0, "simulated 1 4 cpu"),  # sbatch without srun
+    ("", {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 0, "simulated 1 4 cpu"),
 ]
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -141,6 +142,7 @@ def _ddp_process(rank: int, folder: str, setting: str, overrides: list[str], rou
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     trainer = trainer_for(overrides, Comm(1, 2, rank))
     model = config.build_model(trainer.cfg, config.components(trainer.cfg, 1).dataset)
+    warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 renames broadcast_buffers, 2.11 has only that
     wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     arms = {"ours": our_step(trainer), "ddp": plain_step(trainer, wrapped, rank)}
     times = interleaved(arms, rounds)
@@ -164,15 +166,15 @@ def bench_ddp(rounds: int) -> None:
 
 
 PEAK = """
-import resource, sys, tempfile
-import torch
+import re, sys
 from scripts.bench_step import our_step, trainer_for
 from accordion_bench.comm import Comm
 trainer = trainer_for(sys.argv[2:], Comm(int(sys.argv[1])))
 step = our_step(trainer)
 for _ in range(3):
     step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, sum(s.numel for s in trainer.axis.specs) * 4)
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]  # ru_maxrss would be inherited
+print(int(peak) * 1024, sum(s.numel for s in trainer.axis.specs) * 4)
 """
 
 

@@ -172,6 +172,17 @@ def test_torchrun(tmp_path):
     assert len(folder.read_metrics()) == 4
 
 
+def test_torchrun_sweep(tmp_path):
+    """The launcher's store outlives a run: the second one must not find the first one's folder there."""
+    typed = tiny.typed(tmp_path, "comm=auto", "epochs=1")
+    arguments = [*tiny.TORCHRUN, "-m", *typed, "seed=0,1"]
+    done = subprocess.run(arguments, cwd=HOUSE, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    folders = sorted(path for path in tmp_path.iterdir() if (path / "config.yaml").exists())
+    assert [RunFolder(path).read_config()["seed"] for path in folders] == [0, 1]
+    assert all(RunFolder(path).done for path in folders)
+
+
 def test_slurm(tmp_path):
     """As srun starts them, with an address to meet at."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -122,7 +122,7 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
     compressor, adaptive = cfg["compressor"], cfg.get("adaptive") or {}
     knob = next((k for k in ("rank", "density", "bits") if k in compressor), "")
     dataset, schedule, epochs = cfg.get("choices", {}).get("dataset"), cfg["schedule"], cfg["epochs"]
-    accordion = adaptive.get("accordion", {})
+    accordion, late = adaptive.get("accordion", {}), schedule.get("milestones") or []
     rules = [
         (f"compressor.{knob}", bool(adaptive), f"adaptive={','.join(adaptive)} sets the {knob} (weak and strong)"),
         ("compressor.residual", not compressor.get("error_feedback"), "compressor.error_feedback is false"),
@@ -135,6 +135,8 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         ("schedule.lr_scaling", cfg["workers"] == 1, "one worker's learning rate is not scaled"),
         ("schedule.gamma", schedule.get("milestones") == [], "schedule.milestones is empty"),
         ("schedule.milestones", schedule.get("gamma") == 1, "schedule.gamma is 1"),
+        ("schedule.milestones", bool(late) and min(late) >= epochs, f"the run has {epochs} epochs"),
+        ("compressor.reduce", cfg["workers"] == 1, "one worker's mean is its sum"),
         ("optimizer.nesterov", cfg["optimizer"].get("momentum") == 0, "optimizer.momentum is 0"),
         ("paths.data", dataset in ("digits", "synthetic"), f"dataset={dataset} reads nothing from there"),
         ("paths.runs", cfg["resume"] is not None, "a resumed run stays in its folder"),

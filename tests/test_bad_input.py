@@ -273,6 +273,8 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
         (["schedule.milestones=[]", "schedule.gamma=0.5"], "schedule.gamma"),
         (["schedule.milestones=[3]", "schedule.gamma=1"], "schedule.milestones"),
         (["optimizer.momentum=0", "optimizer.nesterov=false"], "optimizer.nesterov"),
+        (["schedule.milestones=[150,250]"], "schedule.milestones"),
+        (["workers=1", TOPK, "compressor.reduce=sum"], "compressor.reduce"),
         (["paths.data=/data"], "paths.data"),
         (["micro_batch_size=32"], "micro_batch_size"),
         (["comm=simulated", "comm.timeout=5"], "comm.timeout"),

@@ -81,7 +81,7 @@ def test_quiet_elsewhere(tmp_path, capsys):
     json.loads((next(tmp_path.iterdir()) / "summary.json").read_text())
 
 
-@pytest.mark.skipif(not (SHARED / "cifar-10-batches-py").is_dir(), reason="the real CIFAR-10 is not beside the checkout")
+@pytest.mark.skipif(not (SHARED / "cifar-10-batches-py").is_dir(), reason="no CIFAR-10 beside the checkout")
 def test_real_cifar10(tmp_path):
     overrides = [f"paths.data={SHARED}", "dataset.subset=64", "dataset.limit_eval=32", "batch_size=8", "epochs=1"]
     train.run(config.compose(["dataset=cifar10", "comm=simulated", f"paths.runs={tmp_path}", *overrides]))

@@ -65,7 +65,7 @@ REFUSED = [
     ([TOPK, "compressor.density=2"], "compressor.density must be .* at most 1, got 2; .*density=0.1"),
     ([TOPK, "compressor.density=0"], "compressor.density must be .* above 0 .*, got 0; .*density=0.1"),
     ([ACCORDION], "adaptive=accordion needs .*, got compressor=none; type .* compressor=powersgd, "),
-    ([POWERSGD, ACCORDION, "adaptive.accordion.weak=1"], "accordion.strong must be a rank below weak=1, got 1"),
+    ([POWERSGD, ACCORDION, "adaptive.accordion.weak=1"], "weak must be a rank above strong=1, got 1; .*weak=2"),
     ([TOPK, ACCORDION, "adaptive.accordion.strong=0.995"], "strong must be a density below weak=0.99, got 0.995"),
     ([TOPK, ACCORDION, "adaptive.accordion.weak=2"], "accordion.weak must be .*at most 1, got 2"),
     ([POWERSGD, ACCORDION, "adaptive.accordion.eta=0"], "adaptive.accordion.eta must be a number above 0, got 0"),

@@ -116,8 +116,10 @@ class Accordion(Policy):
         weak = pair[1] if self.weak is None else self.weak
         for name, value in (("strong", strong), ("weak", weak)):
             check.number(name, value, above=0, instead=pair[name == "weak"])
-        if not strong < weak:
+        if not strong < weak and pair[0] < weak:
             raise check.ValueRefused("strong", f"a {knob} below weak={check.show(weak)}", strong, pair[0])
+        if not strong < weak:
+            raise check.ValueRefused("weak", f"a {knob} above strong={check.show(strong)}", weak, pair[1])
         return strong, weak
 
     def start(self, plan: Plan, ladder: Ladder) -> Plan:

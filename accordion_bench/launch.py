@@ -10,145 +10,25 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from accordion_bench import check, checkpoint
-from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench import checkpoint
+from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.config import build
 from accordion_bench.interrupt import AT_ONCE, Interrupted, Stopper
+from accordion_bench.layout import Layout
 from accordion_bench.record import RunFolder, log
 
 Config = dict[str, Any]
 _runs = itertools.count()
-BACKENDS = ("auto", "simulated", "gloo", "nccl")
-DEFAULT_WORKERS = 4
 REFUSALS = ("NonFinite", "ConfigError", "ValueRefused", "ChildRefused")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the workers of a run live.
-
-    Args:
-        backend: `simulated`, `gloo` or `nccl`.
-        processes: how many.
-        workers_per_process: W.
-        rank: this process, where another launcher has started it.
-        local_rank: this process on its machine.
-        launcher: `self` or `environment` (torchrun, Slurm).
-        device: `cpu` or `cuda`.
-    """
-
-    backend: str
-    processes: int
-    workers_per_process: int
-    rank: int = 0
-    local_rank: int = 0
-    launcher: str = "self"
-    device: str = "cpu"
-
-    @property
-    def workers(self) -> int:
-        return self.processes * self.workers_per_process
-
-
-def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
-    """(processes, rank, local rank) that torchrun or Slurm has set, or None."""
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return int(environ["WORLD_SIZE"]), int(environ["RANK"]), int(environ.get("LOCAL_RANK", 0))
-    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1))  # set by srun, not by sbatch
-    if tasks > 1 and "SLURM_PROCID" in environ:
-        return tasks, int(environ["SLURM_PROCID"]), int(environ.get("SLURM_LOCALID", 0))
-    return None
-
-
-def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Layout:
-    """Decide where the workers live, from the configuration, the environment and the number of GPUs.
-
-    Raises:
-        ConfigError: the counts contradict each other or the machine.
-    """
-    gpus = torch.cuda.device_count() if gpus is None else gpus
-    comm = cfg["comm"]
-    check.choice("comm.backend", comm["backend"], BACKENDS)
-    check.number("comm.timeout", comm["timeout"], above=0, instead=600)
-    counts = {"workers": cfg["workers"], **{f"comm.{k}": comm[k] for k in ("processes", "workers_per_process")}}
-    for key, value in counts.items():
-        if value is not None:
-            check.integer(key, value, at_least=1)
-    workers, processes, per_process = counts.values()
-    device = check.choice("device", cfg["device"], ["auto", "cpu", "cuda"])
-    if device == "cuda" and not gpus:
-        raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", device, "auto")
-
-    ranks = environment_ranks(environ)
-    backend = comm["backend"]
-    local_processes = 1 if ranks is None else int(environ.get("LOCAL_WORLD_SIZE", 1))
-    if backend == "auto":
-        use_gpus = gpus >= (2 if ranks is None else local_processes) and device != "cpu"
-        several = ranks is not None or (processes or 1) > 1
-        backend = "nccl" if use_gpus else "gloo" if several else "simulated"
-    if backend == "nccl" and device == "cpu":
-        raise ValueRefused("comm", "gloo or simulated with device=cpu", "nccl", "gloo")
-    if ranks is not None:
-        why = "the number of processes that the launcher has started"
-        processes = _fits("comm.processes", processes, ranks[0], why)
-        if backend == "simulated":
-            rule = f"gloo, nccl or auto in one of {ranks[0]} processes of torchrun or Slurm"
-            raise ValueRefused("comm", rule, "simulated", "auto")
-    if backend == "simulated":
-        processes = _fits("comm.processes", processes, 1, "with comm=simulated")
-    if processes is None and per_process is not None and workers is not None:
-        if workers % per_process:
-            raise ValueRefused("workers", f"a multiple of comm.workers_per_process={per_process}", workers, per_process)
-        processes = workers // per_process
-    if processes is None and backend == "nccl":
-        processes = _largest_divisor(workers, gpus) if workers else max(gpus, 1)
-    if processes is None and per_process is not None and DEFAULT_WORKERS % per_process == 0:
-        processes = DEFAULT_WORKERS // per_process
-    if processes is None:
-        processes = workers or DEFAULT_WORKERS
-    if per_process is None:
-        workers = workers or (DEFAULT_WORKERS if DEFAULT_WORKERS % processes == 0 else processes)
-        if workers % processes:
-            raise ValueRefused("workers", f"a multiple of comm.processes={processes}", workers, processes)
-        per_process = workers // processes
-    if workers is not None and workers != processes * per_process:
-        rule = f"comm.processes x comm.workers_per_process = {processes} x {per_process}"
-        raise ValueRefused("workers", rule, workers, processes * per_process)
-
-    local_processes = processes if ranks is None else local_processes
-    if backend == "nccl" and local_processes > gpus:
-        if not gpus:
-            raise ValueRefused("comm", "gloo or simulated on a machine without a CUDA device", "nccl", "auto")
-        rule = f"at most {gpus}, the GPUs here, one for each process (comm.workers_per_process adds workers)"
-        raise ValueRefused("comm.processes", rule, local_processes, gpus)
-    return Layout(
-        backend=backend,
-        processes=processes,
-        workers_per_process=per_process,
-        rank=ranks[1] if ranks else 0,
-        local_rank=ranks[2] if ranks else 0,
-        launcher="environment" if ranks else "self",
-        device="cuda" if gpus and device != "cpu" else "cpu",
-    )
-
-
-def _fits(key: str, given: int | None, actual: int, why: str) -> int:
-    if given is not None and given != actual:
-        raise ValueRefused(key, f"{actual}, {why}" if why[0] == "t" else f"{actual} {why}", given, actual)
-    return actual
-
-
-def _largest_divisor(workers: int, limit: int) -> int:
-    return max(n for n in range(1, max(limit, 1) + 1) if workers % n == 0)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class GradientSums:
     def add_gradients(self, gradients_W: Sequence[Tensor]) -> None:
         """Add one step's gradients [W, ...], before residual, compression and reduction."""
         if "norm_of_sum_local" in self.sums:
-            firsts = gradients_W if self.comm.local_workers == 1 else [g_W[:1] for g_W in gradients_W]
+            firsts = list(gradients_W) if self.comm.local_workers == 1 else [g_W[:1] for g_W in gradients_W]
             torch._foreach_add_(self.sums["norm_of_sum_local"].tensors, firsts)
         if "norm_of_sum_mean" in self.sums:
             sums = [g_W.sum(0, keepdim=True) for g_W in gradients_W]

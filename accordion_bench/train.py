@@ -6,6 +6,7 @@ from typing import Any
 
 from accordion_bench import launch
 from accordion_bench.check import ConfigError, show
+from accordion_bench.layout import Layout, layout
 from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
 from accordion_bench.validate import validate, without_effect
@@ -34,7 +35,7 @@ def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
     if cfg["resume"] is not None:
         cfg = resumed_config(cfg, set(typed))
     validate(cfg)
-    where = launch.layout(cfg)
+    where = layout(cfg)
     cfg = {**cfg, "workers": where.workers}
     leader = where.rank == 0
     if leader:
@@ -136,7 +137,7 @@ def unfinished(folder: RunFolder, error: BaseException) -> dict[str, Any]:
     return {**last, "stopped_by": getattr(error, "kind", type(error).__name__), "reason": str(error)}
 
 
-def header(cfg: Config, where: launch.Layout) -> str:
+def header(cfg: Config, where: Layout) -> str:
     """One line: what runs where."""
     choices = cfg["choices"]
     adaptive = ", ".join(cfg.get("adaptive") or {}) or "none"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from accordion_bench import __main__ as command
-from accordion_bench import config, errors, launch, train
+from accordion_bench import config, errors, launch, layout, train
 from accordion_bench.check import ConfigError
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.record import RunFolder
@@ -133,10 +133,10 @@ def test_one_sentence(overrides, told):
 def test_more_processes_than_gpus():
     cfg = config.compose(["comm=nccl", "comm.processes=2"])
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2; type comm.processes=1"):
-        launch.layout(cfg, environ={}, gpus=1)
+        layout.layout(cfg, environ={}, gpus=1)
     started = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2"):
-        launch.layout(config.compose(["comm=nccl"]), environ=started, gpus=1)
+        layout.layout(config.compose(["comm=nccl"]), environ=started, gpus=1)
 
 
 # ---- every option of every YAML file, fed with a value of the wrong kind
@@ -223,7 +223,7 @@ def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
     assert cfg["checkpoint"]["every"] == 3
     typed = [f"resume={stopped.path}", "comm=simulated"]
     cfg = train.resumed_config(config.compose(typed), set(command.typed(typed)))
-    assert launch.layout(cfg, environ={}, gpus=0) == launch.Layout("simulated", 1, 4)
+    assert layout.layout(cfg, environ={}, gpus=0) == layout.Layout("simulated", 1, 4)
     assert cfg["choices"]["comm"] == "simulated"
 
 

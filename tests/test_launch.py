@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from accordion_bench import __main__ as command
-from accordion_bench import config, launch, train
+from accordion_bench import config, layout, train
 from accordion_bench.check import ConfigError
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.record import RunFolder
@@ -82,9 +82,9 @@ DECISIONS = [
 
 @pytest.mark.parametrize("overrides, environ, gpus, decision", DECISIONS)
 def test_layout(overrides, environ, gpus, decision):
-    where = launch.layout(config.compose(overrides.split()), environ, gpus)
+    where = layout.layout(config.compose(overrides.split()), environ, gpus)
     assert f"{where.backend} {where.processes} {where.workers_per_process} {where.device}" == decision
-    ranks = launch.environment_ranks(environ) or (1, 0, 0)
+    ranks = layout.environment_ranks(environ) or (1, 0, 0)
     assert (where.launcher, where.rank, where.local_rank) == ("environment" if len(environ) > 2 else "self", *ranks[1:])
 
 
@@ -99,7 +99,7 @@ def test_layout(overrides, environ, gpus, decision):
 )
 def test_what_contradicts_the_launcher_is_refused(overrides, environ, told):
     with pytest.raises(ConfigError, match=told):
-        launch.layout(config.compose(overrides.split()), environ, gpus=0)
+        layout.layout(config.compose(overrides.split()), environ, gpus=0)
 
 
 def test_slurm_without_an_address(monkeypatch, tmp_path):

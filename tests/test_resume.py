@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import checkpoint, launch, train
+from accordion_bench import checkpoint, launch, layout, train
 from accordion_bench.interrupt import Interrupted
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
@@ -210,7 +210,7 @@ def _in_each_process(rank: int, store_file: str, cfgs: dict[str, dict], folders:
     torch.set_num_threads(1)
     store = dist.FileStore(store_file, 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    where = launch.Layout("gloo", 2, 2, rank, rank, "environment")
+    where = layout.Layout("gloo", 2, 2, rank, rank, "environment")
 
     def stopped(cfg: dict, folder: Path) -> None:
         with stopping_after(13), contextlib.suppress(KeyboardInterrupt):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accordion_bench import config, launch
+from accordion_bench import config, launch, layout
 from accordion_bench.axis import BN_POLICIES
 from accordion_bench.comm import Comm
 from accordion_bench.datasets.images import ImageData
@@ -196,7 +196,7 @@ class TestBatchNorm:
 def test_metrics_and_summary_have_every_column(tmp_path):
     trainer = trainer_for(tmp_path, ["compressor=powersgd", "adaptive=accordion", "target=0.01"])
     cfg = trainer.cfg
-    launch.train(cfg, launch.layout(cfg, {}, 0), trainer.folder)
+    launch.train(cfg, layout.layout(cfg, {}, 0), trainer.folder)
     rows = trainer.folder.read_metrics()
     assert [row["epoch"] for row in rows] == [0, 1]
     bytes_columns = ["payload", "wire", "control", "eval", "setup", "dense", "dense_wire"]

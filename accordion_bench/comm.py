@@ -167,12 +167,6 @@ class Comm:
             for x, value in zip(xs, fused.split([x.numel() for x in xs]), strict=True):
                 x.detach().copy_(value.view(x.shape))
 
-    def broadcast_ints(self, values: Sequence[int], account: str) -> list[int]:
-        """The leader's integers, 4 bytes each; charged to `account`."""
-        message = torch.tensor(list(values), dtype=torch.int32, device=self.device)
-        self.broadcast_([message], account)
-        return message.tolist()
-
     def agree(self, value: int, what: str) -> None:
         """Stop the run unless every process has the same integer (a checksum, 8 control bytes).
 

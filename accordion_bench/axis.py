@@ -101,17 +101,6 @@ class WorkerAxis:
         for param, update in zip(self.params, updates, strict=True):
             param.grad = update
 
-    def non_finite(self) -> str | None:
-        """The first (worker, parameter) whose gradient is not finite; one pass where all are."""
-        total = torch.stack([gradient_W.sum() for gradient_W in self.gradients_W]).sum()
-        if bool(total.isfinite()):
-            return None
-        for spec, gradient_W in zip(self.specs, self.gradients_W, strict=True):
-            for row, gradient in enumerate(gradient_W):
-                if not gradient.isfinite().all():
-                    return f"the gradient of {spec.name} on worker {self.comm.first_worker + row}"
-        return None
-
     # ---- evaluation
 
     @torch.no_grad()

@@ -122,6 +122,7 @@ def _shared_state(trainer: "Trainer") -> dict[str, Any]:
             "levels": dict(trainer.plan.levels),
             "batch_size": trainer.plan.batch_size,
             "lr_factor": trainer.plan.lr_factor,
+            "codebooks": dict(trainer.plan.codebooks),
         },
         "policies": {name: policy.state_dict() for name, policy in trainer.policies.items()},
         "signals": sorted(trainer.needs()),

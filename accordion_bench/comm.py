@@ -16,7 +16,8 @@ class Ledger:
     """Bytes of one run as cumulative integers.
 
     `payload_bytes` is what one worker hands to the collectives; `wire_bytes` what one worker's own link sends under the
-    collective's algorithm (mean over workers): ring all-reduce 2(A-1)/A x payload, all-gather (A-1) x payload.
+    collective's algorithm (mean over workers): ring all-reduce 2(A-1)/A x payload, all-gather (A-1) x payload,
+    all-to-all (A-1)/A x payload.
 
     Args:
         workers: all workers of the run, A.
@@ -37,8 +38,19 @@ class Ledger:
         """Charge an all-gather to which each worker hands `nbytes`."""
         self._payload(nbytes, wire=self.workers * (self.workers - 1) * nbytes, rounds=self.workers - 1)
 
+    def all_gather_uneven(self, sizes_A: Sequence[int]) -> None:
+        """Charge an all-gather of messages that differ in size, sent as they are."""
+        self._charge(sum(sizes_A), wire=(self.workers - 1) * sum(sizes_A), rounds=self.workers - 1)
+
+    def all_to_all(self, sizes_A: Sequence[int]) -> None:
+        """Charge an all-to-all in which every worker sends `sizes_A[w]` bytes to worker w; its own part stays."""
+        self._charge(self.workers * sum(sizes_A), wire=(self.workers - 1) * sum(sizes_A), rounds=self.workers - 1)
+
     def _payload(self, nbytes: int, wire: int, rounds: int) -> None:
-        self.counts["payload"] += self.workers * nbytes
+        self._charge(self.workers * nbytes, wire, rounds)
+
+    def _charge(self, payload: int, wire: int, rounds: int) -> None:
+        self.counts["payload"] += payload
         self.counts["wire"] += wire
         self.counts["rounds"] += rounds
 
@@ -148,6 +160,59 @@ class Comm:
         message_A = message_W if self.processes == 1 else message_W.new_empty(self.workers, message_W.shape[1])
         self._collective(lambda: dist.all_gather_into_tensor(message_A, message_W.contiguous()))
         return message_A
+
+    def all_gather_uneven(self, messages_W: Sequence[Tensor], sizes_A: Sequence[int]) -> list[Tensor]:
+        """Every worker's message of bytes, on every worker; messages differ in size, and nothing is padded.
+
+        Args:
+            messages_W: one 1-D message for each local worker.
+            sizes_A: the sizes of all workers' messages.
+
+        Returns:
+            A messages, in the order of the workers.
+        """
+        self.ledger.all_gather_uneven(sizes_A)
+        here = torch.cat(list(messages_W))
+        W = self.local_workers
+        if self.processes == 1:
+            return list(here.split(list(sizes_A)))
+        by_process = [sum(sizes_A[first : first + W]) for first in range(0, self.workers, W)]
+        everywhere = here.new_empty(sum(by_process))
+        # an all-gather of unequal parts is an all-to-all in which each process sends everybody the same
+        self._collective(
+            lambda: dist.all_to_all_single(
+                everywhere, here.repeat(self.processes), by_process, [len(here)] * self.processes
+            )
+        )
+        return list(everywhere.split(list(sizes_A)))
+
+    def all_gather_sizes(self, sizes_W: Sequence[int]) -> list[int]:
+        """Every worker's size, as 4 bytes of payload each."""
+        row_W = torch.tensor(sizes_W, dtype=torch.int32, device=self.device)[:, None]
+        return self.all_gather(row_W.view(torch.uint8)).contiguous().view(torch.int32)[:, 0].tolist()
+
+    def all_to_all(self, messages_AW: Sequence[Tensor]) -> list[Tensor]:
+        """Hand each worker its part of every worker's message.
+
+        Args:
+            messages_AW: for each receiving worker of the run, the bytes [W, B] that the local workers send it.
+
+        Returns:
+            for each local worker the bytes [A, B] that all workers have sent it.
+        """
+        sizes = [message.shape[1] for message in messages_AW]
+        self.ledger.all_to_all(sizes)
+        if self.processes == 1:
+            self._collective(lambda: None)
+            return list(messages_AW)
+        W = self.local_workers
+        sent = torch.cat([message.flatten() for message in messages_AW])
+        mine = sizes[self.first_worker : self.first_worker + W]
+        splits = [W * sum(sizes[first : first + W]) for first in range(0, self.workers, W)]
+        received = sent.new_empty(self.processes * W * sum(mine))
+        self._collective(lambda: dist.all_to_all_single(received, sent, [W * sum(mine)] * self.processes, splits))
+        per_process = [part.split([W * size for size in mine]) for part in received.chunk(self.processes)]
+        return [torch.cat([parts[own].view(W, size) for parts in per_process]) for own, size in enumerate(mine)]
 
     def sum_(self, x: Tensor, account: str) -> Tensor:
         """Sum of one tensor per process, in place; charged to `account` as one message per worker."""

@@ -1,74 +1,31 @@
 """From a resolved configuration to components: the single place that instantiates them."""
 
 import importlib
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
+from accordion_bench.build import Config, build
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.compressors.base import Compressor
-from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.datasets.images import ImageDataset
+from accordion_bench.optimizers import without_dynamo
 from accordion_bench.plan import Ladder
 from accordion_bench.schedules.base import Schedule
 from accordion_bench.sync.base import Sync
-
-Config = dict[str, Any]
-
-
-def build(
-    node: Config,
-    group: str,
-    *,
-    positional: Sequence[Any] = (),
-    adapt: Callable[[Any], Any] = lambda cls: cls,
-    **extra: Any,
-) -> Any:
-    """Call the class that `_target_` names with the node's other keys.
-
-    Args:
-        node: one config group.
-        group: its name, for messages.
-        positional: arguments that are no options.
-        adapt: changes the class before it is called.
-        extra: keyword arguments that are no options.
-
-    Raises:
-        ConfigError: the class refuses a value.
-    """
-    module, _, name = str(node.get("_target_")).rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        rule, value = "the path of a class that can be imported", node.get("_target_")
-        raise ConfigError(f"{group}._target_ must be {rule}, got {value}; type {group}=NAME instead") from None
-    options = {key: value for key, value in node.items() if key != "_target_"}
-    try:
-        return adapt(cls)(*positional, **options, **extra)
-    except ValueRefused as refused:
-        raise refused.under(group) from None
-    except ConfigError:
-        raise
-    except Exception as error:
-        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            raise ConfigError(f"{group}.{unknown[1]} is no option of {name}; type --help for all options") from error
-        shown = ", ".join(f"{group}.{key}={check.show(value)}" for key, value in options.items())
-        raise ConfigError(f"{group} must fit together, got {shown}: {error}; type other values") from error
+from accordion_bench.wrapped import Wrapped, optimizer_node, wrapped_compressor
 
 
 @dataclass(frozen=True)
 class Components:
     """Everything that needs neither data nor devices."""
 
-    compressor: Compressor
-    scope: str
-    start_step: int
+    wrapped: Wrapped
     policies: dict[str, Policy]
     ladder: Ladder
     schedule: Schedule
@@ -82,36 +39,22 @@ def components(cfg: Config, workers: int) -> Components:
     Raises:
         ConfigError: a value breaks a rule, or two choices do not go together.
     """
-    compressor, scope, start_step = _compressor(dict(cfg["compressor"]))
+    wrapped = wrapped_compressor(cfg["compressor"], cfg["optimizer"])
     policies = {name: build(node, f"adaptive.{name}") for name, node in (cfg.get("adaptive") or {}).items()}
     return Components(
-        compressor=compressor,
-        scope=scope,
-        start_step=start_step,
+        wrapped=wrapped,
         policies=policies,
-        ladder=_ladder(compressor, policies, cfg),
+        ladder=_ladder(wrapped.compressor, policies, cfg),
         schedule=build(cfg["schedule"], "schedule", epochs=cfg["epochs"], workers=workers),
         sync=build(cfg["sync"], "sync"),
         dataset=build(cfg["dataset"], "dataset"),
     )
 
 
-def _compressor(node: Config) -> tuple[Compressor, str, int]:
-    """The compressor in its wrappers; its wrappers' options stand beside its own in the YAML."""
-    error_feedback = check.boolean("compressor.error_feedback", node.pop("error_feedback", False))
-    residual = check.choice("compressor.residual", node.pop("residual", "local"), ["local", "aggregate"])
-    scope = check.choice("compressor.scope", node.pop("scope", "tensor"), ["tensor", "model"])
-    start_step = check.integer("compressor.start_step", node.pop("start_step", 0), at_least=0)
-    compressor = build(node, "compressor")
-    if scope == "model":
-        if not compressor.whole_model:
-            rule = "tensor: this compressor works on matrices, and a whole model is none"
-            raise ValueRefused("compressor.scope", rule, scope, "tensor")
-        compressor.min_ndim = 1
-    try:
-        return (ErrorFeedback(compressor, residual) if error_feedback else compressor), scope, start_step
-    except ValueRefused as refused:
-        raise refused.under("compressor") from None
+def build_optimizer(cfg: Config, compressor: Compressor, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer, without what the compressor applies itself."""
+    node = optimizer_node(cfg["optimizer"], compressor)
+    return build(node, "optimizer", positional=[params], adapt=without_dynamo)
 
 
 def _ladder(compressor: Compressor, policies: dict[str, Policy], cfg: Config) -> Ladder:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm import Comm
-from accordion_bench.compressors.base import Compressor, Context, State, dense_bytes
+from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 
 WHOLE_MODEL = "model"
@@ -20,9 +20,11 @@ class Exchange:
         specs: the tensors, in the model's order; the same on every worker.
         ladder: the values behind the plan's levels.
         comm: collectives.
-        like: gives type and device of the tensors.
+        like: gives type and device of the tensors; half-precision tensors are exchanged in float32.
         seed: for keyed draws.
-        scope: `tensor`: each tensor by itself. `model`: all tensors as one vector with one level.
+        scope: `tensor`: each tensor by itself. `model`: all tensors as one vector with one level. `bucket`: consecutive
+            tensors as one vector of at most `block_size` coordinates.
+        block_size: for `bucket`.
         start_step: dense all-reduce before this step.
     """
 
@@ -36,47 +38,125 @@ class Exchange:
         seed: int = 0,
         scope: str = "tensor",
         start_step: int = 0,
+        block_size: int | None = None,
     ) -> None:
         self.compressor, self.specs, self.ladder, self.comm = compressor, list(specs), ladder, comm
         self.seed, self.scope, self.start_step = seed, scope, start_step
-        self.sent = sent_specs(specs, scope)
-        self.state: State = compressor.init(self.sent, comm, like)
+        self.units = sent_units(specs, scope, block_size)
+        self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
+        self.state: State = compressor.init(self.sent, comm, like.float() if like.element_size() == 2 else like)
         self.numel = sum(spec.numel for spec in specs)
 
-    def levels(self, plan: Plan, step: int) -> list[float | None]:
-        """The knob's value for each sent tensor; None = dense."""
-        return [
-            self.ladder.values[plan.levels[spec.name]] if spec.name in plan.levels and step >= self.start_step else None
-            for spec in self.sent
-        ]
+    def levels(self, plan: Plan, step: int, epoch: float = 0) -> list[float | None]:
+        """The knob's value for each sent tensor, 1 without a knob; None = dense."""
+        compressor = self.compressor
 
-    def predicted_bytes(self, plan: Plan, step: int) -> int:
+        def level(spec: TensorSpec) -> float | None:
+            if step < self.start_step:
+                return None
+            if compressor.knob:
+                index = plan.levels.get(spec.name)
+                return None if index is None else compressor.scheduled(self.ladder.values[index], epoch)
+            return 1 if spec.ndim >= compressor.min_ndim else None
+
+        return [level(spec) for spec in self.sent]
+
+    def predicted_bytes(self, plan: Plan, step: int, epoch: float = 0) -> int:
         """Payload that this step will hand to the collectives, from sizes alone."""
-        levels = self.levels(plan, step)
-        if step < self.start_step:
-            return sum(map(dense_bytes, self.sent))
-        return sum(
-            self.compressor.payload_bytes(spec, level, self.comm.workers)
-            for spec, level in zip(self.sent, levels, strict=True)
-        )
+        levels = self.levels(plan, step, epoch)
+        pairs = zip(self.sent, levels, strict=True)
+        return round(sum(self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs))
 
     @torch.no_grad()
-    def __call__(self, xs_W: Sequence[Tensor], plan: Plan, step: int, lr: float) -> list[Tensor]:
-        """Exchange tensors [W, ...], one per spec; returns the updates [...]."""
-        ctx = Context(step, self.sent, self.levels(plan, step), self.seed, lr)
-        if step < self.start_step and not self.compressor.knob:
-            return self.comm.all_reduce_mean(xs_W)
+    def __call__(
+        self, xs_W: Sequence[Tensor], plan: Plan, step: int, lr: float | Sequence[float], epoch: float = 0
+    ) -> list[Tensor]:
+        """Exchange tensors [W, ...], one per spec.
+
+        Args:
+            xs_W: gradients.
+            plan: levels and codebooks.
+            step: optimizer steps taken before.
+            lr: learning rate of this step, one for all tensors or one for each.
+            epoch: epochs passed, for warm-ups.
+
+        Returns:
+            the updates [...], one per spec.
+
+        Raises:
+            NonFinite: a gradient is NaN or infinite; nothing was sent and no state has changed.
+        """
+        if bad := self.non_finite(xs_W):
+            raise NonFinite(f"{bad} is not finite")
+        ctx = self.context(plan, step, lr, epoch)
+        updates = self.compressor.exchange(self.as_sent(xs_W), ctx, self.state, self.comm).update
+        out: list[Tensor] = [updates[0]] * len(self.specs) if self.specs else []
+        for update, unit in zip(updates, self.units, strict=True):
+            parts = [update] if self.scope == "tensor" else update.view(-1).split([self.specs[i].numel for i in unit])
+            for i, part in zip(unit, parts, strict=True):
+                out[i] = part.view(self.specs[i].shape).to(xs_W[i].dtype)
+        return out
+
+    @torch.no_grad()
+    def probe(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> Probe:
+        """Error and bytes per sent tensor as under the plan, of the local workers; changes and sends nothing."""
+        return self.compressor.probe(self.as_sent(xs_W), self.context(plan, step, 1.0, epoch), self.state)
+
+    def context(self, plan: Plan, step: int, lr: float | Sequence[float], epoch: float = 0) -> Context:
+        """What the compressor may know of this step."""
+        lrs = [lr] * len(self.specs) if isinstance(lr, int | float) else list(lr)
+        of_unit = [lrs[unit[0]] for unit in self.units]
+        return Context(step, self.sent, self.levels(plan, step, epoch), self.seed, of_unit, plan.codebooks)
+
+    def as_sent(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors as they travel: in the units of the scope, half precision as float32."""
+        wide_W = [x.float() if x.element_size() == 2 else x for x in xs_W]
         if self.scope == "tensor":
-            return self.compressor.exchange(xs_W, ctx, self.state, self.comm).update
-        flat_W = torch.cat([x.flatten(1) for x in xs_W], dim=1)
-        (flat,) = self.compressor.exchange([flat_W], ctx, self.state, self.comm).update
-        parts = flat.split([spec.numel for spec in self.specs])
-        return [part.view(spec.shape) for part, spec in zip(parts, self.specs, strict=True)]
+            return wide_W
+        return [torch.cat([wide_W[i].flatten(1) for i in unit], dim=1).unsqueeze(1) for unit in self.units]
+
+    def non_finite(self, xs_W: Sequence[Tensor]) -> str | None:
+        """The first (parameter, worker) whose tensor is not finite; one pass where all are."""
+        if not xs_W or bool(torch.stack([x_W.sum(dtype=self._wide(x_W)) for x_W in xs_W]).sum().isfinite()):
+            return None
+        for spec, x_W in zip(self.specs, xs_W, strict=True):
+            for row, x in enumerate(x_W):
+                if not x.isfinite().all():
+                    return f"the gradient of {spec.name} on worker {self.comm.first_worker + row}"
+        return None
+
+    @staticmethod
+    def _wide(x: Tensor) -> torch.dtype:
+        return torch.float32 if x.element_size() == 2 else x.dtype
 
 
-def sent_specs(specs: Sequence[TensorSpec], scope: str) -> list[TensorSpec]:
-    """What travels as one unit: each tensor, or the whole model as one vector."""
-    return list(specs) if scope == "tensor" else [TensorSpec(WHOLE_MODEL, (sum(s.numel for s in specs),))]
+def sent_units(specs: Sequence[TensorSpec], scope: str, block_size: int | None = None) -> list[list[int]]:
+    """Which tensors, by index, travel as one unit."""
+    if scope == "tensor":
+        return [[i] for i in range(len(specs))]
+    limit = float("inf") if scope == WHOLE_MODEL or block_size is None else block_size
+    units: list[list[int]] = []
+    filled = 0.0
+    for i, spec in enumerate(specs):
+        if not units or filled + spec.numel > limit:
+            units.append([])
+            filled = 0
+        units[-1].append(i)
+        filled += spec.numel
+    return units
+
+
+def unit_spec(specs: Sequence[TensorSpec], unit: Sequence[int], scope: str) -> TensorSpec:
+    """One unit as a tensor: itself, or a vector [1, N] of two dimensions, so that every method takes it."""
+    if scope == "tensor":
+        return specs[unit[0]]
+    name = WHOLE_MODEL if scope == WHOLE_MODEL else f"bucket from {specs[unit[0]].name}"
+    return TensorSpec(name, (1, sum(specs[i].numel for i in unit)))
+
+
+def sent_specs(specs: Sequence[TensorSpec], scope: str, block_size: int | None = None) -> list[TensorSpec]:
+    """What travels as one unit: each tensor, a bucket, or the whole model as one vector."""
+    return [unit_spec(specs, unit, scope) for unit in sent_units(specs, scope, block_size)]
 
 
 def levelled(compressor: Compressor, sent: Sequence[TensorSpec]) -> list[str]:

@@ -53,21 +53,26 @@ class Plan:
         levels: per tensor name, index into the ladder.
         batch_size: samples per worker and step.
         lr_factor: multiplies the scheduled learning rate.
+        codebooks: per number of bits, quantisation levels in ascending order from -1 to 1; none = the compressor's own.
     """
 
     levels: Mapping[str, int] = field(default_factory=dict)
     batch_size: int = 1
     lr_factor: float = 1.0
+    codebooks: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
     def pack(self) -> list[float]:
         """The plan as numbers, each exact in 4 bytes, for the broadcast."""
-        return [*self.levels.values(), self.batch_size, self.lr_factor]
+        levels = [level for codebook in self.codebooks.values() for level in codebook]
+        return [*self.levels.values(), self.batch_size, self.lr_factor, *levels]
 
     def unpack(self, numbers: Sequence[float]) -> "Plan":
-        """The plan that `pack` has made numbers of; tensor names are this plan's."""
-        *levels, batch_size, lr_factor = numbers
-        named = dict(zip(self.levels, map(int, levels), strict=True))
-        return Plan(named, int(batch_size), lr_factor)
+        """The plan that `pack` has made numbers of; tensor names and sizes of codebooks are this plan's."""
+        rest = iter(numbers)
+        levels = {name: int(next(rest)) for name in self.levels}
+        batch_size, lr_factor = int(next(rest)), next(rest)
+        codebooks = {bits: tuple(next(rest) for _ in codebook) for bits, codebook in self.codebooks.items()}
+        return Plan(levels, batch_size, lr_factor, codebooks)
 
     def with_levels(self, levels: Mapping[str, int]) -> "Plan":
         """The same plan with some levels replaced."""
@@ -97,4 +102,9 @@ def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "lr_factor": plan.lr_factor,
         "levels": {name: ladder.values[level] for name, level in plan.levels.items()},
+        **(
+            {"codebooks": {str(bits): list(levels) for bits, levels in plan.codebooks.items()}}
+            if plan.codebooks
+            else {}
+        ),
     }

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from accordion_bench import checkpoint, config
 from accordion_bench.axis import WorkerAxis
+from accordion_bench.build import build
 from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange import Exchange, levelled, sent_specs
 from accordion_bench.interrupt import Interrupted, Stopper
-from accordion_bench.optimizers import without_dynamo
 from accordion_bench.plan import Plan, Signals, plan_record
 from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
@@ -26,10 +27,6 @@ from accordion_bench.trackers.base import Tracker
 METRIC = "accuracy"
 EVAL_BATCH = 512
 RECOMPUTE_BATCHES = 128
-
-
-class NonFinite(RuntimeError):
-    """A loss or a gradient is NaN or infinite; nothing was exchanged and no state has changed."""
 
 
 class Trainer:
@@ -62,19 +59,18 @@ class Trainer:
         comm.broadcast_([*model.parameters(), *model.buffers()], "setup")
         self.axis = WorkerAxis(model, comm, seed, cfg["bn"])
         self.schedule, self.sync = parts.schedule, parts.sync
-        self.optimizer = config.build(
-            cfg["optimizer"], "optimizer", positional=[self.axis.params], adapt=without_dynamo
-        )
+        wrapped = parts.wrapped
+        self.optimizer = config.build_optimizer(cfg, wrapped.compressor, self.axis.params)
 
         specs, like = self.axis.specs, self.axis.params[0]
         self.policies, self.ladder = parts.policies, parts.ladder
-        sent = sent_specs(specs, parts.scope)
+        sent = sent_specs(specs, wrapped.scope, wrapped.block_size)
         weakest = len(self.ladder.values) - 1
-        self.plan = Plan(dict.fromkeys(levelled(parts.compressor, sent), weakest), cfg["batch_size"])
+        self.plan = Plan(dict.fromkeys(levelled(wrapped.compressor, sent), weakest), cfg["batch_size"])
         for policy in self.policies.values():
             self.plan = policy.start(self.plan, self.ladder)
         self.exchange = Exchange(
-            parts.compressor, specs, self.ladder, comm, like, seed, parts.scope, parts.start_step
+            wrapped.compressor, specs, self.ladder, comm, like, seed, **wrapped.for_exchange
         )
         self.signals = GradientSums(specs, comm, like)
 
@@ -83,7 +79,7 @@ class Trainer:
         self.best = -math.inf
         self.to_target: dict[str, float] = {}
         self.progress = Progress(comm.leader)
-        self.tracker: Tracker = config.build(cfg["tracker"], "tracker")
+        self.tracker: Tracker = build(cfg["tracker"], "tracker")
 
     # ---- one step
 
@@ -99,13 +95,19 @@ class Trainer:
                 losses.append(self._backward(row, x, y))
                 self.clock.lap("compute")
         loss = torch.stack(losses)
-        self.refuse_non_finite(loss)
         self.loss_sum += loss.double().sum()
         self.clock.lap("compute")
         self.signals.add_gradients(axis.gradients_W)
         self.clock.lap("policy")
         comm.ledger.dense_step(self.exchange.numel)
-        self.sync.step(self, lr)
+        try:
+            self.refuse_non_finite(loss)
+            self.sync.step(self, lr)
+        except NonFinite as bad:
+            raise NonFinite(
+                f"step {self.step} (epoch {self.epoch}): {bad}; try a smaller optimizer.lr, now {lr:g} after schedule "
+                "and scaling"
+            ) from None
         self.step += 1
         self.step_in_epoch += 1
         self.clock.warm = True
@@ -123,21 +125,13 @@ class Trainer:
         """Stop before anything is exchanged.
 
         Raises:
-            NonFinite: naming the step and the loss or parameter.
+            NonFinite: naming the worker, its loss and the first parameter.
         """
-        bad = None
         if not bool(loss_W.isfinite().all()):
             row = int((~loss_W.isfinite()).nonzero()[0])
             bad = f"the loss of worker {self.comm.first_worker + row} is {loss_W[row].item()}"
-            gradient = self.axis.non_finite()
-            bad += f", and {gradient} is not finite" if gradient else ""
-        elif gradient := self.axis.non_finite():
-            bad = f"{gradient} is not finite"
-        if bad:
-            raise NonFinite(
-                f"step {self.step} (epoch {self.epoch}): {bad}; try a smaller optimizer.lr, now "
-                f"{self.lr(self.step_in_epoch):g} after schedule and scaling"
-            )
+            gradient = self.exchange.non_finite(self.axis.gradients_W)
+            raise NonFinite(bad + (f", and {gradient} is not finite" if gradient else ""))
 
     def lr(self, step_in_epoch: int, epoch: int | None = None) -> float:
         """Learning rate of a step: optimizer.lr x schedule x plan."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from accordion_bench import check, rng
 from accordion_bench.axis import BN_POLICIES
+from accordion_bench.build import Config, build
 from accordion_bench.check import ConfigError, ValueRefused
-from accordion_bench.config import Config, build, build_model, components
+from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.config_dir import conf_dir
-from accordion_bench.optimizers import without_dynamo
 
 
 def validate(cfg: Config) -> None:
@@ -42,7 +42,7 @@ def validate(cfg: Config) -> None:
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
     with rng.kept_rng():
         model = build_model(cfg, parts.dataset)
-    build(optimizer, "optimizer", positional=[list(model.parameters())], adapt=without_dynamo)
+    build_optimizer(cfg, parts.wrapped.compressor, list(model.parameters()))
     build(cfg["tracker"], "tracker")
     runs = Path(cfg["paths"]["runs"])
     nearest = next(path for path in [runs, *runs.absolute().parents] if path.exists())

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 import yaml
 
-from accordion_bench import config
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.exchange import Exchange, levelled, sent_specs
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.wrapped import wrapped_compressor
 
 # as in a small network: repeated shapes, a 1-D tensor between them, a wide and a narrow matrix, one entry
 SPECS = [
@@ -23,6 +23,9 @@ SPECS = [
     TensorSpec("scalar", (1, 1)),
 ]
 
+# the optimizer from which methods with momentum of their own take it
+SGD = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+
 
 def yaml_names(group: str) -> list[str]:
     """Names of a config group, from its files."""
@@ -34,8 +37,8 @@ def yaml_node(group: str, name: str) -> dict:
 
 
 def compressor(name: str, **options):
-    """(compressor with its wrappers, scope, start step) of a YAML file with some options replaced."""
-    return config._compressor({**yaml_node("compressor", name), **options})
+    """A compressor with its wrappers, of a YAML file with some options replaced."""
+    return wrapped_compressor({**yaml_node("compressor", name), **options}, SGD)
 
 
 def gradients(specs=SPECS, workers=4, seed=0, dtype=torch.float64, step=0) -> Blocks:
@@ -53,13 +56,14 @@ def gradients(specs=SPECS, workers=4, seed=0, dtype=torch.float64, step=0) -> Bl
 
 def exchange_for(name: str, workers: int = 4, specs=SPECS, level=None, dtype=torch.float64, comm=None, **options):
     """(Exchange, Plan) for a compressor YAML, all tensors at one level."""
-    built, scope, start_step = compressor(name, **options)
+    wrapped = compressor(name, **options)
+    built = wrapped.compressor
     comm = comm or Comm(workers)
     values = () if built.knob is None else (built.level if level is None else level,)
     ladder = Ladder(built.knob or "", values)
-    names = levelled(built, sent_specs(specs, scope))
+    names = levelled(built, sent_specs(specs, wrapped.scope, wrapped.block_size))
     like = torch.zeros((), dtype=dtype)
-    exchange = Exchange(built, specs, ladder, comm, like, seed=3, scope=scope, start_step=start_step)
+    exchange = Exchange(built, specs, ladder, comm, like, seed=3, **wrapped.for_exchange)
     return exchange, Plan(dict.fromkeys(names, 0), 1)
 
 

@@ -13,7 +13,7 @@ LEVELS = {"rank": [1, 2, 4, 1000], "density": [0.01, 0.1, 0.5, 0.99, 1.0]}
 
 
 def levels_of(name):
-    return LEVELS.get(compressor(name)[0].knob, [None])
+    return LEVELS.get(compressor(name).compressor.knob, [None])
 
 
 CASES = [(name, level) for name in NAMES for level in levels_of(name)]
@@ -82,12 +82,12 @@ def test_inputs_and_global_rng_are_left_alone(name, level):
 
 @pytest.mark.parametrize(("name", "level"), CASES)
 def test_update_is_the_mean_of_what_was_sent(name, level):
-    built, _, _ = compressor(name, **({"error_feedback": False} if name in EF else {}))
+    built = compressor(name, **({"error_feedback": False} if name in EF else {})).compressor
     exchange, plan = exchange_for(name, level=level, **({"error_feedback": False} if name in EF else {}))
     xs_W = gradients().tensors
     from accordion_bench.compressors.base import Context
 
-    ctx = Context(0, SPECS, exchange.levels(plan, 0), 3, 0.1)
+    ctx = Context(0, SPECS, exchange.levels(plan, 0), 3, [0.1] * len(SPECS))
     out = built.exchange(xs_W, ctx, {}, exchange.comm)
     minus_sent = [torch.zeros_like(x) for x in xs_W]
     for i, update in enumerate(out.update):
@@ -127,7 +127,9 @@ def test_nothing_depends_on_the_order_of_tensors(name, level):
             torch.testing.assert_close(again[position], updates[i], rtol=1e-12, atol=1e-12)
 
 
-SCOPED = [name for name in NAMES if "scope" in yaml_node("compressor", name) and compressor(name)[0].whole_model]
+SCOPED = [
+    name for name in NAMES if "scope" in yaml_node("compressor", name) and compressor(name).compressor.whole_model
+]
 
 
 @pytest.mark.parametrize("name", SCOPED)
@@ -160,7 +162,7 @@ Plan0 = exchange_for("none")[1]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_levels_are_checked(name):
-    built = compressor(name)[0]
+    built = compressor(name).compressor
     for value in (0, -1, "x", None, True):
         with pytest.raises(ConfigError):
             built.check_level("weak", value)

@@ -15,7 +15,7 @@ LEVELS = {"rank": [1, 2], "density": [0.01, 0.3, 0.99]}
 CASES = [
     (name, {"level": level, **({"error_feedback": ef} if "error_feedback" in yaml_node("compressor", name) else {})})
     for name in yaml_names("compressor")
-    for level in LEVELS.get(compressor(name)[0].knob, [None])
+    for level in LEVELS.get(compressor(name).compressor.knob, [None])
     for ef in ([False, True] if "error_feedback" in yaml_node("compressor", name) else [None])
 ]
 

@@ -3,18 +3,27 @@
 Tensor suffixes: W local workers, A all workers, N elements, M rows, K columns, R rank.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from accordion_bench import check
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.plan import TensorSpec
 
 State = dict[str, dict[str, Any]]
 """Per parameter name, the compressor's tensors; a key ending in `_W` has one row per local worker."""
+
+COLLECTIVES = ("all_reduce", "all_gather", "two_way")
+
+
+class NonFinite(RuntimeError):
+    """A loss, a gradient or what a compressor was to pack is NaN or infinite; nothing was sent and no state changed."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +33,18 @@ class Context:
     Args:
         step: optimizer steps taken before this one.
         specs: name and shape of each exchanged tensor.
-        levels: the knob's value per tensor (a rank, a density); None = this tensor travels dense.
+        levels: the knob's value per tensor (a rank, a density; 1 without a knob); None = this tensor travels dense.
         seed: the run's seed, for keyed draws.
-        lr: learning rate of this step (for residuals in parameter units).
+        lrs: learning rate of this step per tensor, for methods in parameter units.
+        codebooks: quantisation levels that a policy has fitted, per number of bits; none = the compressor's own.
     """
 
     step: int
     specs: Sequence[TensorSpec]
     levels: Sequence[float | None]
     seed: int = 0
-    lr: float = 1.0
+    lrs: Sequence[float] = ()
+    codebooks: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
 
 class Exchanged(NamedTuple):
@@ -49,6 +60,17 @@ class Exchanged(NamedTuple):
     subtract_sent_: Callable[[int, Tensor], Any]
 
 
+class Probe(NamedTuple):
+    """What a level would cost and lose, without sending anything.
+
+    error: per tensor, ||x - C(x)||^2 / ||x||^2, mean over the local workers; 0 for a zero tensor.
+    payload_bytes: per tensor, of one worker; an upper bound where `fixed_size` is false.
+    """
+
+    error: list[float]
+    payload_bytes: list[float]
+
+
 class Compressor:
     """A compressor exchanges a list of tensors [W, ...] and returns their decoded mean.
 
@@ -57,7 +79,15 @@ class Compressor:
         pair: (strong, weak) levels that `adaptive=accordion` uses unless told otherwise.
         min_ndim: tensors with fewer dimensions always travel dense.
         whole_model: whether `compressor.scope=model` (all tensors as one vector) makes sense.
-        reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback; else e.g. `sum`.
+        reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback; else `sum`, `vote`, ...
+        unbiased: E[update] = mean gradient, over the compressor's own draws, without error feedback.
+        collectives: what can carry the messages, the default first; `because` says why not the others.
+        collective: the chosen one of them.
+        fixed_size: `payload_bytes` is exact, from sizes alone; else an upper bound.
+        units: `gradient`, or `parameter`: x <- x - update, the learning rate has been applied.
+        owns: optimizer options that the compressor applies itself (`momentum`): the optimizer must not.
+        weight_decay_mode: where `owns` is not empty, how the optimizer still decays: `after_decode` with its momentum,
+            `decoupled` without, `in_gradient`: added to the gradient before compression.
     """
 
     knob: str | None = None
@@ -65,6 +95,14 @@ class Compressor:
     min_ndim: int = 1
     whole_model: bool = False
     reduces: str = "mean"
+    unbiased: bool = False
+    collectives: tuple[str, ...] = ("all_reduce",)
+    because: str = "its messages add up, so that an all-reduce is the cheapest"
+    collective: str = ""
+    fixed_size: bool = True
+    units: str = "gradient"
+    owns: frozenset[str] = frozenset()
+    weight_decay_mode: str = "decoupled"
 
     @property
     def level(self) -> float | None:
@@ -79,9 +117,17 @@ class Compressor:
         """
         raise ConfigError(f"{key} has no meaning for a compressor without levels, got {value}")
 
+    def scheduled(self, level: float, epoch: float) -> float:
+        """The level that is in force at a time, for methods with a warm-up of their own."""
+        return level
+
+    def codebook(self, bits: int) -> tuple[float, ...] | None:
+        """The quantisation levels in [-1, 1] for a number of bits, which policies may replace; None = has none."""
+        return None
+
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         """Whether something of this tensor may be lost on the way; a tensor sent whole has no residual."""
-        return True
+        return level is not None and spec.ndim >= self.min_ndim
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         """State before the first exchange, for tensors of the type and on the device of `like`."""
@@ -91,9 +137,78 @@ class Compressor:
         """Exchange tensors [W, ...]; may update `state`, never `xs_W`."""
         raise NotImplementedError
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
-        """Exact bytes that one worker hands to the collectives for this tensor; `level` None = dense."""
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        """Bytes that one worker hands to the collectives for this tensor (mean over workers); `level` None = dense."""
         raise NotImplementedError
+
+    @torch.no_grad()
+    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State) -> Probe:
+        """Error and bytes at the levels of `ctx`, for the local workers alone; touches neither state nor network."""
+        workers = xs_W[0].shape[0] if xs_W else 1
+        alone = Comm(workers, device=str(xs_W[0].device) if xs_W else "cpu")
+        out = self.exchange(xs_W, ctx, copy.deepcopy(state), alone)
+        errors = []
+        for i, x_W in enumerate(xs_W):
+            lost_W = x_W.clone()
+            out.subtract_sent_(i, lost_W)
+            lost, whole = lost_W.double().flatten(1).square().sum(1), x_W.double().flatten(1).square().sum(1)
+            errors.append(float(torch.where(whole > 0, lost / whole.clamp_min(1e-300), 0).mean()))
+        pairs = zip(ctx.specs, ctx.levels, strict=True)
+        return Probe(errors, [self.payload_bytes(spec, level, workers) for spec, level in pairs])
+
+
+DECLARED = (
+    "knob", "pair", "min_ndim", "whole_model", "reduces", "unbiased", "collectives", "because", "collective",
+    "fixed_size", "units", "owns", "weight_decay_mode",
+)  # fmt: skip
+
+
+class Wrapper(Compressor):
+    """A compressor around another one; what it does not change is the inner one's.
+
+    Args:
+        inner: the wrapped compressor.
+    """
+
+    def __init__(self, inner: Compressor) -> None:
+        self.inner = inner
+        for name in DECLARED:
+            setattr(self, name, getattr(inner, name))
+
+    @property
+    def level(self) -> float | None:
+        return self.inner.level
+
+    def check_level(self, key: str, value: Any) -> float:
+        return self.inner.check_level(key, value)
+
+    def scheduled(self, level: float, epoch: float) -> float:
+        return self.inner.scheduled(level, epoch)
+
+    def codebook(self, bits: int) -> tuple[float, ...] | None:
+        return self.inner.codebook(bits)
+
+    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
+        return self.inner.compresses(spec, level)
+
+    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
+        return self.inner.init(specs, comm, like)
+
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        return self.inner.payload_bytes(spec, level, workers)
+
+
+def check_collective(compressor: Compressor, value: str) -> str:
+    """Refuse a collective that cannot carry this compressor's messages.
+
+    Raises:
+        ValueRefused: with the reason.
+    """
+    check.choice("collective", value, COLLECTIVES)
+    if value not in compressor.collectives:
+        rule = f"{' or '.join(compressor.collectives)}, because {compressor.because}"
+        raise check.ValueRefused("collective", rule, value, compressor.collectives[0])
+    return value
 
 
 def dense_bytes(spec: TensorSpec) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from accordion_bench import check
 from accordion_bench.comm import Comm, cast_share
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.plan import TensorSpec
 
 
@@ -27,11 +27,18 @@ class Cast(Compressor):
         self.dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        cast = [level is not None for level in ctx.levels]
+        narrow = iter(comm.all_reduce_mean([x for x, c in zip(xs_W, cast, strict=True) if c], dtype=self.dtype))
+        whole = iter(comm.all_reduce_mean([x for x, c in zip(xs_W, cast, strict=True) if not c]))
+
         def subtract_sent_(i: int, target_W: Tensor) -> None:
-            share_W = cast_share(xs_W[i], comm.workers, self.dtype)
-            target_W.sub_(share_W.to(target_W.dtype), alpha=comm.workers)
+            if cast[i]:
+                share_W = cast_share(xs_W[i], comm.workers, self.dtype)
+                target_W.sub_(share_W.to(target_W.dtype), alpha=comm.workers)
+            else:
+                target_W.sub_(xs_W[i])
 
-        return Exchanged(comm.all_reduce_mean(xs_W, dtype=self.dtype), subtract_sent_)
+        return Exchanged([next(narrow if c else whole) for c in cast], subtract_sent_)
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
-        return 2 * spec.numel
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        return dense_bytes(spec) if level is None else 2 * spec.numel

@@ -2,48 +2,48 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
 from accordion_bench.plan import TensorSpec
 
 
-class ErrorFeedback(Compressor):
-    """Wraps a compressor C: p_w = g_w + e_w; send C(p_w); e_w <- p_w - sent_w, in raw gradient units.
+class ErrorFeedback(Wrapper):
+    """Wraps a compressor C: p_w = g_w + e_w; send C(p_w); e_w <- p_w - sent_w.
 
-    Hence sum of updates + mean of residuals = sum of mean gradients, for every C that reduces by mean.
+    Hence sum of updates + mean of residuals (+ the owners' residuals, two-way) = sum of mean gradients, for every C
+    that reduces by mean. In parameter units g_w is replaced by lr g_w and the update is the step itself: then
+    x - (mean e_w + e~) takes exactly the uncompressed step, under any schedule of the learning rate.
 
     Args:
         inner: the compressor C.
         residual: `local`: sent_w is the worker's own contribution as decoded. `aggregate`: sent_w is the common update
             (PowerSGD's paper code, torch's hook, Accordion); equal updates, but worker deviations add up in e_w.
+        residual_units: `gradient`: a change of the learning rate does not touch e_w. `parameter`: e_w is in units of
+            the parameters (the paper's e_w times the last learning rate); x <- x - update.
+        zero_lr: at a learning rate of 0 in parameter units, `skip` the exchange or `flush`: send from the residual.
 
-    Source: Karimireddy et al. 2019; Vogels et al. 2019, Algorithm 2 (aggregate).
+    Source: Karimireddy et al. 2019; Vogels et al. 2019, Algorithm 2 (aggregate); Zheng, Huang, Kwok 2019 (parameter).
     """
 
-    def __init__(self, inner: Compressor, residual: str = "local") -> None:
-        check.choice("residual", residual, ["local", "aggregate"])
+    def __init__(
+        self, inner: Compressor, residual: str = "local", residual_units: str = "gradient", zero_lr: str = "skip"
+    ) -> None:
+        super().__init__(inner)
+        self.residual = check.choice("residual", residual, ["local", "aggregate"])
+        self.residual_units = check.choice("residual_units", residual_units, ["gradient", "parameter"])
+        self.zero_lr = check.choice("zero_lr", zero_lr, ["skip", "flush"])
         if residual == "aggregate" and inner.reduces != "mean":
             raise check.ValueRefused("residual", f"local, because the update is a {inner.reduces}", residual, "local")
-        self.inner, self.residual = inner, residual
-        self.knob, self.pair, self.min_ndim = inner.knob, inner.pair, inner.min_ndim
-        self.whole_model, self.reduces = inner.whole_model, inner.reduces
-
-    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
-        return self.inner.compresses(spec, level)
-
-    @property
-    def level(self) -> float | None:
-        return self.inner.level
-
-    def check_level(self, key, value) -> float:
-        return self.inner.check_level(key, value)
-
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
-        return self.inner.payload_bytes(spec, level, workers)
+        if inner.reduces in ("vote", "other"):
+            rule = f"false, because the update is a {inner.reduces}, which says nothing of the size of what was lost"
+            raise check.ValueRefused("error_feedback", rule, True, False)
+        if self.residual_units == "parameter":
+            self.units, self.owns = "parameter", inner.owns | {"lr"}
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
@@ -54,9 +54,15 @@ class ErrorFeedback(Compressor):
         return state
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        scales = ctx.lrs if self.units == "parameter" else [1.0] * len(xs_W)
+        if xs_W and not any(scales) and self.zero_lr == "skip":
+            return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda i, target_W: target_W)
         residuals_W = [state.get(spec.name, {}).get("residual_W") for spec in ctx.specs]
         # p_w is formed in the residual's own storage, so that error feedback needs no third buffer
-        ps_W = [x if e is None else e.add_(x) for x, e in zip(xs_W, residuals_W, strict=True)]
+        ps_W = [
+            (x if scale == 1 else x * scale) if e is None else e.add_(x, alpha=scale)
+            for x, e, scale in zip(xs_W, residuals_W, scales, strict=True)
+        ]
         out = self.inner.exchange(ps_W, ctx, state, comm)
         for i, residual_W in enumerate(residuals_W):
             if residual_W is None:

@@ -13,6 +13,7 @@ class Dense(Compressor):
     """All-reduce of the gradient as it is: update = mean_w g_w."""
 
     whole_model = True
+    unbiased = True
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return False
@@ -20,5 +21,5 @@ class Dense(Compressor):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         return Exchanged(comm.all_reduce_mean(xs_W, may_alias=True), lambda i, target_W: target_W.sub_(xs_W[i]))
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         return dense_bytes(spec)

@@ -8,15 +8,15 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.plan import TensorSpec
 
 
-class TopK(Compressor):
+class TopK(OneShot):
     """update = mean_w TopK(g_w): of each tensor the k = density x numel entries of largest magnitude.
 
-    The message is k fp32 values and their indices in the smaller code of `wire`, carried by an all-gather. Where that
-    would cost more wire than a dense all-reduce, the sparsified tensor goes by dense all-reduce: same result.
+    The message is k fp32 values and their indices in the smaller code of `wire`.
 
     Args:
         density: share of entries kept, in (0, 1]; lower density = more compression.
@@ -30,6 +30,7 @@ class TopK(Compressor):
     pair = (0.10, 0.99)
     min_ndim = 2
     whole_model = True
+    because = "every worker keeps other entries, and a sum of sparse tensors is not sparse"
 
     def __init__(self, density: float = 0.1, count: str = "at_least_one", reduce: str = "mean") -> None:
         self.density = self.check_level("density", density)
@@ -47,70 +48,30 @@ class TopK(Compressor):
         return max(1, k) if self.count == "at_least_one" else k
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        """Values and index code of one worker's sparse message."""
-        k = self.kept(spec, level)
-        return 4 * k + wire.index_bytes(spec.numel, k)[1]
+        return wire.sparse_bytes(spec.numel, self.kept(spec, level))
 
-    def gathers(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        """Whether the sparse message costs less wire than a dense all-reduce: (A-1) payload < 2 (A-1)/A 4n."""
-        return self.message_bytes(spec, level) * max(workers, 2) < 8 * spec.numel
+    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
+        indices_R = top_indices(x_R, self.kept(spec, level))
+        return wire.encode_sparse(indices_R, x_R.gather(1, indices_R).float(), spec.numel)
 
-    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
-        return level is not None
+    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
+        zeros_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
+        return zeros_R.scatter_(1, *wire.decode_sparse(message_R, spec.numel, self.kept(spec, level)))
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
-        if level is None or not self.gathers(spec, level, workers):
-            return dense_bytes(spec)
-        return self.message_bytes(spec, level)
+    def add_decoded_(
+        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
+    ) -> None:
+        for message_R in message_AR:  # one worker at a time: a fixed order of summation
+            indices_R, values_R = wire.decode_sparse(message_R, spec.numel, self.kept(spec, level))
+            total_R.scatter_add_(1, indices_R, (values_R * alpha).to(total_R.dtype))
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        levels = {i: level for i, level in enumerate(ctx.levels) if level is not None}
-        gathered = [i for i, level in levels.items() if self.gathers(ctx.specs[i], level, comm.workers)]
-        reduced = [i for i in range(len(xs_W)) if i not in set(gathered)]
-        indices_W = {i: top_indices(xs_W[i].flatten(1), self.kept(ctx.specs[i], levels[i])) for i in levels}
-        values_W = {i: xs_W[i].flatten(1).gather(1, indices_W[i]).float() for i in levels}
-
-        def sparsified_W(i: int) -> Tensor:
-            if i not in indices_W:
-                return xs_W[i]
-            values = values_W[i].to(xs_W[i].dtype)
-            return xs_W[i].new_zeros(xs_W[i].flatten(1).shape).scatter_(1, indices_W[i], values).view_as(xs_W[i])
-
-        update: list[Tensor] = [xs_W[0]] * len(xs_W)
-        means = comm.all_reduce_mean([sparsified_W(i) for i in reduced])
-        for i, mean in zip(reduced, means, strict=True):
-            update[i] = mean * comm.workers if self.reduce == "sum" and i in indices_W else mean
-
-        parts_W = [
-            part
-            for i in gathered
-            for part in (values_W[i].view(torch.uint8), wire.encode_indices(indices_W[i], ctx.specs[i].numel))
-        ]
-        sizes = [part.shape[1] for part in parts_W]
-        if gathered:
-            message_W = torch.cat(parts_W, dim=1)
-            message_A = comm.all_gather(message_W) if sum(sizes) else message_W.new_empty(comm.workers, 0)
-            received = iter(message_A.split(sizes, dim=1))
-            for i in gathered:
-                update[i] = self._decode(next(received), next(received), ctx.specs[i], xs_W[i])
-        def subtract_sent_(i: int, target_W: Tensor) -> None:
-            if i in indices_W:
-                flat_W = target_W.view(target_W.shape[0], -1)
-                flat_W.scatter_add_(1, indices_W[i], -values_W[i].to(target_W.dtype))
-            else:
-                target_W.sub_(xs_W[i])
-
-        return Exchanged(update, subtract_sent_)
-
-    def _decode(self, values: Tensor, codes: Tensor, spec: TensorSpec, like: Tensor) -> Tensor:
-        if not values.numel():
-            return like.new_zeros(spec.shape)
-        values_A = values.clone(memory_format=torch.contiguous_format).view(torch.float32).to(like.dtype)
-        indices_A = wire.decode_indices(codes, spec.numel, values_A.shape[1])
-        total = like.new_zeros(spec.numel)
-        for worker_values, worker_indices in zip(values_A, indices_A, strict=True):
-            total.index_add_(0, worker_indices, worker_values)  # one worker at a time: a fixed order of summation
-        return (total if self.reduce == "sum" else total / len(values_A)).view(spec.shape)
+        out = super().exchange(xs_W, ctx, state, comm)
+        if self.reduce == "mean":
+            return out
+        compressed = [self.compresses(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
+        update = [u * comm.workers if c else u for u, c in zip(out.update, compressed, strict=True)]
+        return Exchanged(update, out.subtract_sent_)
 
 
 def top_indices(rows_W: Tensor, k: int) -> Tensor:

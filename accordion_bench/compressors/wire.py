@@ -97,3 +97,36 @@ def decode_indices(message_W: Tensor, n: int, k: int) -> Tensor:
     for bit in range(low):
         indices += low_bits[:, bit::low].long() << bit
     return indices
+
+
+# ---- values and indices
+
+
+@functools.cache
+def sparse_bytes(n: int, k: int) -> int:
+    """Size of k float32 values of a vector of n with their indices."""
+    return 4 * k + index_bytes(n, k)[1]
+
+
+def encode_sparse(indices_R: Tensor, values_R: Tensor, n: int) -> Tensor:
+    """Ascending indices [R, k] and float32 values [R, k] as bytes [R, sparse_bytes(n, k)]: values first."""
+    return torch.cat([values_R.contiguous().view(torch.uint8), encode_indices(indices_R, n)], dim=1)
+
+
+def decode_sparse(message_R: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
+    """The inverse of `encode_sparse`: (indices, values)."""
+    if k == 0:
+        return message_R.new_empty(len(message_R), 0, dtype=torch.int64), message_R.new_empty(len(message_R), 0).float()
+    values, codes = message_R[:, : 4 * k], message_R[:, 4 * k :]
+    values_R = values.clone(memory_format=torch.contiguous_format).view(torch.float32)
+    return decode_indices(codes.contiguous(), n, k), values_R
+
+
+@functools.cache
+def sparse_count(n: int, nbytes: int) -> int:
+    """The k with sparse_bytes(n, k) = nbytes, where k has been left to the message's length."""
+    low, high = 0, min(n, nbytes // 4)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if sparse_bytes(n, middle) <= nbytes else (low, middle - 1)
+    return low

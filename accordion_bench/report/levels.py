@@ -49,7 +49,7 @@ def _dense_layers(config_json: str, level: float) -> frozenset[str]:
     except Exception:  # an older run's options may have no meaning today; the map is then drawn without this detail
         return frozenset()
     specs = [TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
-    return frozenset(spec.name for spec in specs if not parts.compressor.compresses(spec, level))
+    return frozenset(spec.name for spec in specs if not parts.wrapped.compressor.compresses(spec, level))
 
 
 def level_map(axes: Axes, arm: Arm) -> None:

@@ -1,0 +1,58 @@
+"""From a config group to an object: import the class that it names and call it."""
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accordion_bench import check
+from accordion_bench.check import ConfigError, ValueRefused
+
+Config = dict[str, Any]
+
+
+def build(
+    node: Config,
+    group: str,
+    *,
+    positional: Sequence[Any] = (),
+    adapt: Callable[[Any], Any] = lambda cls: cls,
+    **extra: Any,
+) -> Any:
+    """Call the class that `_target_` names with the node's other keys.
+
+    Args:
+        node: one config group.
+        group: its name, for messages.
+        positional: arguments that are no options.
+        adapt: changes the class before it is called.
+        extra: keyword arguments that are no options.
+
+    Raises:
+        ConfigError: the class refuses a value.
+    """
+    cls = target(node, group)
+    options = {key: value for key, value in node.items() if key != "_target_"}
+    try:
+        return adapt(cls)(*positional, **options, **extra)
+    except ValueRefused as refused:
+        raise refused.under(group) from None
+    except ConfigError:
+        raise
+    except Exception as error:
+        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+            raise ConfigError(
+                f"{group}.{unknown[1]} is no option of {cls.__name__}; type --help for all options"
+            ) from error
+        shown = ", ".join(f"{group}.{key}={check.show(value)}" for key, value in options.items())
+        raise ConfigError(f"{group} must fit together, got {shown}: {error}; type other values") from error
+
+
+def target(node: Config, group: str) -> Any:
+    """The class that `_target_` names."""
+    module, _, name = str(node.get("_target_")).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        rule, value = "the path of a class that can be imported", node.get("_target_")
+        raise ConfigError(f"{group}._target_ must be {rule}, got {value}; type {group}=NAME instead") from None

@@ -1,0 +1,54 @@
+"""Momentum on the worker, before compression."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check
+from accordion_bench.blocks import Blocks
+from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
+from accordion_bench.plan import TensorSpec
+
+
+class WorkerMomentum(Wrapper):
+    """m_w <- mu m_w + g_w; exchange g_w + mu m_w (nesterov) or m_w, instead of g_w.
+
+    The optimizer then applies no momentum: it decays the weights, as `weight_decay_mode` says, and nothing else.
+
+    Args:
+        inner: what exchanges the momenta.
+        momentum: mu, in [0, 1); from `optimizer.momentum`.
+        nesterov: from `optimizer.nesterov`.
+        weight_decay_mode: `after_decode`: w <- mu w + lambda x, x <- x - lr (lambda x + mu w), uncompressed,
+            beside the exchanged step. `decoupled`: x <- x - lr lambda x. `in_gradient`: compressed with the rest.
+
+    Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (Signum).
+    """
+
+    def __init__(
+        self, inner: Compressor, momentum: float, nesterov: bool = False, weight_decay_mode: str = "after_decode"
+    ) -> None:
+        super().__init__(inner)
+        self.momentum = check.number("momentum", momentum, at_least=0, below=1, instead=0.9)
+        self.nesterov = check.boolean("nesterov", nesterov)
+        modes = ["after_decode", "decoupled", "in_gradient"]
+        self.weight_decay_mode = check.choice("weight_decay_mode", weight_decay_mode, modes)
+        self.owns = inner.owns | {"momentum"}
+
+    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
+        state = self.inner.init(specs, comm, like)
+        for spec, m_W in zip(specs, Blocks(specs, comm.local_workers, like).tensors, strict=True):
+            state.setdefault(spec.name, {})["momentum_W"] = m_W
+        return state
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]
+        if ms_W:
+            torch._foreach_mul_(ms_W, self.momentum)
+            torch._foreach_add_(ms_W, list(xs_W))
+        if not self.nesterov:
+            return self.inner.exchange(ms_W, ctx, state, comm)
+        sent_W = [torch.add(x, m, alpha=self.momentum) for x, m in zip(xs_W, ms_W, strict=True)]
+        return self.inner.exchange(sent_W, ctx, state, comm)

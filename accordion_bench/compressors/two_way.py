@@ -1,0 +1,204 @@
+"""Two-way compression: a parameter server made of all-to-all and all-gather.
+
+Tensor suffixes: W local workers, A all workers, N elements, B bytes.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check
+from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import Context, Exchanged, State, Wrapper, dense_bytes
+from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
+from accordion_bench.plan import TensorSpec
+
+STATE = "two_way"
+
+
+class Piece(NamedTuple):
+    """Coordinates [start, stop) of one tensor, which one worker owns; both sides compress a piece by itself."""
+
+    name: str
+    start: int
+    stop: int
+    owner: int
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The piece as a tensor of its own."""
+        return TensorSpec(f"{self.name}[{self.start}:{self.stop}]", (1, self.stop - self.start))
+
+
+def layout(specs: Sequence[TensorSpec], workers: int, server: str = "sharded", align: str = "piece") -> list[Piece]:
+    """Which worker owns which coordinates; depends on names and sizes alone, not on the order of the tensors.
+
+    All coordinates, tensors in the order of their names, are cut into equal shards, one per worker; a piece is a
+    non-empty intersection of a tensor and a shard.
+
+    Args:
+        specs: the tensors.
+        workers: A, the number of shards.
+        server: `sharded`, or `literal`: worker 0 owns everything, a star.
+        align: `piece`: shards of equal size. `tensor`: a tensor belongs to the shard in which its middle lies, so that
+            no tensor is cut and shards differ in size.
+    """
+    total = sum(spec.numel for spec in specs)
+    shard = total if server == "literal" else -(-total // (8 * workers)) * 8
+    pieces, position = [], 0
+    for spec in sorted(specs, key=lambda spec: spec.name):
+        end = position + spec.numel
+        if align == "tensor":
+            pieces.append(Piece(spec.name, 0, spec.numel, (position + end) // 2 // max(shard, 1)))
+        else:
+            cuts = [position, *range((position // shard + 1) * shard, end, shard), end] if spec.numel else []
+            pieces += [
+                Piece(spec.name, a - position, b - position, a // shard) for a, b in itertools.pairwise(cuts)
+            ]
+        position = end
+    return pieces
+
+
+class TwoWay(Wrapper):
+    """update = C( mean_w C(x_w) + e~ ),  e~ <- its argument - update: workers to owner to workers, both compressed.
+
+    Every worker owns a shard of the coordinates: all-to-all of the messages, the owner decodes them, averages in the
+    order of the workers, adds its residual, compresses again; all-gather. Wire per worker 2 (A-1)/A x message, as a
+    ring, at any number of workers. With plain signs and no residual this is majority vote, exactly.
+
+    Args:
+        inner: a one-shot compressor of fixed size.
+        residual: whether the owner keeps what its message lost (e~); otherwise that is lost.
+        server: `sharded` over the workers, or `literal`: one server, worker 0.
+        align: `piece` or `tensor`, see `layout`.
+
+    Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (majority vote).
+    """
+
+    inner: OneShot
+
+    def __init__(self, inner: OneShot, residual: bool = False, server: str = "sharded", align: str = "piece") -> None:
+        super().__init__(inner)
+        self.reduces = inner.reduces if inner.scaled else "vote"
+        self.residual = residual
+        self.server = check.choice("server", server, ["sharded", "literal"])
+        self.align = check.choice("align", align, ["piece", "tensor"])
+        self.pieces: dict[str, list[Piece]] = {}
+
+    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
+        state = self.inner.init(specs, comm, like)
+        pieces = layout([s for s in specs if self.compresses(s, 1)], comm.workers, self.server, self.align)
+        self.pieces = {}
+        for piece in pieces:
+            self.pieces.setdefault(piece.name, []).append(piece)
+        if self.residual and pieces:
+            sizes = [sum(p.stop - p.start for p in pieces if p.owner == w) for w in range(comm.workers)]
+            residual_W = torch.zeros(comm.local_workers, max(sizes), dtype=like.dtype, device=like.device)
+            state[STATE] = {"residual_W": residual_W}
+        return state
+
+    def pays(self, spec: TensorSpec, level: float) -> bool:
+        """Whether a tensor's two messages cost less than a dense all-reduce."""
+        return self._message_bytes(spec, level) < dense_bytes(spec)
+
+    def _message_bytes(self, spec: TensorSpec, level: float) -> int:
+        return sum(
+            self.inner.message_bytes(p.spec, level) for p in self.pieces.get(spec.name, [Piece("", 0, spec.numel, 0)])
+        )
+
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        if level is None or not self.compresses(spec, level) or not self.pays(spec, level):
+            return dense_bytes(spec)
+        return self._message_bytes(spec, level) * (1 + 1 / workers)
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        W, first = comm.local_workers, comm.first_worker
+        index = {spec.name: i for i, spec in enumerate(ctx.specs)}
+        levels = {
+            i: level
+            for i, level in enumerate(ctx.levels)
+            if level is not None and self.compresses(ctx.specs[i], level) and self.pays(ctx.specs[i], level)
+        }
+        dense = [i for i in range(len(xs_W)) if i not in levels]
+        update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
+        for i, mean in zip(dense, comm.all_reduce_mean([xs_W[i] for i in dense]), strict=True):
+            update[i] = mean
+        owned: list[list[tuple[Piece, int]]] = [[] for _ in range(comm.workers)]  # per owner: its pieces, tensor index
+        for name in sorted(self.pieces):
+            if name in index and index[name] in levels:
+                for piece in self.pieces[name]:
+                    owned[piece.owner].append((piece, index[name]))
+
+        # 1 every worker compresses every piece
+        sent_W: dict[Piece, Tensor] = {}  # [W, B]
+        for piece, i in [entry for entries in owned for entry in entries]:
+            keys = self.inner.keys(ctx, piece.spec.name, range(first, first + W))
+            sent_W[piece] = self._encode(xs_W[i].flatten(1)[:, piece.start : piece.stop], piece, i, ctx, keys, first)
+
+        # 2 the owner of a piece gets it from everybody
+        empty = torch.empty(W, 0, dtype=torch.uint8, device=comm.device)
+        messages = [torch.cat([empty, *(sent_W[piece] for piece, _ in entries)], dim=1) for entries in owned]
+        received = comm.all_to_all(messages) if levels else []
+
+        # 3 averages, adds what it has kept, compresses again
+        answers = []
+        for row, message_A in enumerate(received):
+            answer, position = [empty[0]], 0
+            for (piece, i), part_A in zip(
+                owned[first + row], self._split(message_A, owned[first + row], levels), strict=True
+            ):
+                mean = torch.zeros(1, piece.stop - piece.start, dtype=xs_W[i].dtype, device=comm.device)
+                self.inner.add_decoded_(mean, part_A[:, None], piece.spec, levels[i], ctx)
+                mean.div_(comm.workers)
+                kept = None
+                if STATE in state:
+                    kept = state[STATE]["residual_W"][row, position : position + mean.numel()][None]
+                    mean = kept.add_(mean)
+                keys = self.inner.keys(ctx, piece.spec.name, [first + row], "server")
+                message = self._encode(mean, piece, i, ctx, keys, first + row)
+                if kept is not None:
+                    self.inner.add_decoded_(kept, message[None], piece.spec, levels[i], ctx, -1.0)
+                answer.append(message[0])
+                position += piece.stop - piece.start
+            answers.append(torch.cat(answer))
+
+        # 4 everybody gets all pieces
+        sizes_A = [sum(self.inner.message_bytes(p.spec, levels[i]) for p, i in entries) for entries in owned]
+        for i in levels:
+            update[i] = torch.zeros(ctx.specs[i].shape, dtype=xs_W[i].dtype, device=comm.device)
+        for entries, answer_ in zip(
+            owned, comm.all_gather_uneven(answers, sizes_A) if levels else [], strict=bool(levels)
+        ):
+            for (piece, i), part in zip(entries, self._split(answer_[None], entries, levels), strict=True):
+                target = update[i].view(1, -1)[:, piece.start : piece.stop]
+                self.inner.add_decoded_(target, part[None], piece.spec, levels[i], ctx)
+
+        def subtract_sent_(i: int, target_W: Tensor) -> None:
+            if i not in levels:
+                target_W.sub_(xs_W[i])
+                return
+            flat_W = target_W.view(W, -1)
+            for piece in self.pieces[ctx.specs[i].name]:
+                part_W = flat_W[:, piece.start : piece.stop]
+                self.inner.add_decoded_(part_W, sent_W[piece][None], piece.spec, levels[i], ctx, -1.0)
+
+        return Exchanged(update, subtract_sent_)
+
+    def _encode(
+        self, x_R: Tensor, piece: Piece, i: int, ctx: Context, keys: Sequence[int], first_worker: int
+    ) -> Tensor:
+        level = ctx.levels[i]
+        assert level is not None
+        try:
+            message = self.inner.encode(x_R, piece.spec, level, ctx, keys)
+        except NonFiniteRow as bad:
+            raise non_finite(ctx, i, first_worker + bad.row) from None
+        assert isinstance(message, Tensor)
+        return message
+
+    def _split(self, message_R: Tensor, entries: Sequence[tuple[Piece, int]], levels: dict[int, float]) -> list[Tensor]:
+        """The messages [R, B] of an owner's pieces, in order."""
+        return list(message_R.split([self.inner.message_bytes(p.spec, levels[i]) for p, i in entries], dim=1))

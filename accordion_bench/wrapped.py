@@ -1,0 +1,112 @@
+"""A compressor in its wrappers, from the options that stand together in one YAML."""
+
+from dataclasses import dataclass
+
+from accordion_bench import check
+from accordion_bench.build import Config, build, target
+from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.compressors.base import Compressor, check_collective
+from accordion_bench.compressors.error_feedback import ErrorFeedback
+from accordion_bench.compressors.momentum import WorkerMomentum
+from accordion_bench.compressors.two_way import TwoWay
+from accordion_bench.exchange import WHOLE_MODEL
+
+
+# the wrappers' options that are words
+FEEDBACK = {
+    "residual": ["local", "aggregate"],
+    "residual_units": ["gradient", "parameter"],
+    "zero_lr": ["skip", "flush"],
+}
+DECAY = {"weight_decay_mode": ["after_decode", "decoupled", "in_gradient"]}
+SERVER = {"server": ["sharded", "literal"], "align": ["piece", "tensor"]}
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A compressor in its wrappers, and what the exchange must know beside it."""
+
+    compressor: Compressor
+    scope: str = "tensor"
+    start_step: int = 0
+    block_size: int | None = None
+
+    @property
+    def for_exchange(self) -> Config:
+        """The arguments that `Exchange` takes."""
+        return {"scope": self.scope, "start_step": self.start_step, "block_size": self.block_size}
+
+
+def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped:
+    """The compressor in its wrappers; the wrappers' options stand beside its own in the YAML.
+
+    Args:
+        node: the config group.
+        optimizer: the optimizer's, from which methods with momentum of their own take `momentum` and `nesterov`.
+
+    Raises:
+        ConfigError: a value breaks a rule, or two choices do not go together.
+    """
+    options, optimizer = dict(node), optimizer or {}
+    take = options.pop
+    error_feedback = check.boolean("compressor.error_feedback", take("error_feedback", False))
+
+    def words(choices: dict[str, list[str]]) -> Config:
+        return {key: check.choice(f"compressor.{key}", take(key), choices[key]) for key in choices if key in options}
+
+    feedback, decay, server = words(FEEDBACK), words(DECAY), words(SERVER)
+    moves_momentum = check.boolean("compressor.worker_momentum", take("worker_momentum", False))
+    scope = check.choice("compressor.scope", take("scope", "tensor"), ["tensor", WHOLE_MODEL])
+    start_step = check.integer("compressor.start_step", take("start_step", 0), at_least=0)
+    block_size = options.get("block_size") if options.get("block") == "bucket" else None
+    collective = take("collective", None)
+    momentum = _momentum_of(optimizer)
+    if getattr(target(options, "compressor"), "takes_momentum", False):
+        options |= momentum
+    compressor = build(options, "compressor")
+    try:
+        compressor.collective = check_collective(compressor, collective or compressor.collectives[0])
+        if scope == WHOLE_MODEL and not compressor.whole_model:
+            rule = "tensor: this compressor works on matrices, and a whole model is none"
+            raise ValueRefused("scope", rule, scope, "tensor")
+        if compressor.collective == "two_way":
+            compressor = TwoWay(compressor, residual=error_feedback, **server)
+        if error_feedback:
+            compressor = ErrorFeedback(compressor, **feedback)
+        if moves_momentum:
+            compressor = WorkerMomentum(compressor, **momentum, **decay)
+    except ValueRefused as refused:
+        raise refused.under("compressor") from None
+    _check_optimizer(compressor, optimizer, moves_momentum)
+    return Wrapped(compressor, "bucket" if block_size else scope, start_step, block_size)
+
+
+def _momentum_of(optimizer: Config) -> Config:
+    return {"momentum": optimizer.get("momentum", 0.0), "nesterov": optimizer.get("nesterov", False)}
+
+
+def _check_optimizer(compressor: Compressor, optimizer: Config, moves_momentum: bool) -> None:
+    """Refuse an optimizer that would act twice, or could not act at all."""
+    if not compressor.owns or not optimizer:
+        return
+    if not str(optimizer.get("_target_")).endswith(".SGD"):
+        raise ConfigError(
+            "optimizer must be sgd, because this compressor takes the step itself and leaves the optimizer no gradient,"
+            f" got {optimizer.get('_target_')}; type optimizer=sgd"
+        )
+    takes = moves_momentum or getattr(compressor, "takes_momentum", False)
+    if optimizer.get("momentum") and not takes:
+        rule = "0, because this compressor has a momentum of its own or takes the step itself"
+        raise ValueRefused("optimizer.momentum", rule, optimizer["momentum"], 0)
+
+
+def optimizer_node(optimizer: Config, compressor: Compressor) -> Config:
+    """The optimizer's options without what the compressor applies itself."""
+    if not compressor.owns:
+        return optimizer
+    node = dict(optimizer)
+    if compressor.weight_decay_mode != "after_decode":
+        node |= {"momentum": 0.0, "nesterov": False}
+    if compressor.weight_decay_mode == "in_gradient":
+        node |= {"weight_decay": 0.0}
+    return node

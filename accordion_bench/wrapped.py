@@ -11,7 +11,6 @@ from accordion_bench.compressors.momentum import WorkerMomentum
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.exchange import WHOLE_MODEL
 
-
 # the wrappers' options that are words
 FEEDBACK = {
     "residual": ["local", "aggregate"],

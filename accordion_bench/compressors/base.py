@@ -81,6 +81,9 @@ class Compressor:
         whole_model: whether `compressor.scope=model` (all tensors as one vector) makes sense.
         reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback; else `sum`, `vote`, ...
         unbiased: E[update] = mean gradient, over the compressor's own draws, without error feedback.
+        draws: of the keyed numbers: `worker`: each its own; `shared`: all workers the same; "": nothing, but `worker`
+            where `unbiased`.
+        sum_eps: relative rounding of one addition on the wire; 0 where sums have at least the gradient's precision.
         collectives: what can carry the messages, the default first; `because` says why not the others.
         collective: the chosen one of them.
         fixed_size: `payload_bytes` is exact, from sizes alone; else an upper bound.
@@ -96,6 +99,8 @@ class Compressor:
     whole_model: bool = False
     reduces: str = "mean"
     unbiased: bool = False
+    draws: str = ""
+    sum_eps: float = 0.0
     collectives: tuple[str, ...] = ("all_reduce",)
     because: str = "its messages add up, so that an all-reduce is the cheapest"
     collective: str = ""
@@ -129,6 +134,14 @@ class Compressor:
         """Whether something of this tensor may be lost on the way; a tensor sent whole has no residual."""
         return level is not None and spec.ndim >= self.min_ndim
 
+    def contraction(self, spec: TensorSpec, level: float) -> float | None:
+        """A delta in [0, 1] with E||C(x) - x||^2 <= (1 - delta) ||x||^2 for every x; None = not declared."""
+        return None
+
+    def variance(self, x_R: Tensor, spec: TensorSpec, level: float) -> Tensor | None:
+        """E||Q(x) - x||^2 of one message, for each row of x_R [R, N], where `unbiased`; None = no closed form."""
+        return None
+
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         """State before the first exchange, for tensors of the type and on the device of `like`."""
         return {}
@@ -158,8 +171,8 @@ class Compressor:
 
 
 DECLARED = (
-    "knob", "pair", "min_ndim", "whole_model", "reduces", "unbiased", "collectives", "because", "collective",
-    "fixed_size", "units", "owns", "weight_decay_mode",
+    "knob", "pair", "min_ndim", "whole_model", "reduces", "unbiased", "draws", "sum_eps", "collectives", "because",
+    "collective", "fixed_size", "units", "owns", "weight_decay_mode",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ class Cast(Compressor):
     def __init__(self, dtype: str) -> None:
         check.choice("dtype", dtype, ["float16", "bfloat16"])
         self.dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
+        self.sum_eps = torch.finfo(self.dtype).eps
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         cast = [level is not None for level in ctx.levels]

@@ -138,7 +138,7 @@ class Compressor:
         """A delta in [0, 1] with E||C(x) - x||^2 <= (1 - delta) ||x||^2 for every x; None = not declared."""
         return None
 
-    def variance(self, x_R: Tensor, spec: TensorSpec, level: float) -> Tensor | None:
+    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
         """E||Q(x) - x||^2 of one message, for each row of x_R [R, N], where `unbiased`; None = no closed form."""
         return None
 

@@ -1,0 +1,129 @@
+"""ATOMO: a random choice of singular triples, unbiased."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check, rng
+from accordion_bench.compressors.base import Context, dense_bytes
+from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.plan import TensorSpec
+
+
+class ATOMO(OneShot):
+    """update = mean_w sum_{i in S_w} (sigma_i / p_i) u_i v_i^T, with P(i in S_w) = p_i, for each tensor as M [n, m].
+
+    p_i = min(1, c sigma_i) with sum_i p_i = s minimises the variance, E||Q - M||^2 = sum_i sigma_i^2 (1/p_i - 1).
+
+    The paper draws the triples independently, s of them on average. Here systematic sampling, one uniform number per
+    matrix, keeps exactly s of them with the same p_i. Singular triples are orthogonal, so that mean and variance are
+    those of independent draws, and the message has a fixed size, 4 s (n + m + 1) bytes.
+
+    Costs a full SVD of every matrix in every step, O(n m min(n, m)): for small matrices.
+
+    Args:
+        rank: s, the number of triples sent; lower rank = more compression. A matrix whose s triples would not be
+            smaller than itself (always so where s = min(n, m)) travels dense, and nothing of it is lost.
+
+    No error feedback: a message is not a contraction (sigma_i / p_i exceeds sigma_i), so that residuals could grow.
+    Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral atoms.
+    """
+
+    knob = "rank"
+    pair = (1, 2)
+    min_ndim = 2
+    unbiased = True
+    draws = "worker"
+    collectives = ("all_gather",)
+    because = "every worker sends other triples, of whole matrices"
+
+    def __init__(self, rank: int = 2) -> None:
+        self.rank = self.check_level("rank", rank)
+
+    def check_level(self, key, value) -> int:
+        return check.integer(key, value, at_least=1)
+
+    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
+        return level is not None and spec.ndim >= self.min_ndim and self.message_bytes(spec, level) < dense_bytes(spec)
+
+    def message_bytes(self, spec: TensorSpec, level: float) -> int:
+        return 4 * int(level) * (sum(spec.matrix) + 1)
+
+    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
+        _refuse_non_finite(x_R)
+        s = int(level)
+        U, sigma, Vt = torch.linalg.svd(x_R.view(-1, *spec.matrix), full_matrices=False)
+        p = inclusion(sigma, s)
+        uniform = [torch.rand((), generator=rng.generator(key), dtype=torch.float64) for key in keys]
+        chosen = systematic(p, torch.stack(uniform).to(x_R.device), s)
+        values = (sigma / p).gather(1, chosen).float()
+        _refuse_non_finite(values)
+        rows = torch.arange(len(x_R), device=x_R.device)[:, None]
+        left, right = U.mT[rows, chosen].float(), Vt[rows, chosen].float()
+        return torch.cat([values, left.flatten(1), right.flatten(1)], dim=1).view(torch.uint8)
+
+    def _factors(self, message_R: Tensor, spec: TensorSpec, level: float) -> tuple[Tensor, Tensor]:
+        """(values x left [R, n, s], right [R, s, m]) of a message."""
+        (n, m), s = spec.matrix, int(level)
+        floats = message_R.clone(memory_format=torch.contiguous_format).view(torch.float32)
+        values, left, right = floats.split([s, s * n, s * m], dim=1)
+        return (values[:, :, None] * left.unflatten(1, (s, n))).mT, right.unflatten(1, (s, m))
+
+    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
+        left, right = self._factors(message_R, spec, level)
+        return (left @ right).flatten(1)
+
+    def add_decoded_(
+        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
+    ) -> None:
+        for message_R in message_AR:  # one worker at a time: a fixed order of summation
+            left, right = (factor.to(total_R.dtype) for factor in self._factors(message_R, spec, level))
+            total_R.view(-1, *spec.matrix).baddbmm_(left, right, alpha=alpha)
+
+    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
+        sigma = torch.linalg.svdvals(x_R.view(-1, *spec.matrix)).double()
+        return (sigma.square() * (1 / inclusion(sigma, int(level)) - 1)).sum(1)
+
+
+def inclusion(sigma: Tensor, s: int) -> Tensor:
+    """p_i = min(1, c sigma_i), with c such that sum_i p_i = s: the probabilities of least variance.
+
+    Args:
+        sigma: singular values [R, q], descending; at least s of them.
+        s: triples to keep.
+
+    Returns:
+        p [R, q] in (0, 1], float64; where fewer than s values are positive, the zeros share the rest.
+    """
+    tiny = torch.finfo(torch.float64).tiny
+    sigma = sigma.double().clamp_min(tiny)  # so that a zero, too, has a share, and 0 / p is 0
+    others = sigma.flip(1).cumsum(1).flip(1)  # sigma_t + .. + sigma_q
+    t = torch.arange(sigma.shape[1], device=sigma.device)
+    # with the first t at p = 1, the next has p = (s - t) sigma_t / others_t: the smallest t for which this is below 1
+    first = ((s - t) * sigma <= others).int().argmax(1, keepdim=True)
+    return torch.where(t < first, 1, (s - first) * sigma / others.gather(1, first)).clamp_min(tiny)
+
+
+def systematic(p: Tensor, uniform: Tensor, s: int) -> Tensor:
+    """Exactly s indices per row, ascending, index i with probability p_i.
+
+    The intervals [p_1 + .. + p_{i-1}, p_1 + .. + p_i) tile [0, s); the points u, u + 1, .. u + s - 1 choose one each.
+
+    Args:
+        p: [R, q] in [0, 1] with sum s.
+        uniform: u [R] in [0, 1).
+
+    Returns:
+        indices [R, s].
+    """
+    ends = p.cumsum(1)
+    ends[:, -1] = s  # rounding must not lose the last point
+    points = uniform[:, None] + torch.arange(s, device=p.device)
+    return torch.searchsorted(ends, points, right=True).clamp_max(p.shape[1] - 1)
+
+
+def _refuse_non_finite(x_R: Tensor) -> None:
+    finite = x_R.isfinite().all(1)
+    if not finite.all():
+        raise NonFiniteRow(int((~finite).int().argmax()))

@@ -1,10 +1,13 @@
 """TopK and its wire formats."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import selection, wire
+from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.topk import TopK, top_indices
 from accordion_bench.plan import TensorSpec
 from tests.helpers import SPECS, exchange_for, gradients
@@ -24,6 +27,62 @@ def test_selection_equals_sort(k):
         chosen = top_indices(rows, k)
         for row, indices in zip(rows, chosen, strict=True):
             assert indices.tolist() == sorted_top(row.numpy(), k).tolist()
+
+
+LONG = 70_001  # searched in two passes
+
+
+@pytest.mark.parametrize("k", [1, 70, 7_000, 17_500, 17_501, 69_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_selection_from_long_rows_equals_sort(k, dtype):
+    generator = torch.Generator().manual_seed(k)
+    smooth = torch.randn(LONG, generator=generator, dtype=dtype)
+    tied = torch.randint(-40, 41, (LONG,), generator=generator).to(dtype)
+    sparse = smooth * (torch.rand(LONG, generator=generator) < 0.01)
+    tiny = smooth * 1e-42  # below the smallest normal float32
+    sorted_ = smooth.sort().values
+    rows = torch.stack([smooth, tied, sparse, tiny, sorted_, torch.zeros(LONG, dtype=dtype)])
+    for row, indices in zip(rows, top_indices(rows, k), strict=True):
+        assert np.array_equal(indices, sorted_top(row.numpy(), k))
+
+
+def test_a_sample_that_misleads_costs_time_but_no_entry():
+    row = torch.randn(LONG, generator=torch.Generator().manual_seed(0))
+    stride = LONG // len(selection.strided_sample(row, LONG // 64)) + 1
+    assert torch.equal(row[::stride].abs(), selection.strided_sample(row, LONG // 64))
+    row[::stride] = torch.linspace(100, 200, len(row[::stride]))  # all that the sample sees is large
+    assert np.array_equal(top_indices(row[None], 2000)[0], sorted_top(row.numpy(), 2000))
+
+
+def test_a_sample_sees_all_rows_and_filter_taps():
+    for shape in [(512, 256, 3, 3), (64, 64, 3, 3), (1000, 100), (30, 1001)]:
+        index = torch.arange(math.prod(shape)).view(shape)
+        seen = selection.strided_sample(index.flatten(), index.numel() // 10)
+        for dimension, size in enumerate(shape):
+            of_dimension = torch.unravel_index(seen, shape)[dimension]
+            counts = torch.bincount(of_dimension, minlength=size) * size / len(seen)
+            assert counts.min() > 0.4 and counts.max() < 2.5
+
+
+@pytest.mark.parametrize("n", [50, LONG])
+def test_not_a_number_is_refused_by_name(n):
+    specs = [TensorSpec("good", (1, n)), TensorSpec("bad", (1, n))]
+    xs_W = gradients(specs, workers=3, dtype=torch.float32).tensors
+    exchange, plan = exchange_for("topk", 3, specs=specs, density=0.1, dtype=torch.float32)
+    for value in (math.nan, math.inf):
+        exchange.state["bad"]["residual_W"][2, 0, 7] = value
+        with pytest.raises(NonFinite, match="worker 2 was to send of bad"):
+            exchange(xs_W, plan, 0, 0.1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 12, 257, 1382, 357_710])
+def test_the_smallest_of_all_sizes_is_found_and_gives_the_count_away(n):
+    for k in range(1, n + 1, max(1, n // 97)):
+        low = wire._low_bits(n, k)
+        sizes = [sum(map(wire._bytes, wire._elias_fano_bits(n, k, bits))) for bits in range(n.bit_length())]
+        assert sizes[low] == min(sizes)
+        assert wire.sparse_count(n, wire.sparse_bytes(n, k)) == k
+    assert wire.sparse_count(n, wire.sparse_bytes(n, 0)) == 0
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 63, 257, 1000])

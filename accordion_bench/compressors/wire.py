@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+CACHED = 4096  # sizes remembered; counts that depend on the data never repeat for long
+
 
 def pack_bits(bits_W: Tensor) -> Tensor:
     """Booleans [W, N] as bytes [W, ceil(N / 8)]; the first boolean is the least significant bit."""
@@ -48,13 +50,17 @@ def _bytes(bits: int) -> int:
     return (bits + 7) // 8
 
 
-@functools.cache
+@functools.lru_cache(CACHED)
 def _low_bits(n: int, k: int) -> int:
     """The number of low bits with the smallest message."""
-    return min(range(n.bit_length()), key=lambda low: sum(map(_bytes, _elias_fano_bits(n, k, low))))
+    # one bit more costs k bits and saves (n - 1) / 2^(low + 1): it pays up to about log2((n - 1) / k),
+    # more or less where sizes are rounded to bytes
+    near = ((n - 1) // k).bit_length()
+    choices = range(max(0, near - 4), min(n.bit_length(), near + 3))
+    return min(choices, key=lambda low: sum(map(_bytes, _elias_fano_bits(n, k, low))))
 
 
-@functools.cache
+@functools.lru_cache(CACHED)
 def index_bytes(n: int, k: int) -> tuple[str, int]:
     """The smaller code for k sorted indices below n, and its size in bytes."""
     if k == 0:
@@ -102,7 +108,7 @@ def decode_indices(message_W: Tensor, n: int, k: int) -> Tensor:
 # ---- values and indices
 
 
-@functools.cache
+@functools.lru_cache(CACHED)
 def sparse_bytes(n: int, k: int) -> int:
     """Size of k float32 values of a vector of n with their indices."""
     return 4 * k + index_bytes(n, k)[1]
@@ -122,11 +128,19 @@ def decode_sparse(message_R: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
     return decode_indices(codes.contiguous(), n, k), values_R
 
 
-@functools.cache
+@functools.lru_cache(CACHED)
 def sparse_count(n: int, nbytes: int) -> int:
     """The k with sparse_bytes(n, k) = nbytes, where k has been left to the message's length."""
-    low, high = 0, min(n, nbytes // 4)
+    # an index takes n / 8 bytes at most, and a bit at least: between these two, by bisection
+    low, high = max(0, (nbytes - (n + 7) // 8) // 4), min(n, nbytes // 4)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if sparse_bytes(n, middle) <= nbytes else (low, middle - 1)
     return low
+
+
+def zeros(rows: int, n: int, device: torch.device) -> Tensor:
+    """Zeros [rows, n] of float32, to be written in few places."""
+    if device.type == "cpu":  # in memory that comes zeroed from the system, in large pages: no pass over all of it
+        return torch.from_numpy(np.zeros((rows, n), np.float32))
+    return torch.zeros(rows, n, device=device)

@@ -1,0 +1,139 @@
+"""Which entries to send: exactly the k largest, or about k by a sampled threshold.
+
+Tensor suffixes: R rows, N elements.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.compressors.oneshot import NonFiniteRow
+
+CHUNK = 1 << 16  # entries whose magnitudes are compared at a time on a CPU: what fits into its second-level cache
+PREFILTER = 1 << 15  # rows from this length on are searched in two passes
+EXPECTED = 32  # entries of a sample that should lie above the threshold sought: its count is then good to 1/sqrt(32)
+
+
+def kept_entries(numel: int, density: float) -> int:
+    """floor(density numel): how many entries a density stands for."""
+    # 1e-9: a density such as 0.29 times 100 is 28.999999999999996 in floating point
+    return int(density * numel + 1e-9)
+
+
+def values_at(x_R: Tensor, indices_R: Tensor) -> Tensor:
+    """The float32 values [R, k] of rows [R, N] at some indices.
+
+    Raises:
+        NonFiniteRow: one of them is NaN or infinite.
+    """
+    values_R = x_R.gather(1, indices_R).float()
+    if not bool(values_R.sum().isfinite()):  # a sum that only overflows has finite addends
+        for row, values in enumerate(values_R):
+            if not bool(values.isfinite().all()):
+                raise NonFiniteRow(row)
+    return values_R
+
+
+def top_indices(rows_R: Tensor, k: int) -> Tensor:
+    """Per row [R, N] the ascending indices [R, k] of the k largest magnitudes; ties go to the lower index.
+
+    NaN counts as the largest magnitude of all, so that it is seen where the values are packed.
+    """
+    if k in (0, rows_R.shape[1]):
+        return torch.arange(k, device=rows_R.device).expand(rows_R.shape[0], k).contiguous()
+    return torch.stack([_top_of_row(row, k) for row in rows_R])
+
+
+def _top_of_row(row: Tensor, k: int) -> Tensor:
+    n = len(row)
+    if n >= PREFILTER and 4 * k <= n:
+        sample = strided_sample(row, n // 64)
+        rank = k * len(sample) / n
+        # more than four standard deviations below the k-th largest, so that a second try is all but never needed
+        candidates = at_least(row, kth_largest(sample, min(len(sample), int(rank + 4 * math.sqrt(rank) + 4))))
+        if len(candidates) >= k:  # all that are left out are smaller than each of k others
+            return candidates[_top_exactly(row[candidates], k)]
+    return _top_exactly(row, k)
+
+
+def _top_exactly(values: Tensor, k: int) -> Tensor:
+    """`top_indices` of one row [N], 0 < k <= N, from all of its entries."""
+    magnitudes = values.abs().nan_to_num_(nan=math.inf, posinf=math.inf)
+    smallest = kth_largest(magnitudes, k)
+    chosen = (magnitudes >= smallest).nonzero()[:, 0]
+    if len(chosen) > k:
+        above, tied = (magnitudes > smallest).nonzero()[:, 0], (magnitudes == smallest).nonzero()[:, 0]
+        chosen = torch.cat([above, tied[: k - len(above)]]).sort().values
+    return chosen
+
+
+def kth_largest(magnitudes: Tensor, k: int) -> float:
+    """The k-th largest of magnitudes [N], 0 < k <= N; NaN counts as the largest."""
+    if magnitudes.device.type == "cpu":
+        position = len(magnitudes) - k
+        return float(np.partition(magnitudes.numpy(), position)[position])
+    return float(magnitudes.topk(k, sorted=False).values.min())
+
+
+def at_least(row: Tensor, threshold: float) -> Tensor:
+    """Ascending indices of the entries of a row [N] whose magnitude is not below a threshold; NaN never is."""
+    if row.device.type != "cpu":
+        return (~(row.abs() < threshold)).nonzero()[:, 0]
+    values = row.numpy()
+    magnitudes, chosen = np.empty(min(CHUNK, len(values)), values.dtype), np.empty(min(CHUNK, len(values)), bool)
+    found = [np.empty(0, np.int64)]
+    for start in range(0, len(values), CHUNK):
+        size = len(values[start : start + CHUNK])
+        np.abs(values[start : start + size], out=magnitudes[:size])
+        np.less(magnitudes[:size], threshold, out=chosen[:size])
+        np.logical_not(chosen[:size], out=chosen[:size])
+        found.append(np.flatnonzero(chosen[:size]) + start)
+    return torch.from_numpy(np.concatenate(found))
+
+
+def strided_sample(row: Tensor, size: int, offset: int = 0) -> Tensor:
+    """At least `size` magnitudes of a row [N], evenly spaced; `offset`, any integer, says where the first one is."""
+    stride = max(1, len(row) // max(size, 1))
+    while math.gcd(stride, len(row)) > 1:  # else the sample would see some rows or filter taps of a tensor only
+        stride -= 1
+    return row[offset % stride :: stride].abs()
+
+
+def sampled_top(row: Tensor, k: int, share: float, least: float, most: float, offset: int = 0) -> Tensor:
+    """Ascending indices of about the k largest magnitudes of a row [N]: all from a threshold on, zeros left out.
+
+    The threshold is the one above which a strided sample has its share of the k entries. It is lowered until at least
+    `least` k are found (or all that are not zero); of more than `most` k, exactly the k largest are kept. Where the
+    sample would be more than half of the row, the result is exactly the k largest.
+
+    Args:
+        row: coordinates.
+        k: entries wanted, 0 < k <= N.
+        share: of the entries that is sampled; more where fewer than 32 of them would be kept.
+        least: smallest count accepted, as a multiple of k.
+        most: largest count accepted, as a multiple of k.
+        offset: where the sample starts, any integer.
+
+    Source: Lin et al. 2018 (arXiv 1712.01887), section 5 and its hierarchical selection.
+    """
+    n = len(row)
+    size = math.ceil(max(share * n, EXPECTED * n / k))
+    if 2 * size > n:
+        found = top_indices(row[None], k)[0]
+        return found[row[found] != 0]
+    sample = strided_sample(row, size, offset)
+    smallest_sent = torch.finfo(row.dtype).tiny
+    rank = max(1, round(k * len(sample) / n))
+    while True:
+        threshold = max(kth_largest(sample, rank), smallest_sent)
+        found = at_least(row, threshold)
+        if len(found) >= least * k or threshold == smallest_sent:
+            break
+        if rank == len(sample):  # the sample has missed the large ones altogether
+            return top_indices(row[None], k)[0]
+        rank = min(len(sample), max(rank + 1, math.ceil(rank * k / len(found))))
+    if len(found) > most * k:
+        found = found[top_indices(row[found][None], k)[0]]
+    return found

@@ -1,0 +1,108 @@
+"""Entropy coding of symbol streams: exact code lengths from histograms, and a real bitstream to verify them by.
+
+Source: Huffman 1952; Elias 1975; asymmetric numeral systems: Duda 2013 (arXiv 1311.2540).
+"""
+
+import heapq
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def huffman_lengths(counts: Tensor) -> Tensor:
+    """Bits per symbol [K] of an optimal prefix code, which the lengths determine (canonical Huffman).
+
+    Args:
+        counts: [K], how often each symbol occurs, or its probability. Where a book must hold every symbol, whatever
+            the counts say, give no count of 0.
+
+    Returns int64 [K]: 0 for a symbol that does not occur, 1 for one that is alone.
+    """
+    lengths = [0] * counts.numel()
+    # The second entry breaks ties, by age: shallow trees, and the same lengths on every rank.
+    heap: list[tuple[Any, int, list[int]]] = [(n, i, [i]) for i, n in enumerate(counts.tolist()) if n > 0]
+    if len(heap) == 1:
+        lengths[heap[0][1]] = 1
+    heapq.heapify(heap)
+    for age in range(len(lengths), len(lengths) + len(heap) - 1):
+        (n, _, some), (m, _, others) = heapq.heappop(heap), heapq.heappop(heap)
+        for symbol in some + others:
+            lengths[symbol] += 1
+        heapq.heappush(heap, (n + m, age, some + others))
+    return torch.tensor(lengths, dtype=torch.int64, device=counts.device)
+
+
+def huffman_bits(counts: Tensor) -> float:
+    """Bits of the whole stream in its own Huffman code, book excluded: sum of count x length."""
+    return (counts * huffman_lengths(counts)).sum().item()
+
+
+def shannon_bits(counts: Tensor) -> float:
+    """The entropy of the whole stream in bits: - sum of count x log2(count / total)."""
+    counts = counts.double()
+    shares = counts / counts.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    return max(0.0, -torch.special.xlogy(counts, shares).sum().item() / math.log(2))
+
+
+def elias_gamma_length(n: Tensor) -> Tensor:
+    """Bits of the Elias gamma code of integers n >= 1, elementwise: 2 floor(log2 n) + 1."""
+    return 2 * _floor_log2(n) + 1
+
+
+def elias_omega_length(n: Tensor) -> Tensor:
+    """Bits of the Elias omega code of integers n >= 1, elementwise: 1, 3, 3, 6, 6, 6, 6, 7 for n = 1 ... 8."""
+    length = torch.ones_like(n, dtype=torch.int64)
+    for _ in range(5):  # 2^63 -> 62 -> 5 -> 2 -> 1
+        log = _floor_log2(n)
+        length += torch.where(n > 1, log + 1, 0)
+        n = torch.where(n > 1, log, 1)
+    return length
+
+
+def _floor_log2(n: Tensor) -> Tensor:
+    """floor(log2 n) of integers n >= 1, in integers: a float log2 is wrong next to large powers of two."""
+    n = n.long()
+    log = torch.zeros_like(n)
+    for shift in (32, 16, 8, 4, 2, 1):
+        large = n >> shift > 0
+        log += torch.where(large, shift, 0)
+        n = torch.where(large, n >> shift, n)
+    return log
+
+
+def ans_encode(codes: np.ndarray, counts: Any) -> bytes:
+    """The symbols as one range-ANS bitstream, little-endian 32-bit words; needs the package `constriction`.
+
+    Args:
+        codes: uint8 [N], each below K.
+        counts: integers [K], the frequency table, known to the receiver. Integers, because every rank must derive the
+            very same model. A symbol of count 0 can still be sent, at about 24 bits.
+    """
+    coder = _constriction().stream.stack.AnsCoder()
+    coder.encode_reverse(np.ascontiguousarray(codes, dtype=np.int32), _model(counts))
+    return coder.get_compressed().astype("<u4").tobytes()
+
+
+def ans_decode(stream: bytes, counts: Any, n: int) -> np.ndarray:
+    """The inverse of `ans_encode` with the same table: the n symbols, uint8."""
+    coder = _constriction().stream.stack.AnsCoder(np.frombuffer(stream, dtype="<u4").astype(np.uint32))
+    return coder.decode(_model(counts), n).astype(np.uint8)
+
+
+def _model(counts: Any) -> Any:
+    table = np.asarray(counts)
+    if not np.issubdtype(table.dtype, np.integer):
+        raise TypeError(f"a frequency table holds integers, got {table.dtype}")
+    weights = np.pad(table.astype(np.float64), (0, max(0, 2 - len(table))))  # the package wants two symbols or more
+    return _constriction().stream.model.Categorical(weights if weights.any() else weights + 1, perfect=False)
+
+
+def _constriction() -> Any:
+    try:
+        import constriction
+    except ImportError as error:
+        raise ImportError("a real bitstream needs the package constriction; type: pip install constriction") from error
+    return constriction

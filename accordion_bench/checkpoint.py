@@ -66,6 +66,7 @@ def load(path: Path, trainer: "Trainer") -> None:
     for name, policy in trainer.policies.items():
         policy.load_state_dict(shared["policies"][name])
     trainer.sync.load_state_dict(shared["sync"])
+    trainer.step_decisions = shared["step_decisions"]
     trainer.epoch, trainer.step, trainer.step_in_epoch = shared["epoch"], shared["step"], shared["step_in_epoch"]
     trainer.best = shared["best"]
     trainer.to_target = shared["to_target"]
@@ -94,6 +95,7 @@ def _worker_state(trainer: "Trainer", row: int) -> dict[str, Any]:
             for name, sums in trainer.signals.state_dict().items()
             if first and (trainer.comm.leader or name in SUMMED)
         },
+        "statistics": {name: sums[row].clone() for name, sums in trainer.statistics.sums.items()},
         "loss_sum": trainer.loss_sum.clone() if first else torch.zeros_like(trainer.loss_sum),
     }
 
@@ -105,6 +107,9 @@ def _load_worker(state: dict[str, Any], trainer: "Trainer", row: int) -> None:
         for key, value in entries.items():
             trainer.exchange.state[name][key][row].copy_(value)
     trainer.signals.add_state(state["signals"])
+    for name, sums in state["statistics"].items():
+        empty = torch.zeros(trainer.comm.local_workers, *sums.shape, dtype=sums.dtype, device=trainer.device)
+        trainer.statistics.sums.setdefault(name, empty)[row].copy_(sums)
     trainer.loss_sum += state["loss_sum"].to(trainer.device)
 
 
@@ -127,6 +132,7 @@ def _shared_state(trainer: "Trainer") -> dict[str, Any]:
         "policies": {name: policy.state_dict() for name, policy in trainer.policies.items()},
         "signals": sorted(trainer.needs()),
         "sync": trainer.sync.state_dict(),
+        "step_decisions": trainer.step_decisions,
         "epoch": trainer.epoch,
         "step": trainer.step,
         "step_in_epoch": trainer.step_in_epoch,

@@ -78,10 +78,20 @@ class Ledger:
         }
 
 
-def cast_share(x_W: Tensor, workers: int, dtype: torch.dtype) -> Tensor:
+CHUNK = 1 << 15  # coordinates that stay in a processor's cache between two operations
+
+
+def cast_share(x_W: Tensor, workers: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """What each worker adds to a sum in `dtype`: x / A, cut to the range in which A of them cannot overflow."""
+    share_W = torch.empty(x_W.shape, dtype=dtype, device=x_W.device) if out is None else out
+    flat = x_W.flatten()
+    size = CHUNK if x_W.device.type == "cpu" else max(flat.numel(), 1)
     limit = torch.finfo(dtype).max / workers
-    return (x_W / workers).clamp(-limit, limit).to(dtype)
+    for x, share in zip(flat.split(size), share_W.view(-1).split(size), strict=True):
+        share.copy_(x if workers == 1 else x / workers)
+        if dtype == torch.float16:  # bfloat16 ends where float32 ends
+            share.clamp_(-limit, limit)
+    return share_W
 
 
 class Comm:
@@ -145,7 +155,10 @@ class Comm:
             elif dtype is None:
                 torch.sum(x_W, dim=0, out=part)
             else:
-                part.copy_(cast_share(x_W, self.workers, wire_type).sum(dim=0))
+                if self.local_workers == 1:
+                    cast_share(x_W, self.workers, wire_type, out=part)
+                else:
+                    part.copy_(cast_share(x_W, self.workers, wire_type).sum(dim=0))
             parts.append(part)
             start += part.numel()
         self.ledger.all_reduce(total * fused.element_size())
@@ -154,9 +167,21 @@ class Comm:
             fused.div_(self.workers)
         return [part.to(x_W.dtype) for part, x_W in zip(parts, xs_W, strict=True)]
 
-    def all_gather(self, message_W: Tensor) -> Tensor:
-        """Every worker's message [W, B] of bytes, as [A, B], on every worker."""
-        self.ledger.all_gather(message_W.shape[1])
+    def all_reduce_max(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Largest value of each scalar over all workers (each process gives its local workers' largest)."""
+        if not xs:
+            return []
+        fused = torch.stack(list(xs))
+        self.ledger.all_reduce(fused.numel() * fused.element_size())
+        self._collective(lambda: dist.all_reduce(fused, op=dist.ReduceOp.MAX))
+        return list(fused)
+
+    def all_gather(self, message_W: Tensor, account: str = "payload") -> Tensor:
+        """Every worker's message [W, B] of bytes, as [A, B], on every worker; charged as payload, or to `account`."""
+        if account == "payload":
+            self.ledger.all_gather(message_W.shape[1])
+        else:
+            self.ledger.charge(account, message_W.shape[1])
         message_A = message_W if self.processes == 1 else message_W.new_empty(self.workers, message_W.shape[1])
         self._collective(lambda: dist.all_gather_into_tensor(message_A, message_W.contiguous()))
         return message_A
@@ -186,10 +211,10 @@ class Comm:
         )
         return list(everywhere.split(list(sizes_A)))
 
-    def all_gather_sizes(self, sizes_W: Sequence[int]) -> list[int]:
-        """Every worker's size, as 4 bytes of payload each."""
-        row_W = torch.tensor(sizes_W, dtype=torch.int32, device=self.device)[:, None]
-        return self.all_gather(row_W.view(torch.uint8)).contiguous().view(torch.int32)[:, 0].tolist()
+    def all_gather_sizes(self, sizes_W: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Every worker's sizes, [A, T], as 4 bytes of payload each."""
+        table_W = torch.tensor(sizes_W, dtype=torch.int32, device=self.device)
+        return self.all_gather(table_W.view(torch.uint8)).contiguous().view(torch.int32).tolist()
 
     def all_to_all(self, messages_AW: Sequence[Tensor]) -> list[Tensor]:
         """Hand each worker its part of every worker's message.

@@ -15,7 +15,7 @@ from accordion_bench.compressors.base import Compressor
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.datasets.images import ImageDataset
 from accordion_bench.optimizers import without_dynamo
-from accordion_bench.plan import Ladder
+from accordion_bench.plan import Ladder, Plan
 from accordion_bench.schedules.base import Schedule
 from accordion_bench.sync.base import Sync
 from accordion_bench.wrapped import Wrapped, optimizer_node, wrapped_compressor
@@ -28,6 +28,7 @@ class Components:
     wrapped: Wrapped
     policies: dict[str, Policy]
     ladder: Ladder
+    codebooks: dict[int, tuple[float, ...]]
     schedule: Schedule
     sync: Sync
     dataset: ImageDataset
@@ -44,7 +45,8 @@ def components(cfg: Config, workers: int) -> Components:
     return Components(
         wrapped=wrapped,
         policies=policies,
-        ladder=_ladder(wrapped.compressor, policies, cfg),
+        ladder=(ladder := _ladder(wrapped.compressor, policies, cfg)),
+        codebooks=_codebooks(wrapped.compressor, policies, ladder, cfg),
         schedule=build(cfg["schedule"], "schedule", epochs=cfg["epochs"], workers=workers),
         sync=build(cfg["sync"], "sync"),
         dataset=build(cfg["dataset"], "dataset"),
@@ -83,6 +85,27 @@ def _ladder(compressor: Compressor, policies: dict[str, Policy], cfg: Config) ->
     except ValueRefused as refused:
         raise refused.under(f"adaptive.{driver}") from None
     return Ladder(compressor.knob, checked)
+
+
+def _codebooks(
+    compressor: Compressor, policies: dict[str, Policy], ladder: Ladder, cfg: Config
+) -> dict[int, tuple[float, ...]]:
+    """Where a policy drives codebooks: one per number of bits that the plan may choose, the compressor's own."""
+    driver = next((name for name, policy in policies.items() if policy.drives == "codebook"), None)
+    if driver is None:
+        return {}
+    bits = [int(value) for value in ladder.values] if compressor.knob == "bits" else []
+    own = {b: compressor.codebook(b) for b in bits}
+    books = {b: tuple(torch.tensor(levels).tolist()) for b, levels in own.items() if levels is not None}
+    if not books:
+        name = cfg.get("choices", {}).get("compressor", "this one")
+        raise ConfigError(
+            f"adaptive={driver} needs a compressor with a codebook of its own, got compressor={name}; "
+            "type compressor=qsgd"
+        )
+    for policy in policies.values():  # what a policy cannot do with these is refused here, before the run
+        policy.start(Plan(codebooks=books), ladder)
+    return books
 
 
 def compressors_with_levels() -> list[str]:

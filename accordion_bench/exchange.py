@@ -8,6 +8,7 @@ from torch import Tensor
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.statistics import Buckets
 
 WHOLE_MODEL = "model"
 
@@ -101,6 +102,12 @@ class Exchange:
     def probe(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> Probe:
         """Error and bytes per sent tensor as under the plan, of the local workers; changes and sends nothing."""
         return self.compressor.probe(self.as_sent(xs_W), self.context(plan, step, 1.0, epoch), self.state)
+
+    def buckets(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> list[list[Buckets]]:
+        """The quantiser's buckets of each local worker's tensors, where a policy asks for them."""
+        buckets_W = self.compressor.buckets_of(self.as_sent(xs_W), self.context(plan, step, 1.0, epoch))
+        assert buckets_W is not None
+        return buckets_W
 
     def context(self, plan: Plan, step: int, lr: float | Sequence[float], epoch: float = 0) -> Context:
         """What the compressor may know of this step."""

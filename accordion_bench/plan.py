@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -88,12 +90,16 @@ class Signals:
         lr: learning rate of that epoch.
         next_lr: learning rate with which the next epoch starts.
         values: the collected signals by name, each a norm per tensor name, and for the whole `model`.
+        step: the step that has just been taken, where the policy decides between steps.
+        statistics: what was collected of the quantiser's buckets, see `statistics.py`.
     """
 
     epoch: int
     lr: float
     next_lr: float
     values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    step: int = 0
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accordion_bench import checkpoint, config
+from accordion_bench.adaptive.base import Policy
 from accordion_bench.axis import WorkerAxis
 from accordion_bench.build import build
 from accordion_bench.comm import Comm
@@ -22,6 +23,7 @@ from accordion_bench.record import RunFolder, log
 from accordion_bench.rng import kept_rng, key, seeded
 from accordion_bench.sampler import Sampler
 from accordion_bench.signals import GradientSums
+from accordion_bench.statistics import BucketStatistics
 from accordion_bench.trackers.base import Tracker
 
 METRIC = "accuracy"
@@ -40,7 +42,7 @@ class Trainer:
     Attributes, by role:
         what is trained: axis (model, gradients, buffers), optimizer, schedule, data, sampler
         what is exchanged: exchange, sync, comm
-        what adapts: plan, ladder, policies, signals
+        what adapts: plan, ladder, policies, signals, statistics, step_decisions
         where it stands: epoch, step, step_in_epoch, loss_sum, best, to_target
         what is told: clock, folder, progress, tracker, stopper
     """
@@ -66,13 +68,16 @@ class Trainer:
         self.policies, self.ladder = parts.policies, parts.ladder
         sent = sent_specs(specs, wrapped.scope, wrapped.block_size)
         weakest = len(self.ladder.values) - 1
-        self.plan = Plan(dict.fromkeys(levelled(wrapped.compressor, sent), weakest), cfg["batch_size"])
+        levels = dict.fromkeys(levelled(wrapped.compressor, sent), weakest)
+        self.plan = Plan(levels, cfg["batch_size"], codebooks=parts.codebooks)
         for policy in self.policies.values():
             self.plan = policy.start(self.plan, self.ladder)
         self.exchange = Exchange(
             wrapped.compressor, specs, self.ladder, comm, like, seed, **wrapped.for_exchange
         )
         self.signals = GradientSums(specs, comm, like)
+        self.statistics = BucketStatistics(comm)
+        self.step_decisions: dict[str, list[dict[str, Any]]] = {}
 
         self.epoch = self.step = self.step_in_epoch = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -98,6 +103,8 @@ class Trainer:
         self.loss_sum += loss.double().sum()
         self.clock.lap("compute")
         self.signals.add_gradients(axis.gradients_W)
+        if needs := frozenset().union(*(policy.needs_at(self.step) for policy in self.policies.values())):
+            self.statistics.add(needs, self.exchange.buckets(axis.gradients_W, self.plan, self.step, self.now))
         self.clock.lap("policy")
         comm.ledger.dense_step(self.exchange.numel)
         try:
@@ -108,6 +115,10 @@ class Trainer:
                 f"step {self.step} (epoch {self.epoch}): {bad}; try a smaller optimizer.lr, now {lr:g} after schedule "
                 "and scaling"
             ) from None
+        due = {name: policy for name, policy in self.policies.items() if policy.due(self.step)}
+        if due:
+            self.decide_now(due)
+            self.clock.lap("policy")
         self.step += 1
         self.step_in_epoch += 1
         self.clock.warm = True
@@ -137,6 +148,11 @@ class Trainer:
         """Learning rate of a step: optimizer.lr x schedule x plan."""
         when = (self.epoch if epoch is None else epoch) + step_in_epoch / self.steps_per_epoch
         return self.cfg["optimizer"]["lr"] * self.schedule(when) * self.plan.lr_factor
+
+    @property
+    def now(self) -> float:
+        """Epochs passed."""
+        return self.epoch + self.step_in_epoch / self.steps_per_epoch
 
     @property
     def steps_per_epoch(self) -> int:
@@ -217,12 +233,30 @@ class Trainer:
 
     def decide(self) -> dict[str, Any]:
         """Let the policies edit the plan: decided on the leader, then broadcast."""
-        if not self.policies:
-            return {}
-        decisions = {}
+        decisions: dict[str, Any] = {name: {"updates": made} for name, made in self.step_decisions.items()}
+        self.step_decisions = {}
+        policies = {name: policy for name, policy in self.policies.items() if policy.when == "epoch"}
+        if not policies:
+            return decisions
         signals = Signals(self.epoch, self.lr(0), self.lr(0, self.epoch + 1), self.signals.read())
+        return decisions | self._agreed(policies, signals)
+
+    def decide_now(self, policies: dict[str, Policy]) -> None:
+        """Let the policies that are due after this step edit the plan, and note what the new plan costs in error."""
+        needs = frozenset().union(*(policy.needs_at(self.step) for policy in policies.values()))
+        statistics = self.statistics.read(needs)
+        lr, next_lr = self.lr(self.step_in_epoch), self.lr(0, self.epoch + 1)
+        signals = Signals(self.epoch, lr, next_lr, step=self.step, statistics=statistics)
+        for name, decision in self._agreed(policies, signals).items():
+            probe = self.exchange.probe(self.axis.gradients_W, self.plan, self.step, self.now)
+            decision["measured_error"] = probe.total_error
+            self.step_decisions.setdefault(name, []).append(decision)
+
+    def _agreed(self, policies: dict[str, Policy], signals: Signals) -> dict[str, Any]:
+        """Update on the leader, then broadcast; returns what was decided."""
+        decisions = {}
         if self.comm.leader:
-            for name, policy in self.policies.items():
+            for name, policy in policies.items():
                 self.plan = policy.update(signals, self.plan)
                 if decision := policy.decision():
                     decisions[name] = decision

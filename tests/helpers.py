@@ -70,3 +70,24 @@ def exchange_for(name: str, workers: int = 4, specs=SPECS, level=None, dtype=tor
 def residuals(exchange) -> dict[str, torch.Tensor]:
     """Residuals [W, ...] by tensor name."""
     return {name: entry["residual_W"] for name, entry in exchange.state.items() if "residual_W" in entry}
+
+
+def server_residuals(exchange) -> dict[str, torch.Tensor]:
+    """What the owners of a two-way exchange keep, [...] by tensor name; all workers must be in this process."""
+    two_way = exchange.compressor
+    while not hasattr(two_way, "pieces"):
+        if not hasattr(two_way, "inner"):
+            return {}
+        two_way = two_way.inner
+    if "two_way" not in exchange.state:
+        return {}
+    rows = exchange.state["two_way"]["residual_W"]
+    out = {spec.name: torch.zeros(spec.numel, dtype=rows.dtype) for spec in exchange.sent}
+    position = [0] * len(rows)
+    for name in sorted(two_way.pieces):
+        for piece in two_way.pieces[name]:
+            size = piece.stop - piece.start
+            here = position[piece.owner]
+            out[name][piece.start : piece.stop] = rows[piece.owner, here : here + size]
+            position[piece.owner] += size
+    return {spec.name: out[spec.name].view(spec.shape) for spec in exchange.sent}

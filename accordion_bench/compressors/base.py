@@ -15,6 +15,7 @@ from accordion_bench import check
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.plan import TensorSpec
+from accordion_bench.statistics import Buckets
 
 State = dict[str, dict[str, Any]]
 """Per parameter name, the compressor's tensors; a key ending in `_W` has one row per local worker."""
@@ -64,10 +65,12 @@ class Probe(NamedTuple):
     """What a level would cost and lose, without sending anything.
 
     error: per tensor, ||x - C(x)||^2 / ||x||^2, mean over the local workers; 0 for a zero tensor.
+    total_error: the same of all tensors together.
     payload_bytes: per tensor, of one worker; an upper bound where `fixed_size` is false.
     """
 
     error: list[float]
+    total_error: float
     payload_bytes: list[float]
 
 
@@ -154,20 +157,26 @@ class Compressor:
         """Bytes that one worker hands to the collectives for this tensor (mean over workers); `level` None = dense."""
         raise NotImplementedError
 
+    def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
+        """The normalised buckets of each local worker's tensors, for policies that fit codebooks; None = has none."""
+        return None
+
     @torch.no_grad()
     def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State) -> Probe:
         """Error and bytes at the levels of `ctx`, for the local workers alone; touches neither state nor network."""
         workers = xs_W[0].shape[0] if xs_W else 1
         alone = Comm(workers, device=str(xs_W[0].device) if xs_W else "cpu")
         out = self.exchange(xs_W, ctx, copy.deepcopy(state), alone)
-        errors = []
+        errors, all_lost, everything = [], 0.0, 0.0
         for i, x_W in enumerate(xs_W):
             lost_W = x_W.clone()
             out.subtract_sent_(i, lost_W)
             lost, whole = lost_W.double().flatten(1).square().sum(1), x_W.double().flatten(1).square().sum(1)
             errors.append(float(torch.where(whole > 0, lost / whole.clamp_min(1e-300), 0).mean()))
+            all_lost, everything = all_lost + float(lost.sum()), everything + float(whole.sum())
         pairs = zip(ctx.specs, ctx.levels, strict=True)
-        return Probe(errors, [self.payload_bytes(spec, level, workers) for spec, level in pairs])
+        total = all_lost / everything if everything else 0.0
+        return Probe(errors, total, [self.payload_bytes(spec, level, workers) for spec, level in pairs])
 
 
 DECLARED = (
@@ -206,6 +215,9 @@ class Wrapper(Compressor):
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         return self.inner.init(specs, comm, like)
+
+    def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
+        return self.inner.buckets_of(xs_W, ctx)
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         return self.inner.payload_bytes(spec, level, workers)

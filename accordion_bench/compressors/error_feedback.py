@@ -68,6 +68,8 @@ class ErrorFeedback(Wrapper):
             if residual_W is None:
                 continue
             if not self.inner.compresses(ctx.specs[i], ctx.levels[i]):
+                if out.update[i].data_ptr() == residual_W.data_ptr():  # a lone worker's mean may be its own tensor
+                    out.update[i] = out.update[i].clone()
                 residual_W.zero_()
             elif self.residual == "local":
                 out.subtract_sent_(i, residual_W)

@@ -12,15 +12,8 @@ from accordion_bench import rng
 from accordion_bench.blocks import as_matrices
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes
+from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.plan import TensorSpec
-
-
-class NonFiniteRow(ValueError):
-    """What `encode` raises for a NaN or an infinity; `row` says where."""
-
-    def __init__(self, row: int) -> None:
-        self.row = row
-        super().__init__(f"row {row} is not finite")
 
 
 class OneShot(Compressor):
@@ -78,12 +71,15 @@ class OneShot(Compressor):
 
     def gathers(self, spec: TensorSpec, level: float, workers: int) -> bool:
         """Whether the message costs less wire than a dense all-reduce: (A-1) B < 2 (A-1)/A 4n."""
-        return self.message_bytes(spec, level) * max(workers, 2) < 8 * spec.numel
+        return self._sent_bytes(spec, level) * max(workers, 2) < 8 * spec.numel
+
+    def _sent_bytes(self, spec: TensorSpec, level: float) -> int:
+        return self.message_bytes(spec, level) + (0 if self.fixed_size else 4)  # where sizes differ, they travel too
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
             return dense_bytes(spec)
-        return self.message_bytes(spec, level) + (0 if self.fixed_size else 4)
+        return self._sent_bytes(spec, level)
 
     def keys(self, ctx: Context, name: str, workers: Sequence[int], purpose: str = "") -> list[int]:
         """Keys for the rounding noise of one tensor, a different one for each worker."""
@@ -159,16 +155,11 @@ class OneShot(Compressor):
             sizes = [row_W.shape[1] for row_W in rows]
             message_A = comm.all_gather(message_W) if sum(sizes) else message_W.new_empty(comm.workers, 0)
             return dict(zip(gathered, message_A.split(sizes, dim=1), strict=True))
-        messages_W, T = [], len(gathered)
-        for row in range(comm.local_workers):
-            bodies = [rows_W[i][row] for i in gathered]
-            header = torch.tensor([len(body) for body in bodies], dtype=torch.int32, device=bodies[0].device)
-            messages_W.append(torch.cat([header.view(torch.uint8), *bodies]))
-        sizes_A = comm.all_gather_sizes([len(message) for message in messages_W])
-        parts_A = []
-        for message in comm.all_gather_uneven(messages_W, sizes_A):
-            sizes = message[: 4 * T].clone().view(torch.int32).tolist()
-            parts_A.append(message[4 * T :].split(sizes))
+        W = range(comm.local_workers)
+        sizes_A = comm.all_gather_sizes([[len(rows_W[i][row]) for i in gathered] for row in W])
+        messages_W = [torch.cat([rows_W[i][row] for i in gathered]) for row in W]
+        messages_A = comm.all_gather_uneven(messages_W, [sum(sizes) for sizes in sizes_A])
+        parts_A = [message.split(sizes) for message, sizes in zip(messages_A, sizes_A, strict=True)]
         return {i: [parts[t] for parts in parts_A] for t, i in enumerate(gathered)}
 
     def _mean(self, message_A: Tensor | list[Tensor], ctx: Context, i: int, dtype: torch.dtype) -> Tensor:

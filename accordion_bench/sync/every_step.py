@@ -23,8 +23,7 @@ class EveryStep(Sync):
         if decay and compressor.owns and compressor.weight_decay_mode == "in_gradient":
             for param, gradient_W in zip(axis.params, axis.gradients_W, strict=True):
                 gradient_W.add_(param.detach(), alpha=decay)
-        epoch = trainer.epoch + trainer.step_in_epoch / trainer.steps_per_epoch
-        updates = trainer.exchange(axis.gradients_W, trainer.plan, trainer.step, lr, epoch)
+        updates = trainer.exchange(axis.gradients_W, trainer.plan, trainer.step, lr, trainer.now)
         trainer.clock.lap("exposed")
         trainer.signals.add_updates(updates)
         for group in trainer.optimizer.param_groups:

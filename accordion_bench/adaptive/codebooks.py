@@ -1,0 +1,147 @@
+"""ALQ and AMQ: fit the quantiser's levels to the distribution of the normalised coordinates."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.distributions import Distribution, Histogram, TruncatedNormals
+from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
+from accordion_bench.compressors import codebooks
+from accordion_bench.plan import Ladder, Plan, Signals
+from accordion_bench.statistics import POWER
+
+
+class FittedCodebook(Policy):
+    """L = argmin psi(L), psi(L) = sum_j integral of (L_(j+1) - r)(r - L_j) dF, for every number of bits in the ladder.
+
+    Decided after the steps `update_at` and every `update_every`, from the buckets of the last `stat_samples` steps'
+    gradients of all workers; no extra passes. A relative error of d psi(L) is expected of buckets of d coordinates.
+
+    Args:
+        method: `alq` (free levels, coordinate descent), `alqg` (free levels, safeguarded gradient descent), `amq` (one
+            multiplier, levels +-p^j).
+        fit: F is `mixture`: of truncated normals, one per bucket; `single`: one truncated normal for all coordinates
+            (ALQ-N, AMQ-N); `empirical`: the weighted histogram of the coordinates, which knows heavy tails.
+        norm_weight: a bucket counts with its norm `squared`, as in the error; `first` power (the official code);
+            `none`. Not for `single`, where every coordinate counts alike.
+        num_components: of the mixture: the buckets of largest norm; more = slower and more control bytes.
+        stat_samples: steps up to the update whose gradients are looked at; more = less noise.
+        update_at: steps after which the levels are fitted, counted from 0.
+        update_every: and after every so many steps; null = never again.
+        initial: levels before the first update: `exponential` (p = 1/2), or the `compressor`'s own.
+        solver: `exact`, or `official`, which stops where the paper's code stops (no zero level; alq and amq only).
+
+    Source: Faghri et al. 2020 (arXiv 2010.12460) and its official code.
+    """
+
+    drives = "codebook"
+    when = "step"
+
+    def __init__(
+        self,
+        method: str = "alq",
+        fit: str = "mixture",
+        norm_weight: str = "squared",
+        num_components: int = 20,
+        stat_samples: int = 10,
+        update_at: Sequence[int] = (0, 100, 2000),
+        update_every: int | None = 10_000,
+        initial: str = "exponential",
+        solver: str = "exact",
+    ) -> None:
+        self.method = check.choice("method", method, ["alq", "alqg", "amq"])
+        self.fit = check.choice("fit", fit, ["mixture", "single", "empirical"])
+        self.norm_weight = check.choice("norm_weight", norm_weight, list(POWER))
+        self.num_components = check.integer("num_components", num_components, at_least=1, instead=20)
+        self.stat_samples = check.integer("stat_samples", stat_samples, at_least=1, instead=10)
+        if not isinstance(update_at, list | tuple) or not all(isinstance(s, int) and s >= 0 for s in update_at):
+            raise check.ValueRefused("update_at", "a list of steps of at least 0", update_at, [0, 100, 2000])
+        self.update_at = set(update_at)
+        self.update_every = update_every
+        if update_every is not None:
+            check.integer("update_every", update_every, at_least=1, instead=10_000)
+        self.initial = check.choice("initial", initial, ["exponential", "compressor"])
+        self.solver = check.choice("solver", solver, ["exact", "official"])
+        if solver == "official" and method == "alqg":
+            raise check.ValueRefused("solver", "exact where method is alqg", solver, "exact")
+        self._decision: dict[str, Any] = {}
+
+    def due(self, step: int) -> bool:
+        return step in self.update_at or bool(self.update_every and step and step % self.update_every == 0)
+
+    @property
+    def signal(self) -> str:
+        """The statistics that the fit needs, with their size where it is free."""
+        return {
+            "mixture": f"bucket_moments:{self.num_components}",
+            "single": "pooled_moments",
+            "empirical": f"histogram:{self.norm_weight}",
+        }[self.fit]
+
+    def needs_at(self, step: int) -> frozenset[str]:
+        near = any(self.due(step + ahead) for ahead in range(self.stat_samples))
+        return frozenset([self.signal]) if near else frozenset()
+
+    def start(self, plan: Plan, ladder: Ladder) -> Plan:
+        books = dict(plan.codebooks)
+        if self.solver == "official" and any(0.0 in book for book in books.values()):
+            raise check.ConfigError(
+                "adaptive.solver must be exact where the codebook has a zero level, got official; type "
+                "compressor.zero_level=false"
+            )
+        if self.initial == "exponential":
+            books = {bits: rounded(codebooks.exponential(bits, 0.0 in book)) for bits, book in books.items()}
+        return replace(plan, codebooks=books)
+
+    def distribution(self, statistics: Mapping[str, Tensor]) -> Distribution | None:
+        """F from the signal; None while nothing but zeros has been seen."""
+        data = statistics.get(self.signal)
+        if data is None or not data.numel():
+            return None
+        if self.fit == "empirical":
+            return Histogram.from_arrays(data) if data[0].sum() > 0 else None
+        if self.fit == "single":
+            total, square, count = data.tolist()
+            if not count:
+                return None
+            mu, variance = total / count, square / count
+            return TruncatedNormals(*(data.new_tensor([x]) for x in (mu, variance**0.5, 1.0)))
+        norms, mu, sigma = data.unbind(1)
+        return TruncatedNormals(mu, sigma, norms ** POWER[self.norm_weight]) if norms.sum() > 0 else None
+
+    def solve(self, dist: Distribution, bits: int, previous: tuple[float, ...]) -> Fit:
+        """The codebook for one number of bits."""
+        zero_level = 0.0 in previous
+        if self.method == "amq":
+            return amq(dist, bits, zero_level, previous[-2], self.solver)
+        if self.method == "alqg":
+            return alqg(dist, bits, zero_level, previous)
+        return alq(dist, bits, zero_level, previous, solver=self.solver)
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        dist = self.distribution(signals.statistics)
+        self._decision = {}
+        if dist is None:
+            return plan
+        start, books, fits = time.perf_counter(), {}, {}
+        for bits, previous in plan.codebooks.items():
+            fit = self.solve(dist, bits, previous)
+            books[bits] = rounded(fit.levels)
+            before = float(psi(dist, previous))
+            fits[str(bits)] = {"levels": list(books[bits]), "psi": fit.psi, "psi_before": before, "sweeps": fit.sweeps}
+        self._decision = {"step": signals.step, "fits": fits, "solve_seconds": time.perf_counter() - start}
+        return replace(plan, codebooks=books)
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+
+def rounded(levels: Sequence[float]) -> tuple[float, ...]:
+    """The levels as they travel, in float32."""
+    return tuple(torch.tensor(levels, dtype=torch.float32).tolist())

@@ -1,0 +1,61 @@
+"""Codebooks: the levels in [-1, 1] to which normalised coordinates are rounded."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from accordion_bench import check
+
+
+def uniform(bits: int, zero_level: bool) -> tuple[float, ...]:
+    """Evenly spaced levels; 3 bits: +-1/7, 3/7, 5/7, 1, or 0, +-1/3, 2/3, 1. `uniform(2, True)` is ternary."""
+    count = positives(bits, zero_level)
+    if zero_level:
+        return codebook([j / count for j in range(1, count + 1)], zero_level)
+    return codebook([(2 * j - 1) / (2 * count - 1) for j in range(1, count + 1)], zero_level)
+
+
+def exponential(bits: int, zero_level: bool, p: float = 0.5) -> tuple[float, ...]:
+    """Levels +-p^j, j = 0, 1, ..., and 0 where `zero_level`; p in (0, 1)."""
+    return codebook([p**j for j in reversed(range(positives(bits, zero_level)))], zero_level)
+
+
+def codebook(ascending: Sequence[float], zero_level: bool) -> tuple[float, ...]:
+    """The full codebook with these ascending positive levels."""
+    return (*(-level for level in reversed(ascending)), *([0.0] if zero_level else []), *ascending)
+
+
+def positives(bits: int, zero_level: bool) -> int:
+    """The number of positive levels, 1 among them."""
+    if bits < 1 + zero_level:
+        raise ValueError(f"a codebook {'with' if zero_level else 'without'} a zero level needs {1 + zero_level} bits")
+    return 2 ** (bits - 1) - int(zero_level)
+
+
+def bits_of(levels: Sequence[float]) -> int:
+    """Bits of a fixed-width code for a codebook."""
+    return max(1, math.ceil(math.log2(len(levels))))
+
+
+def check_codebook(key: str, value: Any) -> tuple[float, ...]:
+    """Refuse a codebook that is not ascending, does not end at -1 and 1, or has more than 256 levels.
+
+    Raises:
+        ValueRefused: with key, rule, value and what to type instead.
+    """
+    numbers = isinstance(value, list | tuple) and all(
+        isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in value
+    )
+    levels = tuple(float(x) for x in value) if numbers else ()
+    ascending = all(a < b for a, b in itertools.pairwise(levels))
+    if not 2 <= len(levels) <= 256 or not ascending or (levels[0], levels[-1]) != (-1.0, 1.0):
+        rule = "uniform, exponential, or 2 to 256 numbers in ascending order from -1 to 1"
+        raise check.ValueRefused(key, rule, value, _repaired(levels))
+    return levels
+
+
+def _repaired(levels: tuple[float, ...]) -> list[float] | str:
+    """The nearest codebook to what was typed."""
+    inner = sorted({x for x in levels if -1 < x < 1})
+    return [-1, *inner, 1] if 0 < len(inner) <= 30 else "uniform"

@@ -1,0 +1,80 @@
+"""Signs: one bit per coordinate, plain or with one scale per block."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check
+from accordion_bench.compressors import levels
+from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.plan import TensorSpec
+
+
+class Sign(OneShot):
+    """C(v) = s_b sgn(v) on each block b of d_b coordinates, sgn(v) = +1 if v >= 0 else -1; s_b = 1 or ||v_b||_1 / d_b.
+
+    With the scale, ||v - C(v)||^2 = ||v||^2 - sum_b ||v_b||_1^2 / d_b: a contraction, fit for error feedback. Without,
+    the update is the mean of signs; with `collective=two_way` the sign of their sum, a majority vote (a tie is +1).
+
+    Args:
+        scale: `none` (signSGD), `l1` (scaled sign).
+        block: what shares one scale: `tensor`, a whole tensor; `chunk`, `block_size` consecutive coordinates of a
+            tensor; `bucket`, consecutive tensors, flattened, of together at most `block_size` coordinates.
+        block_size: coordinates; null with `block=tensor`.
+        min_numel: smaller tensors travel dense.
+
+    The message is a float32 scale per block, then the bits (1 = negative), least significant first. Source: Bernstein
+    et al. 2018 (arXiv 1802.04434); Karimireddy et al. 2019 (1901.09847); Zheng, Huang, Kwok 2019 (1905.10936).
+    """
+
+    whole_model = True
+    because = "signs do not add up in one bit"
+
+    def __init__(
+        self, scale: str = "none", block: str = "tensor", block_size: int | None = None, min_numel: int = 0
+    ) -> None:
+        self.scaled = check.choice("scale", scale, ["none", "l1"]) == "l1"
+        self.block = check.choice("block", block, ["tensor", "chunk", "bucket"])
+        if block == "tensor" and block_size is not None:
+            raise check.ValueRefused("block_size", "null where block is tensor", block_size, None)
+        if block != "tensor":
+            check.integer("block_size", block_size, at_least=1, instead=1_048_576)
+        self.chunk = block_size if block == "chunk" else None
+        self.min_numel = check.integer("min_numel", min_numel, at_least=0)
+        self.reduces = "mean" if self.scaled else "other"
+
+    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
+        return level is not None and spec.numel >= self.min_numel
+
+    def blocks(self, spec: TensorSpec) -> int:
+        """Scales in a message."""
+        if not self.scaled:
+            return 0
+        return -(-spec.numel // self.chunk) if self.chunk else 1
+
+    def message_bytes(self, spec: TensorSpec, level: float) -> int:
+        return 4 * self.blocks(spec) + -(-spec.numel // 8)
+
+    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
+        if not self.scaled:
+            return levels.encode_signs(x_R)
+        bits_R, scales_R = levels.encode_scaled_signs(x_R, self.chunk)
+        return torch.cat([scales_R.view(torch.uint8), bits_R], dim=1)
+
+    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
+        rows_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
+        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
+        return rows_R
+
+    def add_decoded_(
+        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
+    ) -> None:
+        header = 4 * self.blocks(spec)
+        for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
+            if header:
+                scales_A = message_A[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
+            else:
+                scales_A = torch.ones(len(message_A), 1, device=total.device)
+            levels.add_signs_(total, message_A[:, header:], scales_A * alpha, self.chunk)

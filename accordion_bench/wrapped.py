@@ -60,8 +60,13 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
     block_size = options.get("block_size") if options.get("block") == "bucket" else None
     collective = take("collective", None)
     momentum = _momentum_of(optimizer)
-    if getattr(target(options, "compressor"), "takes_momentum", False):
+    cls = target(options, "compressor")
+    if getattr(cls, "takes_momentum", False):
         options |= momentum
+    if getattr(cls, "takes_error_feedback", False):
+        options["error_feedback"] = error_feedback
+    if error_feedback and (why := getattr(cls, "no_error_feedback", "")):
+        raise ValueRefused("compressor.error_feedback", f"false, because {why}", True, False)
     compressor = build(options, "compressor")
     try:
         compressor.collective = check_collective(compressor, collective or compressor.collectives[0])

@@ -4,6 +4,7 @@ Tensor suffixes: R rows, N elements.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,23 +17,24 @@ PREFILTER = 1 << 15  # rows from this length on are searched in two passes
 EXPECTED = 32  # entries of a sample that should lie above the threshold sought: its count is then good to 1/sqrt(32)
 
 
-def kept_entries(numel: int, density: float) -> int:
-    """floor(density numel): how many entries a density stands for."""
+def kept_entries(numel: int, density: float, at_least: int = 1) -> int:
+    """k = max(at_least, floor(density numel)), the entries that a density stands for; never more than there are."""
     # 1e-9: a density such as 0.29 times 100 is 28.999999999999996 in floating point
-    return int(density * numel + 1e-9)
+    return min(numel, max(at_least, int(density * numel + 1e-9)))
 
 
-def values_at(x_R: Tensor, indices_R: Tensor) -> Tensor:
-    """The float32 values [R, k] of rows [R, N] at some indices.
+def values_at(x_R: Tensor, indices_R: Sequence[Tensor]) -> list[Tensor]:
+    """The float32 values [k] of each row of x_R [R, N] at its own indices [k].
 
     Raises:
         NonFiniteRow: one of them is NaN or infinite.
     """
-    values_R = x_R.gather(1, indices_R).float()
-    if not bool(values_R.sum().isfinite()):  # a sum that only overflows has finite addends
-        for row, values in enumerate(values_R):
-            if not bool(values.isfinite().all()):
-                raise NonFiniteRow(row)
+    values_R = []
+    for row, (x, indices) in enumerate(zip(x_R, indices_R, strict=True)):
+        values = x.index_select(0, indices).float()
+        if not bool(values.isfinite().all()):
+            raise NonFiniteRow(row)
+        values_R.append(values)
     return values_R
 
 
@@ -110,7 +112,7 @@ def sampled_top(row: Tensor, k: int, share: float, least: float, most: float, of
 
     Args:
         row: coordinates.
-        k: entries wanted, 0 < k <= N.
+        k: entries wanted, at most N.
         share: of the entries that is sampled; more where fewer than 32 of them would be kept.
         least: smallest count accepted, as a multiple of k.
         most: largest count accepted, as a multiple of k.
@@ -119,11 +121,10 @@ def sampled_top(row: Tensor, k: int, share: float, least: float, most: float, of
     Source: Lin et al. 2018 (arXiv 1712.01887), section 5 and its hierarchical selection.
     """
     n = len(row)
-    size = math.ceil(max(share * n, EXPECTED * n / k))
-    if 2 * size > n:
+    if share > 0.5 or k < 2 * EXPECTED:
         found = top_indices(row[None], k)[0]
         return found[row[found] != 0]
-    sample = strided_sample(row, size, offset)
+    sample = strided_sample(row, math.ceil(max(share * n, EXPECTED * n / k)), offset)
     smallest_sent = torch.finfo(row.dtype).tiny
     rank = max(1, round(k * len(sample) / n))
     while True:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from accordion_bench import check
@@ -44,17 +45,17 @@ class TopK(OneShot):
 
     def kept(self, spec: TensorSpec, level: float) -> int:
         """k, the number of entries that one worker sends."""
-        return max(self.count == "at_least_one", kept_entries(spec.numel, level))
+        return kept_entries(spec.numel, level, 1 if self.count == "at_least_one" else 0)
 
     def contraction(self, spec: TensorSpec, level: float) -> float:
-        return self.kept(spec, level) / spec.numel
+        return self.kept(spec, level) / max(1, spec.numel)
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return wire.sparse_bytes(spec.numel, self.kept(spec, level))
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         indices_R = top_indices(x_R, self.kept(spec, level))
-        return wire.encode_sparse(indices_R, values_at(x_R, indices_R), spec.numel)
+        return wire.encode_sparse(indices_R, torch.stack(values_at(x_R, list(indices_R))), spec.numel)
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         indices_R, values_R = wire.decode_sparse(message_R, spec.numel, self.kept(spec, level))

@@ -1,0 +1,112 @@
+"""Deep gradient compression: sparse sums of momenta."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check
+from accordion_bench.blocks import Blocks
+from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper
+from accordion_bench.compressors.threshold import Threshold
+from accordion_bench.plan import TensorSpec
+
+
+class DGC(Wrapper):
+    """u_w <- mu u_w + g_w; v_w <- v_w + u_w; update = mean_w T(v_w); where an entry was sent, u_w = v_w = 0.
+
+    Nesterov: u_w <- mu (u_w + g_w); v_w <- v_w + u_w + g_w. T keeps about density x numel entries of largest magnitude
+    (see `Threshold`, with 0.8 k to 1.3 k entries). v_w holds what was not sent, so that error feedback is built in:
+    sum of updates + mean v_w = sum of mean velocities, in which a velocity starts anew (u_w = 0) at every sending.
+
+    A tensor that travels whole (fewer than two dimensions, density 1) sends v_w and keeps u_w: mean_w u_w is then the
+    ordinary momentum of the averaged gradient. The optimizer decays the weights, beside the exchange.
+
+    Args:
+        density: share of entries kept, in (0, 1]; lower density = more compression.
+        momentum: mu, in [0, 1); from `optimizer.momentum`.
+        nesterov: from `optimizer.nesterov`.
+        sample_share: share of entries that the threshold is estimated from.
+        clip: before anything else, worker w's gradient over all tensors is scaled to a norm of at most clip / sqrt(A);
+            null = as it is.
+        warmup_epochs: E; in epoch e < E the density is density^((e + 1) / (E + 1)).
+
+    Source: Lin, Han, Mao, Wang, Dally 2018 (arXiv 1712.01887).
+    """
+
+    knob = "density"
+    takes_momentum = True
+    no_error_feedback = "v, what was not sent, is kept inside: around it, the same would be counted twice"
+    inner: Threshold
+
+    def __init__(
+        self,
+        density: float = 0.001,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        sample_share: float = 0.01,
+        clip: float | None = None,
+        warmup_epochs: int = 4,
+    ) -> None:
+        super().__init__(Threshold(density, sample_share=sample_share))
+        self.pair = (0.001, 0.1)
+        self.owns, self.weight_decay_mode = frozenset({"momentum"}), "after_decode"
+        self.momentum = check.number("momentum", momentum, at_least=0, below=1, instead=0.9)
+        self.nesterov = check.boolean("nesterov", nesterov)
+        self.clip = None if clip is None else check.number("clip", clip, above=0, instead=1.0)
+        self.warmup_epochs = check.integer("warmup_epochs", warmup_epochs, at_least=0)
+
+    def scheduled(self, level: float, epoch: float) -> float:
+        if epoch >= self.warmup_epochs:
+            return level
+        return level ** ((int(epoch) + 1) / (self.warmup_epochs + 1))
+
+    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
+        us_W, vs_W = (Blocks(specs, comm.local_workers, like).tensors for _ in range(2))
+        return {spec.name: {"u_W": u, "v_W": v} for spec, u, v in zip(specs, us_W, vs_W, strict=True)}
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        us_W = [state[spec.name]["u_W"] for spec in ctx.specs]
+        vs_W = [state[spec.name]["v_W"] for spec in ctx.specs]
+        self._accumulate(clipped(xs_W, self.clip, comm.workers), us_W, vs_W)
+        pairs = zip(ctx.specs, ctx.levels, strict=True)
+        compressed = [self.compresses(spec, level) for spec, level in pairs]
+        # what travels whole is copied, because v is emptied below
+        sent_W = [v if sparse else v.clone() for v, sparse in zip(vs_W, compressed, strict=True)]
+        out = self.inner.exchange(sent_W, ctx, state, comm)
+        for i, (u, v) in enumerate(zip(us_W, vs_W, strict=True)):
+            if not compressed[i]:
+                v.zero_()
+                continue
+            minus_sent = torch.zeros_like(v, memory_format=torch.contiguous_format)
+            out.subtract_sent_(i, minus_sent)
+            v.add_(minus_sent)  # zero where sent, up to what float32 cannot hold
+            u.masked_fill_(minus_sent != 0, 0)
+        return out
+
+    def _accumulate(self, gs_W: Sequence[Tensor], us_W: list[Tensor], vs_W: list[Tensor]) -> None:
+        for g, u, v in zip(gs_W, us_W, vs_W, strict=True):
+            if self.nesterov:
+                u.add_(g).mul_(self.momentum)
+                v.add_(u).add_(g)
+            else:
+                u.mul_(self.momentum).add_(g)
+                v.add_(u)
+
+    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State) -> Probe:
+        """Of the message alone: v is a sum over many steps, and no measure of what this gradient loses."""
+        return self.inner.probe(xs_W, ctx, state)
+
+
+def clipped(xs_W: Sequence[Tensor], clip: float | None, workers: int) -> Sequence[Tensor]:
+    """Tensors [W, ...] with each worker's norm over all of them at most clip / sqrt(workers); needs no communication.
+
+    The gradients of A workers add like independent noise, so that their sum then has a norm of about `clip`.
+    """
+    if clip is None or not xs_W:
+        return xs_W
+    squares_W = torch.stack([x.double().flatten(1).square().sum(1) for x in xs_W]).sum(0)
+    scales_W = (clip / math.sqrt(workers) / squares_W.sqrt().clamp_min(1e-300)).clamp_max(1)
+    return [x * scales_W.to(x.dtype).view(-1, *[1] * (x.ndim - 1)) for x in xs_W]

@@ -1,0 +1,103 @@
+"""RandomK: entries drawn at random, the same on all workers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench import check, rng
+from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.compressors.selection import kept_entries
+from accordion_bench.plan import TensorSpec
+
+
+class RandomK(Compressor):
+    """update = c mean_w g_w on k = max(1, floor(density n)) coordinates of each tensor, drawn anew in every step.
+
+    All workers draw the same ones, so that values alone travel, in one all-reduce. With error feedback c = 1: a
+    projection, of contraction k/n. Without, c = n/k: E[update] = mean_w g_w, of variance (n/k - 1) ||g_w||^2. A message
+    n/k times too long would make residuals grow, one without it shrinks every step by k/n: so c is no option.
+
+    Args:
+        density: share of entries kept, in (0, 1]; lower density = more compression.
+        error_feedback: whether error feedback is wrapped around it.
+
+    Source: Stich et al. 2018 (arXiv 1809.07599); unbiased: Wangni et al. 2018 (arXiv 1710.09854).
+    """
+
+    knob = "density"
+    pair = (0.10, 0.99)
+    min_ndim = 2
+    whole_model = True
+    draws = "shared"
+    takes_error_feedback = True
+
+    def __init__(self, density: float = 0.1, error_feedback: bool = True) -> None:
+        self.density = self.check_level("density", density)
+        self.unbiased = not check.boolean("error_feedback", error_feedback)
+
+    def check_level(self, key: str, value: Any) -> float:
+        return check.number(key, value, above=0, at_most=1, instead=0.1)
+
+    def kept(self, spec: TensorSpec, level: float) -> int:
+        """k, the number of entries that are exchanged."""
+        return kept_entries(spec.numel, level)
+
+    def factor(self, spec: TensorSpec, level: float) -> float:
+        """c, by which an exchanged entry is multiplied."""
+        return spec.numel / max(1, self.kept(spec, level)) if self.unbiased else 1.0
+
+    def contraction(self, spec: TensorSpec, level: float) -> float | None:
+        return None if self.unbiased else self.kept(spec, level) / max(1, spec.numel)
+
+    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
+        return (self.factor(spec, level) - 1) * x_R.double().square().sum(1) if self.unbiased else None
+
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
+        if level is None or not self.compresses(spec, level):
+            return dense_bytes(spec)
+        return 4 * self.kept(spec, level)
+
+    def drawn(self, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
+        """The ascending indices [k] of this step, equal on all workers and devices."""
+        generator = rng.generator(ctx.seed, "randomk", spec.name, ctx.step)
+        return draw_distinct(spec.numel, self.kept(spec, level), generator)
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        indices: dict[int, Tensor] = {}
+        factors: dict[int, float] = {}
+        for i, (spec, level) in enumerate(zip(ctx.specs, ctx.levels, strict=True)):
+            if level is not None and self.compresses(spec, level):
+                indices[i], factors[i] = self.drawn(spec, level, ctx).to(comm.device), self.factor(spec, level)
+        sent_W = [x_W.flatten(1)[:, indices[i]] if i in indices else x_W for i, x_W in enumerate(xs_W)]
+        update = comm.all_reduce_mean(sent_W)
+        for i, index in indices.items():
+            full = torch.zeros(ctx.specs[i].numel, dtype=update[i].dtype, device=comm.device)
+            update[i] = full.index_copy_(0, index, update[i] * factors[i]).view(ctx.specs[i].shape)
+
+        def subtract_sent_(i: int, target_W: Tensor) -> None:
+            if i in indices:
+                target_W.view(len(target_W), -1).index_add_(1, indices[i], sent_W[i], alpha=-factors[i])
+            else:
+                target_W.sub_(sent_W[i])
+
+        return Exchanged(update, subtract_sent_)
+
+
+def draw_distinct(n: int, k: int, generator: torch.Generator) -> Tensor:
+    """k of the numbers below n, ascending, every set of k equally likely.
+
+    The first k distinct values of a stream of independent draws are such a set. No round draws more than are still
+    missing, so that none is one too many; of more than n/2, the n - k others are drawn, so that few rounds do.
+    """
+    wanted = min(k, n - k)
+    hit = np.zeros(n, bool)
+    count = 0
+    while count < wanted:
+        words = torch.empty(wanted - count, dtype=torch.int64).random_(generator=generator)  # 63 bits: bias n / 2^63
+        hit[(words % n).numpy()] = True
+        count = int(np.count_nonzero(hit))
+    return torch.from_numpy(np.flatnonzero(hit if wanted == k else ~hit))

@@ -1,0 +1,100 @@
+"""Threshold: all entries above a threshold, however many they are."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from accordion_bench import check
+from accordion_bench.compressors import wire
+from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.selection import at_least, kept_entries, sampled_top, top_indices, values_at
+from accordion_bench.plan import TensorSpec
+
+
+class Threshold(OneShot):
+    """update = mean_w T(g_w), T(x)_i = x_i where |x_i| >= tau, else 0; tau for each worker and tensor.
+
+    tau is estimated from a sample, so that about k = density x numel entries are kept, or given. The message is fp32
+    values and indices in the smaller code of `wire`; its length says how many they are. At most `most` x k entries
+    are sent, whatever the data: then `payload_bytes` is a bound.
+
+    Args:
+        density: share of entries kept, in (0, 1]; lower density = more compression.
+        threshold: tau, absolute; density then only bounds the message, to the `most` x k largest. null = estimate it.
+        sample_share: share of entries in the sample, evenly spaced, one further in every step; at least so many that 32
+            of them are expected above tau. Where that is more than half of them, exactly the k largest are sent.
+        least: tau is lowered until this many times k entries are found; 0 = the first estimate does.
+        most: of more than this many times k entries exactly the k largest are sent, by magnitude.
+
+    Source: Strom 2015 (absolute); Lin et al. 2018 (arXiv 1712.01887; sampled).
+    """
+
+    knob = "density"
+    pair = (0.10, 0.99)
+    min_ndim = 2
+    whole_model = True
+    collectives = ("all_gather",)
+    because = "every worker keeps other entries, a sum of sparse tensors is not sparse, and a server must know the size"
+    fixed_size = False
+
+    def __init__(
+        self,
+        density: float = 0.1,
+        threshold: float | None = None,
+        sample_share: float = 0.01,
+        least: float = 0.8,
+        most: float = 1.3,
+    ) -> None:
+        self.density = self.check_level("density", density)
+        self.threshold = None if threshold is None else check.number("threshold", threshold, above=0, instead=0.001)
+        self.sample_share = check.number("sample_share", sample_share, above=0, at_most=1, instead=0.01)
+        self.least = check.number("least", least, at_least=0, at_most=1, instead=0.8)
+        self.most = check.number("most", most, at_least=1, instead=1.3)
+
+    def check_level(self, key: str, value: Any) -> float:
+        return check.number(key, value, above=0, at_most=1, instead=0.1)
+
+    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
+        return super().compresses(spec, level) and (self.threshold is not None or level != 1)
+
+    def contraction(self, spec: TensorSpec, level: float) -> float | None:
+        if self.threshold is not None:
+            return None
+        return math.ceil(self.least * kept_entries(spec.numel, level)) / max(1, spec.numel)
+
+    def most_entries(self, spec: TensorSpec, level: float) -> int:
+        """The largest number of entries that a message may hold."""
+        return min(spec.numel, int(self.most * kept_entries(spec.numel, level)))
+
+    def message_bytes(self, spec: TensorSpec, level: float) -> int:
+        return wire.sparse_bytes(spec.numel, self.most_entries(spec, level))
+
+    def selected(self, row: Tensor, spec: TensorSpec, level: float, step: int) -> Tensor:
+        """Ascending indices of the entries of one row [N] that are sent."""
+        if self.threshold is None:
+            k = kept_entries(spec.numel, level)
+            return sampled_top(row, k, self.sample_share, self.least, self.most, offset=step)
+        found, most = at_least(row, self.threshold), self.most_entries(spec, level)
+        return found if len(found) <= most else found[top_indices(row[found][None], most)[0]]
+
+    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> list[Tensor]:
+        indices_R = [self.selected(row, spec, level, ctx.step) for row in x_R]
+        values = values_at(x_R, indices_R)
+        pairs = zip(indices_R, values, strict=True)
+        return [wire.encode_sparse(indices[None], value[None], spec.numel)[0] for indices, value in pairs]
+
+    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
+        rows_R = wire.zeros(len(message_R), spec.numel, message_R.device)
+        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
+        return rows_R
+
+    def add_decoded_(
+        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
+    ) -> None:
+        count = wire.sparse_count(spec.numel, message_AR.shape[2])
+        for message_R in message_AR:  # one worker at a time: a fixed order of summation
+            indices_R, values_R = wire.decode_sparse(message_R, spec.numel, count)
+            total_R.scatter_add_(1, indices_R, (values_R * alpha).to(total_R.dtype))

@@ -185,7 +185,7 @@ def rows_of(xs_W: Sequence[Tensor]) -> Tensor:
     together = as_matrices(xs_W, (1, numel))
     if together is None:
         together = torch.stack([x.flatten(1) for x in xs_W], dim=1)
-    return together.reshape(-1, numel)
+    return together.reshape(len(xs_W) * xs_W[0].shape[0], numel)
 
 
 def non_finite(ctx: Context, i: int, worker: int) -> NonFinite:

@@ -23,7 +23,7 @@ class Ledger:
         workers: all workers of the run, A.
     """
 
-    fields = ("payload", "wire", "rounds", "control", "eval", "setup", "dense", "dense_wire")
+    fields = ("payload", "wire", "rounds", "control", "eval", "setup", "dense", "dense_wire", "entropy")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -63,8 +63,11 @@ class Ledger:
         """Charge `control`, `eval` or `setup` traffic that each worker sends or receives once."""
         self.counts[account] += nbytes
 
-    def columns(self) -> dict[str, int]:
-        """The ledger as it stands in every metrics row; bytes of one worker."""
+    def columns(self) -> dict[str, int | None]:
+        """The ledger as it stands in every metrics row; bytes of one worker.
+
+        `entropy_bytes` is what the payload would be with entropy-coded messages, where a compressor counts that.
+        """
         c, mean = self.counts, lambda total: round(total / self.workers)
         return {
             "payload_bytes": mean(c["payload"]),
@@ -75,6 +78,7 @@ class Ledger:
             "setup_bytes": c["setup"],
             "dense_bytes": mean(c["dense"]),
             "dense_wire_bytes": mean(c["dense_wire"]),
+            "entropy_bytes": mean(c["entropy"]) if c["entropy"] else None,
         }
 
 

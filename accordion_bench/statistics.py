@@ -50,7 +50,7 @@ class BucketStatistics:
                 self.sums[name] = new
             elif kind == "bucket_moments":
                 both = torch.cat([self.sums[name], new], dim=1)
-                self.sums[name] = torch.stack([_largest(rows, int(argument)) for rows in both])
+                self.sums[name] = torch.stack([_largest(rows, min(int(argument), len(rows))) for rows in both])
             else:
                 self.sums[name] += new
 
@@ -65,7 +65,8 @@ class BucketStatistics:
                 continue
             message_W = own_W.float().flatten(1).contiguous().view(torch.uint8)
             rows_A = self.comm.all_gather(message_W, "control").contiguous().view(torch.float32)
-            out[name] = _largest(rows_A.view(-1, 3).double(), own_W.shape[1])
+            rows_A = rows_A.view(-1, 3).double()
+            out[name] = _largest(rows_A, min(int(name.partition(":")[2]), len(rows_A)))
         return out
 
 
@@ -89,7 +90,8 @@ def _summary(kind: str, argument: str, buckets: Sequence[Buckets]) -> Tensor:
     if kind == "pooled_moments":
         return torch.stack([(mean * count).sum(), spread.sum(), count.sum()])
     sigma = (spread / (count - 1).clamp_min(1)).sqrt()
-    return _largest(torch.stack([norms, mean, sigma], dim=1), int(argument))
+    # as many rows on every worker, whatever is zero there
+    return _largest(torch.stack([norms, mean, sigma], dim=1), min(int(argument), sum(len(b.norms) for b in buckets)))
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:

@@ -167,6 +167,7 @@ def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
         f"({summary['steps']} steps)",
         line("payload", summary["payload_bytes"], summary["dense_bytes"]),
         line("wire", summary["wire_bytes"], summary["dense_wire_bytes"]),
+        *([line("entropy", entropy, summary["dense_bytes"])] if (entropy := summary["entropy_bytes"]) else []),
         f"{'control':<10}{human_bytes(summary['control_bytes'])} of decisions and checks, "
         f"{human_bytes(summary['eval_bytes'])} for evaluation",
         f"{'time':<10}{summary['seconds']:.1f} s of training"

@@ -73,6 +73,9 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
         if scope == WHOLE_MODEL and not compressor.whole_model:
             rule = "tensor: this compressor works on matrices, and a whole model is none"
             raise ValueRefused("scope", rule, scope, "tensor")
+        if compressor.collective == "two_way" and getattr(compressor, "entropy", "none") != "none":
+            rule = "none with collective=two_way: nobody sees all workers' codes there"
+            raise ValueRefused("entropy", rule, compressor.entropy, "none")
         if compressor.collective == "two_way":
             compressor = TwoWay(compressor, residual=error_feedback, **server)
         if error_feedback:

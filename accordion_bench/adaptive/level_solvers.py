@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.adaptive.distributions import Distribution, Histogram, increasing_root
+from accordion_bench.compressors.codebooks import codebook, exponential, positives, uniform
 
 GAP = 2.0**-22  # between neighbours: levels stay strictly ascending in fp32, whose spacing below 1 is 2^-24
 RANGE = (1e-3, 0.999)  # of the multiplier p
@@ -60,34 +61,6 @@ def beta(dist: Distribution, a: Tensor, c: Tensor) -> Tensor:
     The midpoint where [a, c] holds no mass.
     """
     return _between(dist, a, c, torch.zeros_like(a, dtype=torch.bool), (a + c) / 2)
-
-
-# ---------------------------------------------------------------------------------------------- fixed codebooks
-
-
-def uniform(bits: int, zero_level: bool) -> tuple[float, ...]:
-    """Evenly spaced levels; 3 bits: +-1/7, 3/7, 5/7, 1, or 0, +-1/3, 2/3, 1. `uniform(2, True)` is ternary."""
-    count = _positives(bits, zero_level)
-    if zero_level:
-        return codebook([j / count for j in range(1, count + 1)], zero_level)
-    return codebook([(2 * j - 1) / (2 * count - 1) for j in range(1, count + 1)], zero_level)
-
-
-def exponential(bits: int, zero_level: bool, p: float = 0.5) -> tuple[float, ...]:
-    """Levels +-p^j, j = 0, 1, ..., and 0 where `zero_level`; p in (0, 1)."""
-    return codebook([p**j for j in reversed(range(_positives(bits, zero_level)))], zero_level)
-
-
-def codebook(positives: Sequence[float], zero_level: bool) -> tuple[float, ...]:
-    """The full codebook with these ascending positive levels."""
-    return (*(-level for level in reversed(positives)), *([0.0] if zero_level else []), *positives)
-
-
-def _positives(bits: int, zero_level: bool) -> int:
-    """The number P of positive levels, 1 among them."""
-    if bits < 1 + zero_level:
-        raise ValueError(f"a codebook {'with' if zero_level else 'without'} a zero level needs {1 + zero_level} bits")
-    return 2 ** (bits - 1) - int(zero_level)
 
 
 # ---------------------------------------------------------------------------------------------- free levels
@@ -148,7 +121,7 @@ def initial_levels(dist: Distribution, bits: int, zero_level: bool, previous: Se
 
     Descent moves many levels slowly; from the last start, optimal for many levels, 6 and 8 bits need few sweeps too.
     """
-    count = _positives(bits, zero_level)
+    count = positives(bits, zero_level)
     upper = torch.arange(count, dtype=torch.float64, device=dist.like.device)
     last = 2 * count if zero_level else 2 * count - 1
     quantiles = dist.quantile((upper + (last - count + 1)) / last)
@@ -266,7 +239,7 @@ def amq(dist: Distribution, bits: int, zero_level: bool, previous_p: float | Non
     if solver == "official":
         return _official_amq(dist, bits, zero_level, previous_p)
     dist = dist.symmetric()
-    count = _positives(bits, zero_level)
+    count = positives(bits, zero_level)
     lowest = max(RANGE[0], TINY ** (1 / max(1, count - 1)))
     powers = torch.arange(count - 1, -1, -1, dtype=torch.float64, device=dist.like.device)
 

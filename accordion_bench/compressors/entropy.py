@@ -4,12 +4,16 @@ Source: Huffman 1952; Elias 1975; asymmetric numeral systems: Duda 2013 (arXiv 1
 """
 
 import heapq
+import importlib.util
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from accordion_bench import check
 
 
 def huffman_lengths(counts: Tensor) -> Tensor:
@@ -106,3 +110,44 @@ def _constriction() -> Any:
     except ImportError as error:
         raise ImportError("a real bitstream needs the package constriction; type: pip install constriction") from error
     return constriction
+
+
+METHODS = ("none", "huffman", "elias", "ans")
+
+
+def check_entropy(value: Any) -> str:
+    """Refuse an unknown method, and `ans` where its package is missing."""
+    check.choice("entropy", value, METHODS)
+    if value == "ans" and importlib.util.find_spec("constriction") is None:
+        raise check.ValueRefused("entropy", "huffman where the package constriction is not installed", value, "huffman")
+    return value
+
+
+def coded_bytes(codes: Tensor, levels: Sequence[float], method: str) -> int:
+    """Bytes of one message's codes after entropy coding, with the book or table that the receiver needs.
+
+    Args:
+        codes: uint8 [N], indices into the codebook.
+        levels: the codebook, ascending.
+        method: `huffman`, its own canonical code, plus a book of one length byte per level; `elias`, omega code of the
+            magnitude's index with one sign bit where it is not zero, no book; `ans`, a real bitstream of the package
+            `constriction` (on the CPU), plus a table of 4 bytes per level.
+    """
+    counts = torch.bincount(codes.flatten(), minlength=len(levels))
+    if method == "huffman":
+        return math.ceil(huffman_bits(counts) / 8) + len(levels)
+    if method == "ans":
+        table = counts.cpu().numpy()
+        return len(ans_encode(codes.flatten().cpu().numpy(), table)) + 4 * len(levels)
+    return math.ceil(int((counts * elias_code_lengths(levels).to(counts.device)).sum()) / 8)
+
+
+def elias_code_lengths(levels: Sequence[float]) -> Tensor:
+    """Bits of each level [K]: the omega code of how many levels lie between it and zero, and a sign bit."""
+    negative, zero = sum(level < 0 for level in levels), int(0.0 in levels)
+    index = torch.arange(len(levels))
+    above = (index - negative - zero).clamp_min(0)
+    magnitude = torch.where(index < negative, negative - 1 - index, above) + zero
+    if zero:
+        magnitude[negative] = 0
+    return elias_omega_length(magnitude + 1) + torch.where(magnitude > 0, 1, 1 - zero)

@@ -11,6 +11,7 @@ from torch import Tensor
 from accordion_bench import rng
 from accordion_bench.blocks import as_matrices
 from accordion_bench.comm import Comm
+from accordion_bench.compressors import codes, entropy
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.plan import TensorSpec
@@ -28,6 +29,7 @@ class OneShot(Compressor):
 
     collectives: tuple[str, ...] = ("all_gather", "two_way")
     because = "its messages do not add up"
+    entropy: str = "none"  # how entropy_bytes counts the codes, see `entropy.coded_bytes`
     scaled: bool = True  # false: a message says nothing of the size of what it stands for (plain signs)
 
     # ---- what a subclass writes
@@ -66,6 +68,12 @@ class OneShot(Compressor):
         """total_R [R, N] += alpha x sum_a decode(message_AR[a]), in the order of a; may be overridden for speed."""
         for message_R in message_AR:
             total_R.add_(self.decode(message_R, spec, level, ctx).to(total_R.dtype), alpha=alpha)
+
+    def codes_of(
+        self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
+    ) -> tuple[Tensor, Sequence[float]]:
+        """The codes [A, N] in messages [A, B] and their codebook, where `entropy` is offered."""
+        raise NotImplementedError
 
     # ---- what it gets for that
 
@@ -130,10 +138,16 @@ class OneShot(Compressor):
                 whole_W[position] = torch.zeros_like(xs_W[i], memory_format=torch.contiguous_format)
                 add_own_(i, whole_W[position], 1.0)
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
+        payload = comm.ledger.counts["payload"]
         for i, mean in zip(reduced, comm.all_reduce_mean(whole_W), strict=True):
             update[i] = mean
-        for i, message_A in self._gather(rows_W, gathered, comm).items():
+        received = self._gather(rows_W, gathered, comm)
+        for i, message_A in received.items():
             update[i] = self._mean(message_A, ctx, i, xs_W[i].dtype)
+        if self.entropy != "none":
+            sent = comm.ledger.counts["payload"] - payload
+            saved = sum(self._saved(message_A, ctx, i) for i, message_A in received.items())
+            comm.ledger.counts["entropy"] += sent - saved
 
         def subtract_sent_(i: int, target_W: Tensor) -> None:
             if i in compressed:
@@ -161,6 +175,14 @@ class OneShot(Compressor):
         messages_A = comm.all_gather_uneven(messages_W, [sum(sizes) for sizes in sizes_A])
         parts_A = [message.split(sizes) for message, sizes in zip(messages_A, sizes_A, strict=True)]
         return {i: [parts[t] for parts in parts_A] for t, i in enumerate(gathered)}
+
+    def _saved(self, message_A: Tensor | list[Tensor], ctx: Context, i: int) -> int:
+        """Bytes by which entropy coding would shorten all workers' messages of one tensor."""
+        spec, level = ctx.specs[i], ctx.levels[i]
+        assert level is not None and isinstance(message_A, Tensor)
+        codes_A, levels = self.codes_of(message_A, spec, level, ctx)
+        packed = codes.code_bytes(spec.numel, len(levels))
+        return sum(packed - entropy.coded_bytes(row, levels, self.entropy) for row in codes_A)
 
     def _mean(self, message_A: Tensor | list[Tensor], ctx: Context, i: int, dtype: torch.dtype) -> Tensor:
         """Mean over workers of one tensor's messages [A, B]."""

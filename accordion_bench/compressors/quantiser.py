@@ -9,6 +9,7 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.compressors import codebooks, codes, levels
 from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.plan import TensorSpec
 from accordion_bench.statistics import Buckets
@@ -32,6 +33,8 @@ class Quantiser(OneShot):
             coordinate becomes +-L_1 n_b.
         p: base of the exponential levels, in (0, 1).
         balanced: buckets of equal size, ceil(n / number of buckets), so that no tiny last one exists.
+        entropy: how the column entropy_bytes counts the codes: `none`, `huffman`, `elias` (omega), `ans` (a real
+            bitstream); what is sent stays packed at fixed width.
 
     The message is a float32 norm per bucket, then packed codes. Source: Alistarh et al. 2017 (arXiv 1610.02132);
     Ramezani-Kebrya et al. 2021 (NUQSGD, 1908.06077); Faghri et al. 2020 (ALQ, 2010.12460).
@@ -52,6 +55,7 @@ class Quantiser(OneShot):
         zero_level: bool = True,
         p: float = 0.5,
         balanced: bool = False,
+        entropy: str = "none",
     ) -> None:
         self.custom = None if levels in ("uniform", "exponential") else codebooks.check_codebook("levels", levels)
         self.levels = levels
@@ -65,6 +69,7 @@ class Quantiser(OneShot):
         self.zero_level = check.boolean("zero_level", zero_level)
         self.p = check.number("p", p, above=0, below=1, instead=0.5)
         self.balanced = check.boolean("balanced", balanced)
+        self.entropy = check_entropy(entropy)
 
     def check_level(self, key: str, value: Any) -> int:
         if not isinstance(value, int | float) or isinstance(value, bool) or value not in range(2, 9):
@@ -144,6 +149,13 @@ class Quantiser(OneShot):
             for table, rows, norms in zip(tables, padded_W, norms_W, strict=True):
                 table.append(Buckets(norms, torch.where(norms > 0, 1 / norms, 0)[:, None] * rows, exists))
         return tables
+
+    def codes_of(
+        self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
+    ) -> tuple[Tensor, Sequence[float]]:
+        book = self.in_force(level, ctx)
+        packed_A = message_A[:, 4 * self.buckets(spec.numel) :].contiguous()
+        return codes.unpack_codes(packed_A, len(book), spec.numel), book
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """E||Q(v) - v||^2 of each row, the closed form."""

@@ -10,6 +10,7 @@ from accordion_bench import check
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import codes, levels
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.plan import TensorSpec
 
@@ -30,6 +31,11 @@ class TernaryCodes(OneShot):
         self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
         return rows_R
 
+    def codes_of(
+        self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
+    ) -> tuple[Tensor, Sequence[float]]:
+        return codes.unpack_codes(message_A.contiguous(), len(TERNARY), spec.numel), TERNARY
+
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
@@ -47,6 +53,7 @@ class TernGrad(Compressor):
     Args:
         clip: entries beyond this many standard deviations of their tensor are cut to that first, which keeps the scale
             and with it the noise small, at the price of a bias; null = no clipping.
+        entropy: see `Quantiser`.
 
     Source: Wen et al. 2017 (arXiv 1705.07878).
     """
@@ -55,10 +62,11 @@ class TernGrad(Compressor):
     collectives = ("all_gather",)
     because = "all workers share one scale, with which an owner's mean could not be told from a code"
 
-    def __init__(self, clip: float | None = 2.5) -> None:
+    def __init__(self, clip: float | None = 2.5, entropy: str = "none") -> None:
         self.clip = None if clip is None else check.number("clip", clip, above=0, instead=2.5)
         self.unbiased = clip is None
         self.codes = TernaryCodes()
+        self.codes.entropy = check_entropy(entropy)
 
     def pays(self, spec: TensorSpec, workers: int) -> bool:
         """Whether codes and scale cost less wire than dense: (A-1) B + 2 (A-1)/A 4 < 2 (A-1)/A 4n."""

@@ -80,10 +80,9 @@ class DGC(Wrapper):
             if not compressed[i]:
                 v.zero_()
                 continue
-            minus_sent = torch.zeros_like(v, memory_format=torch.contiguous_format)
-            out.subtract_sent_(i, minus_sent)
-            v.add_(minus_sent)  # zero where sent, up to what float32 cannot hold
-            u.masked_fill_(minus_sent != 0, 0)
+            before = v.clone()
+            out.subtract_sent_(i, v)  # zero where sent, up to what float32 cannot hold
+            u.masked_fill_(v != before, 0)
         return out
 
     def _accumulate(self, gs_W: Sequence[Tensor], us_W: list[Tensor], vs_W: list[Tensor]) -> None:

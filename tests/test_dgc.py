@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-from accordion_bench import config
+from accordion_bench import checkpoint, config, train
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.dgc import DGC, clipped
 from accordion_bench.exchange import Exchange, levelled
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.wrapped import optimizer_node
-from tests import tiny
+from tests import test_resume, tiny
 from tests.helpers import SGD, SPECS, compressor, exchange_for, gradients
 
 LATE = 1000.0  # the warm-up is over
@@ -101,8 +101,6 @@ def test_density_one_is_dense_sgd_with_momentum(nesterov, weight_decay):
 
 def test_density_one_trains_as_no_compression_does(tmp_path):
     """Through configuration, trainer and optimizer, with weight decay and a moving learning rate."""
-    from accordion_bench import checkpoint, train
-
     parameters = []
     for name in ("none", "dgc"):
         options = ["optimizer.nesterov=true", "optimizer.weight_decay=0.01", "epochs=2", "checkpoint.every=12"]
@@ -236,6 +234,25 @@ def test_saved_and_loaded_it_goes_on_with_equal_bits():
         xs_W = gradients(step=step).tensors
         pairs = zip(straight(xs_W, plan, step, 0.1, step), resumed(xs_W, plan, step, 0.1, step), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("stop_at", [4, 15])
+def test_a_run_that_was_stopped_and_resumed_is_the_straight_one(tmp_path, stop_at):
+    """Through checkpoints, in and after the warm-up, with clipping, under Accordion."""
+    options = ["compressor=dgc", "compressor.density=0.1", "compressor.warmup_epochs=2", "compressor.clip=0.5"]
+    options += ["adaptive=accordion", "adaptive.accordion.interval=1", "adaptive.accordion.eta=0.2"]
+    ends = []
+    for name in ("straight", "stopped"):
+        torch.manual_seed(0)  # the global generator's state is saved, too
+        cfg = test_resume.start(tmp_path / name, *options)
+        if name == "stopped":
+            folder = test_resume.stop(cfg, stop_at, every=1)
+            test_resume.resume(folder, cfg)
+        else:
+            train.run(cfg)
+        ends.append(test_resume.state(tiny.only(tmp_path / name)))
+    assert test_resume.differences(*ends) == []
+    assert ends[0]["files"]["worker-2.pt"]["compressor"]["a.weight"]["v_W"].abs().sum() > 0
 
 
 def test_momentum_is_the_optimizers_own():

@@ -1,0 +1,211 @@
+"""Dense codes: one small integer per coordinate, packed into bytes; their values straight from the bytes.
+
+    levels K      code                                               bytes for n codes
+    1..2          1 bit                                              ceil(n / 8)
+    3             5 per byte, c0 + 3 c1 + 9 c2 + 27 c3 + 81 c4       ceil(n / 5)
+    4             2 bits                                             ceil(n / 4)
+    5..8          3 bits, 8 codes in 3 bytes                         3 ceil(n / 8)
+    9..16         4 bits                                             ceil(n / 2)
+    17..128       5, 6 or 7 bits, 8 codes in as many bytes           (5, 6, 7) ceil(n / 8)
+    129..256      8 bits                                             n
+
+Bits are in little-endian order: a code of b bits lies at bits b i .. b i + b - 1 of the message, the least significant
+bit of a byte first. Bits behind the last code are zero. Every 40 codes end at a byte, for every K.
+"""
+
+import functools
+import sys
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.compressors.wire import pack_bits, unpack_bits
+
+assert sys.byteorder == "little", "codes are packed by viewing bytes as little-endian words"
+
+_WORDS = {2: np.uint32, 4: np.uint16}  # the word that one byte is squeezed out of; other widths: 8 codes in 64 bits
+_SIGNED_WORDS = {2: torch.int32, 4: torch.int16}
+_POWERS_OF_3 = (1.0, 3.0, 9.0, 27.0, 81.0)
+
+
+def code_width(levels: int) -> int:
+    """Bits of one code below `levels`; ternary codes are the exception, 1.6 bits each.
+
+    Raises:
+        ValueError: levels not in 1..256.
+    """
+    if not 1 <= levels <= 256:
+        raise ValueError(f"codes have 1 to 256 levels, got {levels}")
+    return max(1, (levels - 1).bit_length())
+
+
+def code_bytes(n: int, levels: int) -> int:
+    """Exact bytes of n packed codes."""
+    width = code_width(levels)
+    if levels == 3:
+        return -(-n // 5)
+    return -(-n // (8 // width)) if 8 % width == 0 else width * -(-n // 8)
+
+
+def pack_codes(codes_R: Tensor, levels: int) -> Tensor:
+    """Codes below `levels`, uint8 [R, N], as bytes [R, code_bytes(N, levels)]."""
+    if codes_R.device.type == "cpu":
+        return torch.from_numpy(_pack_on_cpu(codes_R.numpy(), levels))
+    return _pack_on_device(codes_R, levels)
+
+
+def unpack_codes(bytes_R: Tensor, levels: int, count: int) -> Tensor:
+    """The inverse of `pack_codes`: the first `count` codes of each row, uint8 [R, count]."""
+    if bytes_R.device.type == "cpu":
+        return torch.from_numpy(_unpack_on_cpu(bytes_R.numpy(), levels, count))
+    return _unpack_on_device(bytes_R, levels, count)
+
+
+def look_up(bytes_R: Tensor, values: tuple[float, ...], count: int, factor: float = 1.0) -> Tensor:
+    """factor x values[code] of the first `count` packed codes of each row, one value per level: float32 [R, count]."""
+    if bytes_R.device.type == "cpu":
+        return torch.from_numpy(_look_up_on_cpu(bytes_R.numpy(), values, count, factor))
+    return _look_up_on_device(bytes_R, values, count, factor)
+
+
+@functools.cache
+def _joins(width: int) -> list[tuple[int, int, int]]:
+    """Steps that join neighbouring codes, at first one per byte of a word: (shift, mask of the lower, mask of both)."""
+    bits = 8 * np.dtype(_WORDS.get(width, np.uint64)).itemsize
+    steps, lane, used = [], 8, width
+    while lane < bits:
+        lower, both = (
+            sum(((1 << many) - 1) << start for start in range(0, bits, 2 * lane)) for many in (used, 2 * used)
+        )
+        steps.append((lane - used, lower, both))
+        lane, used = 2 * lane, 2 * used
+    return steps
+
+
+@functools.cache
+def _table(values: tuple[float, ...]) -> np.ndarray:
+    """The values of all codes in a byte (3 bits: in 12 bits; 5 bits and more: of one code), float32 [fields, codes]."""
+    levels, width = len(values), code_width(len(values))
+    base, digits = (3, 5) if levels == 3 else (2**width, {1: 8, 2: 4, 3: 4, 4: 2}.get(width, 1))
+    fields = np.arange(base**digits)[:, None] // base ** np.arange(digits) % base
+    return np.array(values, np.float32)[fields.clip(max=levels - 1)]
+
+
+def _pack_on_cpu(codes: np.ndarray, levels: int) -> np.ndarray:
+    rows, n = codes.shape
+    width, size = code_width(levels), code_bytes(n, levels)
+    if width == 1:
+        return np.packbits(codes, axis=1, bitorder="little")
+    if width == 8:
+        return codes.copy()
+    group = 5 if levels == 3 else 8
+    padded = np.pad(codes, ((0, 0), (0, -n % group))) if n % group else np.ascontiguousarray(codes)
+    if levels == 3:  # a product with a matrix of small integers is exact in any order, and fast
+        return (padded.astype(np.float32).reshape(-1, 5) @ _powers_of_3()).astype(np.uint8).reshape(rows, size)
+    words = padded.view(_WORDS.get(width, np.uint64))
+    for shift, lower, both in _joins(width):
+        moved = words >> shift
+        if width > 4:  # the lower code, shifted, would reach into its own place
+            words = words & lower
+            moved &= both ^ lower
+        moved |= words
+        moved &= both
+        words = moved
+    if width in _WORDS:
+        return words.astype(np.uint8)[:, :size]
+    message = np.empty((*words.shape, width), np.uint8)
+    for byte in range(width):
+        message[..., byte] = words.view(np.uint8)[:, byte::8]
+    return message.reshape(rows, size)
+
+
+@functools.cache
+def _powers_of_3() -> np.ndarray:
+    return np.array(_POWERS_OF_3, np.float32)
+
+
+def _words_on_cpu(message: np.ndarray, width: int) -> np.ndarray:
+    """The words that `_pack_on_cpu` had before it dropped their empty bytes."""
+    if width in _WORDS:
+        return message.astype(_WORDS[width])
+    words = np.zeros((len(message), message.shape[1] // width), np.uint64)
+    for byte in range(width):
+        words.view(np.uint8)[:, byte::8] = message[:, byte::width]
+    return words
+
+
+def _unpack_on_cpu(message: np.ndarray, levels: int, count: int) -> np.ndarray:
+    width = code_width(levels)
+    if width == 1:
+        return np.unpackbits(message, axis=1, count=count, bitorder="little")
+    if levels == 3:
+        return _look_up_on_cpu(message, (0.0, 1.0, 2.0), count).astype(np.uint8)
+    if width == 8:
+        return message[:, :count].copy()
+    words = _words_on_cpu(message, width)
+    for shift, lower, both in reversed(_joins(width)):
+        moved = words & (both ^ lower)
+        moved <<= shift
+        words &= lower
+        words |= moved
+    return words.view(np.uint8)[:, :count]
+
+
+def _look_up_on_cpu(message: np.ndarray, values: tuple[float, ...], count: int, factor: float = 1.0) -> np.ndarray:
+    table, width = _table(values), code_width(len(values))
+    if factor != 1:
+        table = table * np.float32(factor)
+    if width == 3:
+        words = _words_on_cpu(message, 3).view(np.int64)
+        fields = np.empty((*words.shape, 2), np.int64)
+        np.bitwise_and(words, 0xFFF, out=fields[..., 0])
+        np.right_shift(words, 12, out=fields[..., 1])
+    elif width >= 5:
+        fields = _unpack_on_cpu(message, len(values), count)
+    else:
+        fields = message
+    return table.take(fields, axis=0, mode="clip").reshape(len(message), -1)[:, :count]
+
+
+def _pack_on_device(codes_R: Tensor, levels: int) -> Tensor:
+    rows, n = codes_R.shape
+    width, size = code_width(levels), code_bytes(n, levels)
+    if width == 1:
+        return pack_bits(codes_R.bool())
+    if width == 8:
+        return codes_R.clone()
+    padded = torch.nn.functional.pad(codes_R, (0, -n % (5 if levels == 3 else 8))).contiguous()
+    if levels == 3:
+        fives = padded.view(rows, size, 5)
+        return sum(fives[..., digit] * 3**digit for digit in range(5)).to(torch.uint8)
+    words = padded.flatten().view(_SIGNED_WORDS.get(width, torch.int64))
+    for shift, lower, both in _joins(width):
+        words = (words & lower) | (words >> shift & (both ^ lower))
+    word_bytes = words.view(torch.uint8).view(-1, words.element_size())
+    used_bytes = word_bytes[:, : 1 if width in _WORDS else width].reshape(rows, code_bytes(padded.shape[1], levels))
+    return used_bytes[:, :size].contiguous()
+
+
+def _unpack_on_device(bytes_R: Tensor, levels: int, count: int) -> Tensor:
+    width = code_width(levels)
+    if width == 1:
+        return unpack_bits(bytes_R, count).to(torch.uint8)
+    if width == 8:
+        return bytes_R[:, :count].clone()
+    if levels == 3:
+        return torch.stack([bytes_R // 3**digit % 3 for digit in range(5)], dim=-1).flatten(1)[:, :count]
+    if width in _WORDS:
+        words = bytes_R.flatten().to(_SIGNED_WORDS[width])
+    else:
+        words = torch.nn.functional.pad(bytes_R.reshape(-1, width), (0, 8 - width)).flatten().view(torch.int64)
+    for shift, lower, both in reversed(_joins(width)):
+        words = (words & lower) | (words & (both ^ lower)) << shift
+    codes = words.view(torch.uint8)
+    return codes.view(len(bytes_R), len(codes) // max(1, len(bytes_R)))[:, :count]
+
+
+def _look_up_on_device(bytes_R: Tensor, values: tuple[float, ...], count: int, factor: float = 1.0) -> Tensor:
+    codes = _unpack_on_device(bytes_R, len(values), count)
+    table = torch.tensor(values, dtype=torch.float32).mul_(factor).to(codes.device)
+    return table.index_select(0, codes.flatten().int()).view(codes.shape)

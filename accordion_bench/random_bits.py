@@ -1,0 +1,92 @@
+"""Counter-based random bits: value i of a stream depends on its key and on i alone.
+
+So a tensor may be cut into chunks in any way, on any device, and sees the same numbers; nothing is ever seeded.
+Counters are cut into blocks. A table holds a hashed word for each lane of a block, splitmix64 (Steele, Lea, Flood 2014)
+makes a word and an odd factor of (key, block), and value = (lane's word xor block's word) x factor modulo 2^32: two
+vector operations. As of any product, the leading bits are the good ones. Two blocks are pairs (a z, b z) of random
+factors a and b: a lattice whose lines lie too close together to be seen, unless a and b are tiny.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BLOCK = 4096
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def random_bits(key: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Values start to start + count - 1 of a key's stream: 32 random bits each, int32 [count]."""
+    words = _words(key, start, count, device)
+    return words ^ ((words >> 16) & 0xFFFF)
+
+
+def uniforms(key: int, start: int, count: int, device: torch.device | str = "cpu", bits: int = 24) -> Tensor:
+    """Values start to start + count - 1 of a key's stream: float32 [count], multiples of 2^-bits in [0, 1)."""
+    words = _words(key, start, count, device)
+    return ((words >> (32 - bits)) & ((1 << bits) - 1)).float() * 2.0**-bits
+
+
+def _words(key: int, start: int, count: int, device: torch.device | str) -> Tensor:
+    first = start // BLOCK
+    keys = block_keys([key], first, -(-(start + count) // BLOCK), device)
+    words = torch.empty(1, start - first * BLOCK + count, dtype=torch.int32, device=device)
+    return fill_bits_(words, keys)[0, start - first * BLOCK :]
+
+
+def block_keys(keys: Sequence[int], first: int, last: int, device: torch.device | str = "cpu") -> Tensor:
+    """What `fill_bits_` needs for blocks first..last-1 of each key: an int32 word and odd factor, [R, blocks, 2]."""
+    streams = np.array([key & 0xFFFFFFFFFFFFFFFF for key in keys], np.uint64).reshape(-1, 1)
+    # a stream starts at its hashed key: the blocks of key and key + 1 must not be the same ones, shifted
+    z = _splitmix64(streams) + np.arange(first, last, dtype=np.uint64)
+    words = _splitmix64(z).view(np.uint32).reshape(*z.shape, 2)
+    words[..., 1] = words[..., 1] & ~np.uint32(7) | np.uint32(5)
+    return torch.from_numpy(words.view(np.int32)).to(device)
+
+
+def _splitmix64(z: np.ndarray) -> np.ndarray:
+    z = (z + np.uint64(1)) * _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def fill_bits_(out_R: Tensor, keys_R: Tensor) -> Tensor:
+    """Fill int32 [R, N], N at most blocks x BLOCK, from the first block of `keys_R` [R, blocks, 2] on.
+
+    Only the leading bits of these words are good.
+    """
+    fill = _fill_on_cpu if out_R.device.type == "cpu" else _fill_on_device
+    n = out_R.shape[1]
+    whole = n // BLOCK
+    if whole:
+        fill(out_R[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)), keys_R[:, :whole])
+    if n % BLOCK:
+        fill(out_R[:, None, whole * BLOCK :], keys_R[:, whole : whole + 1])
+    return out_R
+
+
+@functools.cache
+def _table() -> np.ndarray:
+    """One hashed word per lane of a block."""
+    return _splitmix64(np.arange(BLOCK, dtype=np.uint64)).astype(np.uint32)
+
+
+def _fill_on_cpu(lanes: Tensor, keys: Tensor) -> None:
+    y, k = (x.numpy().view(np.uint32) for x in (lanes, keys))
+    np.bitwise_xor(_table()[: y.shape[2]], k[..., :1], out=y)
+    np.multiply(y, k[..., 1:], out=y)
+
+
+def _fill_on_device(lanes: Tensor, keys: Tensor) -> None:
+    table = _table_on_device(lanes.device)[: lanes.shape[2]]
+    torch.bitwise_xor(table, keys[..., :1], out=lanes).mul_(keys[..., 1:])
+
+
+@functools.cache
+def _table_on_device(device: torch.device) -> Tensor:
+    return torch.from_numpy(_table().view(np.int32)).to(device)

@@ -4,6 +4,7 @@ Tensor suffixes: W local workers, A all workers. A tensor `x_W` has the local wo
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,7 +64,7 @@ class Ledger:
         """Charge `control`, `eval` or `setup` traffic that each worker sends or receives once."""
         self.counts[account] += nbytes
 
-    def columns(self) -> dict[str, int | None]:
+    def columns(self) -> dict[str, Any]:
         """The ledger as it stands in every metrics row; bytes of one worker.
 
         `entropy_bytes` is what the payload would be with entropy-coded messages, where a compressor counts that.

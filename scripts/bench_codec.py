@@ -37,6 +37,7 @@ ALQ = [-1, -0.0272, -0.0115, -0.0035, 0.0035, 0.0115, 0.0272, 1]
 VARIANTS = {
     "topk, 1 %": ("topk", {"density": 0.01}),
     "randomk, 1 %": ("randomk", {"density": 0.01}),
+    "int8, nearest": ("int8", {"rounding": "nearest"}),
     "qsgd, 2 bits": ("qsgd", {"bits": 2}),
     "qsgd, 3 bits": ("qsgd", {"bits": 3}),
     "nuqsgd, 3 bits": ("nuqsgd", {"bits": 3}),

@@ -9,6 +9,7 @@ from accordion_bench import check
 from accordion_bench.compressors import codes, wire
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.compressors.tiles import tiles
 from accordion_bench.plan import TensorSpec
 from accordion_bench.random_bits import random_bits
 
@@ -48,26 +49,50 @@ class Natural(OneShot):
         return codes.code_bytes(spec.numel, 1 << self.exponent_bits) + codes.code_bytes(spec.numel, 2)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        x_R = x_R.float()
         if not x_R.sum(1).isfinite().all() and not x_R.isfinite().all():
             raise NonFiniteRow(int((~x_R.isfinite()).any(1).nonzero()[0]))
-        noise_R = torch.stack([random_bits(key, 0, spec.numel, x_R.device) for key in keys])
-        noise_R = (noise_R >> (32 - MANTISSA)) & ((1 << MANTISSA) - 1)
-        rounded_R = x_R.contiguous().view(torch.int32) & 0x7FFFFFFF
+        K, n = 1 << self.exponent_bits, spec.numel
+        message_R = torch.empty(len(x_R), self.message_bytes(spec, level), dtype=torch.uint8, device=x_R.device)
+        exponents_R, signs_R = message_R.split([codes.code_bytes(n, K), codes.code_bytes(n, 2)], dim=1)
+        for row, key in enumerate(keys):
+            for part in tiles(n, x_R.device):
+                x = x_R[row, part].float()
+                noise = random_bits(key, part.start, len(x), x.device).bitwise_right_shift_(32 - MANTISSA)
+                code = self._rounded(x, noise.bitwise_and_((1 << MANTISSA) - 1)).to(torch.uint8)
+                packed = codes.pack_codes(code[None], K)[0]
+                exponents_R[row, codes.code_bytes(part.start, K) :][: len(packed)] = packed
+                signs = wire.pack_bits((x < 0)[None])[0]
+                signs_R[row, part.start // 8 :][: len(signs)] = signs
+        return message_R
+
+    def _rounded(self, x: Tensor, noise: Tensor) -> Tensor:
+        """The code of each coordinate's exponent, int32."""
+        bits = x.contiguous().view(torch.int32).bitwise_and(0x7FFFFFFF)
+        exponents = (bits + noise).bitwise_right_shift_(MANTISSA)
         if self.exponent_bits == 8:
-            exponents_R = ((rounded_R + noise_R) >> MANTISSA).clamp_max_(254)
-        else:
-            above = (((rounded_R + noise_R) >> MANTISSA) - 63).clamp_max_(127)
-            below = noise_R < x_R.abs() * 2.0 ** (63 + MANTISSA)  # smaller than 2^-63: that or nothing
-            exponents_R = torch.where(x_R.abs() < 2.0**-63, below.int(), above)
-        packed = codes.pack_codes(exponents_R.to(torch.uint8), 1 << self.exponent_bits)
-        return torch.cat([packed, wire.pack_bits(x_R < 0)], dim=1)
+            return exponents.clamp_max_(254)
+        below = noise < x.abs() * 2.0 ** (63 + MANTISSA)  # smaller than 2^-63: that or nothing
+        return torch.where(x.abs() < 2.0**-63, below.int(), exponents.sub_(63).clamp_max_(127))
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        header = codes.code_bytes(spec.numel, 1 << self.exponent_bits)
-        exponents_R = codes.unpack_codes(message_R[:, :header].contiguous(), 1 << self.exponent_bits, spec.numel).int()
-        if self.exponent_bits == 7:
-            exponents_R = torch.where(exponents_R > 0, exponents_R + 63, 0)
-        negative_R = wire.unpack_bits(message_R[:, header:].contiguous(), spec.numel)
-        size_R = (exponents_R << MANTISSA).view(torch.float32)
-        return torch.where(negative_R, -size_R, size_R)
+        rows_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
+        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
+        return rows_R
+
+    def add_decoded_(
+        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
+    ) -> None:
+        K, n = 1 << self.exponent_bits, spec.numel
+        header = codes.code_bytes(n, K)
+        for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
+            for part in tiles(n, total.device):
+                count = part.stop - part.start
+                packed = slice(codes.code_bytes(part.start, K), codes.code_bytes(part.stop, K))
+                signs = slice(header + part.start // 8, header + -(-part.stop // 8))
+                for message in message_A:
+                    bits = codes.unpack_codes(message[None, packed].contiguous(), K, count)[0].int()
+                    if self.exponent_bits == 7:
+                        bits = torch.where(bits > 0, bits + 63, 0)
+                    negative = codes.unpack_codes(message[None, signs].contiguous(), 2, count)[0].int()
+                    bits = bits.bitwise_left_shift_(MANTISSA).bitwise_or_(negative.bitwise_left_shift_(31))
+                    total[part].add_(bits.view(torch.float32), alpha=alpha)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import levels
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.compressors.tiles import tiles
 from accordion_bench.plan import TensorSpec
 
 
@@ -18,7 +19,8 @@ class OneBit(OneShot):
     tensor of one dimension is one column. An empty part has c = 0. No scale of the signs alone does better in squared
     error, so it is a contraction, meant for error feedback.
 
-    The message is (c+, c-) as float32 per column, then the bits (1 = negative). Source: Seide et al. 2014.
+    The message is (c+ + c-)/2 and (c+ - c-)/2 as float32 per column, then the bits (1 = negative). Source: Seide et
+    al. 2014.
     """
 
     because = "signs do not add up in one bit"
@@ -32,16 +34,17 @@ class OneBit(OneShot):
         return 8 * (spec.numel // self.column(spec)) + -(-spec.numel // 8)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        columns_R = x_R.unflatten(1, (-1, self.column(spec)))
-        negative_R = columns_R < 0
-        counts = negative_R.sum(-1)
-        sums, below = columns_R.sum(-1), columns_R.clamp_max(0).sum(-1)
-        low = below / counts.clamp_min(1)
-        high = (sums - below).clamp_min(0) / (columns_R.shape[-1] - counts).clamp_min(1)
-        centroids_R = torch.stack([high, low], dim=-1).flatten(1).float()
-        if not centroids_R.isfinite().all():
-            raise NonFiniteRow(int((~centroids_R.isfinite()).any(1).nonzero()[0]))
-        return torch.cat([centroids_R.view(torch.uint8), wire.pack_bits(negative_R.flatten(1))], dim=1)
+        size = self.column(spec)
+        high_R, low_R = (torch.empty(len(x_R), spec.numel // size, device=x_R.device) for _ in range(2))
+        for row, x in enumerate(x_R):
+            for part in tiles(spec.numel, x.device, size):
+                columns = slice(part.start // size, part.stop // size)
+                high_R[row, columns], low_R[row, columns] = _centroids(x[part].view(-1, size))
+        # the two values are middle + half and middle - half
+        middle_R, half_R = (high_R + low_R) / 2, (high_R - low_R) / 2
+        if not (middle_R.isfinite() & half_R.isfinite()).all():
+            raise NonFiniteRow(int((~(middle_R.isfinite() & half_R.isfinite())).any(1).nonzero()[0]))
+        return torch.cat([middle_R.view(torch.uint8), half_R.view(torch.uint8), levels.encode_signs(x_R)], dim=1)
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         rows_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
@@ -55,6 +58,16 @@ class OneBit(OneShot):
         header = 8 * (spec.numel // size)
         for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
             for message in message_A:
-                centroids = message[:header].clone().view(torch.float32).unflatten(0, (-1, 2)) * alpha
-                bits = wire.unpack_bits(message[None, header:].contiguous(), spec.numel)[0].unflatten(0, (-1, size))
-                total.view(-1, size).add_(torch.where(bits, centroids[:, 1:], centroids[:, :1]))
+                middle, half = (message[:header].clone().view(torch.float32) * alpha).chunk(2)
+                for part in tiles(spec.numel, total.device, size):
+                    total[part].view(-1, size).add_(middle[part.start // size : part.stop // size, None])
+                levels.add_signs_(total, message[None, header:], half[None], size)
+
+
+def _centroids(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of the non-negative and of the negative entries of each row; 0 where there are none."""
+    negative = (columns < 0).to(columns.dtype)
+    count, total = negative.sum(-1), columns.sum(-1)
+    below = negative.mul_(columns).sum(-1)
+    above = (total - below).clamp_min(0)
+    return above / (columns.shape[-1] - count).clamp_min(1), below / count.clamp_min(1)

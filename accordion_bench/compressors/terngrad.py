@@ -9,27 +9,36 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import codes, levels
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes
 from accordion_bench.compressors.entropy import check_entropy
-from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.oneshot import OneShot, rows_of
 from accordion_bench.plan import TensorSpec
 
 TERNARY = (-1.0, 0.0, 1.0)
 
 
 class TernaryCodes(OneShot):
-    """Coordinates in [-1, 1] rounded at random to -1, 0 or 1: codes alone, five to a byte."""
+    """Coordinates rounded at random to -s, 0 or s, those beyond s to that: codes alone, five to a byte.
+
+    Args:
+        scales: s per tensor name, 0-dimensional; known to everybody.
+        entropy: see `Quantiser`.
+    """
+
+    def __init__(self, scales: dict[str, Tensor], entropy: str) -> None:
+        self.scales, self.entropy = scales, entropy
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return codes.code_bytes(spec.numel, len(TERNARY))
 
-    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        return levels.encode_levels(x_R, torch.ones(len(x_R), 1, device=x_R.device), None, TERNARY, keys)
-
-    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        rows_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
-        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
-        return rows_R
+    def encode_rows(
+        self, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], level: float, workers: Sequence[int]
+    ) -> Tensor:
+        x_R = rows_of([xs_W[i] for i in ids])
+        scale_R = torch.stack([self.scales[ctx.specs[i].name] for i in ids]).repeat(len(workers))
+        keys = [self.keys(ctx, ctx.specs[i].name, [worker])[0] for worker in workers for i in ids]
+        message_R = levels.encode_levels(x_R, scale_R[:, None], None, TERNARY, keys)
+        return message_R.unflatten(0, (len(workers), len(ids)))
 
     def codes_of(
         self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
@@ -39,67 +48,65 @@ class TernaryCodes(OneShot):
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        scale_A = torch.full((len(message_AR), 1), alpha, device=total_R.device)
+        scale_A = (self.scales[spec.name] * alpha).expand(len(message_AR), 1).contiguous()
         for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
             levels.add_levels_(total, message_A, scale_A, None, TERNARY)
 
 
 class TernGrad(Compressor):
-    """C(v)_i = s sgn(v_i) with probability |v_i| / s, else 0;  s = max over all workers and entries of |v|.
+    """C(v)_i = s sgn(v_i) with probability |v_i| / s, else 0;  s = max over workers of min(max |v_w|, clip sigma_w).
 
-    Unbiased, but for what is clipped. The scale is shared by an all-reduce of 4 bytes per tensor, so that a worker's
+    Unbiased, but for what is cut at s. The scale is shared by an all-reduce of 4 bytes per tensor, so that a worker's
     message is codes alone. Tensors for which that would cost more wire than a dense all-reduce travel dense, unrounded.
 
     Args:
-        clip: entries beyond this many standard deviations of their tensor are cut to that first, which keeps the scale
-            and with it the noise small, at the price of a bias; null = no clipping.
+        clip: s is at most this many standard deviations sigma_w of a worker's tensor, which keeps the noise small, at
+            the price of a bias; null = no clipping.
         entropy: see `Quantiser`.
 
-    Source: Wen et al. 2017 (arXiv 1705.07878).
+    The paper cuts each worker's tensor at its own clip sigma_w before the scale is shared; here all are cut at s, which
+    is never less. Source: Wen et al. 2017 (arXiv 1705.07878).
     """
 
     whole_model = True
+    draws = "worker"
     collectives = ("all_gather",)
     because = "all workers share one scale, with which an owner's mean could not be told from a code"
 
     def __init__(self, clip: float | None = 2.5, entropy: str = "none") -> None:
         self.clip = None if clip is None else check.number("clip", clip, above=0, instead=2.5)
         self.unbiased = clip is None
-        self.codes = TernaryCodes()
-        self.codes.entropy = check_entropy(entropy)
+        self.entropy = check_entropy(entropy)
 
     def pays(self, spec: TensorSpec, workers: int) -> bool:
         """Whether codes and scale cost less wire than dense: (A-1) B + 2 (A-1)/A 4 < 2 (A-1)/A 4n."""
-        return self.codes.message_bytes(spec, 1) * max(workers, 2) + 8 < 8 * spec.numel
+        return codes.code_bytes(spec.numel, len(TERNARY)) * max(workers, 2) + 8 < 8 * spec.numel
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         if level is None or not self.pays(spec, workers):
             return dense_bytes(spec)
-        return 4 + self.codes.message_bytes(spec, 1)
+        return 4 + codes.code_bytes(spec.numel, len(TERNARY))
 
-    def clipped(self, x_W: Tensor) -> Tensor:
-        """Each worker's tensor, cut at `clip` standard deviations of its own."""
-        if self.clip is None or x_W[0].numel() < 2:
-            return x_W
-        limit_W = self.clip * x_W.flatten(1).std(dim=1).view(-1, *[1] * (x_W.ndim - 1))
-        return x_W.clamp(-limit_W, limit_W)
+    def largest(self, x_W: Tensor) -> Tensor:
+        """min(max |v_w|, clip sigma_w) of the local workers, the largest of them."""
+        rows_W = x_W.flatten(1)
+        largest_W = levels.bucket_norms(rows_W, None, "linf")[:, 0]
+        n = rows_W.shape[1]
+        if self.clip is not None and n > 1:
+            square_W = levels.bucket_norms(rows_W, None, "l2")[:, 0].double().square()
+            sum_W = rows_W.sum(1).double()
+            sigma_W = ((square_W - sum_W.square() / n).clamp_min(0) / (n - 1)).sqrt()
+            # all entries alike have no sigma: nothing sticks out, nothing is cut
+            largest_W = torch.where(sigma_W > 0, torch.minimum(largest_W, self.clip * sigma_W.float()), largest_W)
+        return largest_W.amax()
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         specs = ctx.specs
-        sent = {i for i, level in enumerate(ctx.levels) if level is not None and self.pays(specs[i], comm.workers)}
-        clipped_W = [self.clipped(x) if i in sent else x for i, x in enumerate(xs_W)]
-        largest = [torch.stack(x.aminmax()).abs().amax().float() for i, x in enumerate(clipped_W) if i in sent]
-        scales = dict(zip(sorted(sent), comm.all_reduce_max(largest), strict=True))
-        unit_W = [x / scales[i].clamp_min(1e-38) if i in sent else x for i, x in enumerate(clipped_W)]
-        narrowed = replace(ctx, levels=[1 if i in sent else None for i in range(len(specs))])
-        out = self.codes.exchange(unit_W, narrowed, state, comm)
-
-        def subtract_sent_(i: int, target_W: Tensor) -> None:
-            if i in sent:
-                minus_W = torch.zeros_like(target_W, memory_format=torch.contiguous_format)
-                out.subtract_sent_(i, minus_W)
-                target_W.addcmul_(minus_W, scales[i].to(target_W.dtype))
-            else:
-                target_W.sub_(xs_W[i])
-
-        return Exchanged([u * scales[i] if i in sent else u for i, u in enumerate(out.update)], subtract_sent_)
+        sent = [i for i, level in enumerate(ctx.levels) if level is not None and self.pays(specs[i], comm.workers)]
+        shared = comm.all_reduce_max([self.largest(xs_W[i]) for i in sent])
+        for i, scale in zip(sent, shared, strict=True):
+            if not scale.isfinite():
+                raise NonFinite(f"what some worker was to send of {specs[i].name} is not finite")
+        scales = {specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
+        narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(specs))])
+        return TernaryCodes(scales, self.entropy).exchange(xs_W, narrowed, state, comm)

@@ -1,61 +1,41 @@
 """Placement: 4 workers in one process, two processes of two, and four of one are the same run."""
 
-import multiprocessing
-
 import pytest
 import torch
 
-from accordion_bench import checkpoint, config, train
-from accordion_bench.comm import Comm
+from accordion_bench import checkpoint, config, conformance, train
+from accordion_bench.conformance import placement
 from accordion_bench.record import RunFolder
-from tests import placement_worker
-from tests.helpers import compressor, yaml_names, yaml_node
+from tests.helpers import yaml_names, yaml_node
+from tests.test_conformance import THIRD_PARTY
 
-LEVELS = {"rank": [1, 2], "density": [0.01, 0.3, 0.99]}
-CASES = [
-    (name, {"level": level, **({"error_feedback": ef} if "error_feedback" in yaml_node("compressor", name) else {})})
-    for name in yaml_names("compressor")
-    for level in LEVELS.get(compressor(name).compressor.knob, [None])
-    for ef in ([False, True] if "error_feedback" in yaml_node("compressor", name) else [None])
-]
+
+def cases(name: str) -> list[placement.Case]:
+    """A YAML at every level; with error feedback the other way round, and over every other collective."""
+    make = conformance.from_yaml(name)
+    built = make().compressor
+    changes = [{"collective": collective} for collective in built.collectives if collective != built.collective]
+    if "error_feedback" in (node := yaml_node("compressor", name)):
+        changes.append({"error_feedback": not node["error_feedback"]})
+    levels = [(make, level) for level in conformance.levels_of(make)]
+    return levels + [(conformance.from_yaml(name, **change), None) for change in changes]
+
+
+CASES = {name: cases(name) for name in yaml_names("compressor")}
+CASES |= {cls.__name__: [(conformance.from_class(cls), None)] for cls in THIRD_PARTY}
+ALL = [case for of_name in CASES.values() for case in of_name]
 
 
 @pytest.fixture(scope="module")
 def by_placement(tmp_path_factory):
     """Results of every case for 1x4, 2x2 and 4x1."""
-    results = {"1x4": [placement_worker.all_updates(Comm(4), CASES)]}
-    context = multiprocessing.get_context("spawn")
-    for processes in (2, 4):
-        folder = tmp_path_factory.mktemp(f"{processes}")
-        arguments = (processes, 4 // processes, str(folder), CASES)
-        children = [context.Process(target=placement_worker.run, args=(rank, *arguments)) for rank in range(processes)]
-        for child in children:
-            child.start()
-        for child in children:
-            child.join(120)
-            assert child.exitcode == 0
-        ranks = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(processes)]
-        results[f"{processes}x{4 // processes}"] = ranks
-    return results
+    return placement.results(ALL, tmp_path_factory.mktemp("placement"))
 
 
-@pytest.mark.parametrize("placement", ["2x2", "4x1"])
-@pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{n}-{o}" for n, o in CASES])
-def test_compressors_do_not_see_the_placement(by_placement, case, placement):
-    (alone,), ranks = by_placement["1x4"], by_placement[placement]
-    # 16-bit sums are rounded after every addition, so their order shows
-    rounding = {"fp16": 2e-2, "bf16": 1e-1}.get(CASES[case][0], 1e-11)
-    for rank in ranks:
-        assert rank[case]["ledger"] == alone[case]["ledger"]
-        for ours, theirs in zip(rank[case]["updates"], alone[case]["updates"], strict=True):
-            for a, b in zip(ours, theirs, strict=True):
-                torch.testing.assert_close(a, b, rtol=rounding, atol=rounding)
-    for name, residual_W in alone[case]["residuals"].items():
-        joined = torch.cat([rank[case]["residuals"][name] for rank in ranks])
-        torch.testing.assert_close(joined, residual_W, rtol=rounding, atol=rounding)
-    for rank in ranks[1:]:  # every process has the very same bits
-        for ours, theirs in zip(rank[case]["updates"], ranks[0][case]["updates"], strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+@pytest.mark.parametrize("name", CASES)
+def test_compressors_do_not_see_the_placement(by_placement, name):
+    for case in CASES[name]:
+        placement.compare(by_placement, ALL.index(case))
 
 
 def finished(tmp_path, name, *overrides):

@@ -1,0 +1,35 @@
+"""python -m accordion_bench.conformance OVERRIDES: one line per property; exit status 1 where one fails."""
+
+import sys
+from collections.abc import Sequence
+
+from accordion_bench.errors import explain
+
+
+def main(overrides: Sequence[str]) -> int:
+    """Check the compressor that the overrides choose.
+
+    Returns:
+        the exit status: 0, 1 (a property fails), 2 (an override cannot be used).
+    """
+    from accordion_bench import conformance
+
+    try:
+        make = conformance.from_overrides(overrides)
+        make()
+    except Exception as error:
+        sentence = explain(error)
+        if sentence is None:
+            raise
+        print(sentence, file=sys.stderr)
+        return 2
+    failed = 0
+    for check in conformance.CHECKS:
+        outcome = conformance.run(check, make)
+        failed += outcome.status == "fail"
+        print(f"{outcome.name:<12} {outcome.status:<5} {outcome.text}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

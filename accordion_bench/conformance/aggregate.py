@@ -1,0 +1,159 @@
+"""The update is what was sent, and nothing is lost between steps.
+
+Tensor suffixes: W local workers, N elements.
+"""
+
+import torch
+from torch import Tensor
+
+from accordion_bench.check import ConfigError
+from accordion_bench.compressors.error_feedback import ErrorFeedback
+from accordion_bench.compressors.two_way import STATE, TwoWay
+from accordion_bench.conformance.subject import (
+    Maker,
+    NotApplicable,
+    Setup,
+    demand,
+    draws,
+    furthest,
+    layers,
+    plain,
+)
+from accordion_bench.conformance.tensors import gradients, repeated
+from accordion_bench.wrapped import Wrapped
+
+ROUNDING = 1e-10  # of sums in float64
+
+
+def check_mean(make: Maker, level: float | None = None) -> str:
+    """The update is the mean of what the workers have sent, as each of them decodes its own message."""
+    wrapped = plain(make)
+    _reduces_by_mean(wrapped)
+    if wrapped.compressor.collective == "two_way":
+        raise NotApplicable("the owners compress the mean again; see telescopes")
+    worst = 0.0
+    for workers in (1, 4):
+        setup = Setup(plain(make), level, workers)
+        for step in range(2):
+            updates, sent_W = setup.contributions(gradients(workers=workers, step=step), step)
+            for spec, update, sent in zip(setup.exchange.sent, updates, sent_W, strict=True):
+                said = f"the update of {spec.name} has shape {tuple(update.shape)}, not {spec.shape}"
+                demand(update.shape == spec.shape, said)
+                off = furthest([update], [sent.mean(0)])
+                demand(
+                    off <= workers * wrapped.compressor.sum_eps + ROUNDING,
+                    f"the update of {spec.name} is {off:.2g} of its largest entry away from the mean of what "
+                    f"{workers} workers have sent (norms {float(update.norm()):.4g} and "
+                    f"{float(sent.mean(0).norm()):.4g})",
+                )
+                worst = max(worst, off)
+    return f"off by {worst:.1e}"
+
+
+def check_identical(make: Maker, level: float | None = None) -> str:
+    """What all workers agree on: four send it as one does; and where nothing is lost, it comes back as it is."""
+    wrapped = plain(make)
+    compressor = wrapped.compressor
+    _reduces_by_mean(wrapped)
+    rounding = 4 * compressor.sum_eps + 1e-6
+    alike = draws(compressor) != "worker" and compressor.collective != "two_way"
+    told = []
+    for kind, xs in (("gradient", [x[0] for x in gradients()]), ("of rank 1", _rank_one())):
+        setup = Setup(plain(make), level, 4)
+        lost = max(setup.exchange.probe(repeated(xs, 4), setup.plan, 0, 1000.0).error)
+        updates = setup(repeated(xs, 4))
+        if alike:
+            alone = Setup(plain(make), level, 1)([x[None] for x in xs])
+            off = furthest(updates, alone)
+            said = f"four workers with the same {kind} get another update than one: off by {off:.2g}"
+            demand(off <= rounding, said)
+        if lost <= 1e-12:
+            off = furthest(updates, xs)
+            demand(
+                off <= rounding,
+                f"nothing is lost of this {kind}, says the probe, but it is back off by {off:.2g}",
+            )
+        told.append(f"{kind}: {'comes back' if lost <= 1e-12 else f'loses up to {lost:.2g}'}")
+    return ", ".join(told)
+
+
+def _rank_one() -> list[Tensor]:
+    full = [x[0] for x in gradients()]
+    outer = [x.reshape(x.shape[0], -1) for x in full]
+    return [(y[:, :1] @ y[:1]).view(x.shape) for x, y in zip(full, outer, strict=True)]
+
+
+def _reduces_by_mean(wrapped: Wrapped) -> None:
+    if wrapped.compressor.reduces != "mean":
+        raise NotApplicable(f"reduces by {wrapped.compressor.reduces}")
+
+
+LRS = (1.0, 0.5, 2.0, 0.125)
+
+
+def check_telescopes(make: Maker, level: float | None = None) -> str:
+    """Sum of updates + mean of residuals (+ the owners' residuals) = sum of mean gradients, while the lr moves."""
+    told, why = [], ""
+    for residual in ("local", "aggregate"):
+        try:
+            setup = Setup(make(error_feedback=True, residual=residual, worker_momentum=False), level)
+        except ConfigError as refused:
+            why = str(refused)
+            continue
+        two_way = any(isinstance(layer, TwoWay) for layer in layers(setup.compressor))
+        if not any(isinstance(layer, ErrorFeedback) for layer in layers(setup.compressor)):
+            why = "no error feedback"
+        elif not (two_way and residual == "aggregate"):  # e_w then holds the owners' share already
+            told.append(f"{residual}: off by {_telescope(setup):.1e}")
+    if not told:
+        raise NotApplicable(why)
+    return ", ".join(told)
+
+
+def _telescope(setup: Setup) -> float:
+    exchange, state = setup.exchange, setup.exchange.state
+    total = [torch.zeros(spec.shape, dtype=torch.float64) for spec in exchange.sent]
+    target, largest = [t.clone() for t in total], 0.0
+    for step, lr in enumerate(LRS):
+        xs_W = exchange.as_sent(gradients(step=step))
+        updates, _ = setup.contributions(gradients(step=step), step, lr)
+        for i, x_W in enumerate(xs_W):
+            total[i] += updates[i]
+            target[i] += x_W.mean(0) * (lr if setup.compressor.units == "parameter" else 1)
+            largest = max(largest, float(target[i].abs().max()))
+    owners = owners_residuals(setup)
+    worst = 0.0
+    for i, spec in enumerate(exchange.sent):
+        entries = state.get(spec.name, {})
+        if "residual_W" in entries:
+            total[i] += entries["residual_W"].mean(0)
+        if spec.name in owners:
+            total[i] += owners[spec.name].view(spec.shape)
+        off = float((total[i] - target[i]).abs().max()) / largest
+        said = f"sum of updates + residuals of {spec.name} differs from the sum of mean gradients by {off:.2g}"
+        demand(off <= len(LRS) * 4 * setup.compressor.sum_eps + ROUNDING, f"{said} of the largest entry")
+        worst = max(worst, off)
+    return worst
+
+
+def owners_residuals(setup: Setup) -> dict[str, Tensor]:
+    """What the owners of a two-way exchange keep, as one vector [N] per tensor."""
+    two_way = next((layer for layer in layers(setup.compressor) if isinstance(layer, TwoWay)), None)
+    if two_way is None or STATE not in setup.exchange.state:
+        return {}
+    kept_W, ctx = setup.exchange.state[STATE]["residual_W"], setup.context()
+    levels = {spec.name: level for spec, level in zip(ctx.specs, ctx.levels, strict=True)}
+    specs = {spec.name: spec for spec in ctx.specs}
+    filled = [0] * setup.comm.workers
+    out = {}
+    for name in sorted(two_way.pieces):
+        level = levels[name]
+        if level is None or not two_way.compresses(specs[name], level) or not two_way.pays(specs[name], level):
+            continue
+        parts = []
+        for piece in two_way.pieces[name]:
+            size, start = piece.stop - piece.start, filled[piece.owner]
+            parts.append(kept_W[piece.owner, start : start + size])
+            filled[piece.owner] += size
+        out[name] = torch.cat(parts)
+    return out

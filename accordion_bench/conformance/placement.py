@@ -1,0 +1,117 @@
+"""Placement: four workers in one process, two processes of two, four of one are the same run.
+
+Tensor suffixes: W local workers.
+"""
+
+import multiprocessing
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from accordion_bench.checkpoint import PER_WORKER
+from accordion_bench.comm import Comm
+from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, same_bits
+from accordion_bench.conformance.tensors import gradients
+
+STEPS = 3
+WORKERS = 4
+PROCESSES = (2, 4)
+
+Case = tuple[Maker, float | None]
+Result = dict[str, Any]
+"""`updates` of every step, `ledger`, the state that is kept per worker (`rows`) and once (`shared`), `sum_eps`."""
+
+
+def check_placement(make: Maker, level: float | None = None) -> str:
+    """1x4 = 2x2 = 4x1: same bytes, same updates and state up to rounding; all processes have equal bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        worst = compare(results([(make, level)], Path(folder)), 0)
+    return f"off by {worst:.1e}"
+
+
+def compare(by_placement: dict[str, list[list[Result]]], case: int) -> float:
+    """The largest difference of one case's updates between 1x4 and the others, refused above rounding."""
+    alone, worst = by_placement["1x4"][0][case], 0.0
+    for placement in ("2x2", "4x1"):
+        ranks = [rank[case] for rank in by_placement[placement]]
+        for number, rank in enumerate(ranks):
+            said = f"{placement}: rank {number}"
+            demand(rank["ledger"] == alone["ledger"], f"{said} has the ledger {rank['ledger']}, not {alone['ledger']}")
+            for step, (ours, first) in enumerate(zip(rank["updates"], ranks[0]["updates"], strict=True)):
+                where = f"the update of step {step}"
+                demand(all(map(same_bits, ours, first)), f"{said} and rank 0 disagree on {where}")
+                worst = max(worst, _close(ours, alone["updates"][step], alone, step, f"{said}: {where}"))
+            for key, value in rank["shared"].items():
+                demand(same_bits(value, ranks[0]["shared"][key]), f"{said} and rank 0 disagree on {key}")
+        for key, value_W in alone["rows"].items():
+            joined_W = torch.cat([rank["rows"][key] for rank in ranks])
+            _close([joined_W], [value_W], alone, STEPS, f"{placement}: {key}")
+    return worst
+
+
+def _close(ours: list[Tensor], theirs: list[Tensor], alone: Result, step: int, what: str) -> float:
+    shapes = [tuple(a.shape) for a in ours], [tuple(b.shape) for b in theirs]
+    demand(shapes[0] == shapes[1], f"{what} has the shapes {shapes[0]} instead of {shapes[1]}")
+    off = furthest(ours, theirs)
+    # the workers' shares are added in another order; each step adds to what the last one has left in the residuals
+    rounding = 2 * WORKERS * (step + 1) * alone["sum_eps"] + 1e-11
+    demand(off <= rounding, f"{what} is off by {off:.2g} (allowed {rounding:.2g})")
+    return off
+
+
+def results(cases: Sequence[Case], folder: Path) -> dict[str, list[list[Result]]]:
+    """Per placement and rank the results of all cases; four processes are started once for everything."""
+    context = multiprocessing.get_context("spawn")
+    children = [context.Process(target=run_process, args=(rank, str(folder), cases)) for rank in range(WORKERS)]
+    for child in children:
+        child.start()
+    out = {f"1x{WORKERS}": [all_results(Comm(WORKERS), cases)]}
+    for child in children:
+        child.join(300)
+    ended = [child.exitcode for child in children]
+    for child in children:
+        child.kill()
+    demand(ended == [0] * WORKERS, f"the processes end with {ended}")
+    for processes in PROCESSES:
+        files = [folder / f"{processes}-{rank}.pt" for rank in range(processes)]
+        out[f"{processes}x{WORKERS // processes}"] = [torch.load(file, weights_only=True) for file in files]
+    return out
+
+
+def all_results(comm: Comm, cases: Sequence[Case]) -> list[Result]:
+    """Every case for some steps, with the gradients of this process's workers."""
+    return [_result(Comm(comm.local_workers, comm.processes, comm.rank), make, level) for make, level in cases]
+
+
+def _result(comm: Comm, make: Maker, level: float | None) -> Result:
+    setup, updates = Setup(make(), level, comm=comm), []
+    rows = slice(comm.first_worker, comm.first_worker + comm.local_workers)
+    for step in range(STEPS):
+        xs_W = [x[rows].clone() for x in gradients(workers=comm.workers, step=step)]
+        updates.append([u.clone() for u in setup(xs_W, step, lr=0.5)])
+    state = {f"{name}.{key}": value for name, entries in setup.snapshot().items() for key, value in entries.items()}
+    return {
+        "updates": updates,
+        "ledger": comm.ledger.columns(),
+        "rows": {key: value for key, value in state.items() if key.endswith(PER_WORKER)},
+        "shared": {key: value for key, value in state.items() if not key.endswith(PER_WORKER)},
+        "sum_eps": setup.compressor.sum_eps,
+    }
+
+
+def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
+    """One process: first of two, if it is one of these, then of four."""
+    torch.set_num_threads(1)
+    for processes in PROCESSES:
+        if rank < processes:
+            store = dist.FileStore(f"{folder}/store-{processes}", processes)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+            found = all_results(Comm(WORKERS // processes, processes, rank), cases)
+            torch.save(found, f"{folder}/{processes}-{rank}.pt")
+            dist.barrier()
+            dist.destroy_process_group()

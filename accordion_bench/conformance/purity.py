@@ -1,0 +1,186 @@
+"""A compressor touches what it is given and nothing else, and its numbers depend on nothing hidden."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.comm import Comm
+from accordion_bench.conformance.subject import (
+    Maker,
+    NotApplicable,
+    Setup,
+    demand,
+    draws,
+    flat,
+    furthest,
+    levels_of,
+    plain,
+    same_bits,
+    same_state,
+)
+from accordion_bench.conformance.tensors import SPECS, gradients, repeated
+
+
+def check_inputs(make: Maker, level: float | None = None) -> str:
+    """The gradients stay as they were."""
+    setup = Setup(make(), level)
+    for step in range(2):
+        xs_W = gradients(step=step)
+        setup(xs_W, step)
+        for spec, x_W, before_W in zip(SPECS, xs_W, gradients(step=step), strict=True):
+            changed = int((x_W != before_W).sum())
+            demand(changed == 0, f"the exchange has changed {changed} entries of the gradient of {spec.name}")
+    return "untouched"
+
+
+def check_global_rng(make: Maker, level: float | None = None) -> str:
+    """The global generators of torch, numpy and Python are neither read into another state nor seeded."""
+
+    def states() -> dict[str, object]:
+        words, *rest = [*np.random.get_state()][1:]
+        return {
+            "torch": torch.get_rng_state().tolist(),
+            "numpy": (np.asarray(words).tolist(), rest),
+            "python": random.getstate(),
+        }
+
+    before = states()
+    setup = Setup(make(), level)
+    for step in range(2):
+        setup(gradients(step=step), step)
+    setup.exchange.probe(gradients(), setup.plan, 2, 1000.0)
+    for name, state in states().items():
+        demand(state == before[name], f"the global random generator of {name} has moved; draw from accordion_bench.rng")
+    return "torch, numpy and python untouched"
+
+
+def check_probe(make: Maker, level: float | None = None) -> str:
+    """`probe` says what an exchange would lose and cost; it changes no bit of state and sends nothing."""
+    setup, twin = Setup(make(), level), Setup(make(), level)
+    for each in (setup, twin):
+        each(gradients(), 0)
+    state, counts = setup.snapshot(), dict(setup.comm.ledger.counts)
+    xs_W = gradients(step=1)
+    probe = setup.exchange.probe(xs_W, setup.plan, 1, 1000.0)
+    differs = same_state(setup.snapshot(), state)
+    demand(differs is None, f"probe() has changed {differs}")
+    demand(setup.comm.ledger.counts == counts, "probe() was charged to the ledger")
+    untouched = all(torch.equal(a, b) for a, b in zip(xs_W, gradients(step=1), strict=True))
+    demand(untouched, "probe() has changed the gradients")
+    good = all(0 <= error < float("inf") for error in probe.error)
+    demand(good, f"probe() gives the errors {probe.error}")
+    cost, promised = round(4 * sum(probe.payload_bytes)), setup.payload(1)
+    demand(cost == promised, f"probe() prices a step at {cost} bytes, payload_bytes at {promised}")
+    same = all(same_bits(a, b) for a, b in zip(setup(xs_W, 1), twin(xs_W, 1), strict=True))
+    demand(same, "after probe() the next update is another one")
+    # as one of two processes: nobody would answer
+    part = Setup(make(), level, comm=Comm(2, processes=2, rank=1))
+    part.exchange.probe([x[2:] for x in xs_W], part.plan, 0, 1000.0)
+    return f"error up to {max(probe.error):.3g}"
+
+
+def check_order(make: Maker, level: float | None = None) -> str:
+    """Nothing depends on the order of the tensors."""
+    order = [5, 3, 7, 6, 0, 4, 2, 1]
+    if make().scope != "tensor" or make().block_size:
+        raise NotApplicable("tensors travel together")
+    setup, shuffled = Setup(make(), level), Setup(make(), level, specs=[SPECS[i] for i in order])
+    worst = 0.0
+    for step in range(3):
+        xs_W = gradients(step=step)
+        updates = setup(xs_W, step)
+        again = shuffled([xs_W[i].clone() for i in order], step)
+        for position, i in enumerate(order):
+            off = furthest([again[position]], [updates[i]])
+            demand(off <= 1e-10, f"in another order the update of {SPECS[i].name} is off by {off:.2g} in step {step}")
+            worst = max(worst, off)
+    return f"off by {worst:.1e}"
+
+
+def check_neighbours(make: Maker, level: float | None = None) -> str:
+    """A tensor's update does not depend on the level of another tensor, also after that has changed."""
+    if make().scope != "tensor" or make().block_size:
+        raise NotApplicable("tensors travel together")
+    own = make().compressor.level if level is None else level
+    others: list[float] = [value for value in levels_of(make, more=True) if value is not None and value != own]
+    if not others:
+        raise NotApplicable("no other level")
+    for other in (min(others), max(others)):
+        setup, twin = Setup(make(), level), Setup(make(), level)
+        values = (*twin.exchange.ladder.values, other)
+        twin.exchange.ladder = replace(twin.exchange.ladder, values=values)
+        for step in range(4):
+            if step in (1, 3):
+                twin.plan = twin.plan.with_levels({"a": step % 3})
+            updates, again = setup(gradients(step=step), step), twin(gradients(step=step), step)
+            for spec, a, b in zip(SPECS, updates, again, strict=True):
+                off = furthest([b], [a])
+                said = f"with another tensor's level at {other:g}, the update of {spec.name} in step {step} is off by"
+                demand(spec.name == "a" or off <= 1e-6, f"{said} {off:.2g}")
+    return f"unmoved by {min(others):g} and {max(others):g}"
+
+
+def check_same_key(make: Maker, level: float | None = None) -> str:
+    """Two fresh ones with the same seed, steps and gradients give the same bits."""
+    setup, twin = Setup(make(), level), Setup(make(), level)
+    for step in range(3):
+        first, second = setup(gradients(step=step), step), twin(gradients(step=step), step)
+        for spec, a, b in zip(SPECS, first, second, strict=True):
+            said = f"the same step gives another update of {spec.name} the second time, off by {furthest([a], [b]):.2g}"
+            demand(same_bits(a, b), said)
+    return "equal bits"
+
+
+def check_draws(make: Maker, level: float | None = None) -> str:
+    """Draws differ between steps, seeds and tensors, and between workers as declared; without any, nothing differs."""
+    kind = draws(plain(make).compressor)
+    if not kind:
+        two_way = plain(make).compressor.collective == "two_way"
+        sent_W = _sent(make, level)
+        off = max(furthest([s_W[w]], [s_W[0]]) for s_W in sent_W for w in range(1, 4))
+        said = f"workers send other things of the same gradient, off by {off:.2g}, without declaring draws"
+        demand(off <= 1e-9, said)
+        return "none, workers send the same" + (" to the owners" if two_way else "")
+    sent_W = _sent(make, level)
+    if max(furthest([s_W[0]], [x[0]]) for s_W, x in zip(sent_W, _same(), strict=False)) <= 1e-6:
+        return "nothing is lost, nothing to draw"
+    workers_differ = any(not same_bits(s_W[0], s_W[1]) for s_W in sent_W)
+    demand(
+        workers_differ == (kind == "worker"),
+        f"workers draw {'different' if workers_differ else 'the same'} numbers, but declare draws={kind!r}",
+    )
+    for what, other_W in (("step", _sent(make, level, step=1)), ("seed", _sent(make, level, seed=4))):
+        differ = any(not same_bits(a[0], b[0]) for a, b in zip(sent_W, other_W, strict=True))
+        demand(differ, f"another {what} draws the same numbers")
+    if plain(make).scope == "tensor" and plain(make).compressor.collective != "two_way":
+        demand(not same_bits(sent_W[1][0], sent_W[3][0]), "equal gradients of two tensors draw the same numbers")
+    return f"per {kind}" if kind == "worker" else "shared by the workers"
+
+
+def _same() -> list[Tensor]:
+    """Gradients on which all workers agree, and tensors of one shape too."""
+    xs = [x[0] for x in gradients()]
+    xs[3], xs[4] = xs[1], xs[1]
+    return repeated(xs, 4)
+
+
+def _sent(make: Maker, level: float | None, step: int = 0, seed: int = 3) -> list[Tensor]:
+    """What each worker contributes of these, [W, ...]."""
+    return Setup(plain(make), level, seed=seed).contributions(_same(), step)[1]
+
+
+def check_permutation(make: Maker, level: float | None = None) -> str:
+    """Which worker has which gradient changes only rounding."""
+    if draws(plain(make).compressor) == "worker":
+        raise NotApplicable("each worker draws its own numbers")
+    setup, permuted, worst = Setup(make(), level), Setup(make(), level), 0.0
+    for step in range(2):
+        xs_W = gradients(step=step)
+        updates, again = setup(xs_W, step), permuted([x[[2, 0, 3, 1]] for x in xs_W], step)
+        worst = furthest(again, updates)
+        rounding = 4 * (step + 1) * setup.compressor.sum_eps + 1e-9
+        demand(worst <= rounding, f"with the workers in another order the update is off by {worst:.2g} in step {step}")
+    return f"off by {worst:.1e}, norm {float(flat(updates).norm()):.3g}"

@@ -1,0 +1,88 @@
+"""Runs checks over levels and says what came out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accordion_bench.conformance import aggregate, edges, fidelity, options, payload, persistence, purity, randomness
+from accordion_bench.conformance.devices import check_devices
+from accordion_bench.conformance.placement import check_placement
+from accordion_bench.conformance.subject import Check, Maker, NotApplicable, levels_of
+
+CHECKS: list[Check] = [
+    payload.check_payload,
+    payload.check_wire,
+    aggregate.check_mean,
+    aggregate.check_identical,
+    aggregate.check_telescopes,
+    randomness.check_unbiased,
+    randomness.check_variance,
+    randomness.check_contraction,
+    fidelity.check_fidelity,
+    edges.check_zero,
+    edges.check_ties,
+    edges.check_shapes,
+    edges.check_no_entries,
+    edges.check_dtypes,
+    edges.check_non_finite,
+    edges.check_extremes,
+    purity.check_inputs,
+    purity.check_global_rng,
+    purity.check_probe,
+    purity.check_order,
+    purity.check_neighbours,
+    purity.check_same_key,
+    purity.check_draws,
+    purity.check_permutation,
+    persistence.check_state,
+    options.check_levels,
+    options.check_collectives,
+    options.check_start_step,
+    options.check_scope,
+    check_placement,
+    check_devices,
+]
+
+ONCE: list[Check] = [options.check_levels, options.check_collectives, purity.check_neighbours, check_placement]
+OFTEN: list[Check] = [payload.check_payload, aggregate.check_mean, aggregate.check_identical]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check has found.
+
+    Args:
+        name: the property.
+        status: `pass`, `fail` or `n/a`.
+        text: what was measured, what is wrong, or why it does not apply.
+    """
+
+    name: str
+    status: str
+    text: str
+
+
+def name_of(check: Check) -> str:
+    """The property that a check is about."""
+    return check.__name__.removeprefix("check_")
+
+
+def run(check: Check, make: Maker, levels: Sequence[float | None] | None = None) -> Outcome:
+    """One property at some levels: fails at the first that fails, and else tells of the first.
+
+    Unless given these are the configured one and the policies' pair; for checks in ONCE the configured one, for those
+    in OFTEN some more.
+    """
+    name, told, why = name_of(check), [], ""
+    for level in [None] if check in ONCE else levels or levels_of(make, more=check in OFTEN):
+        where = "" if level is None else f" at {make().compressor.knob}={level:g}"
+        try:
+            told.append(check(make, level) + where)
+        except NotApplicable as reason:
+            why = why or str(reason)
+        except AssertionError as wrong:
+            return Outcome(name, "fail", f"{wrong}{where}")
+        except Exception as error:
+            return Outcome(name, "fail", f"stops with {type(error).__name__}: {error}{where}")
+    if not told:
+        return Outcome(name, "n/a", why)
+    return Outcome(name, "pass", told[0] + (f" ({len(told)} levels)" if len(told) > 1 else ""))

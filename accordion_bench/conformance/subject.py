@@ -1,0 +1,236 @@
+"""The compressor under test: how to make fresh ones, and one exchange that is ready to run.
+
+Tensor suffixes: W local workers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accordion_bench.build import Config
+from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import Compressor, Context, Wrapper
+from accordion_bench.config_dir import conf_dir
+from accordion_bench.conformance.tensors import SPECS
+from accordion_bench.exchange import Exchange, levelled
+from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.wrapped import Wrapped, wrapped_compressor
+
+Maker = Callable[..., Wrapped]
+"""Called with options of the wrappers to replace (`error_feedback=False`), gives a fresh compressor in its wrappers."""
+
+Check = Callable[[Maker, float | None], str]
+"""check(make, level) returns what it measured; raises AssertionError with a sentence, or NotApplicable."""
+
+SGD = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+CANDIDATES = (0.01, 0.1, 0.5, 0.99, 1, 2, 4, 8, 1000)  # tried on every knob; what it refuses is left out
+LATE = 1000.0  # the epoch of all checks: warm-ups of the level are over
+
+
+class NotApplicable(Exception):
+    """The compressor does not claim this property; the text says why."""
+
+
+def demand(holds: Any, sentence: str) -> None:
+    """Raise AssertionError(sentence) unless `holds`; as `assert`, but also under python -O."""
+    if not holds:
+        raise AssertionError(sentence)
+
+
+@dataclass(frozen=True, eq=False)
+class Make:
+    """Makes the compressor of a config group.
+
+    Args:
+        node: the group: `_target_`, the constructor's and the wrappers' options.
+        optimizer: the optimizer's group, for methods that take its momentum.
+    """
+
+    node: Config
+    optimizer: Config = field(default_factory=lambda: dict(SGD))
+
+    def __call__(self, **options: Any) -> Wrapped:
+        """A fresh one with some options replaced; `worker_momentum=False` also sets the optimizer's momentum to 0."""
+        without = {"momentum": 0.0, "nesterov": False} if options.get("worker_momentum") is False else {}
+        return wrapped_compressor({**self.node, **options}, {**self.optimizer, **without})
+
+
+def from_class(cls: type[Compressor], **options: Any) -> Make:
+    """Of a class that can be imported by its module and name, with options of its constructor and of the wrappers."""
+    return _with_optimizer({"_target_": f"{cls.__module__}.{cls.__qualname__}", **options})
+
+
+def from_yaml(name: str, **options: Any) -> Make:
+    """Of conf/compressor/<name>.yaml with some options replaced."""
+    import yaml
+
+    node = yaml.safe_load((Path(conf_dir()) / "compressor" / f"{name}.yaml").read_text())
+    return _with_optimizer({**node, **options})
+
+
+def _with_optimizer(node: Config) -> Make:
+    """With SGD, and with momentum unless the compressor has one of its own."""
+    make = Make(node)
+    try:
+        make()
+    except ValueRefused as refused:
+        if not refused.key.startswith("optimizer."):
+            raise
+        return Make(node, {**SGD, "momentum": 0.0, "nesterov": False})
+    return make
+
+
+def from_overrides(overrides: Sequence[str]) -> Make:
+    """Of the same overrides as the main command's: `compressor=topk compressor.density=0.01`."""
+    from accordion_bench.config import compose
+
+    cfg = compose(overrides)
+    return Make(cfg["compressor"], cfg["optimizer"])
+
+
+def plain(make: Maker) -> Wrapped:
+    """Without error feedback and momentum: the update depends on this step's gradients alone."""
+    return make(error_feedback=False, worker_momentum=False)
+
+
+def levels_of(make: Maker, more: bool = False) -> list[float | None]:
+    """Levels to test: the configured one, the policies' pair, and `more`: those of CANDIDATES that the knob takes."""
+    compressor = make().compressor
+    if compressor.knob is None:
+        return [None]
+    values: dict[float | None, None] = {compressor.level: None, **dict.fromkeys(compressor.pair)}
+    for value in CANDIDATES if more else ():
+        try:
+            values[compressor.check_level("level", value)] = None
+        except ConfigError:
+            continue
+    return list(values)
+
+
+def layers(compressor: Compressor) -> Iterator[Compressor]:
+    """The compressor and what it wraps, from outside to inside."""
+    yield compressor
+    while isinstance(compressor, Wrapper):
+        compressor = compressor.inner
+        yield compressor
+
+
+def bare(compressor: Compressor) -> Compressor:
+    """The compressor inside all wrappers."""
+    return [*layers(compressor)][-1]
+
+
+def scaled(compressor: Compressor) -> bool:
+    """Whether a message says how large what it stands for is (plain signs do not)."""
+    return getattr(bare(compressor), "scaled", True)
+
+
+def draws(compressor: Compressor) -> str:
+    """`worker`, `shared` or "": who draws the keyed numbers."""
+    return compressor.draws or ("worker" if compressor.unbiased else "")
+
+
+class Setup:
+    """One compressor in one exchange, all tensors at one level.
+
+    Args:
+        wrapped: the compressor in its wrappers.
+        level: the knob's value; None = as configured.
+        workers: in this process, unless `comm` is given.
+        specs: the tensors.
+        dtype, device: of the gradients.
+        comm: collectives.
+        seed: for keyed draws.
+        start_step: dense before it; None = from the beginning.
+    """
+
+    def __init__(
+        self,
+        wrapped: Wrapped,
+        level: float | None = None,
+        workers: int = 4,
+        specs: Sequence[TensorSpec] = SPECS,
+        dtype: torch.dtype = torch.float64,
+        device: str = "cpu",
+        comm: Comm | None = None,
+        seed: int = 3,
+        start_step: int = 0,
+    ) -> None:
+        wrapped = replace(wrapped, start_step=start_step)
+        self.compressor = compressor = wrapped.compressor
+        self.comm = comm or Comm(workers, device=device)
+        value = compressor.level if level is None else level
+        ladder = Ladder(compressor.knob or "", () if value is None else (value,))
+        like = torch.zeros((), dtype=dtype, device=device)
+        self.exchange = Exchange(compressor, specs, ladder, self.comm, like, seed, **wrapped.for_exchange)
+        self.plan = Plan(dict.fromkeys(levelled(compressor, self.exchange.sent), 0), 1)
+
+    def __call__(self, xs_W: Sequence[Tensor], step: int = 0, lr: float = 1.0) -> list[Tensor]:
+        """The updates [...] of gradients [W, ...], through `Exchange`."""
+        return self.exchange(xs_W, self.plan, step, lr, LATE)
+
+    def context(self, step: int = 0, lr: float = 1.0) -> Context:
+        """What the compressor sees besides the tensors."""
+        return self.exchange.context(self.plan, step, lr, LATE)
+
+    def contributions(
+        self, xs_W: Sequence[Tensor], step: int = 0, lr: float = 1.0
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """(updates [...], what each worker has contributed to them [W, ...]) of each tensor as it travels."""
+        sent_W = self.exchange.as_sent(xs_W)
+        out = self.compressor.exchange(sent_W, self.context(step, lr), self.exchange.state, self.comm)
+        minus_W = [torch.zeros_like(x_W, memory_format=torch.contiguous_format) for x_W in sent_W]
+        for i, target_W in enumerate(minus_W):
+            out.subtract_sent_(i, target_W)
+        return list(out.update), [-target_W for target_W in minus_W]
+
+    def payload(self, step: int = 0) -> int:
+        """Payload of one step, summed over the workers, from sizes alone."""
+        ctx, workers = self.context(step), self.comm.workers
+        pairs = zip(ctx.specs, ctx.levels, strict=True)
+        return round(workers * sum(self.compressor.payload_bytes(spec, level, workers) for spec, level in pairs))
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """A copy of the state."""
+        return {
+            name: {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
+            for name, entries in self.exchange.state.items()
+        }
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """All entries as one vector."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def furthest(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """Largest difference of two lists of tensors, relative to the largest entry of the second."""
+    pairs = list(zip(ours, theirs, strict=True))
+    largest = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
+    apart = max((float((a - b).abs().max()) for a, b in pairs if b.numel()), default=0.0)
+    return apart / largest if largest else apart
+
+
+def same_state(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]]) -> str | None:
+    """None where two states are equal bit for bit, else where they differ."""
+    if ours.keys() != theirs.keys():
+        return f"the entries {sorted(ours.keys() ^ theirs.keys())}"
+    for name, entries in ours.items():
+        if entries.keys() != theirs[name].keys():
+            return f"the keys of {name}: {sorted(entries.keys() ^ theirs[name].keys())}"
+        for key, value in entries.items():
+            other = theirs[name][key]
+            equal = same_bits(value, other) if isinstance(value, Tensor) else value == other
+            if not equal:
+                return f"{name}.{key}"
+    return None
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equality in which NaN equals NaN."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(nan=7.25), b.nan_to_num(nan=7.25))

@@ -30,8 +30,8 @@ class TensorSpec:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """The shape (n, m) of the matrix view: first dimension by all others."""
-        return self.shape[0], self.numel // self.shape[0]
+        """The shape (n, m) of the matrix view: first dimension by all others; (0, 0) where the first is 0."""
+        return self.shape[0], self.numel // max(self.shape[0], 1)
 
 
 @dataclass(frozen=True)

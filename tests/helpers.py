@@ -38,7 +38,8 @@ def yaml_node(group: str, name: str) -> dict:
 
 def compressor(name: str, **options):
     """A compressor with its wrappers, of a YAML file with some options replaced."""
-    return wrapped_compressor({**yaml_node("compressor", name), **options}, SGD)
+    own_momentum = {"momentum": 0.0, "nesterov": False} if name == "demo" else {}
+    return wrapped_compressor({**yaml_node("compressor", name), **options}, SGD | own_momentum)
 
 
 def gradients(specs=SPECS, workers=4, seed=0, dtype=torch.float64, step=0) -> Blocks:

@@ -85,7 +85,7 @@ class PowerSGD(Compressor):
         Qts_W = [P.mT @ Ms_W for (_, _, Ms_W), P in zip(batches, Ps, strict=True)]  # (M_w^T P)^T, [W, G, r, m]
         Qts = comm.all_reduce_mean(Qts_W)
 
-        update: list[Tensor] = [xs_W[0]] * len(xs_W)
+        update: list[Tensor] = list(xs_W)
         for i, mean in zip(dense, means[len(batches) :], strict=True):
             update[i] = mean
         for (ids, _, _), P, Qt, Q_old in zip(batches, Ps, Qts, queries, strict=True):

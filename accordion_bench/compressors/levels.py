@@ -173,7 +173,7 @@ def _pieces(start: int, stop: int, bucket_size: int) -> list[tuple[slice, slice,
 def _bucket_views(tile: Tensor, per_bucket_R: Tensor, row: slice, start: int, size: int) -> list[tuple[Tensor, Tensor]]:
     """Tile [rows, columns] and one number per bucket in pairs [rows, buckets, columns], [rows, buckets, 1]."""
     return [
-        (tile[:, columns].unflatten(1, (-1, width)), per_bucket_R[row, buckets, None])
+        (tile[:, columns].view(len(tile), -1, width), per_bucket_R[row, buckets, None])
         for columns, buckets, width in _pieces(start, start + tile.shape[1], size)
     ]
 
@@ -181,7 +181,7 @@ def _bucket_views(tile: Tensor, per_bucket_R: Tensor, row: slice, start: int, si
 def _multiply_buckets(x: Tensor, factors_R: Tensor, row: slice, start: int, size: int, out: Tensor) -> Tensor:
     """out = x [rows, columns] times the factor of each bucket; the columns begin with `start`."""
     for columns, buckets, width in _pieces(start, start + x.shape[1], size):
-        parts = (whole[:, columns].unflatten(1, (-1, width)) for whole in (x, out))
+        parts = (whole[:, columns].view(len(x), -1, width) for whole in (x, out))
         torch.mul(next(parts), factors_R[row, buckets, None], out=next(parts))
     return out
 
@@ -341,21 +341,24 @@ def _encode_levels(
         x = x if x.dtype == torch.float32 else tile.r.copy_(x)
         _multiply_buckets(x, factors_R, row, column.start, bucket_size or n, out=tile.r)
         _round_(tile, book, on_device)
-        _store(message_R[row], tile.code, book.K, column, on_device)
+        _store(message_R, row, column, tile.code, book.K, on_device)
     return message_R
 
 
 def _factors(norms_R: Tensor, scale: float) -> Tensor:
-    """scale / norm, 0 for norm 0; rounded up where else a coordinate as large as its norm would end below `scale`."""
-    factors_R = torch.where(norms_R > 0, scale / norms_R, 0).clamp_max_(torch.finfo(torch.float32).max)
-    above_R = (factors_R.view(torch.int32) + 1).view(torch.float32)
-    return torch.where(norms_R * factors_R < scale, above_R, factors_R).clamp_max_(torch.finfo(torch.float32).max)
+    """scale / norm, rounded up where else a coordinate as large as its norm would end below `scale`, its level."""
+    exact, above = (torch.tensor(s, device=norms_R.device) for s in (scale, np.nextafter(np.float32(scale), np.inf)))
+    factors_R = torch.div(exact, norms_R)
+    factors_R = torch.where(norms_R * factors_R < exact, torch.div(above, norms_R), factors_R)
+    return factors_R.clamp_max_(torch.finfo(torch.float32).max)  # finite for norm 0: 0 times this is 0
 
 
-def _store(message_R: Tensor, code: Tensor, K: int, column: slice, on_device: bool) -> None:
-    packed = codes._pack_on_device(code, K) if on_device else codes.pack_codes(code, K)
-    start = codes.code_bytes(column.start, K)
-    message_R[:, start : start + packed.shape[1]] = packed
+def _store(message_R: Tensor, row: slice, column: slice, code: Tensor, K: int, on_device: bool) -> None:
+    place = row, slice(codes.code_bytes(column.start, K), codes.code_bytes(column.stop, K))
+    if on_device:
+        message_R[place] = codes._pack_on_device(code, K)
+    else:
+        message_R.numpy()[place] = codes._pack_on_cpu(code.numpy(), K)
 
 
 def _draw_(tile: _Tile, blocks_R: Tensor, bits: int, on_device: bool) -> None:
@@ -470,7 +473,7 @@ def _encode_signs(x_R: Tensor, on_device: bool) -> Tensor:
         if not (on_device or _all_finite(x)):
             raise NonFiniteInput(row.start + int((~x.isfinite()).any(1).nonzero()[0]))
         _negative_(negative, x, on_device)
-        _store(message_R[row], negative, 2, column, on_device)
+        _store(message_R, row, column, negative, 2, on_device)
     return message_R
 
 
@@ -504,7 +507,7 @@ def _encode_scaled_signs(x_R: Tensor, bucket_size: int | None, on_device: bool) 
         single, negative = buffers(x.shape)
         x = x if x.dtype == torch.float32 else single.copy_(x)
         _negative_(negative, x, on_device)
-        _store(message_R[row], negative, 2, column, on_device)
+        _store(message_R, row, column, negative, 2, on_device)
         for part, sums in _bucket_views(torch.abs(x, out=single), sums_R, row, column.start, size):
             sums += _sum(part, on_device)
     lengths = torch.full((m,), size, device=x_R.device)

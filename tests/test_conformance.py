@@ -11,7 +11,23 @@ from accordion_bench.conformance import __main__ as command
 from accordion_bench.conformance import randomness
 from accordion_bench.conformance.placement import check_placement
 from accordion_bench.random_bits import uniforms
-from tests.test_contract_compressors import owed
+
+# what the checks have found and is not mended yet: a property, and how its failure reads
+OPEN = {
+    "no_entries": "stops with",  # tensors without entries reach encoders and the matrix view
+    "shapes": "list index out of range",  # PowerSGD without tensors
+    "probe": "list index out of range",  # two_way in several processes
+    "neighbours": "with another tensor's level",  # two_way: a change of level moves the owners' residuals
+}
+
+
+def owed(outcome: conformance.Outcome) -> None:
+    """Fail or skip with the outcome's sentence."""
+    if outcome.status == "n/a":
+        pytest.skip(outcome.text)
+    if outcome.status == "fail" and OPEN.get(outcome.name, "\0") in outcome.text:
+        pytest.xfail(outcome.text)
+    assert outcome.status == "pass", outcome.text
 
 
 class EverySecond(OneShot):

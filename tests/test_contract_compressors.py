@@ -5,6 +5,7 @@ import pytest
 from accordion_bench import config, conformance
 from accordion_bench.comm import Comm
 from tests.helpers import exchange_for, gradients, yaml_names
+from tests.test_conformance import owed
 
 ELSEWHERE = {"placement", "devices"}  # test_placement.py starts its processes once for all; below
 ALIKE = {"mean", "contraction", "dtypes", "inputs", "global_rng", "same_key", "levels", "collectives", "scope", "ties"}
@@ -15,23 +16,6 @@ NAMES = yaml_names("compressor")
 MAKES = {name: conformance.from_yaml(name) for name in NAMES}
 MADE = {name: make().compressor for name, make in MAKES.items()}
 OTHERS = [(name, other) for name, made in MADE.items() for other in made.collectives if other != made.collective]
-
-# what the checks have found and is not mended yet: a property, and how its failure reads
-OPEN = {
-    "no_entries": "stops with",  # tensors without entries reach encoders and the matrix view
-    "shapes": "list index out of range",  # PowerSGD without tensors
-    "probe": "list index out of range",  # two_way in several processes
-    "neighbours": "with another tensor's level",  # two_way: a change of level moves the owners' residuals
-}
-
-
-def owed(outcome: conformance.Outcome) -> None:
-    """Fail or skip with the outcome's sentence."""
-    if outcome.status == "n/a":
-        pytest.skip(outcome.text)
-    if outcome.status == "fail" and OPEN.get(outcome.name, "\0") in outcome.text:
-        pytest.xfail(outcome.text)
-    assert outcome.status == "pass", outcome.text
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -429,32 +429,35 @@ def _add_levels_(
 ) -> None:
     total_R = total[None] if total.ndim == 1 else total
     rows, n = total_R.shape
+    K, size = len(levels), bucket_size or n
     for row, column in _tiles(rows, n, on_device):
+        sums = total_R[row, column]
+        place = slice(codes.code_bytes(column.start, K), codes.code_bytes(column.stop, K))
         for first in range(0, len(message_A), rows):
             senders = slice(first + row.start, first + row.stop)
-            total_R[row, column] += _decoded(message_A, norms_A, senders, column, bucket_size or n, levels, on_device)
+            packed, count = message_A[senders, place], sums.shape[1]
+            if on_device:
+                values = codes._look_up_on_device(packed, levels, count)
+            elif len(packed) == 1 and column.start // size == (column.stop - 1) // size:
+                # one norm for all: the table is multiplied, not the many values
+                sums += codes.look_up(packed, levels, count, norms_A[senders, column.start // size].item())
+                continue
+            else:
+                values = codes.look_up(packed, levels, count)
+            _add_products_(sums, values, norms_A, senders, column.start, size, set(levels) == {-1.0, 1.0})
 
 
-def _decoded(
-    message_A: Tensor,
-    norms_A: Tensor,
-    senders: slice,
-    column: slice,
-    size: int,
-    levels: tuple[float, ...],
-    on_device: bool,
-) -> Tensor:
-    """norm x level of some columns, float32 [senders, columns]."""
-    start, stop = (codes.code_bytes(border, len(levels)) for border in (column.start, column.stop))
-    packed, count = message_A[senders, start:stop], column.stop - column.start
-    if on_device:
-        values = codes._look_up_on_device(packed, levels, count)
-    elif len(packed) == 1 and column.start // size == (column.stop - 1) // size:
-        # one norm for all: the table is scaled, not the many values
-        return codes.look_up(packed, levels, count, norms_A[senders, column.start // size].item())
-    else:
-        values = codes.look_up(packed, levels, count)
-    return _multiply_buckets(values, norms_A, senders, column.start, size, out=values)
+def _add_products_(
+    sums: Tensor, values: Tensor, norms_A: Tensor, senders: slice, start: int, size: int, signs: bool
+) -> None:
+    """sums += values [senders, columns] times the norm of their bucket, rounded after the product and after the sum."""
+    for columns, buckets, width in _pieces(start, start + values.shape[1], size):
+        part, out = (whole[:, columns].view(len(values), -1, width) for whole in (values, sums))
+        norms = norms_A[senders, buckets, None]
+        if signs and out.dtype == norms.dtype:  # their products are exact: one pass gives the same
+            out.addcmul_(part, norms)
+        else:
+            out.add_(part.mul_(norms))
 
 
 # signs

@@ -66,9 +66,10 @@ def _unknown_key(key: str, known: dict[str, Any]) -> str:
     holders = []
     for file in sorted((conf_dir() / group).glob("*.yaml")):
         if key in _keys_of(file):
-            holders.append(f"{group}={file.stem}")
+            holders.append(file.stem)
     if holders and option:
-        return f"{key} is an option of {' and '.join(holders)}, which is not chosen here; type {holders[-1]} {key}=..."
+        named = f"{group}={', '.join(holders)}"
+        return f"{key} is an option of {named}, not of what is chosen here; type {group}={holders[-1]} {key}=..."
     return f"{key} is no option here; type {closest(key, list(known))}, or --help for all options"
 
 

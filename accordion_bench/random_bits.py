@@ -27,8 +27,31 @@ def random_bits(key: int, start: int, count: int, device: torch.device | str = "
 
 def uniforms(key: int, start: int, count: int, device: torch.device | str = "cpu", bits: int = 24) -> Tensor:
     """Values start to start + count - 1 of a key's stream: float32 [count], multiples of 2^-bits in [0, 1)."""
-    words = _words(key, start, count, device)
-    return ((words >> (32 - bits)) & ((1 << bits) - 1)).float() * 2.0**-bits
+    return Stream(key, start + count, device).uniforms(start, count, bits)
+
+
+class Stream:
+    """The first `count` values of a key's stream, to be taken in parts.
+
+    Args:
+        key: any integer.
+        count: how many there are.
+        device: where they are made.
+    """
+
+    def __init__(self, key: int, count: int, device: torch.device | str = "cpu") -> None:
+        self.keys, self.device = block_keys([key], 0, -(-count // BLOCK), device), device
+
+    def uniforms(self, start: int, count: int, bits: int = 24) -> Tensor:
+        """Values from `start` on: float32 [count], multiples of 2^-bits in [0, 1)."""
+        return self.integers(start, count, bits).float().mul_(2.0**-bits)
+
+    def integers(self, start: int, count: int, bits: int) -> Tensor:
+        """Values from `start` on: int32 [count] below 2^bits, bits at most 31."""
+        first = start // BLOCK
+        words = torch.empty(1, start - first * BLOCK + count, dtype=torch.int32, device=self.device)
+        words = fill_bits_(words, self.keys[:, first:])[0, start - first * BLOCK :]
+        return words.bitwise_right_shift_(32 - bits).bitwise_and_((1 << bits) - 1)
 
 
 def _words(key: int, start: int, count: int, device: torch.device | str) -> Tensor:

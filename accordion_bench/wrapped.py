@@ -80,6 +80,9 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
             compressor = TwoWay(compressor, residual=error_feedback, **server)
         if error_feedback:
             compressor = ErrorFeedback(compressor, **feedback)
+        if moves_momentum and "momentum" in compressor.owns:
+            rule = "false, because this compressor has a momentum of its own"
+            raise ValueRefused("worker_momentum", rule, True, False)
         if moves_momentum:
             compressor = WorkerMomentum(compressor, **momentum, **decay)
     except ValueRefused as refused:

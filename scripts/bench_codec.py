@@ -99,17 +99,11 @@ def codec(name: str, yaml_name: str, changes: dict, specs: list[TensorSpec], xs_
 def one_shot(compressor: OneShot, xs_W: list[torch.Tensor], ctx: Context) -> dict[str, Callable[[], None]]:
     """Encode all tensors, and decode one message of each into a sum."""
     levels = {i: v for i, v in enumerate(ctx.levels) if v is not None and compressor.compresses(ctx.specs[i], v)}
-    groups: dict[tuple[tuple[int, ...], float], list[int]] = {}
-    for i, level in levels.items():
-        groups.setdefault((ctx.specs[i].shape, level), []).append(i)
     messages: dict[int, torch.Tensor] = {}
     totals = {i: torch.zeros(1, ctx.specs[i].numel, device=xs_W[i].device) for i in levels}
 
     def encode() -> None:
-        for (_, level), ids in groups.items():
-            message = compressor.encode_rows(xs_W, ctx, ids, level, [0])
-            for g, i in enumerate(ids):
-                messages[i] = message[:, g]
+        messages.update(compressor.encode_all(xs_W, ctx, levels, [0]))
 
     def decode() -> None:
         for i, message_W in messages.items():

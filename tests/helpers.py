@@ -84,11 +84,8 @@ def server_residuals(exchange) -> dict[str, torch.Tensor]:
         return {}
     rows = exchange.state["two_way"]["residual_W"]
     out = {spec.name: torch.zeros(spec.numel, dtype=rows.dtype) for spec in exchange.sent}
-    position = [0] * len(rows)
-    for name in sorted(two_way.pieces):
-        for piece in two_way.pieces[name]:
+    for name, pieces in two_way.pieces.items():
+        for piece in pieces:
             size = piece.stop - piece.start
-            here = position[piece.owner]
-            out[name][piece.start : piece.stop] = rows[piece.owner, here : here + size]
-            position[piece.owner] += size
+            out[name][piece.start : piece.stop] = rows[piece.owner, piece.offset : piece.offset + size]
     return {spec.name: out[spec.name].view(spec.shape) for spec in exchange.sent}

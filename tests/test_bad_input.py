@@ -46,8 +46,8 @@ POWERSGD, TOPK, ACCORDION = "compressor=powersgd", "compressor=topk", "adaptive=
 
 # overrides, then what the sentence must say: key, rule, value, what to type instead
 REFUSED = [
-    (["compressor=powersdg"], "compressor must be one of bf16, .*, topk, got powersdg; type compressor=powersgd"),
-    (["adaptive=[accordion,foo]"], "adaptive must be one of accordion, none, got foo"),
+    (["compressor=powersdg"], "compressor must be one of atomo, .*, trn, got powersdg; type compressor=powersgd"),
+    (["adaptive=[accordion,foo]"], "adaptive must be one of accordion, .*, none, got foo"),
     (["model=resnet19"], "model must be one of resnet18, resnet20, resnet8, got resnet19"),
     (["compressor="], "compressor must be one of .*, got nothing; type compressor="),
     (["compressor=null"], "must be given by name, got NoneType; type GROUP=NAME"),
@@ -58,7 +58,7 @@ REFUSED = [
     ([POWERSGD, "+compressor.rnak=1"], "compressor.rnak is no option of PowerSGD"),
     (["compresor=none"], "compresor is no option here; type compressor"),
     (["+foo@bar=sgd"], "foo@bar"),
-    (["compressor.rank=2"], "compressor.rank is an option of compressor=powersgd.*; type compressor=powersgd "),
+    (["compressor.rank=2"], "compressor.rank is an option of compressor=atomo, powersgd, .*; type compressor=powersgd "),
     ([POWERSGD, "compressor.rank=0"], "compressor.rank must be an integer .* 1, got 0; type compressor.rank=1"),
     ([POWERSGD, "compressor.rank=abc"], "compressor.rank must be a number, got abc; type compressor.rank=2"),
     ([POWERSGD, "compressor.rank=1.5"], "compressor.rank must be an integer of at least 1, got 1.5"),

@@ -190,7 +190,6 @@ def test_every_finite_fp8_number_comes_back(format):
     codes = torch.arange(256, dtype=torch.uint8)
     values = codes.view(TYPES[format]).float()
     finite = values.isfinite()
-    torch.testing.assert_close(Blockwise(format)._values(codes)[finite], values[finite], rtol=0, atol=0)
     x = values[finite][None]
     assert torch.equal(coded(Blockwise(format, None), x)[1], x)  # the largest number gives the scale 1
     assert float(x.max()) == LARGEST[format]

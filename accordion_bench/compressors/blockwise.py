@@ -9,11 +9,12 @@ from accordion_bench import check
 from accordion_bench.compressors import levels
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
-from accordion_bench.compressors.tiles import tiles
+from accordion_bench.compressors.tiles import bucket_tiles
 from accordion_bench.plan import TensorSpec
-from accordion_bench.random_bits import uniforms
+from accordion_bench.random_bits import Stream
 
 TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
+UNIT = {"e4m3": 256.0}  # float16's exponent counts 8 less than e4m3's
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 
 
@@ -73,58 +74,39 @@ class Blockwise(OneShot):
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         scales_R, size, n = self.scales(x_R, spec), self.size(spec), spec.numel
         inverse_R = torch.where(scales_R > 0, 1 / scales_R, 0)
-        bytes_R = torch.empty(len(x_R), n, dtype=torch.uint8, device=x_R.device)
-        limit = LARGEST[self.format]
+        message_R = torch.empty(len(x_R), self.message_bytes(spec, level), dtype=torch.uint8, device=x_R.device)
+        header = 4 * self.buckets(spec)
+        message_R[:, :header] = scales_R.view(torch.uint8)
         for row, x in enumerate(x_R):
-            for part, whole, buckets in self._parts(n, size, x.device):
+            numbers = message_R[row, header:].view(TYPES[self.format])
+            stream = Stream(keys[row], n, x.device) if self.rounding == "random" else None
+            for part, whole, buckets in bucket_tiles(n, size, x.device):
                 scaled = (x[part].view(whole).float() * inverse_R[row, buckets, None]).view(-1)
-                if self.rounding == "random":
-                    scaled.add_(uniforms(keys[row], part.start, len(scaled), x.device)).floor_()
+                if stream:
+                    scaled.add_(stream.uniforms(part.start, len(scaled))).floor_().clamp_(-127, 127)
                 elif self.format == "int8":
                     scaled.round_()
-                codes = scaled.clamp_(-limit, limit).to(TYPES[self.format])
-                bytes_R[row, part] = codes.view(torch.uint8)
-        return torch.cat([scales_R.view(torch.uint8), bytes_R], dim=1)
-
-    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        rows_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
-        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
-        return rows_R
+                numbers[part].copy_(scaled)
+        return message_R
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
         header, size = 4 * self.buckets(spec), self.size(spec)
         for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
-            scales_A = message_A[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32) * alpha
-            for part, whole, buckets in self._parts(spec.numel, size, total.device):
+            scales_A = message_A[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
+            scales_A = scales_A * (alpha * UNIT.get(self.format, 1.0) if total.device.type == "cpu" else alpha)
+            for part, whole, buckets in bucket_tiles(spec.numel, size, total.device):
                 for message, scales in zip(message_A, scales_A, strict=True):
                     values = self._values(message[header + part.start : header + part.stop]).view(whole)
                     total[part].view(whole).add_(values.mul_(scales[buckets, None]))
 
-    @staticmethod
-    def _parts(n: int, size: int, device: torch.device):  # type: ignore[no-untyped-def]
-        """(coordinates, their shape as buckets, bucket numbers), tile by tile; the shorter last bucket by itself."""
-        whole = n // size * size
-        for part in tiles(whole, device, size) if size <= 1 << 16 else _within_buckets(whole, size, device):
-            yield part, (-1, min(size, part.stop - part.start)), slice(part.start // size, -(-part.stop // size))
-        if whole < n:
-            yield slice(whole, n), (1, n - whole), slice(whole // size, whole // size + 1)
-
     def _values(self, codes: Tensor) -> Tensor:
-        """The numbers as float32; on a CPU torch converts fp8 one by one, so by way of float16's bits."""
+        """The numbers as float32; on a CPU in `UNIT`s, by way of float16's bits: torch converts fp8 one by one."""
         if self.format == "int8" or codes.device.type != "cpu":
             return codes.contiguous().view(TYPES[self.format]).float()
         wide = codes.contiguous().view(torch.int8).short()  # the sign fills the upper byte
         if self.format == "e5m2":
             return wide.bitwise_left_shift_(8).view(torch.float16).float()
-        # exponent and mantissa into float16's places, whose exponent then counts 8 too little
-        sign = wide.bitwise_and(-0x8000)
-        return wide.bitwise_and_(0x7F).bitwise_left_shift_(7).bitwise_or_(sign).view(torch.float16).float().mul_(256.0)
-
-
-def _within_buckets(whole: int, size: int, device: torch.device):  # type: ignore[no-untyped-def]
-    """Tiles that do not cross the borders of buckets larger than a tile."""
-    for start in range(0, whole, size):
-        for part in tiles(size, device):
-            yield slice(start + part.start, start + part.stop)
+        # exponent and mantissa into float16's places
+        return wide.bitwise_left_shift_(7).bitwise_and_(~0x4000).view(torch.float16).float()

@@ -11,7 +11,7 @@ from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.compressors.tiles import tiles
 from accordion_bench.plan import TensorSpec
-from accordion_bench.random_bits import random_bits
+from accordion_bench.random_bits import Stream
 
 MANTISSA = 23
 
@@ -55,10 +55,10 @@ class Natural(OneShot):
         message_R = torch.empty(len(x_R), self.message_bytes(spec, level), dtype=torch.uint8, device=x_R.device)
         exponents_R, signs_R = message_R.split([codes.code_bytes(n, K), codes.code_bytes(n, 2)], dim=1)
         for row, key in enumerate(keys):
+            stream = Stream(key, n, x_R.device)
             for part in tiles(n, x_R.device):
                 x = x_R[row, part].float()
-                noise = random_bits(key, part.start, len(x), x.device).bitwise_right_shift_(32 - MANTISSA)
-                code = self._rounded(x, noise.bitwise_and_((1 << MANTISSA) - 1)).to(torch.uint8)
+                code = self._rounded(x, stream.integers(part.start, len(x), MANTISSA)).to(torch.uint8)
                 packed = codes.pack_codes(code[None], K)[0]
                 exponents_R[row, codes.code_bytes(part.start, K) :][: len(packed)] = packed
                 signs = wire.pack_bits((x < 0)[None])[0]
@@ -73,11 +73,6 @@ class Natural(OneShot):
             return exponents.clamp_max_(254)
         below = noise < x.abs() * 2.0 ** (63 + MANTISSA)  # smaller than 2^-63: that or nothing
         return torch.where(x.abs() < 2.0**-63, below.int(), exponents.sub_(63).clamp_max_(127))
-
-    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        rows_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
-        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
-        return rows_R
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0

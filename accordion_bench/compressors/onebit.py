@@ -8,7 +8,7 @@ from torch import Tensor
 from accordion_bench.compressors import levels
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
-from accordion_bench.compressors.tiles import tiles
+from accordion_bench.compressors.tiles import bucket_tiles
 from accordion_bench.plan import TensorSpec
 
 
@@ -35,21 +35,22 @@ class OneBit(OneShot):
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         size = self.column(spec)
-        high_R, low_R = (torch.empty(len(x_R), spec.numel // size, device=x_R.device) for _ in range(2))
-        for row, x in enumerate(x_R):
-            for part in tiles(spec.numel, x.device, size):
-                columns = slice(part.start // size, part.stop // size)
-                high_R[row, columns], low_R[row, columns] = _centroids(x[part].view(-1, size))
+        sums_R = torch.zeros(len(x_R), 3, spec.numel // size, device=x_R.device)  # of x, of its negative part, of x < 0
+        for sums, x in zip(sums_R, x_R, strict=True):
+            for part, shape, columns in bucket_tiles(spec.numel, size, x.device):
+                entries = x[part].view(shape)
+                negative = torch.lt(entries, 0, out=torch.empty_like(entries))
+                sums[2, columns] += negative.sum(-1)
+                sums[1, columns] += negative.mul_(entries).sum(-1)
+                sums[0, columns] += entries.sum(-1)
+        total_R, below_R, count_R = sums_R.unbind(1)
+        high_R = (total_R - below_R).clamp_min(0) / (size - count_R).clamp_min(1)
+        low_R = below_R / count_R.clamp_min(1)
         # the two values are middle + half and middle - half
         middle_R, half_R = (high_R + low_R) / 2, (high_R - low_R) / 2
         if not (middle_R.isfinite() & half_R.isfinite()).all():
             raise NonFiniteRow(int((~(middle_R.isfinite() & half_R.isfinite())).any(1).nonzero()[0]))
         return torch.cat([middle_R.view(torch.uint8), half_R.view(torch.uint8), levels.encode_signs(x_R)], dim=1)
-
-    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        rows_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
-        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
-        return rows_R
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
@@ -59,15 +60,6 @@ class OneBit(OneShot):
         for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
             for message in message_A:
                 middle, half = (message[:header].clone().view(torch.float32) * alpha).chunk(2)
-                for part in tiles(spec.numel, total.device, size):
-                    total[part].view(-1, size).add_(middle[part.start // size : part.stop // size, None])
+                for part, shape, columns in bucket_tiles(spec.numel, size, total.device):
+                    total[part].view(shape).add_(middle[columns, None])
                 levels.add_signs_(total, message[None, header:], half[None], size)
-
-
-def _centroids(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of the non-negative and of the negative entries of each row; 0 where there are none."""
-    negative = (columns < 0).to(columns.dtype)
-    count, total = negative.sum(-1), columns.sum(-1)
-    below = negative.mul_(columns).sum(-1)
-    above = (total - below).clamp_min(0)
-    return above / (columns.shape[-1] - count).clamp_min(1), below / count.clamp_min(1)

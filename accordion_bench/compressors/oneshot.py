@@ -11,7 +11,7 @@ from torch import Tensor
 from accordion_bench import rng
 from accordion_bench.blocks import as_matrices
 from accordion_bench.comm import Comm
-from accordion_bench.compressors import codes, entropy
+from accordion_bench.compressors import codes, entropy, wire
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.plan import TensorSpec
@@ -21,7 +21,8 @@ class OneShot(Compressor):
     """update = mean_w decode(encode(g_w)), tensor by tensor; tensors of equal shape are encoded together.
 
     A subclass has two pure functions. `encode` turns each row of coordinates into a message that holds everything a
-    receiver needs; `decode` is its inverse up to what was lost. `message_bytes` says how long the message is.
+    receiver needs; `decode` (or `add_decoded_`, which saves a pass) is its inverse up to what was lost. `message_bytes`
+    says how long the message is.
 
     Carried by an all-gather. Where that would cost more wire than a dense all-reduce, what would have been decoded goes
     by dense all-reduce: the number of workers changes the bytes, never the training (up to the order of summation).
@@ -55,8 +56,10 @@ class OneShot(Compressor):
         raise NotImplementedError
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        """Messages [R, B] as rows [R, N] of float32 (or float64)."""
-        raise NotImplementedError
+        """Messages [R, B] as rows [R, N] of float32."""
+        rows_R = wire.zeros(len(message_R), spec.numel, message_R.device)
+        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
+        return rows_R
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         """B, the length of a message; the largest possible one where `fixed_size` is false."""
@@ -65,7 +68,7 @@ class OneShot(Compressor):
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        """total_R [R, N] += alpha x sum_a decode(message_AR[a]), in the order of a; may be overridden for speed."""
+        """total_R [R, N] += alpha x sum_a decode(message_AR[a]), in the order of a: write this or `decode`."""
         for message_R in message_AR:
             total_R.add_(self.decode(message_R, spec, level, ctx).to(total_R.dtype), alpha=alpha)
 
@@ -108,19 +111,29 @@ class OneShot(Compressor):
             raise non_finite(ctx, ids[g], workers[worker]) from None
         return message if isinstance(message, list) else message.unflatten(0, (len(workers), len(ids)))
 
+    def encode_all(
+        self, xs_W: Sequence[Tensor], ctx: Context, levels: dict[int, float], workers: Sequence[int]
+    ) -> dict[int, Tensor | list[Tensor]]:
+        """The messages [W, B] of the tensors with a level; equal shapes together, unless that would cost a copy."""
+        groups: dict[tuple[tuple[int, ...], float], list[int]] = {}
+        for i, level in levels.items():
+            groups.setdefault((ctx.specs[i].shape, level), []).append(i)
+        rows_W: dict[int, Tensor | list[Tensor]] = {}
+        for (_, level), group in groups.items():
+            on_cpu = xs_W[group[0]].device.type == "cpu"  # elsewhere a launch costs more than a copy
+            apart = on_cpu and len(group) > 1 and side_by_side([xs_W[i] for i in group]) is None
+            for ids in [[i] for i in group] if apart else [group]:
+                message = self.encode_rows(xs_W, ctx, ids, level, workers)
+                for g, i in enumerate(ids):
+                    rows_W[i] = message[g :: len(ids)] if isinstance(message, list) else message[:, g]
+        return rows_W
+
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         compressed = {
             i: level for i, level in enumerate(ctx.levels) if level is not None and self.compresses(ctx.specs[i], level)
         }
         workers = range(comm.first_worker, comm.first_worker + comm.local_workers)
-        groups: dict[tuple[tuple[int, ...], float], list[int]] = {}
-        for i, level in compressed.items():
-            groups.setdefault((ctx.specs[i].shape, level), []).append(i)
-        messages = [self.encode_rows(xs_W, ctx, ids, level, workers) for (_, level), ids in groups.items()]
-        rows_W: dict[int, list[Tensor] | Tensor] = {}
-        for ids, message in zip(groups.values(), messages, strict=True):
-            for g, i in enumerate(ids):
-                rows_W[i] = message[g :: len(ids)] if isinstance(message, list) else message[:, g]
+        rows_W = self.encode_all(xs_W, ctx, compressed, workers)
 
         def add_own_(i: int, target_W: Tensor, alpha: float) -> None:
             flat_W, own_W = target_W.view(target_W.shape[0], -1), rows_W[i]
@@ -188,7 +201,7 @@ class OneShot(Compressor):
         """Mean over workers of one tensor's messages [A, B]."""
         spec, level = ctx.specs[i], ctx.levels[i]
         assert level is not None
-        total = torch.zeros(1, spec.numel, dtype=dtype, device=message_A[0].device)
+        total = wire.zeros(1, spec.numel, message_A[0].device, dtype)
         if isinstance(message_A, Tensor):
             self.add_decoded_(total, message_A[:, None], spec, level, ctx)
         else:
@@ -203,11 +216,17 @@ def _one_row(messages: list[Tensor]) -> list[Tensor]:
 
 def rows_of(xs_W: Sequence[Tensor]) -> Tensor:
     """Equal-shaped tensors [W, ...] as rows [W*G, N], worker by worker; without a copy where they lie side by side."""
+    together = side_by_side(xs_W)
+    if together is None:
+        together = torch.stack([x.flatten(1) for x in xs_W], dim=1).flatten(0, 1)
+    return together
+
+
+def side_by_side(xs_W: Sequence[Tensor]) -> Tensor | None:
+    """Equal-shaped tensors [W, ...] as rows [W*G, N] without a copy; None where they are apart."""
     numel = xs_W[0][0].numel()
     together = as_matrices(xs_W, (1, numel))
-    if together is None:
-        together = torch.stack([x.flatten(1) for x in xs_W], dim=1)
-    return together.reshape(len(xs_W) * xs_W[0].shape[0], numel)
+    return None if together is None else together.reshape(len(xs_W) * xs_W[0].shape[0], numel)
 
 
 def non_finite(ctx: Context, i: int, worker: int) -> NonFinite:

@@ -63,11 +63,6 @@ class Sign(OneShot):
         bits_R, scales_R = levels.encode_scaled_signs(x_R, self.chunk)
         return torch.cat([scales_R.view(torch.uint8), bits_R], dim=1)
 
-    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        rows_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
-        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
-        return rows_R
-
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:

@@ -20,12 +20,16 @@ STATE = "two_way"
 
 
 class Piece(NamedTuple):
-    """Coordinates [start, stop) of one tensor, which one worker owns; both sides compress a piece by itself."""
+    """Coordinates [start, stop) of one tensor, which one worker owns; both sides compress a piece by itself.
+
+    `offset` is where the piece begins in the owner's residual.
+    """
 
     name: str
     start: int
     stop: int
     owner: int
+    offset: int = 0
 
     @property
     def spec(self) -> TensorSpec:
@@ -46,18 +50,16 @@ def layout(specs: Sequence[TensorSpec], workers: int, server: str = "sharded", a
         align: `piece`: shards of equal size. `tensor`: a tensor belongs to the shard in which its middle lies, so that
             no tensor is cut and shards differ in size.
     """
-    total = sum(spec.numel for spec in specs)
+    total, owned = sum(spec.numel for spec in specs), [0] * workers
     shard = total if server == "literal" else -(-total // (8 * workers)) * 8
     pieces, position = [], 0
     for spec in sorted(specs, key=lambda spec: spec.name):
         end = position + spec.numel
-        if align == "tensor":
-            pieces.append(Piece(spec.name, 0, spec.numel, (position + end) // 2 // max(shard, 1)))
-        else:
-            cuts = [position, *range((position // shard + 1) * shard, end, shard), end] if spec.numel else []
-            pieces += [
-                Piece(spec.name, a - position, b - position, a // shard) for a, b in itertools.pairwise(cuts)
-            ]
+        cuts = [position, *range((position // shard + 1) * shard, end, shard), end] if spec.numel else []
+        for a, b in [(position, end)] if align == "tensor" and cuts else itertools.pairwise(cuts):
+            owner = ((a + b) // 2 if align == "tensor" else a) // shard
+            pieces.append(Piece(spec.name, a - position, b - position, owner, owned[owner]))
+            owned[owner] += b - a
         position = end
     return pieces
 
@@ -146,7 +148,7 @@ class TwoWay(Wrapper):
         # 3 averages, adds what it has kept, compresses again
         answers = []
         for row, message_A in enumerate(received):
-            answer, position = [empty[0]], 0
+            answer = [empty[0]]
             for (piece, i), part_A in zip(
                 owned[first + row], self._split(message_A, owned[first + row], levels), strict=True
             ):
@@ -155,14 +157,13 @@ class TwoWay(Wrapper):
                 mean.div_(comm.workers)
                 kept = None
                 if STATE in state:
-                    kept = state[STATE]["residual_W"][row, position : position + mean.numel()][None]
+                    kept = state[STATE]["residual_W"][row, piece.offset : piece.offset + mean.numel()][None]
                     mean = kept.add_(mean)
                 keys = self.inner.keys(ctx, piece.spec.name, [first + row], "server")
                 message = self._encode(mean, piece, i, ctx, keys, first + row)
                 if kept is not None:
                     self.inner.add_decoded_(kept, message[None], piece.spec, levels[i], ctx, -1.0)
                 answer.append(message[0])
-                position += piece.stop - piece.start
             answers.append(torch.cat(answer))
 
         # 4 everybody gets all pieces

@@ -139,8 +139,8 @@ def sparse_count(n: int, nbytes: int) -> int:
     return low
 
 
-def zeros(rows: int, n: int, device: torch.device) -> Tensor:
-    """Zeros [rows, n] of float32, to be written in few places."""
+def zeros(rows: int, n: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros [rows, n], to be written in few places or added to once."""
     if device.type == "cpu":  # in memory that comes zeroed from the system, in large pages: no pass over all of it
-        return torch.from_numpy(np.zeros((rows, n), np.float32))
-    return torch.zeros(rows, n, device=device)
+        return torch.from_numpy(np.zeros((rows, n), np.float64 if dtype == torch.float64 else np.float32))
+    return torch.zeros(rows, n, dtype=dtype, device=device)

@@ -9,15 +9,14 @@ from accordion_bench.compressors.base import Exchanged
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.conformance import __main__ as command
 from accordion_bench.conformance import randomness
+from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.placement import check_placement
 from accordion_bench.random_bits import uniforms
 
 # what the checks have found and is not mended yet: a property, and how its failure reads
 OPEN = {
     "no_entries": "stops with",  # tensors without entries reach encoders and the matrix view
-    "shapes": "list index out of range",  # PowerSGD without tensors
     "probe": "list index out of range",  # two_way in several processes
-    "neighbours": "with another tensor's level",  # two_way: a change of level moves the owners' residuals
 }
 
 
@@ -284,6 +283,12 @@ def test_harmless_checks_do_not_cry():
         for name in names.split():
             outcome = conformance.run(CHECKS[name], conformance.from_class(cls))
             assert outcome.status == "pass", outcome
+
+
+def test_the_check_of_devices_compares():
+    """Where no GPU is, the CPU with itself."""
+    for cls in THIRD_PARTY:
+        assert check_devices(conformance.from_class(cls), device="cpu") == "0.00% of the entries differ"
 
 
 # ---- the statistics

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from accordion_bench import memory
 from accordion_bench.clock import Clock
 
 
@@ -151,7 +152,7 @@ class Comm:
             return [x_W[0] for x_W in xs_W]
         wire_type = dtype or xs_W[0].dtype
         total = sum(x[0].numel() for x in xs_W)
-        fused = torch.empty(total, dtype=wire_type, device=xs_W[0].device)
+        fused = memory.empty(total, wire_type, xs_W[0].device)
         start, parts = 0, []
         for x_W in xs_W:
             part = fused[start : start + x_W[0].numel()].view(x_W.shape[1:])
@@ -170,7 +171,11 @@ class Comm:
         self._collective(lambda: dist.all_reduce(fused))
         if dtype is None and self.local_workers > 1:
             fused.div_(self.workers)
-        return [part.to(x_W.dtype) for part, x_W in zip(parts, xs_W, strict=True)]
+        if dtype is None:
+            return parts
+        wide = memory.empty(total, xs_W[0].dtype, fused.device).copy_(fused)
+        sizes = [part.numel() for part in parts]
+        return [mean.view(part.shape) for mean, part in zip(wide.split(sizes), parts, strict=True)]
 
     def all_reduce_max(self, xs: Sequence[Tensor]) -> list[Tensor]:
         """Largest value of each scalar over all workers (each process gives its local workers' largest)."""

@@ -1,6 +1,5 @@
 """From a resolved configuration to components: the single place that instantiates them."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,8 +113,7 @@ def compressors_with_levels() -> list[str]:
 
     names = []
     for file in sorted((conf_dir() / "compressor").glob("*.yaml")):
-        module, _, name = yaml.safe_load(file.read_text())["_target_"].rpartition(".")
-        if getattr(importlib.import_module(module), name).knob:
+        if wrapped_compressor(yaml.safe_load(file.read_text())).compressor.knob:
             names.append(file.stem)
     return names
 

@@ -53,7 +53,7 @@ class Exchange:
         compressor = self.compressor
 
         def level(spec: TensorSpec) -> float | None:
-            if step < self.start_step:
+            if step < self.start_step or not spec.numel:
                 return None
             if compressor.knob:
                 index = plan.levels.get(spec.name)
@@ -101,7 +101,8 @@ class Exchange:
     @torch.no_grad()
     def probe(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> Probe:
         """Error and bytes per sent tensor as under the plan, of the local workers; changes and sends nothing."""
-        return self.compressor.probe(self.as_sent(xs_W), self.context(plan, step, 1.0, epoch), self.state)
+        ctx = self.context(plan, step, 1.0, epoch)
+        return self.compressor.probe(self.as_sent(xs_W), ctx, self.state, self.comm.workers)
 
     def buckets(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> list[list[Buckets]]:
         """The quantiser's buckets of each local worker's tensors, where a policy asks for them."""

@@ -27,7 +27,8 @@ def random_bits(key: int, start: int, count: int, device: torch.device | str = "
 
 def uniforms(key: int, start: int, count: int, device: torch.device | str = "cpu", bits: int = 24) -> Tensor:
     """Values start to start + count - 1 of a key's stream: float32 [count], multiples of 2^-bits in [0, 1)."""
-    return Stream(key, start + count, device).uniforms(start, count, bits)
+    words = _words(key, start, count, device)
+    return ((words >> (32 - bits)) & ((1 << bits) - 1)).float() * 2.0**-bits
 
 
 class Stream:

@@ -6,6 +6,7 @@ from typing import Any
 
 from accordion_bench import launch
 from accordion_bench.check import ConfigError, show
+from accordion_bench.config import components
 from accordion_bench.layout import Layout, layout
 from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
@@ -139,13 +140,14 @@ def unfinished(folder: RunFolder, error: BaseException) -> dict[str, Any]:
 
 def header(cfg: Config, where: Layout) -> str:
     """One line: what runs where."""
-    choices = cfg["choices"]
+    choices, compressor = cfg["choices"], components(cfg, where.workers).wrapped.compressor
+    momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.owns else ""
     adaptive = ", ".join(cfg.get("adaptive") or {}) or "none"
     place = f"{where.processes} process{'es' * (where.processes > 1)} x {where.workers_per_process} on {where.device}"
     return (
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {cfg['epochs']} epochs of {cfg['batch_size']} "
-        f"samples per worker and step"
+        f"samples per worker and step{momentum}"
     )
 
 

@@ -58,7 +58,7 @@ REFUSED = [
     ([POWERSGD, "+compressor.rnak=1"], "compressor.rnak is no option of PowerSGD"),
     (["compresor=none"], "compresor is no option here; type compressor"),
     (["+foo@bar=sgd"], "foo@bar"),
-    (["compressor.rank=2"], "compressor.rank is an option of compressor=atomo, powersgd, .*; type compressor=powersgd "),
+    (["compressor.rank=2"], "compressor.rank is an option of compressor=atomo, powersgd.*; type compressor=powersgd"),
     ([POWERSGD, "compressor.rank=0"], "compressor.rank must be an integer .* 1, got 0; type compressor.rank=1"),
     ([POWERSGD, "compressor.rank=abc"], "compressor.rank must be a number, got abc; type compressor.rank=2"),
     ([POWERSGD, "compressor.rank=1.5"], "compressor.rank must be an integer of at least 1, got 1.5"),

@@ -13,19 +13,11 @@ from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.placement import check_placement
 from accordion_bench.random_bits import uniforms
 
-# what the checks have found and is not mended yet: a property, and how its failure reads
-OPEN = {
-    "no_entries": "stops with",  # tensors without entries reach encoders and the matrix view
-    "probe": "list index out of range",  # two_way in several processes
-}
-
 
 def owed(outcome: conformance.Outcome) -> None:
     """Fail or skip with the outcome's sentence."""
     if outcome.status == "n/a":
         pytest.skip(outcome.text)
-    if outcome.status == "fail" and OPEN.get(outcome.name, "\0") in outcome.text:
-        pytest.xfail(outcome.text)
     assert outcome.status == "pass", outcome.text
 
 

@@ -27,6 +27,16 @@ ARMS = {
     ],
     "topk": ["compressor=topk", "compressor.density=0.05", "optimizer.nesterov=true", "schedule=cosine"],
     "topk of the model": ["compressor=topk", "compressor.scope=model", "bn=recompute", "optimizer=adamw"],
+    "dist-EF": ["compressor=distefblocksgd", "schedule.warmup_epochs=2", "schedule.milestones=[3]"],
+    "alq in its window": [
+        "compressor=qsgd",
+        "compressor.bits=3",
+        "adaptive=alq",
+        "adaptive.alq.update_at=[0,7,14]",
+        "adaptive.alq.stat_samples=4",
+    ],
+    "dgc": ["compressor=dgc", "compressor.density=0.01", "compressor.warmup_epochs=2"],
+    "demo": ["compressor=demo", "optimizer.momentum=0", "optimizer.lr=0.002"],
     "powersgd aggregate": ["compressor=powersgd", "compressor.residual=aggregate", "compressor.start_step=3"],
 }
 
@@ -70,13 +80,20 @@ def resume(folder: Path, cfg: dict, **moved) -> None:
     train.run({**cfg, "resume": str(folder), **moved}, dict.fromkeys(["checkpoint.every", *moved]))
 
 
+def without_times(value):
+    """A nested value without what a clock has measured."""
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if "seconds" not in str(k)}
+    return [without_times(v) for v in value] if isinstance(value, list) else value
+
+
 def state(folder: Path) -> dict:
     """Everything in the newest checkpoint, and every metrics row; without times."""
     path = checkpoint.latest(folder)
     assert path is not None
     files = {file.name: torch.load(file, weights_only=True) for file in path.iterdir()}
     del files["shared.pt"]["clock"]
-    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in RunFolder(folder).read_metrics()]
+    files, rows = without_times(files), without_times(RunFolder(folder).read_metrics())
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
     return {"files": files, "rows": rows}
 

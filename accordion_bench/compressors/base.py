@@ -64,7 +64,8 @@ class Exchanged(NamedTuple):
 class Probe(NamedTuple):
     """What a level would cost and lose, without sending anything.
 
-    error: per tensor, ||x - C(x)||^2 / ||x||^2, mean over the local workers; 0 for a zero tensor.
+    error: per tensor, ||p - C(p)||^2 / ||p||^2, mean over the local workers; 0 for a zero tensor. p is what would be
+        sent: the gradient, with residual and momentum where there are any.
     total_error: the same of all tensors together.
     payload_bytes: per tensor, of one worker; an upper bound where `fixed_size` is false.
     """
@@ -162,10 +163,16 @@ class Compressor:
         return None
 
     @torch.no_grad()
-    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State) -> Probe:
-        """Error and bytes at the levels of `ctx`, for the local workers alone; touches neither state nor network."""
-        workers = xs_W[0].shape[0] if xs_W else 1
-        alone = Comm(workers, device=str(xs_W[0].device) if xs_W else "cpu")
+    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+        """Error and bytes at the levels of `ctx`; touches neither state nor network.
+
+        Args:
+            xs_W: tensors [W, ...] of the local workers, whose error is looked at.
+            ctx: as for `exchange`.
+            state: as for `exchange`; not changed.
+            workers: of the whole run, for the bytes.
+        """
+        alone = Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")
         out = self.exchange(xs_W, ctx, copy.deepcopy(state), alone)
         errors, all_lost, everything = [], 0.0, 0.0
         for i, x_W in enumerate(xs_W):
@@ -218,6 +225,12 @@ class Wrapper(Compressor):
 
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
         return self.inner.buckets_of(xs_W, ctx)
+
+    def contraction(self, spec: TensorSpec, level: float) -> float | None:
+        return self.inner.contraction(spec, level)
+
+    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
+        return self.inner.variance(x_R, spec, level, ctx)
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         return self.inner.payload_bytes(spec, level, workers)

@@ -243,14 +243,14 @@ class DeMo(Compressor):
         return mean
 
     @torch.no_grad()
-    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State) -> Probe:
+    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         """As for any compressor, where x is what is compressed: decay d + lr g."""
         moved_W, empty = [], {}
         for spec, x_W, lr in zip(ctx.specs, xs_W, ctx.lrs, strict=True):
             delta_W = state[spec.name]["delta_W"]
             moved_W.append(self.decay * self.chunks(spec).inverse(delta_W).view(x_W.shape) + lr * x_W)
             empty[spec.name] = {"delta_W": torch.zeros_like(delta_W)}
-        return super().probe(moved_W, replace(ctx, lrs=[1.0] * len(xs_W)), empty)
+        return super().probe(moved_W, replace(ctx, lrs=[1.0] * len(xs_W)), empty, workers)
 
 
 def answer_bytes(chunks: Chunks) -> int:

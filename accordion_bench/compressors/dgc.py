@@ -94,9 +94,9 @@ class DGC(Wrapper):
                 u.mul_(self.momentum).add_(g)
                 v.add_(u)
 
-    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State) -> Probe:
+    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         """Of the message alone: v is a sum over many steps, and no measure of what this gradient loses."""
-        return self.inner.probe(xs_W, ctx, state)
+        return self.inner.probe(xs_W, ctx, state, workers)
 
 
 def clipped(xs_W: Sequence[Tensor], clip: float | None, workers: int) -> Sequence[Tensor]:

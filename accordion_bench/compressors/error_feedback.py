@@ -8,7 +8,8 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper
+from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.plan import TensorSpec
 
 
@@ -42,6 +43,9 @@ class ErrorFeedback(Wrapper):
         if inner.reduces in ("vote", "other"):
             rule = f"false, because the update is a {inner.reduces}, which says nothing of the size of what was lost"
             raise check.ValueRefused("error_feedback", rule, True, False)
+        if residual == "aggregate" and isinstance(inner, TwoWay):
+            rule = "local with collective=two_way, because the update holds what the owners have kept, too"
+            raise check.ValueRefused("residual", rule, residual, "local")
         if self.residual_units == "parameter":
             self.units, self.owns = "parameter", inner.owns | {"lr"}
 
@@ -53,11 +57,22 @@ class ErrorFeedback(Wrapper):
             state.setdefault(spec.name, {})["residual_W"] = residual_W
         return state
 
+    @staticmethod
+    def _residuals(ctx: Context, state: State) -> list[Tensor | None]:
+        return [state.get(spec.name, {}).get("residual_W") for spec in ctx.specs]
+
+    @torch.no_grad()
+    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+        scales = ctx.lrs if self.units == "parameter" else [1.0] * len(xs_W)
+        terms = zip(xs_W, self._residuals(ctx, state), scales, strict=True)
+        ps_W = [x * scale if e is None else torch.add(e, x, alpha=scale) for x, e, scale in terms]
+        return self.inner.probe(ps_W, ctx, state, workers)
+
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         scales = ctx.lrs if self.units == "parameter" else [1.0] * len(xs_W)
         if xs_W and not any(scales) and self.zero_lr == "skip":
             return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda i, target_W: target_W)
-        residuals_W = [state.get(spec.name, {}).get("residual_W") for spec in ctx.specs]
+        residuals_W = self._residuals(ctx, state)
         # p_w is formed in the residual's own storage, so that error feedback needs no third buffer
         ps_W = [
             (x if scale == 1 else x * scale) if e is None else e.add_(x, alpha=scale)

@@ -30,6 +30,9 @@ class OneBit(OneShot):
         """Coordinates that share one pair of centroids."""
         return spec.matrix[1] if spec.ndim > 1 else spec.numel
 
+    def contraction(self, spec: TensorSpec, level: float) -> float:
+        return 1 / self.column(spec)
+
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return 8 * (spec.numel // self.column(spec)) + -(-spec.numel // 8)
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import rng
+from accordion_bench import memory, rng
 from accordion_bench.blocks import as_matrices
 from accordion_bench.comm import Comm
-from accordion_bench.compressors import codes, entropy, wire
+from accordion_bench.compressors import codes, entropy
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.plan import TensorSpec
@@ -57,7 +57,7 @@ class OneShot(Compressor):
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """Messages [R, B] as rows [R, N] of float32."""
-        rows_R = wire.zeros(len(message_R), spec.numel, message_R.device)
+        rows_R = memory.zeros(len(message_R), spec.numel, message_R.device)
         self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
         return rows_R
 
@@ -201,7 +201,7 @@ class OneShot(Compressor):
         """Mean over workers of one tensor's messages [A, B]."""
         spec, level = ctx.specs[i], ctx.levels[i]
         assert level is not None
-        total = wire.zeros(1, spec.numel, message_A[0].device, dtype)
+        total = memory.zeros(1, spec.numel, message_A[0].device, dtype)
         if isinstance(message_A, Tensor):
             self.add_decoded_(total, message_A[:, None], spec, level, ctx)
         else:

@@ -48,6 +48,9 @@ class Sign(OneShot):
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return level is not None and spec.numel >= self.min_numel
 
+    def contraction(self, spec: TensorSpec, level: float) -> float | None:
+        return 1 / min(spec.numel, self.chunk or spec.numel) if self.scaled and spec.numel else None
+
     def blocks(self, spec: TensorSpec) -> int:
         """Scales in a message."""
         if not self.scaled:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accordion_bench import check
+from accordion_bench import check, memory
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
@@ -87,7 +87,7 @@ class Threshold(OneShot):
         return [wire.encode_sparse(indices[None], value[None], spec.numel)[0] for indices, value in pairs]
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        rows_R = wire.zeros(len(message_R), spec.numel, message_R.device)
+        rows_R = memory.zeros(len(message_R), spec.numel, message_R.device)
         self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
         return rows_R
 

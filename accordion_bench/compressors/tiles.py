@@ -6,7 +6,7 @@ import torch
 
 from accordion_bench.random_bits import BLOCK
 
-TILE = 10 * BLOCK  # coordinates: whole blocks of random bits, whole bytes of any code
+TILE = 80 * BLOCK  # coordinates: whole blocks of random bits, whole bytes of any code; smaller ones cost in calls
 
 
 def tiles(n: int, device: torch.device, unit: int = 1) -> Iterator[slice]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench import check
+from accordion_bench import check, memory
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context, Exchanged, State
@@ -59,7 +59,7 @@ class TopK(OneShot):
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         indices_R, values_R = wire.decode_sparse(message_R, spec.numel, self.kept(spec, level))
-        return wire.zeros(len(message_R), spec.numel, message_R.device).scatter_(1, indices_R, values_R)
+        return memory.zeros(len(message_R), spec.numel, message_R.device).scatter_(1, indices_R, values_R)
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0

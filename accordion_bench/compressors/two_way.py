@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accordion_bench import check
 from accordion_bench.comm import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, Wrapper, dense_bytes
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
 from accordion_bench.plan import TensorSpec
 
@@ -90,12 +90,25 @@ class TwoWay(Wrapper):
         self.align = check.choice("align", align, ["piece", "tensor"])
         self.pieces: dict[str, list[Piece]] = {}
 
+    def _by_name(self, specs: Sequence[TensorSpec], workers: int) -> dict[str, list[Piece]]:
+        by_name: dict[str, list[Piece]] = {}
+        for piece in layout([s for s in specs if self.compresses(s, 1)], workers, self.server, self.align):
+            by_name.setdefault(piece.name, []).append(piece)
+        return by_name
+
+    @torch.no_grad()
+    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+        """As the local workers alone would exchange, with pieces for so many owners."""
+        alone = TwoWay(self.inner, False, self.server, self.align)
+        alone.pieces = alone._by_name(ctx.specs, len(xs_W[0]) if xs_W else 1)
+        error, total_error, _ = Compressor.probe(alone, xs_W, ctx, {}, workers)
+        pairs = zip(ctx.specs, ctx.levels, strict=True)
+        return Probe(error, total_error, [self.payload_bytes(spec, level, workers) for spec, level in pairs])
+
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
-        pieces = layout([s for s in specs if self.compresses(s, 1)], comm.workers, self.server, self.align)
-        self.pieces = {}
-        for piece in pieces:
-            self.pieces.setdefault(piece.name, []).append(piece)
+        self.pieces = self._by_name(specs, comm.workers)
+        pieces = [piece for pieces in self.pieces.values() for piece in pieces]
         if self.residual and pieces:
             sizes = [sum(p.stop - p.start for p in pieces if p.owner == w) for w in range(comm.workers)]
             residual_W = torch.zeros(comm.local_workers, max(sizes), dtype=like.dtype, device=like.device)

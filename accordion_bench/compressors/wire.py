@@ -137,10 +137,3 @@ def sparse_count(n: int, nbytes: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if sparse_bytes(n, middle) <= nbytes else (low, middle - 1)
     return low
-
-
-def zeros(rows: int, n: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Zeros [rows, n], to be written in few places or added to once."""
-    if device.type == "cpu":  # in memory that comes zeroed from the system, in large pages: no pass over all of it
-        return torch.from_numpy(np.zeros((rows, n), np.float64 if dtype == torch.float64 else np.float32))
-    return torch.zeros(rows, n, dtype=dtype, device=device)

@@ -22,7 +22,7 @@ import yaml
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.oneshot import Group, OneShot
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.exchange import Exchange, levelled
 from accordion_bench.plan import Ladder, Plan, TensorSpec
@@ -99,15 +99,15 @@ def codec(name: str, yaml_name: str, changes: dict, specs: list[TensorSpec], xs_
 def one_shot(compressor: OneShot, xs_W: list[torch.Tensor], ctx: Context) -> dict[str, Callable[[], None]]:
     """Encode all tensors, and decode one message of each into a sum."""
     levels = {i: v for i, v in enumerate(ctx.levels) if v is not None and compressor.compresses(ctx.specs[i], v)}
-    messages: dict[int, torch.Tensor] = {}
-    totals = {i: torch.zeros(1, ctx.specs[i].numel, device=xs_W[i].device) for i in levels}
+    groups: list[Group] = compressor.encode_groups(xs_W, ctx, levels, [0])
+    totals = [torch.zeros(len(g.ids), ctx.specs[g.ids[0]].numel, device=xs_W[0].device) for g in groups]
 
     def encode() -> None:
-        messages.update(compressor.encode_all(xs_W, ctx, levels, [0]))
+        groups[:] = compressor.encode_groups(xs_W, ctx, levels, [0])
 
     def decode() -> None:
-        for i, message_W in messages.items():
-            compressor.add_decoded_(totals[i], message_W[None], ctx.specs[i], levels[i], ctx)
+        for total, group in zip(totals, groups, strict=True):
+            compressor.add_decoded_(total, group.message, ctx.specs[group.ids[0]], group.level, ctx)
 
     return {"encode": encode, "decode": decode}
 

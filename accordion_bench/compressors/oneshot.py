@@ -4,6 +4,7 @@ Tensor suffixes: W local workers, A all workers, R rows (one worker's view of on
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,26 @@ from accordion_bench.compressors import codes, entropy
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.plan import TensorSpec
+
+SMALL = 1 << 16  # coordinates that are copied at less cost than they are encoded apart
+
+
+class Group(NamedTuple):
+    """Tensors of equal shape and level with their messages.
+
+    ids: G indices of tensors.
+    level: of all of them.
+    message: bytes [W, G, B], or of all workers [A, G, B]; where sizes differ, a list over rows w G + g.
+    """
+
+    ids: list[int]
+    level: float
+    message: Tensor | list[Tensor]
+
+    def of(self, g: int) -> list[Tensor]:
+        """The messages of one tensor, worker by worker, where sizes differ."""
+        assert isinstance(self.message, list)
+        return self.message[g :: len(self.ids)]
 
 
 class OneShot(Compressor):
@@ -31,6 +52,7 @@ class OneShot(Compressor):
     collectives: tuple[str, ...] = ("all_gather", "two_way")
     because = "its messages do not add up"
     entropy: str = "none"  # how entropy_bytes counts the codes, see `entropy.coded_bytes`
+    by_name: bool = False  # true: decoding depends on the tensor's name
     scaled: bool = True  # false: a message says nothing of the size of what it stands for (plain signs)
 
     # ---- what a subclass writes
@@ -111,40 +133,41 @@ class OneShot(Compressor):
             raise non_finite(ctx, ids[g], workers[worker]) from None
         return message if isinstance(message, list) else message.unflatten(0, (len(workers), len(ids)))
 
-    def encode_all(
+    def encode_groups(
         self, xs_W: Sequence[Tensor], ctx: Context, levels: dict[int, float], workers: Sequence[int]
-    ) -> dict[int, Tensor | list[Tensor]]:
-        """The messages [W, B] of the tensors with a level; equal shapes together, unless that would cost a copy."""
-        groups: dict[tuple[tuple[int, ...], float], list[int]] = {}
+    ) -> list[Group]:
+        """Encode the tensors that have a level; equal shapes together, unless that would copy large tensors."""
+        alike: dict[tuple[tuple[int, ...], float], list[int]] = {}
         for i, level in levels.items():
-            groups.setdefault((ctx.specs[i].shape, level), []).append(i)
-        rows_W: dict[int, Tensor | list[Tensor]] = {}
-        for (_, level), group in groups.items():
-            on_cpu = xs_W[group[0]].device.type == "cpu"  # elsewhere a launch costs more than a copy
-            apart = on_cpu and len(group) > 1 and side_by_side([xs_W[i] for i in group]) is None
-            for ids in [[i] for i in group] if apart else [group]:
-                message = self.encode_rows(xs_W, ctx, ids, level, workers)
-                for g, i in enumerate(ids):
-                    rows_W[i] = message[g :: len(ids)] if isinstance(message, list) else message[:, g]
-        return rows_W
+            alike.setdefault((ctx.specs[i].shape, level), []).append(i)
+        groups = []
+        for (_, level), ids in alike.items():
+            # on an accelerator a launch costs more than a copy
+            copied = xs_W[ids[0]].device.type != "cpu" or ctx.specs[ids[0]].numel <= SMALL
+            together = len(ids) == 1 or copied or side_by_side([xs_W[i] for i in ids]) is not None
+            for some in [ids] if together else [[i] for i in ids]:
+                groups.append(Group(some, level, self.encode_rows(xs_W, ctx, some, level, workers)))
+        return groups
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         compressed = {
             i: level for i, level in enumerate(ctx.levels) if level is not None and self.compresses(ctx.specs[i], level)
         }
         workers = range(comm.first_worker, comm.first_worker + comm.local_workers)
-        rows_W = self.encode_all(xs_W, ctx, compressed, workers)
+        groups = self.encode_groups(xs_W, ctx, compressed, workers)
+        place = {i: (group, g) for group in groups for g, i in enumerate(group.ids)}
 
         def add_own_(i: int, target_W: Tensor, alpha: float) -> None:
-            flat_W, own_W = target_W.view(target_W.shape[0], -1), rows_W[i]
-            parts = (
-                [(flat_W, own_W)] if isinstance(own_W, Tensor) else zip(flat_W[:, None], _one_row(own_W), strict=True)
-            )
+            flat_W, (group, g) = target_W.view(target_W.shape[0], -1), place[i]
+            if isinstance(group.message, Tensor):
+                parts = [(flat_W, group.message[None, :, g])]
+            else:
+                parts = [(flat_W[w : w + 1], own[None, None]) for w, own in enumerate(group.of(g))]
             for rows, message in parts:
-                self.add_decoded_(rows, message[None], ctx.specs[i], compressed[i], ctx, alpha)
+                self.add_decoded_(rows, message, ctx.specs[i], group.level, ctx, alpha)
 
-        gathered = [i for i, level in compressed.items() if self.gathers(ctx.specs[i], level, comm.workers)]
-        reduced = sorted(set(range(len(xs_W))) - set(gathered))
+        gathered = [group for group in groups if self.gathers(ctx.specs[group.ids[0]], group.level, comm.workers)]
+        reduced = sorted(set(range(len(xs_W))) - {i for group in gathered for i in group.ids})
         whole_W = [xs_W[i] for i in reduced]
         for position, i in enumerate(reduced):
             if i in compressed:
@@ -154,13 +177,14 @@ class OneShot(Compressor):
         payload = comm.ledger.counts["payload"]
         for i, mean in zip(reduced, comm.all_reduce_mean(whole_W), strict=True):
             update[i] = mean
-        received = self._gather(rows_W, gathered, comm)
-        for i, message_A in received.items():
-            update[i] = self._mean(message_A, ctx, i, xs_W[i].dtype)
+        for group in gathered_groups(gathered, comm) if self.fixed_size else gathered_lists(gathered, comm):
+            means = self._means(group, ctx, comm.workers, xs_W[group.ids[0]].dtype)
+            for i, mean in zip(group.ids, means, strict=True):
+                update[i] = mean.view(ctx.specs[i].shape)
+            if self.entropy != "none":
+                comm.ledger.counts["entropy"] -= self._saved(group, ctx)
         if self.entropy != "none":
-            sent = comm.ledger.counts["payload"] - payload
-            saved = sum(self._saved(message_A, ctx, i) for i, message_A in received.items())
-            comm.ledger.counts["entropy"] += sent - saved
+            comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload
 
         def subtract_sent_(i: int, target_W: Tensor) -> None:
             if i in compressed:
@@ -170,48 +194,56 @@ class OneShot(Compressor):
 
         return Exchanged(update, subtract_sent_)
 
-    def _gather(
-        self, rows_W: dict[int, list[Tensor] | Tensor], gathered: Sequence[int], comm: Comm
-    ) -> dict[int, Tensor | list[Tensor]]:
-        """All workers' messages of each tensor, in one collective: [A, B], or a list of A messages."""
-        if not gathered:
-            return {}
-        if self.fixed_size:
-            rows = [row_W for i in gathered if isinstance(row_W := rows_W[i], Tensor)]
-            message_W = torch.cat(rows, dim=1)
-            sizes = [row_W.shape[1] for row_W in rows]
-            message_A = comm.all_gather(message_W) if sum(sizes) else message_W.new_empty(comm.workers, 0)
-            return dict(zip(gathered, message_A.split(sizes, dim=1), strict=True))
-        W = range(comm.local_workers)
-        sizes_A = comm.all_gather_sizes([[len(rows_W[i][row]) for i in gathered] for row in W])
-        messages_W = [torch.cat([rows_W[i][row] for i in gathered]) for row in W]
-        messages_A = comm.all_gather_uneven(messages_W, [sum(sizes) for sizes in sizes_A])
-        parts_A = [message.split(sizes) for message, sizes in zip(messages_A, sizes_A, strict=True)]
-        return {i: [parts[t] for parts in parts_A] for t, i in enumerate(gathered)}
+    def _saved(self, group: Group, ctx: Context) -> int:
+        """Bytes by which entropy coding would shorten all workers' messages of a group."""
+        spec, saved = ctx.specs[group.ids[0]], 0
+        for g in range(len(group.ids)):
+            codes_A, levels = self.codes_of(group.message[:, g], spec, group.level, ctx)  # type: ignore[call-overload]
+            packed = codes.code_bytes(spec.numel, len(levels))
+            saved += sum(packed - entropy.coded_bytes(row, levels, self.entropy) for row in codes_A)
+        return saved
 
-    def _saved(self, message_A: Tensor | list[Tensor], ctx: Context, i: int) -> int:
-        """Bytes by which entropy coding would shorten all workers' messages of one tensor."""
-        spec, level = ctx.specs[i], ctx.levels[i]
-        assert level is not None and isinstance(message_A, Tensor)
-        codes_A, levels = self.codes_of(message_A, spec, level, ctx)
-        packed = codes.code_bytes(spec.numel, len(levels))
-        return sum(packed - entropy.coded_bytes(row, levels, self.entropy) for row in codes_A)
-
-    def _mean(self, message_A: Tensor | list[Tensor], ctx: Context, i: int, dtype: torch.dtype) -> Tensor:
-        """Mean over workers of one tensor's messages [A, B]."""
-        spec, level = ctx.specs[i], ctx.levels[i]
-        assert level is not None
-        total = memory.zeros(1, spec.numel, message_A[0].device, dtype)
-        if isinstance(message_A, Tensor):
-            self.add_decoded_(total, message_A[:, None], spec, level, ctx)
+    def _means(self, group: Group, ctx: Context, workers: int, dtype: torch.dtype) -> Tensor:
+        """Means [G, N] over all workers' messages."""
+        spec, message = ctx.specs[group.ids[0]], group.message
+        total_G = memory.zeros(len(group.ids), spec.numel, message[0].device, dtype)
+        if isinstance(message, Tensor) and not self.by_name:
+            self.add_decoded_(total_G, message, spec, group.level, ctx)
         else:
-            for message in _one_row(message_A):
-                self.add_decoded_(total, message[None], spec, level, ctx)
-        return total.div_(len(message_A)).view(spec.shape)
+            for g, i in enumerate(group.ids):
+                for own in message[:, g] if isinstance(message, Tensor) else group.of(g):
+                    self.add_decoded_(total_G[g : g + 1], own[None, None], ctx.specs[i], group.level, ctx)
+        return total_G.div_(workers)
 
 
-def _one_row(messages: list[Tensor]) -> list[Tensor]:
-    return [message[None] for message in messages]
+def gathered_groups(groups: Sequence[Group], comm: Comm) -> list[Group]:
+    """All workers' messages [A, G, B] of each group, in one collective."""
+    if not groups:
+        return []
+    message_W = torch.cat([group.message.flatten(1) for group in groups], dim=1)  # type: ignore[union-attr]
+    sizes = [group.message[0].numel() for group in groups]
+    message_A = comm.all_gather(message_W) if sum(sizes) else message_W.new_empty(comm.workers, 0)
+    parts = message_A.split(sizes, dim=1)
+    return [g._replace(message=part.unflatten(1, (len(g.ids), -1))) for g, part in zip(groups, parts, strict=True)]
+
+
+def gathered_lists(groups: Sequence[Group], comm: Comm) -> list[Group]:
+    """The same for messages of different sizes, which travel first: a list over rows a G + g for each group."""
+    if not groups:
+        return []
+    owned_W = [
+        [own for group in groups for own in group.message[w * len(group.ids) : (w + 1) * len(group.ids)]]
+        for w in range(comm.local_workers)
+    ]
+    sizes_A = comm.all_gather_sizes([[len(own) for own in owned] for owned in owned_W])
+    messages_A = comm.all_gather_uneven([torch.cat(owned) for owned in owned_W], [sum(sizes) for sizes in sizes_A])
+    parts_A = [message.split(sizes) for message, sizes in zip(messages_A, sizes_A, strict=True)]
+    out, first = [], 0
+    for group in groups:
+        stop = first + len(group.ids)
+        out.append(group._replace(message=[part for parts in parts_A for part in parts[first:stop]]))
+        first = stop
+    return out
 
 
 def rows_of(xs_W: Sequence[Tensor]) -> Tensor:

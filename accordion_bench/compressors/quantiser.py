@@ -124,11 +124,9 @@ class Quantiser(OneShot):
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        header = 4 * self.buckets(spec.numel)
-        for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
-            norms_A = message_A[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
-            book, size = self.in_force(level, ctx), self.size(spec.numel)
-            levels.add_levels_(total, message_A[:, header:], norms_A * alpha, size, book)
+        header, messages = 4 * self.buckets(spec.numel), message_AR.flatten(0, 1)
+        norms = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32) * alpha
+        levels.add_levels_(total_R, messages[:, header:], norms, self.size(spec.numel), self.in_force(level, ctx))
 
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]]:
         tables: list[list[Buckets]] = [[] for _ in range(len(xs_W[0]) if xs_W else 0)]

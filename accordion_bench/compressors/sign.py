@@ -69,10 +69,9 @@ class Sign(OneShot):
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        header = 4 * self.blocks(spec)
-        for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
-            if header:
-                scales_A = message_A[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
-            else:
-                scales_A = torch.ones(len(message_A), 1, device=total.device)
-            levels.add_signs_(total, message_A[:, header:], scales_A * alpha, self.chunk)
+        header, messages = 4 * self.blocks(spec), message_AR.flatten(0, 1)
+        if header:
+            scales = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
+        else:
+            scales = torch.ones(len(messages), 1, device=total_R.device)
+        levels.add_signs_(total_R, messages[:, header:], scales * alpha, self.chunk)

@@ -25,6 +25,8 @@ class TernaryCodes(OneShot):
         entropy: see `Quantiser`.
     """
 
+    by_name = True
+
     def __init__(self, scales: dict[str, Tensor], entropy: str) -> None:
         self.scales, self.entropy = scales, entropy
 

@@ -214,14 +214,18 @@ class TestStatistics:
 
 
 @pytest.mark.parametrize("name", yaml_names("adaptive"))
-@pytest.mark.parametrize("compressor", ["powersgd", "topk"])
+@pytest.mark.parametrize("compressor", ["powersgd", "topk", "qsgd"])
 def test_contract_of_every_policy(name, compressor):
-    """Builds from its YAML, starts on any ladder, and its state survives a round trip."""
+    """Builds from its YAML, starts on any ladder, and its state survives a round trip; codebooks need a quantiser."""
     cfg = config.compose([f"adaptive={name}", f"compressor={compressor}"])
+    if name.startswith(("alq", "amq")) and compressor != "qsgd":
+        with pytest.raises(ConfigError, match="type compressor=qsgd"):
+            config.components(cfg, workers=4)
+        return
     parts = config.components(cfg, workers=4)
     assert list(parts.policies) == ([] if name == "none" else [name])
     for policy in parts.policies.values():
-        plan = policy.start(Plan({"a": 0}, 32), parts.ladder)
+        plan = policy.start(Plan({"a": 0}, 32, codebooks=parts.codebooks), parts.ladder)
         assert set(plan.levels) == {"a"} and plan.levels["a"] in range(len(parts.ladder.values))
         for epoch in range(12):
             values = {need: {"a": 1.0} for need in policy.needs(epoch)}
@@ -235,7 +239,7 @@ def test_contract_of_every_policy(name, compressor):
 def test_every_policy_refuses_a_compressor_without_levels():
     for name in yaml_names("adaptive"):
         if name != "none" and yaml_node("adaptive", name):
-            with pytest.raises(ConfigError, match="compressor=powersgd"):
+            with pytest.raises(ConfigError, match="got compressor=none; type .*compressor=(powersgd|qsgd)"):
                 config.components(config.compose([f"adaptive={name}", "compressor=none"]), workers=4)
 
 

@@ -37,6 +37,7 @@ class DGC(Wrapper):
     """
 
     knob = "density"
+    pair = (0.001, 0.1)
     takes_momentum = True
     no_error_feedback = "v, what was not sent, is kept inside: around it, the same would be counted twice"
     inner: Threshold
@@ -51,7 +52,7 @@ class DGC(Wrapper):
         warmup_epochs: int = 4,
     ) -> None:
         super().__init__(Threshold(density, sample_share=sample_share))
-        self.pair = (0.001, 0.1)
+        self.pair = DGC.pair
         self.owns, self.weight_decay_mode = frozenset({"momentum"}), "after_decode"
         self.momentum = check.number("momentum", momentum, at_least=0, below=1, instead=0.9)
         self.nesterov = check.boolean("nesterov", nesterov)

@@ -13,7 +13,7 @@ def label(config: Config) -> str:
     node, choices = config.get("compressor") or {}, config.get("choices") or {}
     policies = config.get("adaptive") or {}
     knob, name = knob_of(node), _name(node, choices.get("compressor", "?"))
-    levels = pair_of(config) or ([node[knob]] if knob in node else None)
+    levels = pair_of(config) or ([node[knob]] if knob else None)
     text = f"{name} {show_level(knob, *levels)}" if levels else name
     if policies:
         text = f"{' + '.join(_name(policy, key) for key, policy in policies.items())} ({text})"
@@ -29,7 +29,8 @@ def is_dense(config: Config) -> bool:
 def knob_of(node: Config) -> str:
     """The option that policies may steer; "" where there is none."""
     declared = getattr(_class(node), "knob", None)
-    return declared or next((knob for knob in KNOBS if knob in node), "")
+    knob = declared or next((knob for knob in KNOBS if knob in node), "")
+    return knob if node.get(knob) is not None else ""
 
 
 def show_level(knob: str, *values: float) -> str:

@@ -239,7 +239,7 @@ def test_contract_of_every_policy(name, compressor):
 def test_every_policy_refuses_a_compressor_without_levels():
     for name in yaml_names("adaptive"):
         if name != "none" and yaml_node("adaptive", name):
-            with pytest.raises(ConfigError, match="got compressor=none; type .*compressor=(powersgd|qsgd)"):
+            with pytest.raises(ConfigError, match=r"got compressor=none; type .*compressor=(powersgd|qsgd)"):
                 config.components(config.compose([f"adaptive={name}", "compressor=none"]), workers=4)
 
 

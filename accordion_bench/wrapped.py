@@ -18,7 +18,7 @@ FEEDBACK = {
     "zero_lr": ["skip", "flush"],
 }
 DECAY = {"weight_decay_mode": ["after_decode", "decoupled", "in_gradient"]}
-SERVER = {"server": ["sharded", "literal"], "align": ["piece", "tensor"]}
+SERVER = {"server": ["sharded", "literal"], "align": ["piece", "tensor"], "ties": ["random", "plus"]}
 
 
 @dataclass(frozen=True)

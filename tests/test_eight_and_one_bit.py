@@ -63,7 +63,7 @@ def test_scaled_sign_identities(block, block_size):
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
 def test_majority_vote_is_the_sign_of_the_sum_of_signs(workers):
     """Exactly, ties to +1, one bit up and one down."""
-    exchange, plan = exchange_for("signsgd", workers, collective="two_way", dtype=torch.float32)
+    exchange, plan = exchange_for("signsgd", workers, collective="two_way", ties="plus", dtype=torch.float32)
     xs_W = gradients(workers=workers, dtype=torch.float32).tensors
     voted = exchange.compressor
     assert voted.reduces == "vote"
@@ -75,6 +75,18 @@ def test_majority_vote_is_the_sign_of_the_sum_of_signs(workers):
             ups += sum(-(-(p.stop - p.start) // 8) for p in voted.pieces[spec.name])
     assert exchange.comm.ledger.columns()["payload_bytes"] == exchange.predicted_bytes(plan, 0)
     assert ups * 20 < 4 * sum(s.numel for s in exchange.sent)
+
+
+def test_tied_votes_are_fair_coins():
+    """Two workers of opposite signs: half of the ties go up, others in every step; what is not tied stays."""
+    specs = [TensorSpec("x", (1, 20_000))]
+    exchange, plan = exchange_for("signsgd", 2, specs=specs, collective="two_way", dtype=torch.float32)
+    x = normal(1, 1, 20_000)
+    votes = [exchange([torch.cat([x, -x])], plan, step, 0.1)[0] for step in range(2)]
+    for vote in votes:
+        assert abs(float(vote.mean())) < 4 / math.sqrt(20_000)
+    assert abs(float((votes[0] * votes[1]).mean())) < 4 / math.sqrt(20_000)
+    assert torch.equal(exchange([torch.cat([x, x])], plan, 2, 0.1)[0], torch.where(x[0] < 0, -1.0, 1.0))
 
 
 def test_blocks_of_whole_buckets_share_a_scale():

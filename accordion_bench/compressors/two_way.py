@@ -15,6 +15,7 @@ from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
 from accordion_bench.plan import TensorSpec
+from accordion_bench.random_bits import Stream
 
 STATE = "two_way"
 
@@ -69,25 +70,35 @@ class TwoWay(Wrapper):
 
     Every worker owns a shard of the coordinates: all-to-all of the messages, the owner decodes them, averages in the
     order of the workers, adds its residual, compresses again; all-gather. Wire per worker 2 (A-1)/A x message, as a
-    ring, at any number of workers. With plain signs and no residual this is majority vote, exactly.
+    ring, at any number of workers. With plain signs and no residual this is majority vote.
 
     Args:
         inner: a one-shot compressor of fixed size.
         residual: whether the owner keeps what its message lost (e~); otherwise that is lost.
         server: `sharded` over the workers, or `literal`: one server, worker 0.
         align: `piece` or `tensor`, see `layout`.
+        ties: of a majority vote: `random`, a keyed coin for each, or `plus`, +1. An even number of workers ties often
+            (4 of them on noise: in 3 of 8 coordinates), and always +1 is then a drift of all parameters.
 
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (majority vote).
     """
 
     inner: OneShot
 
-    def __init__(self, inner: OneShot, residual: bool = False, server: str = "sharded", align: str = "piece") -> None:
+    def __init__(
+        self,
+        inner: OneShot,
+        residual: bool = False,
+        server: str = "sharded",
+        align: str = "piece",
+        ties: str = "random",
+    ) -> None:
         super().__init__(inner)
         self.reduces = inner.reduces if inner.scaled else "vote"
         self.residual = residual
         self.server = check.choice("server", server, ["sharded", "literal"])
         self.align = check.choice("align", align, ["piece", "tensor"])
+        self.ties = check.choice("ties", ties, ["random", "plus"])
         self.pieces: dict[str, list[Piece]] = {}
 
     def _by_name(self, specs: Sequence[TensorSpec], workers: int) -> dict[str, list[Piece]]:
@@ -99,7 +110,7 @@ class TwoWay(Wrapper):
     @torch.no_grad()
     def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         """As the local workers alone would exchange, with pieces for so many owners."""
-        alone = TwoWay(self.inner, False, self.server, self.align)
+        alone = TwoWay(self.inner, False, self.server, self.align, self.ties)
         alone.pieces = alone._by_name(ctx.specs, len(xs_W[0]) if xs_W else 1)
         error, total_error, _ = Compressor.probe(alone, xs_W, ctx, {}, workers)
         pairs = zip(ctx.specs, ctx.levels, strict=True)
@@ -173,6 +184,9 @@ class TwoWay(Wrapper):
                     kept = state[STATE]["residual_W"][row, piece.offset : piece.offset + mean.numel()][None]
                     mean = kept.add_(mean)
                 keys = self.inner.keys(ctx, piece.spec.name, [first + row], "server")
+                if self.reduces == "vote" and self.ties == "random":
+                    coin = Stream(keys[0], mean.numel(), mean.device).integers(0, mean.numel(), 1)
+                    mean = torch.where(mean == 0, 0.5 - coin, mean)
                 message = self._encode(mean, piece, i, ctx, keys, first + row)
                 if kept is not None:
                     self.inner.add_decoded_(kept, message[None], piece.spec, levels[i], ctx, -1.0)

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Every compressor on digits: ResNet-8, 4 workers, 40 epochs, three seeds; then the table and figure of results/compressors.
+#
+#   scripts/compressors.sh            # JOBS=2 runs two arms at a time
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+runs=${RUNS:-results/runs/compressors}
+export OMP_NUM_THREADS=1 python runs
+arms=(
+  "compressor=none"
+  "compressor=fp16"
+  "compressor=fp8"
+  "compressor=int8"
+  "compressor=qsgd compressor.bits=3"
+  "compressor=qsgd compressor.bits=3 adaptive=alq"
+  "compressor=nuqsgd compressor.bits=3"
+  "compressor=qsgdinf compressor.bits=3"
+  "compressor=trn"
+  "compressor=terngrad"
+  "compressor=natural"
+  "compressor=onebit"
+  "compressor=efsignsgd"
+  "compressor=distefblocksgd"
+  "compressor=signsgd optimizer.lr=0.0005"
+  "compressor=signum optimizer.lr=0.001"
+  "compressor=topk compressor.density=0.01"
+  "compressor=threshold compressor.density=0.01"
+  "compressor=randomk compressor.density=0.1"
+  "compressor=dgc compressor.density=0.01"
+  "compressor=powersgd"
+  "compressor=atomo"
+  "compressor=demo optimizer.momentum=0 optimizer.lr=0.005"
+)
+printf '%s\n' "${arms[@]}" | xargs -P "${JOBS:-1}" -I{} bash -c \
+  '$python -m accordion_bench -m {} seed=0,1,2 epochs=40 workers=4 comm=simulated paths.runs="$runs"'
+$python -m accordion_bench.report "$runs"/* --out results/compressors

@@ -2,15 +2,17 @@
 
 import functools
 import os
+import typing
 from pathlib import Path
 from typing import Any
 
 from accordion_bench import check, rng
 from accordion_bench.axis import BN_POLICIES
-from accordion_bench.build import Config, build
+from accordion_bench.build import Config, build, target
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.config_dir import conf_dir
+from accordion_bench.wrapped import FEEDBACK, SERVER
 
 
 def validate(cfg: Config) -> None:
@@ -76,9 +78,12 @@ def _check_kinds(cfg: Config) -> None:
 
 def _same_kinds(declared: Config, given: Config, prefix: str) -> None:
     """Refuse text for a number, a number for a list, null where a value is needed, and so on."""
+    several = _of_several_kinds(declared.get("_target_"))
     for name, default in declared.items():
         if name not in given or default is None or (isinstance(default, str) and "${" in default):
             continue
+        if name in several and (several[name] is Any or given[name] is None):
+            continue  # the constructor checks it
         key, value = f"{prefix}{name}", given[name]
         kinds: Any = next(kind for kind in (bool, (int, float), str, list, dict) if isinstance(default, kind))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
@@ -89,6 +94,15 @@ def _same_kinds(declared: Config, given: Config, prefix: str) -> None:
             raise ValueRefused(key, rule, value, default)
         if isinstance(value, dict):
             _same_kinds(default, value, f"{key}.")
+
+
+@functools.cache
+def _of_several_kinds(path: str | None) -> dict[str, Any]:
+    """The options of one of our classes that may be null or anything, by their annotations."""
+    if not str(path).startswith("accordion_bench."):
+        return {}
+    hints = typing.get_type_hints(target({"_target_": path}, "").__init__)
+    return {name: hint for name, hint in hints.items() if hint is Any or type(None) in typing.get_args(hint)}
 
 
 def _declared(cfg: Config) -> Config:
@@ -120,13 +134,26 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         typed: the keys on the command line.
     """
     compressor, adaptive = cfg["compressor"], cfg.get("adaptive") or {}
-    knob = next((k for k in ("rank", "density", "bits") if k in compressor), "")
+    knob = next((k for k in ("rank", "density", "bits", "k") if k in compressor), "")
+    steering = [name for name, node in adaptive.items() if {"weak", "strong"} <= node.keys()]
+    feedback, two_way = compressor.get("error_feedback"), compressor.get("collective") == "two_way"
+    fits = [(f"adaptive.{name}", node["fit"]) for name, node in adaptive.items() if "fit" in node]
+    custom = compressor.get("levels", "uniform") not in ("uniform", "exponential")
     dataset, schedule, epochs = cfg.get("choices", {}).get("dataset"), cfg["schedule"], cfg["epochs"]
     accordion, late = adaptive.get("accordion", {}), schedule.get("milestones") or []
     rules = [
-        (f"compressor.{knob}", bool(adaptive), f"adaptive={','.join(adaptive)} sets the {knob} (weak and strong)"),
-        ("compressor.residual", not compressor.get("error_feedback"), "compressor.error_feedback is false"),
-        ("compressor.on_switch", not adaptive, "adaptive=none never switches"),
+        (f"compressor.{knob}", bool(steering), f"adaptive={','.join(steering)} sets the {knob} (weak and strong)"),
+        *((f"compressor.{key}", not feedback, "compressor.error_feedback is false") for key in FEEDBACK),
+        ("compressor.zero_lr", compressor.get("residual_units") == "gradient", "compressor.residual_units is gradient"),
+        *((f"compressor.{key}", not two_way, "compressor.collective is not two_way") for key in SERVER),
+        ("compressor.align", compressor.get("server") == "literal", "compressor.server=literal has one shard"),
+        *((f"compressor.{key}", custom, "compressor.levels is a list") for key in ("zero_level", "p")),
+        ("compressor.p", compressor.get("levels") == "uniform", "compressor.levels is uniform"),
+        ("compressor.balanced", compressor.get("bucket_size", 1) is None, "compressor.bucket_size is null"),
+        ("compressor.sample_share", compressor.get("threshold") is not None, "compressor.threshold is set"),
+        *((f"{name}.num_components", fit != "mixture", f"{name}.fit is {fit}") for name, fit in fits),
+        *((f"{name}.norm_weight", fit == "single", f"{name}.fit is single") for name, fit in fits),
+        ("compressor.on_switch", not steering, "no policy changes the rank"),
         ("compressor.on_switch", not compressor.get("warm_start", True), "compressor.warm_start is false"),
         ("compressor.eps", compressor.get("orthonormalisation") == "qr", "compressor.orthonormalisation=qr needs none"),
         ("adaptive.accordion.interval", accordion.get("interval", 0) >= epochs, f"the run has {epochs} epochs"),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from accordion_bench import __main__ as command
-from accordion_bench import config, errors, launch, layout, train
+from accordion_bench import config, errors, launch, layout, train, validate
 from accordion_bench.check import ConfigError
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.record import RunFolder
@@ -43,6 +43,7 @@ def sentence(*overrides: str) -> str:
 
 
 POWERSGD, TOPK, ACCORDION = "compressor=powersgd", "compressor=topk", "adaptive=accordion"
+DISTEF = "compressor=distefblocksgd"
 
 # overrides, then what the sentence must say: key, rule, value, what to type instead
 REFUSED = [
@@ -165,15 +166,23 @@ def options() -> dict[str, list[tuple[str, object]]]:
     return found
 
 
+def _target_of(cfg: dict, key: str) -> str | None:
+    node = cfg
+    for part in key.split(".")[:-1]:
+        node = node[part]
+    return node.get("_target_")
+
+
 @pytest.mark.parametrize("choice", options())
 def test_wrong_kind_in_plain_yaml(choice):
     overrides = [choice] if choice else []
-    overrides += [POWERSGD] if "adaptive=" in choice else []
+    overrides += ["compressor=qsgd"] if "adaptive=" in choice else []
     composed = config.compose(overrides)
     for key, default in options()[choice]:
         wrong = [{"odd": 1}, [{"odd": 1}]]
         wrong += [] if key in FREE_TEXT else ["nonsense"]
-        wrong += [] if default is None else [None]
+        may_be_null = validate._of_several_kinds(_target_of(composed, key)).get(key.rpartition(".")[2])
+        wrong += [] if default is None or may_be_null else [None]
         wrong += [] if isinstance(default, bool) else [True]
         wrong += [3] if isinstance(default, bool | str | list) else []
         for value in wrong:
@@ -279,6 +288,15 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
         (["micro_batch_size=32"], "micro_batch_size"),
         (["comm=simulated", "comm.timeout=5"], "comm.timeout"),
         (["comm.timeout=5"], "comm.timeout"),
+        (["compressor=signsgd", "compressor.ties=plus"], "compressor.ties"),
+        ([DISTEF, "compressor.collective=all_gather", "compressor.server=literal"], "compressor.server"),
+        ([DISTEF, "compressor.residual_units=gradient", "compressor.zero_lr=flush"], "compressor.zero_lr"),
+        ([DISTEF, "compressor.server=literal", "compressor.align=tensor"], "compressor.align"),
+        (["compressor=trn", "compressor.balanced=true", "compressor.bucket_size=null"], "compressor.balanced"),
+        (["compressor=qsgd", "compressor.p=0.3"], "compressor.p"),
+        (["compressor=threshold", "compressor.threshold=1", "compressor.sample_share=0.1"], "compressor.sample_share"),
+        (["compressor=qsgd", "adaptive=alqn", "adaptive.alqn.num_components=9"], "adaptive.alqn.num_components"),
+        (["compressor=qsgd", "adaptive=[accordion,alq]", "compressor.bits=3"], "compressor.bits"),
     ],
 )
 def test_a_setting_without_effect_warns(overrides, key, capsys):
@@ -286,6 +304,20 @@ def test_a_setting_without_effect_warns(overrides, key, capsys):
         train.run(config.compose(overrides), command.typed(overrides))
     warnings = capsys.readouterr().err.splitlines()
     assert [w for w in warnings if w.startswith(f"warning: {key} has no effect here: ")] == warnings != []
+
+
+@pytest.mark.parametrize("option", ["levels=[-1,-0.2,0.1,1]", "bucket_size=null"])
+def test_options_of_several_kinds_are_taken_from_the_command_line(option, capsys):
+    overrides = ["compressor=qsgd", f"compressor.{option}", *(["compressor.bits=null"] if "levels" in option else [])]
+    with pytest.raises(AssertionError, match="not refused"):
+        train.run(config.compose(overrides), command.typed(overrides))
+
+
+def test_a_fitted_codebook_leaves_the_bits_alone(capsys):
+    overrides = ["compressor=qsgd", "adaptive=alq", "compressor.bits=3", "adaptive.alq.num_components=9"]
+    with pytest.raises(AssertionError, match="not refused"):
+        train.run(config.compose(overrides), command.typed(overrides))
+    assert capsys.readouterr().err == ""
 
 
 def test_settings_with_an_effect_do_not_warn(capsys):

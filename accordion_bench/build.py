@@ -44,6 +44,8 @@ def build(
             raise ConfigError(
                 f"{group}.{unknown[1]} is no option of {cls.__name__}; type --help for all options"
             ) from error
+        if options and str(error).endswith("takes no arguments"):
+            raise ConfigError(f"{group}.{next(iter(options))} is no option of {cls.__name__}; type --help") from error
         shown = ", ".join(f"{group}.{key}={check.show(value)}" for key, value in options.items())
         raise ConfigError(f"{group} must fit together, got {shown}: {error}; type other values") from error
 

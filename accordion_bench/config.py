@@ -102,8 +102,10 @@ def _codebooks(
             f"adaptive={driver} needs a compressor with a codebook of its own, got compressor={name}; "
             "type compressor=qsgd"
         )
-    for policy in policies.values():  # what a policy cannot do with these is refused here, before the run
-        policy.start(Plan(codebooks=books), ladder)
+    try:  # what the policy cannot do with these is refused here, before the run
+        policies[driver].start(Plan(codebooks=books), ladder)
+    except ValueRefused as refused:
+        raise refused.under(f"adaptive.{driver}") from None
     return books
 
 

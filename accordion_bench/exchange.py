@@ -7,6 +7,7 @@ from torch import Tensor
 
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
+from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.statistics import Buckets
 
@@ -85,7 +86,8 @@ class Exchange:
             the updates [...], one per spec.
 
         Raises:
-            NonFinite: a gradient is NaN or infinite; nothing was sent and no state has changed.
+            NonFinite: a gradient is NaN or infinite; nothing was sent and no state has changed. Or what a wrapper made
+                of finite gradients is; then its state has.
         """
         if bad := self.non_finite(xs_W):
             raise NonFinite(f"{bad} is not finite")
@@ -99,20 +101,29 @@ class Exchange:
         return out
 
     @torch.no_grad()
-    def probe(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> Probe:
+    def probe(
+        self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0, lr: float | Sequence[float] = 1.0
+    ) -> Probe:
         """Error and bytes per sent tensor as under the plan, of the local workers; changes and sends nothing."""
-        ctx = self.context(plan, step, 1.0, epoch)
+        ctx = self.context(plan, step, lr, epoch)
         return self.compressor.probe(self.as_sent(xs_W), ctx, self.state, self.comm.workers)
 
     def buckets(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> list[list[Buckets]]:
         """The quantiser's buckets of each local worker's tensors, where a policy asks for them."""
-        buckets_W = self.compressor.buckets_of(self.as_sent(xs_W), self.context(plan, step, 1.0, epoch))
+        if bad := self.non_finite(xs_W):
+            raise NonFinite(f"{bad} is not finite")
+        try:
+            buckets_W = self.compressor.buckets_of(self.as_sent(xs_W), self.context(plan, step, 1.0, epoch))
+        except NonFiniteRow:
+            raise NonFinite("the norm of a bucket of gradients is beyond float32") from None
         assert buckets_W is not None
         return buckets_W
 
     def context(self, plan: Plan, step: int, lr: float | Sequence[float], epoch: float = 0) -> Context:
         """What the compressor may know of this step."""
         lrs = [lr] * len(self.specs) if isinstance(lr, int | float) else list(lr)
+        if any(lrs[i] != lrs[unit[0]] for unit in self.units for i in unit):
+            raise ValueError("tensors that travel as one vector must have one learning rate; use scope=tensor")
         of_unit = [lrs[unit[0]] for unit in self.units]
         return Context(step, self.sent, self.levels(plan, step, epoch), self.seed, of_unit, plan.codebooks)
 

@@ -59,7 +59,9 @@ class BucketStatistics:
         """The statistics of all workers, the same on all; what was collected is forgotten."""
         out = {}
         for name in sorted(needs & self.sums.keys()):
-            own_W = self.sums.pop(name)
+            own_W = self.sums.pop(name).to(self.comm.device)
+            if not own_W.numel():
+                continue
             if not name.startswith("bucket_moments"):
                 out[name] = self.comm.sum_(own_W.sum(0), "control")
                 continue
@@ -74,11 +76,13 @@ def _summary(kind: str, argument: str, buckets: Sequence[Buckets]) -> Tensor:
     if kind == "histogram":
         from accordion_bench.adaptive.distributions import Histogram
 
-        arrays = []
+        arrays = [torch.zeros(3, 4096, dtype=torch.float64)]
         for norms, r, exists in buckets:
             weight = norms.double()[:, None] ** POWER[argument] * exists * (norms > 0)[:, None]
             arrays.append(Histogram.of(r, weight).arrays())
-        return torch.stack(arrays).sum(0)
+        return torch.stack([array.to(arrays[-1].device) for array in arrays]).sum(0)
+    if not buckets:  # nothing is quantised yet
+        return torch.zeros(*((0, 3) if kind == "bucket_moments" else (3,)), dtype=torch.float64)
     rows = []
     for norms, r, exists in buckets:
         count = exists.sum(1).double()

@@ -103,12 +103,13 @@ class Trainer:
         self.loss_sum += loss.double().sum()
         self.clock.lap("compute")
         self.signals.add_gradients(axis.gradients_W)
-        if needs := frozenset().union(*(policy.needs_at(self.step) for policy in self.policies.values())):
-            self.statistics.add(needs, self.exchange.buckets(axis.gradients_W, self.plan, self.step, self.now))
         self.clock.lap("policy")
         comm.ledger.dense_step(self.exchange.numel)
         try:
             self.refuse_non_finite(loss)
+            if needs := frozenset().union(*(policy.needs_at(self.step) for policy in self.policies.values())):
+                self.statistics.add(needs, self.exchange.buckets(axis.gradients_W, self.plan, self.step, self.now))
+                self.clock.lap("policy")
             self.sync.step(self, lr)
         except NonFinite as bad:
             raise NonFinite(
@@ -247,8 +248,12 @@ class Trainer:
         statistics = self.statistics.read(needs)
         lr, next_lr = self.lr(self.step_in_epoch), self.lr(0, self.epoch + 1)
         signals = Signals(self.epoch, lr, next_lr, step=self.step, statistics=statistics)
-        for name, decision in self._agreed(policies, signals).items():
-            probe = self.exchange.probe(self.axis.gradients_W, self.plan, self.step, self.now)
+        decisions = self._agreed(policies, signals)
+        levels = torch.tensor([level for book in self.plan.codebooks.values() for level in book], dtype=torch.float32)
+        self.comm.agree(int(levels.view(torch.int32).sum(dtype=torch.int64)), "the codebooks")
+        for name, decision in decisions.items():
+            lr = self.lr(self.step_in_epoch)
+            probe = self.exchange.probe(self.axis.gradients_W, self.plan, self.step, self.now, lr)
             decision["measured_error"] = probe.total_error
             self.step_decisions.setdefault(name, []).append(decision)
 
@@ -289,7 +294,8 @@ class Trainer:
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)
         for row, buffers in enumerate(axis.consensus_buffers()):
             axis.evaluate_with(buffers)
-            share = torch.arange(comm.first_worker + row, self.data.test_size, comm.workers, device=self.device)
+            first = min(comm.first_worker + row, self.data.test_size)
+            share = torch.arange(first, self.data.test_size, comm.workers, device=self.device)
             for indices in share.split(EVAL_BATCH):
                 x, y = self.data.test_batch(indices)
                 output = axis.model(x)

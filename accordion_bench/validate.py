@@ -12,7 +12,7 @@ from accordion_bench.build import Config, build, target
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.config_dir import conf_dir
-from accordion_bench.wrapped import FEEDBACK, SERVER
+from accordion_bench.wrapped import FEEDBACK, SERVER, wrapped_compressor
 
 
 def validate(cfg: Config) -> None:
@@ -146,6 +146,10 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         *((f"compressor.{key}", not feedback, "compressor.error_feedback is false") for key in FEEDBACK),
         ("compressor.zero_lr", compressor.get("residual_units") == "gradient", "compressor.residual_units is gradient"),
         *((f"compressor.{key}", not two_way, "compressor.collective is not two_way") for key in SERVER),
+        ("compressor.weight_decay_mode", not compressor.get("worker_momentum"), "compressor.worker_momentum is false"),
+        ("compressor.weight_decay_mode", not cfg["optimizer"].get("weight_decay"), "optimizer.weight_decay is 0"),
+        ("compressor.ties", compressor.get("scale") != "none", "there is no vote"),
+        ("compressor.error_feedback", cfg.get("choices", {}).get("compressor") == "none", "nothing is lost"),
         ("compressor.align", compressor.get("server") == "literal", "compressor.server=literal has one shard"),
         *((f"compressor.{key}", custom, "compressor.levels is a list") for key in ("zero_level", "p")),
         ("compressor.p", compressor.get("levels") == "uniform", "compressor.levels is uniform"),
@@ -174,4 +178,17 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         ),
         ("comm.timeout", cfg["comm"]["backend"] == "simulated", "workers in one process wait for nobody"),
     ]
-    return [f"{key} has no effect here: {why}" for key, idle, why in rules if key in typed and idle]
+    idle = [f"{key} has no effect here: {why}" for key, idle, why in rules if key in typed and idle]
+    return list(dict.fromkeys(idle)) + _growing(cfg)
+
+
+def _growing(cfg: Config) -> list[str]:
+    """A warning where error feedback wraps what is no contraction."""
+    compressor = wrapped_compressor(cfg["compressor"], cfg["optimizer"]).compressor
+    feeds_back = cfg["compressor"].get("error_feedback") and not getattr(compressor, "takes_error_feedback", False)
+    if not (feeds_back and compressor.unbiased and cfg["choices"]["compressor"] != "none"):
+        return []
+    return [
+        "compressor.error_feedback=true keeps what an unbiased compressor has lost, maybe more than there was: the"
+        " residual can grow without end (qsgd at its defaults: to 3,000 gradients in 100 steps)"
+    ]

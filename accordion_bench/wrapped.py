@@ -73,6 +73,8 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
         if scope == WHOLE_MODEL and not compressor.whole_model:
             rule = "tensor: this compressor works on matrices, and a whole model is none"
             raise ValueRefused("scope", rule, scope, "tensor")
+        if scope == WHOLE_MODEL and block_size:
+            raise ValueRefused("scope", "tensor where block is bucket", scope, "tensor")
         if compressor.collective == "two_way" and getattr(compressor, "entropy", "none") != "none":
             rule = "none with collective=two_way: nobody sees all workers' codes there"
             raise ValueRefused("entropy", rule, compressor.entropy, "none")

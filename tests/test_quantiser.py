@@ -12,7 +12,7 @@ from accordion_bench.adaptive.level_solvers import alq
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import codebooks, codes, entropy
-from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec
 from accordion_bench.record import RunFolder
@@ -83,8 +83,10 @@ def test_identical_zero_and_level_coordinates_come_back():
     ({"bits": 9}, "bits must be an integer from 2 to 8, got 9; type bits=8"),
     ({"bits": 2.5}, "bits must be an integer from 2 to 8"),
     ({"levels": [-1, 0.5, 0.2, 1], "bits": None}, "type levels=[-1,0.2,0.5,1]"),
-    ({"levels": [-0.9, 0, 1], "bits": None}, "in ascending order from -1 to 1, got [-0.9,0,1]"),
-    ({"levels": [-1, 0, 1], "bits": 4}, "bits must be 2, as compressor.levels has 3 levels, got 4; type bits=2"),
+    ({"levels": [-0.9, 0, 1], "bits": None}, "from -1 to 1, got [-0.9,0,1]"),
+    ({"levels": [-1, 0, 1], "bits": 4}, "bits must be 2 or null, as compressor.levels has 3 levels, got 4"),
+    ({"levels": "exponential", "bits": 8, "p": 0.1}, "p must be so large that 256 levels differ in float32"),
+    ({"levels": [-1, 0.5, 0.5 + 1e-12, 1], "bits": None}, "in ascending order (in float32)"),
     ({"norm": "l1"}, "norm must be one of l2, linf"),
     ({"bucket_size": 0}, "bucket_size must be an integer of at least 1"),
 ])  # fmt: skip
@@ -105,7 +107,7 @@ def test_wrong_options_are_refused_in_one_sentence(options, told):
     (["compressor=powersgd", "+compressor.collective=all_gather"], "must be all_reduce, because"),
     (["compressor=topk", "compressor.density=0"], "compressor.density must be a number above 0 and at most 1, got 0"),
     (["compressor=qsgd", "compressor.entropy=elias", "compressor.collective=two_way"], "entropy must be none"),
-    (["compressor=qsgd", "adaptive=alq", "adaptive.alq.solver=official"], "type compressor.zero_level=false"),
+    (["compressor=qsgd", "adaptive=alq", "adaptive.alq.solver=official"], "adaptive.alq.solver must be exact where"),
     (["compressor=distefblocksgd", "optimizer=adamw"], "optimizer must be sgd"),
     (["compressor=distefblocksgd", "compressor.block=chunk"], "compressor.block_size must be an integer of at least 1"),
     (["compressor=distefblocksgd", "compressor.block_size=64"], "block_size must be null where block is tensor"),
@@ -277,3 +279,31 @@ def test_accordion_on_bits_with_a_codebook_for_each(tmp_path):
     rows = run(tmp_path, "compressor=qsgd", "adaptive=[accordion,alq]", "adaptive.alq.update_at=[0]", *options)
     assert set(rows[-1]["plan"]["codebooks"]) == {"2", "4"}
     assert {level for row in rows for level in row["plan"]["levels"].values()} <= {2, 4}
+
+
+@pytest.mark.parametrize("adaptive", ["alq", "alqn", "alq adaptive.alq.fit=empirical"])
+def test_codebooks_wait_while_nothing_is_quantised(tmp_path, adaptive):
+    name, *fit = adaptive.split()
+    options = [f"adaptive.{name}.update_at=[0,2,6]", f"adaptive.{name}.stat_samples=2", "compressor.start_step=4", *fit]
+    rows = run(tmp_path, "compressor=qsgd", f"adaptive={name}", *options)
+    made = [u["step"] for row in rows for u in row["decisions"].get(name, {"updates": []})["updates"]]
+    assert made == [6]
+
+
+def test_a_gradient_that_is_not_finite_is_named_before_its_statistics(tmp_path):
+    with pytest.raises(NonFinite, match=r"step .* (loss|gradient) of"):
+        run(tmp_path, "compressor=qsgd", "adaptive=alq", "adaptive.alq.update_at=[3]", "optimizer.lr=1e30")
+
+
+def test_sums_stay_sums_and_rates_reach_the_probe():
+    xs_W = [x.new_ones(4, *x.shape[1:]) for x in gradients().tensors]
+    exchange, plan = exchange_for("topk", level=1.0, reduce="sum", collective="two_way", error_feedback=False)
+    updates = exchange(xs_W, plan, 0, 0.1)
+    for spec, update in zip(exchange.sent, updates, strict=True):
+        sums = spec.ndim > 1 and exchange.compressor.pays(spec, 1.0)
+        assert torch.allclose(update, torch.full_like(update, 4.0 if sums else 1.0))
+    exchange, plan = exchange_for("distefblocksgd")
+    for step in range(3):
+        exchange(gradients(step=step).tensors, plan, step, 0.01)
+    small, large = (exchange.probe(gradients(step=3).tensors, plan, 3, 0, lr).total_error for lr in (0.01, 1.0))
+    assert small != large

@@ -429,3 +429,16 @@ def test_two_settings_are_two_tables(tmp_path):
 def test_no_run_is_refused_with_what_to_type(tmp_path, capsys):
     assert report_main([str(tmp_path / "nothing")]) == 2
     assert "type python -m accordion_bench.report results/runs/*" in capsys.readouterr().err
+
+
+def test_many_arms_are_rows_instead_of_curves(tmp_path):
+    """Eleven curves hide each other: one row each, fewest bytes at the top, dense black."""
+    names = sorted(file.stem for file in (conf_dir() / "compressor").glob("*.yaml"))[: figures.MANY + 1]
+    for i, name in enumerate(["none", *(name for name in names if name != "none")]):
+        for seed in (0, 1):
+            run_folder(tmp_path / "runs", name, seed=seed, payload=1000 - i, accuracy=0.9 + seed / 100)
+    write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").glob("*.png")} == {"comparison.png"}
+    figure = figures.forest(grouped(tmp_path / "runs"))
+    rows = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert len(rows) > figures.MANY and rows[-1].startswith("dense") and rows[-1].endswith("kB")

@@ -21,7 +21,8 @@ class FittedCodebook(Policy):
     """L = argmin psi(L), psi(L) = sum_j integral of (L_(j+1) - r)(r - L_j) dF, for every number of bits in the ladder.
 
     Decided after the steps `update_at` and every `update_every`, from the buckets of the last `stat_samples` steps'
-    gradients of all workers; no extra passes. A relative error of d psi(L) is expected of buckets of d coordinates.
+    gradients of all workers, before residual and momentum; no extra passes. A relative error of d psi(L) is expected of
+    buckets of d coordinates.
 
     Args:
         method: `alq` (free levels, coordinate descent), `alqg` (free levels, safeguarded gradient descent), `amq` (one
@@ -60,7 +61,7 @@ class FittedCodebook(Policy):
         self.norm_weight = check.choice("norm_weight", norm_weight, list(POWER))
         self.num_components = check.integer("num_components", num_components, at_least=1, instead=20)
         self.stat_samples = check.integer("stat_samples", stat_samples, at_least=1, instead=10)
-        if not isinstance(update_at, list | tuple) or not all(isinstance(s, int) and s >= 0 for s in update_at):
+        if not isinstance(update_at, list | tuple) or not all(type(s) is int and s >= 0 for s in update_at):
             raise check.ValueRefused("update_at", "a list of steps of at least 0", update_at, [0, 100, 2000])
         self.update_at = set(update_at)
         self.update_every = update_every
@@ -91,10 +92,8 @@ class FittedCodebook(Policy):
     def start(self, plan: Plan, ladder: Ladder) -> Plan:
         books = dict(plan.codebooks)
         if self.solver == "official" and any(0.0 in book for book in books.values()):
-            raise check.ConfigError(
-                "adaptive.solver must be exact where the codebook has a zero level, got official; type "
-                "compressor.zero_level=false"
-            )
+            rule = "exact where the codebook has a zero level (compressor.zero_level=true)"
+            raise check.ValueRefused("solver", rule, "official", "exact")
         if self.initial == "exponential":
             books = {bits: rounded(codebooks.exponential(bits, 0.0 in book)) for bits, book in books.items()}
         return replace(plan, codebooks=books)

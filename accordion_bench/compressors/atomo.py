@@ -35,6 +35,7 @@ class ATOMO(OneShot):
     min_ndim = 2
     unbiased = True
     draws = "worker"
+    no_error_feedback = "a message is no contraction (sigma_i / p_i exceeds sigma_i), and the residual would grow"
     collectives = ("all_gather",)
     because = "every worker sends other triples, of whole matrices"
 

@@ -24,7 +24,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "two_way")
 
 
 class NonFinite(RuntimeError):
-    """A loss, a gradient or what a compressor was to pack is NaN or infinite; nothing was sent and no state changed."""
+    """A loss, a gradient or what a compressor was to pack is NaN or infinite; nothing of the step is applied."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,8 @@ def check_collective(compressor: Compressor, value: str) -> str:
     Raises:
         ValueRefused: with the reason.
     """
-    check.choice("collective", value, COLLECTIVES)
+    if value not in COLLECTIVES:
+        raise check.ValueRefused("collective", " or ".join(compressor.collectives), value, compressor.collectives[0])
     if value not in compressor.collectives:
         rule = f"{' or '.join(compressor.collectives)}, because {compressor.because}"
         raise check.ValueRefused("collective", rule, value, compressor.collectives[0])

@@ -1,9 +1,10 @@
 """Codebooks: the levels in [-1, 1] to which normalised coordinates are rounded."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from accordion_bench import check
 
@@ -48,11 +49,15 @@ def check_codebook(key: str, value: Any) -> tuple[float, ...]:
         isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in value
     )
     levels = tuple(float(x) for x in value) if numbers else ()
-    ascending = all(a < b for a, b in itertools.pairwise(levels))
-    if not 2 <= len(levels) <= 256 or not ascending or (levels[0], levels[-1]) != (-1.0, 1.0):
-        rule = "uniform, exponential, or 2 to 256 numbers in ascending order from -1 to 1"
+    if not 2 <= len(levels) <= 256 or not ascending(levels) or (levels[0], levels[-1]) != (-1.0, 1.0):
+        rule = "uniform, exponential, or 2 to 256 numbers in ascending order (in float32) from -1 to 1"
         raise check.ValueRefused(key, rule, value, _repaired(levels))
     return levels
+
+
+def ascending(levels: Sequence[float]) -> bool:
+    """Whether each level is above the one before it, in float32, too."""
+    return bool((np.diff(np.array(levels, np.float32)) > 0).all())
 
 
 def _repaired(levels: tuple[float, ...]) -> list[float] | str:

@@ -19,8 +19,8 @@ class OneBit(OneShot):
     tensor of one dimension is one column. An empty part has c = 0. No scale of the signs alone does better in squared
     error, so it is a contraction, meant for error feedback.
 
-    The message is (c+ + c-)/2 and (c+ - c-)/2 as float32 per column, then the bits (1 = negative). Source: Seide et
-    al. 2014.
+    Under `collective=two_way` a piece of a tensor is one column. The message is (c+ + c-)/2 and (c+ - c-)/2 as float32
+    per column, then the bits (1 = negative). Source: Seide et al. 2014.
     """
 
     because = "signs do not add up in one bit"

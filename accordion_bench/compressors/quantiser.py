@@ -59,25 +59,30 @@ class Quantiser(OneShot):
     ) -> None:
         self.custom = None if levels in ("uniform", "exponential") else codebooks.check_codebook("levels", levels)
         self.levels = levels
-        if self.custom and bits is None:
-            bits = codebooks.bits_of(self.custom)
-        self.bits = self.check_level("bits", bits)
-        if self.custom:
-            self.knob = None
-        self.bucket_size = None if bucket_size is None else check.integer("bucket_size", bucket_size, at_least=1)
-        self.norm = check.choice("norm", norm, ["l2", "linf"])
         self.zero_level = check.boolean("zero_level", zero_level)
         self.p = check.number("p", p, above=0, below=1, instead=0.5)
+        if self.custom:
+            self.knob = None
+            bits = codebooks.bits_of(self.custom) if bits is None else bits
+        self.bits = self.check_level("bits", bits)
+        self.bucket_size = None if bucket_size is None else check.integer("bucket_size", bucket_size, at_least=1)
+        self.norm = check.choice("norm", norm, ["l2", "linf"])
         self.balanced = check.boolean("balanced", balanced)
         self.entropy = check_entropy(entropy)
 
     def check_level(self, key: str, value: Any) -> int:
+        if self.custom:
+            own = codebooks.bits_of(self.custom)
+            if value != own:
+                rule = f"{own} or null, as compressor.levels has {len(self.custom)} levels"
+                raise check.ValueRefused(key, rule, value, own)
+            return own
         if not isinstance(value, int | float) or isinstance(value, bool) or value not in range(2, 9):
             nearest = min(max(int(value), 2), 8) if isinstance(value, int | float) and abs(value) < 1e9 else 4
             raise check.ValueRefused(key, "an integer from 2 to 8", value, nearest)
-        if self.custom and value != codebooks.bits_of(self.custom):
-            own = codebooks.bits_of(self.custom)
-            raise check.ValueRefused(key, f"{own}, as compressor.levels has {len(self.custom)} levels", value, own)
+        if self.levels == "exponential" and not codebooks.ascending(self.codebook(int(value))):
+            rule = f"so large that {2**int(value)} levels differ in float32"
+            raise check.ValueRefused("p", rule, self.p, 0.5)
         return int(value)
 
     def codebook(self, bits: int) -> tuple[float, ...]:

@@ -16,14 +16,15 @@ class Sign(OneShot):
     """C(v) = s_b sgn(v) on each block b of d_b coordinates, sgn(v) = +1 if v >= 0 else -1; s_b = 1 or ||v_b||_1 / d_b.
 
     With the scale, ||v - C(v)||^2 = ||v||^2 - sum_b ||v_b||_1^2 / d_b: a contraction, fit for error feedback. Without,
-    the update is the mean of signs; with `collective=two_way` the sign of their sum, a majority vote (a tie is +1).
+    the update is the mean of signs; with `collective=two_way` the sign of their sum, a majority vote.
 
     Args:
         scale: `none` (signSGD), `l1` (scaled sign).
         block: what shares one scale: `tensor`, a whole tensor; `chunk`, `block_size` consecutive coordinates of a
-            tensor; `bucket`, consecutive tensors, flattened, of together at most `block_size` coordinates.
+            tensor; `bucket`, consecutive tensors, flattened, of together at most `block_size` coordinates (a larger
+            tensor by itself).
         block_size: coordinates; null with `block=tensor`.
-        min_numel: smaller tensors travel dense.
+        min_numel: smaller tensors (or buckets) travel dense.
 
     The message is a float32 scale per block, then the bits (1 = negative), least significant first. Source: Bernstein
     et al. 2018 (arXiv 1802.04434); Karimireddy et al. 2019 (1901.09847); Zheng, Huang, Kwok 2019 (1905.10936).

@@ -204,6 +204,10 @@ class TwoWay(Wrapper):
                 target = update[i].view(1, -1)[:, piece.start : piece.stop]
                 self.inner.add_decoded_(target, part[None], piece.spec, levels[i], ctx)
 
+        if self.reduces == "sum":
+            for i in levels:
+                update[i] *= comm.workers
+
         def subtract_sent_(i: int, target_W: Tensor) -> None:
             if i not in levels:
                 target_W.sub_(xs_W[i])

@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from accordion_bench.progress import human_bytes
 from accordion_bench.report.arms import Arm, half_width
+from accordion_bench.report.labels import pair_of
 from accordion_bench.report.levels import level_map, levels_by_layer
 from accordion_bench.report.words import heading
 
@@ -32,6 +33,9 @@ STYLE: dict[Any, Any] = {
 }
 
 
+MANY = 10  # arms, beyond which their curves hide each other
+
+
 def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
     """Write every figure that the arms of one setting allow, as PNG and PDF; returns the PNG files.
 
@@ -40,8 +44,11 @@ def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
         out: folder.
         suffix: of the file names.
     """
-    adaptive = [arm for arm in arms if levels_by_layer(arm.runs[0])]
+    adaptive = [arm for arm in arms if pair_of(arm.runs[0].config) and levels_by_layer(arm.runs[0])]
     with plt.rc_context(STYLE):
+        if len(arms) > MANY:
+            figures = {"comparison": forest(arms)}
+            return [save(figure, out / f"{name}{suffix}") for name, figure in figures.items()]
         figures = {"accuracy_bytes": side_by_side(arms, [], "payload_bytes")}
         if all(arm.values("comm_seconds") for arm in arms):
             figures["accuracy_time"] = side_by_side(arms, [], "seconds")
@@ -70,6 +77,29 @@ def side_by_side(arms: Sequence[Arm], adaptive: Sequence[Arm], x: str) -> Figure
         level_map(axes, arm)
     figure.suptitle(heading(arms[0]), fontsize=12)
     figure.text(0.01, -0.01, footnote(arms), va="top", fontsize=8, color="#444444")
+    return figure
+
+
+def forest(arms: Sequence[Arm]) -> Figure:
+    """Many arms: one row each, fewest bytes at the top: accuracy after the last epoch with its 95 % t-interval."""
+    rows = sorted(arms, key=lambda arm: arm.mean("payload_bytes") or 0)
+    figure, axes = plt.subplots(figsize=(8, 0.3 * len(rows) + 1.6), layout="constrained")
+    for y, arm in enumerate(rows):
+        ends = [100 * run.rows[-1][arm.metric] for run in arm.runs]
+        error = half_width(ends) if arm.n > 1 else None
+        colour, mean = "black" if arm.dense else COLOURS[0], float(np.mean(ends))
+        axes.errorbar(mean, y, xerr=error, fmt="o", color=colour, capsize=3, markersize=6, zorder=3)
+        if arm.dense:
+            axes.axvline(mean, color="black", linewidth=0.8, zorder=1)
+            axes.axvspan(mean - (error or 0), mean + (error or 0), color="black", alpha=0.07, linewidth=0, zorder=0)
+    names = [f"{arm.label}   {human_bytes(arm.mean('payload_bytes') or 0):>8}" for arm in rows]
+    axes.set_yticks(range(len(rows)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.25, linewidth=0.6)
+    axes.set_xlabel(f"test {arms[0].metric} [%]")
+    axes.set_title(f"{heading(arms[0])}; payload per worker beside the name", loc="left", fontsize=11)
+    told = f"n = {arms[0].n}; after the last epoch; bars: Student's 95 % t-interval; line and band: dense."
+    figure.text(0.01, -0.01, told, va="top", fontsize=8, color="#444444")
     return figure
 
 

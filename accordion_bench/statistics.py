@@ -81,21 +81,28 @@ def _summary(kind: str, argument: str, buckets: Sequence[Buckets]) -> Tensor:
             weight = norms.double()[:, None] ** POWER[argument] * exists * (norms > 0)[:, None]
             arrays.append(Histogram.of(r, weight).arrays())
         return torch.stack([array.to(arrays[-1].device) for array in arrays]).sum(0)
-    if not buckets:  # nothing is quantised yet
-        return torch.zeros(*((0, 3) if kind == "bucket_moments" else (3,)), dtype=torch.float64)
+    if kind == "pooled_moments":
+        norms, mean, spread, count = _table(buckets).unbind(1)
+        return torch.stack([(mean * count).sum(), spread.sum(), count.sum()])
+    # as many rows on every worker, whatever is zero there
+    return _largest(moments(buckets), min(int(argument), sum(len(b.norms) for b in buckets)))
+
+
+def _table(buckets: Sequence[Buckets]) -> Tensor:
+    """Norm, mean of r, its sum of squared deviations, and coordinates of every bucket that is not zero: [B, 4]."""
     rows = []
     for norms, r, exists in buckets:
         count = exists.sum(1).double()
         mean = r.double().sum(1) / count
         spread = ((r.double() - mean[:, None]) * exists).square().sum(1)
         rows.append(torch.stack([norms.double(), mean, spread, count], dim=1)[norms > 0])
-    table = torch.cat(rows)  # [B, 4]
-    norms, mean, spread, count = table.unbind(1)
-    if kind == "pooled_moments":
-        return torch.stack([(mean * count).sum(), spread.sum(), count.sum()])
-    sigma = (spread / (count - 1).clamp_min(1)).sqrt()
-    # as many rows on every worker, whatever is zero there
-    return _largest(torch.stack([norms, mean, sigma], dim=1), min(int(argument), sum(len(b.norms) for b in buckets)))
+    return torch.cat(rows) if rows else torch.zeros(0, 4, dtype=torch.float64)
+
+
+def moments(buckets: Sequence[Buckets]) -> Tensor:
+    """Norm, mean and standard deviation of r of every bucket that is not zero: [B, 3]."""
+    norms, mean, spread, count = _table(buckets).unbind(1)
+    return torch.stack([norms, mean, (spread / (count - 1).clamp_min(1)).sqrt()], dim=1)
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:

@@ -307,3 +307,22 @@ def test_sums_stay_sums_and_rates_reach_the_probe():
         exchange(gradients(step=step).tensors, plan, step, 0.01)
     small, large = (exchange.probe(gradients(step=3).tensors, plan, 3, 0, lr).total_error for lr in (0.01, 1.0))
     assert small != large
+
+
+def test_probe_tells_error_bytes_and_buckets_at_any_level():
+    exchange, plan = exchange_for("qsgd", 4, dtype=torch.float32, bucket_size=512)
+    xs_W = gradients(dtype=torch.float32).tensors
+    probes = {}
+    for bits in (2, 4, 8):
+        exchange.ladder = Ladder("bits", (bits,))
+        probes[bits] = exchange.probe(xs_W, plan, 0)
+        assert round(sum(probes[bits].payload_bytes)) == exchange.predicted_bytes(plan, 0)
+    assert probes[2].total_error > 10 * probes[4].total_error > 100 * probes[8].total_error > 0
+    assert all(torch.equal(a, b) for a, b in zip(probes[2].buckets, probes[8].buckets, strict=True))
+    buckets = sum(-(-spec.numel // 512) for spec in exchange.sent)
+    assert [tuple(own.shape) for own in probes[2].buckets] == [(buckets, 3)] * 4
+    norm, mean, _ = probes[2].buckets[1][0].tolist()
+    first = xs_W[0][1].flatten()[:512]
+    assert norm == pytest.approx(float(first.norm()), rel=1e-6)
+    assert mean == pytest.approx(float((first / first.norm()).mean()), rel=1e-4)
+    assert exchange_for("topk")[0].probe(gradients().tensors, exchange_for("topk")[1], 0).buckets == []

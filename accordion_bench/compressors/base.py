@@ -15,7 +15,7 @@ from accordion_bench import check
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.plan import TensorSpec
-from accordion_bench.statistics import Buckets
+from accordion_bench.statistics import Buckets, moments
 
 State = dict[str, dict[str, Any]]
 """Per parameter name, the compressor's tensors; a key ending in `_W` has one row per local worker."""
@@ -68,11 +68,14 @@ class Probe(NamedTuple):
         sent: the gradient, with residual and momentum where there are any.
     total_error: the same of all tensors together.
     payload_bytes: per tensor, of one worker; an upper bound where `fixed_size` is false.
+    buckets: per local worker, norm, mean and standard deviation of the normalised coordinates of every bucket, [B, 3];
+        empty for methods without a codebook.
     """
 
     error: list[float]
     total_error: float
     payload_bytes: list[float]
+    buckets: list[Tensor]
 
 
 class Compressor:
@@ -183,7 +186,8 @@ class Compressor:
             all_lost, everything = all_lost + float(lost.sum()), everything + float(whole.sum())
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         total = all_lost / everything if everything else 0.0
-        return Probe(errors, total, [self.payload_bytes(spec, level, workers) for spec, level in pairs])
+        payload = [self.payload_bytes(spec, level, workers) for spec, level in pairs]
+        return Probe(errors, total, payload, [moments(own) for own in self.buckets_of(xs_W, ctx) or []])
 
 
 DECLARED = (

@@ -112,9 +112,9 @@ class TwoWay(Wrapper):
         """As the local workers alone would exchange, with pieces for so many owners."""
         alone = TwoWay(self.inner, False, self.server, self.align, self.ties)
         alone.pieces = alone._by_name(ctx.specs, len(xs_W[0]) if xs_W else 1)
-        error, total_error, _ = Compressor.probe(alone, xs_W, ctx, {}, workers)
         pairs = zip(ctx.specs, ctx.levels, strict=True)
-        return Probe(error, total_error, [self.payload_bytes(spec, level, workers) for spec, level in pairs])
+        payload = [self.payload_bytes(spec, level, workers) for spec, level in pairs]
+        return Compressor.probe(alone, xs_W, ctx, {}, workers)._replace(payload_bytes=payload)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)

@@ -14,6 +14,7 @@ from accordion_bench import check
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
+from accordion_bench.compressors.tiles import tiles
 from accordion_bench.plan import TensorSpec
 from accordion_bench.random_bits import Stream
 
@@ -63,6 +64,14 @@ def layout(specs: Sequence[TensorSpec], workers: int, server: str = "sharded", a
             owned[owner] += b - a
         position = end
     return pieces
+
+
+def break_ties_(votes: Tensor, key: int) -> None:
+    """Put a keyed coin, +-1/2, where the votes [N] of an even number of workers cancel out."""
+    stream = Stream(key, len(votes), votes.device)
+    for part in tiles(len(votes), votes.device):
+        coin = 0.5 - stream.integers(part.start, part.stop - part.start, 1)
+        votes[part] = torch.where(votes[part] == 0, coin.to(votes.dtype), votes[part])
 
 
 class TwoWay(Wrapper):
@@ -184,9 +193,8 @@ class TwoWay(Wrapper):
                     kept = state[STATE]["residual_W"][row, piece.offset : piece.offset + mean.numel()][None]
                     mean = kept.add_(mean)
                 keys = self.inner.keys(ctx, piece.spec.name, [first + row], "server")
-                if self.reduces == "vote" and self.ties == "random":
-                    coin = Stream(keys[0], mean.numel(), mean.device).integers(0, mean.numel(), 1)
-                    mean = torch.where(mean == 0, 0.5 - coin, mean)
+                if self.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
+                    break_ties_(mean[0], keys[0])
                 message = self._encode(mean, piece, i, ctx, keys, first + row)
                 if kept is not None:
                     self.inner.add_decoded_(kept, message[None], piece.spec, levels[i], ctx, -1.0)

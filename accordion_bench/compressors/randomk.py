@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench import check, rng
+from accordion_bench import check, memory, rng
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.compressors.selection import kept_entries
@@ -75,7 +75,7 @@ class RandomK(Compressor):
         sent_W = [x_W.flatten(1)[:, indices[i]] if i in indices else x_W for i, x_W in enumerate(xs_W)]
         update = comm.all_reduce_mean(sent_W)
         for i, index in indices.items():
-            full = torch.zeros(ctx.specs[i].numel, dtype=update[i].dtype, device=comm.device)
+            full = memory.zeros(1, ctx.specs[i].numel, comm.device, update[i].dtype)[0]
             update[i] = full.index_copy_(0, index, update[i] * factors[i]).view(ctx.specs[i].shape)
 
         def subtract_sent_(i: int, target_W: Tensor) -> None:

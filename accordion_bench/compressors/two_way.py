@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench import check
+from accordion_bench import check, memory
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
@@ -185,7 +185,7 @@ class TwoWay(Wrapper):
             for (piece, i), part_A in zip(
                 owned[first + row], self._split(message_A, owned[first + row], levels), strict=True
             ):
-                mean = torch.zeros(1, piece.stop - piece.start, dtype=xs_W[i].dtype, device=comm.device)
+                mean = memory.zeros(1, piece.stop - piece.start, comm.device, xs_W[i].dtype)
                 self.inner.add_decoded_(mean, part_A[:, None], piece.spec, levels[i], ctx)
                 mean.div_(comm.workers)
                 kept = None
@@ -204,7 +204,7 @@ class TwoWay(Wrapper):
         # 4 everybody gets all pieces
         sizes_A = [sum(self.inner.message_bytes(p.spec, levels[i]) for p, i in entries) for entries in owned]
         for i in levels:
-            update[i] = torch.zeros(ctx.specs[i].shape, dtype=xs_W[i].dtype, device=comm.device)
+            update[i] = memory.zeros(1, ctx.specs[i].numel, comm.device, xs_W[i].dtype).view(ctx.specs[i].shape)
         for entries, answer_ in zip(
             owned, comm.all_gather_uneven(answers, sizes_A) if levels else [], strict=bool(levels)
         ):

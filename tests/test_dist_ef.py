@@ -53,8 +53,11 @@ def deviation(schedule, **options):
     def virtual(lr_before):
         mine, server = residuals(exchange), server_residuals(exchange)
         scale = 1.0 if options.get("residual_units") != "gradient" else lr_before
-        kept = [server.get(s.name, 0) + mine[s.name].mean(0) for s in SPECS]  # one-way: no server residual
-        return [x - scale * e for x, e in zip(xs, kept, strict=True)]
+        kept = {}
+        for unit, spec in zip(exchange.units, exchange.sent, strict=True):
+            whole = server.get(spec.name, 0) + mine[spec.name].mean(0)  # one-way: no server residual
+            kept |= zip(unit, whole.flatten().split([SPECS[i].numel for i in unit]), strict=True)
+        return [x - scale * kept[i].view(x.shape) for i, x in enumerate(xs)]
 
     lr_before = schedule(0)
     for step in range(STEPS):
@@ -79,7 +82,7 @@ def test_virtual_iterate_takes_exact_nesterov_steps(name, zero_lr):
 
 @pytest.mark.parametrize("options", [
     {"block": "chunk", "block_size": 64}, {"align": "tensor"}, {"server": "literal"}, {"collective": "all_gather"},
-    {"min_numel": 300},
+    {"min_numel": 300}, {"block": "bucket", "block_size": 600}, {"start_step": 10}, {"start_step": 40},
 ])  # fmt: skip
 def test_virtual_iterate_under_every_layout(options):
     assert deviation(SCHEDULES["step decay"], **options) < 1e-12

@@ -25,8 +25,10 @@ check: install  ## lint, types, tests
 	@$(BIN)/mypy
 	@$(RUN) -m pytest
 
-bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel
+bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel; codec speed next to a copy
 	@$(RUN) scripts/bench_step.py
+	@$(RUN) scripts/bench_codec.py
+	@$(RUN) scripts/bench_codec.py --flat
 
 figures: install  ## every figure and table kept under results/, from new runs
 	@bash scripts/figures.sh

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accordion_bench import check, memory
+from accordion_bench import check
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
@@ -86,15 +86,7 @@ class Threshold(OneShot):
         pairs = zip(indices_R, values, strict=True)
         return [wire.encode_sparse(indices[None], value[None], spec.numel)[0] for indices, value in pairs]
 
-    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        rows_R = memory.zeros(len(message_R), spec.numel, message_R.device)
-        self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
-        return rows_R
-
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        count = wire.sparse_count(spec.numel, message_AR.shape[2])
-        for message_R in message_AR:  # one worker at a time: a fixed order of summation
-            indices_R, values_R = wire.decode_sparse(message_R, spec.numel, count)
-            total_R.scatter_add_(1, indices_R, (values_R * alpha).to(total_R.dtype))
+        wire.add_sparse_(total_R, message_AR, wire.sparse_count(spec.numel, message_AR.shape[2]), alpha)

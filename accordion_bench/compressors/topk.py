@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench import check, memory
+from accordion_bench import check
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context, Exchanged, State
@@ -57,16 +57,10 @@ class TopK(OneShot):
         indices_R = top_indices(x_R, self.kept(spec, level))
         return wire.encode_sparse(indices_R, torch.stack(values_at(x_R, list(indices_R))), spec.numel)
 
-    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        indices_R, values_R = wire.decode_sparse(message_R, spec.numel, self.kept(spec, level))
-        return memory.zeros(len(message_R), spec.numel, message_R.device).scatter_(1, indices_R, values_R)
-
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        for message_R in message_AR:  # one worker at a time: a fixed order of summation
-            indices_R, values_R = wire.decode_sparse(message_R, spec.numel, self.kept(spec, level))
-            total_R.scatter_add_(1, indices_R, (values_R * alpha).to(total_R.dtype))
+        wire.add_sparse_(total_R, message_AR, self.kept(spec, level), alpha)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         out = super().exchange(xs_W, ctx, state, comm)

@@ -128,6 +128,13 @@ def decode_sparse(message_R: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
     return decode_indices(codes.contiguous(), n, k), values_R
 
 
+def add_sparse_(total_R: Tensor, message_AR: Tensor, k: int, alpha: float) -> None:
+    """total_R [R, n] += alpha x the k entries of each message [A, R, B], one worker after the other."""
+    for message_R in message_AR:
+        indices_R, values_R = decode_sparse(message_R, total_R.shape[1], k)
+        total_R.scatter_add_(1, indices_R, (values_R * alpha).to(total_R.dtype))
+
+
 @functools.lru_cache(CACHED)
 def sparse_count(n: int, nbytes: int) -> int:
     """The k with sparse_bytes(n, k) = nbytes, where k has been left to the message's length."""

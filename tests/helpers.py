@@ -8,20 +8,12 @@ import yaml
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.config_dir import conf_dir
+from accordion_bench.conformance import tensors
 from accordion_bench.exchange import Exchange, levelled, sent_specs
-from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.plan import Ladder, Plan
 from accordion_bench.wrapped import wrapped_compressor
 
-# as in a small network: repeated shapes, a 1-D tensor between them, a wide and a narrow matrix, one entry
-SPECS = [
-    TensorSpec("stem", (8, 3, 3, 3)),
-    TensorSpec("a", (16, 8, 3, 3)),
-    TensorSpec("a.bias", (16,)),
-    TensorSpec("b", (16, 8, 3, 3)),
-    TensorSpec("c", (16, 8, 3, 3)),
-    TensorSpec("head", (10, 64)),
-    TensorSpec("scalar", (1, 1)),
-]
+SPECS = list(tensors.SPECS)  # the conformance kit's small network
 
 # the optimizer from which methods with momentum of their own take it
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}

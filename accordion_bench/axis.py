@@ -1,4 +1,7 @@
-"""The worker axis: one model in this process, and for each of its W workers a row of gradients and of buffers."""
+"""The worker axis: one model in this process, and for each of its W workers a row of gradients and of buffers.
+
+Local methods give each worker a row of parameters, too (`fork`).
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,13 +30,18 @@ class WorkerAxis:
 
     Attributes:
         specs: trainable parameters, in the model's order.
+        params: the model's parameters; which values they hold changes after `fork`.
+        shared: the values [...] that all workers have in common: the parameters, or since `fork` the last consensus.
         gradients_W: their gradients of this step, [W, ...].
+        replicas: since `fork`, the parameters of each local worker, as views into one storage per shape.
     """
 
     def __init__(self, model: nn.Module, comm: Comm, seed: int, bn: str = "pooled") -> None:
         self.model, self.comm, self.seed, self.bn = model, comm, seed, bn
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.params = [p for _, p in named]
+        self.shared = [p.data for p in self.params]
+        self.replicas: list[list[nn.Parameter]] = []
         self.specs = [TensorSpec(name, tuple(p.shape)) for name, p in named]
         rows = comm.local_workers
         # one worker's gradients stay where autograd has put them
@@ -53,11 +61,43 @@ class WorkerAxis:
             module, attribute = self._homes[name]
             module._buffers[attribute] = buffer
 
+    def _use_values(self, values: Sequence[Tensor]) -> None:
+        # the parameters stay the same objects: recurrent layers keep references of their own
+        for param, value in zip(self.params, values, strict=True):
+            param.data = value
+
     def become(self, row: int) -> None:
-        """Let the model read and write the buffers of one local worker."""
+        """Let the model read and write the buffers, and the replica if there is one, of one local worker."""
         if self._current != row:
             self._use_buffers({name: buffer_W[row] for name, buffer_W in self.buffers_W.items()})
+            if self.replicas:
+                self._use_values([replica.data for replica in self.replicas[row]])
             self._current = row
+
+    @torch.no_grad()
+    def fork(self) -> None:
+        """Give every local worker parameters of its own, equal to the shared ones."""
+        storage_W = Blocks(self.specs, self._W, self.shared[0]).tensors
+        for x_W, value in zip(storage_W, self.shared, strict=True):
+            x_W.copy_(value)
+        self.replicas = [[nn.Parameter(x_W[row]) for x_W in storage_W] for row in range(self._W)]
+        self._current = None
+
+    @torch.no_grad()
+    def differences(self, anchor: Sequence[Tensor], rows: range) -> list[Tensor]:
+        """anchor - x for some local workers, [rows, ...], in the storage of their gradients, which are used up."""
+        parts_W = [g_W[rows.start : rows.stop] for g_W in self.gradients_W]
+        for i, row in enumerate(rows):
+            own = [part_W[i] for part_W in parts_W]
+            torch._foreach_copy_(own, list(anchor))
+            torch._foreach_sub_(own, [replica.data for replica in self.replicas[row]])
+        return parts_W
+
+    @torch.no_grad()
+    def restart(self, anchor: Sequence[Tensor], rows: range) -> None:
+        """x <- anchor for some local workers."""
+        for row in rows:
+            torch._foreach_copy_([replica.data for replica in self.replicas[row]], list(anchor))
 
     def backward(self, row: int, step: int, losses: Callable[[int], Tensor], micro_batches: int) -> Tensor:
         """Put the gradients of one worker's step into its row.
@@ -88,6 +128,21 @@ class WorkerAxis:
             self.gradients_W = self._storage
             torch._foreach_copy_([g_W[row] for g_W in self._storage], gradients)
         return total
+
+    @torch.no_grad()
+    def pull(self, anchor: Sequence[Tensor], alpha: float) -> None:
+        """x <- (1 - alpha) x + alpha anchor for every local worker."""
+        for replica in self.replicas:
+            torch._foreach_lerp_([x.data for x in replica], list(anchor), alpha)
+
+    @torch.no_grad()
+    def mean_replica(self, account: str) -> list[Tensor]:
+        """The mean of all workers' parameters, exact and in new tensors; charged to `account`."""
+        sums = [torch.stack([x.data for x in rows]).sum(0) for rows in zip(*self.replicas, strict=True)]
+        total = torch.cat([x.flatten() for x in sums])
+        mean = self.comm.sum_(total, account) / self.comm.workers
+        parts = mean.split([spec.numel for spec in self.specs])
+        return [part.view(spec.shape) for part, spec in zip(parts, self.specs, strict=True)]
 
     def seed_dropout(self, purpose: str, step: int, row: int, batch: int) -> None:
         """Seed the generator that dropout draws from, for one batch of a local worker; the caller restores it."""
@@ -140,10 +195,13 @@ class WorkerAxis:
         return pooled
 
     @torch.no_grad()
-    def recompute_buffers(self, forward: Callable[[int, int], Any], batches: int) -> dict[str, Tensor]:
+    def recompute_buffers(
+        self, values: Sequence[Tensor], forward: Callable[[int, int], Any], batches: int
+    ) -> dict[str, Tensor]:
         """Re-estimate BatchNorm statistics as plain averages over training batches; returns the buffers to restore.
 
         Args:
+            values: the parameters to estimate them for.
             forward: called with (row, batch number) runs the model on one training batch.
             batches: how many per worker.
         """
@@ -153,6 +211,7 @@ class WorkerAxis:
         self.model.train()
         for row in range(self._W):
             self.become(row)
+            self._use_values(values)
             for norm in norms:
                 norm.reset_running_stats()
                 norm.momentum = None  # a cumulative average
@@ -160,11 +219,13 @@ class WorkerAxis:
                 forward(row, batch)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
+        self._current = None
         return kept
 
-    def evaluate_with(self, buffers: dict[str, Tensor]) -> None:
-        """Let the model read these buffers, until the next `become`."""
+    def evaluate_with(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
+        """Let the model read these parameters and buffers, until the next `become`."""
         self._use_buffers(buffers)
+        self._use_values(values)
         self._current = None
 
 

@@ -25,7 +25,7 @@ class Ledger:
         workers: all workers of the run, A.
     """
 
-    fields = ("payload", "wire", "rounds", "control", "eval", "setup", "dense", "dense_wire", "entropy")
+    fields = ("payload", "wire", "inner_wire", "rounds", "control", "eval", "setup", "dense", "dense_wire", "entropy")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -61,6 +61,20 @@ class Ledger:
         self.counts["dense"] += self.workers * 4 * numel
         self.counts["dense_wire"] += 2 * (self.workers - 1) * 4 * numel
 
+    def absorb(self, inner: Sequence["Ledger"]) -> None:
+        """Add what the groups of this process have just spent, as if all of the run had spent alike, and clear it.
+
+        Args:
+            inner: the ledgers of the local groups, which exchange side by side.
+        """
+        alike = self.workers // (inner[0].workers * len(inner))  # processes, or groups of several processes
+        for name in ("payload", "wire", "entropy"):
+            self.counts[name] += alike * sum(ledger.counts[name] for ledger in inner)
+        self.counts["inner_wire"] += alike * sum(ledger.counts["wire"] for ledger in inner)
+        self.counts["rounds"] += max(ledger.counts["rounds"] for ledger in inner)
+        for ledger in inner:
+            ledger.counts = dict.fromkeys(self.fields, 0)
+
     def charge(self, account: str, nbytes: int) -> None:
         """Charge `control`, `eval` or `setup` traffic that each worker sends or receives once."""
         self.counts[account] += nbytes
@@ -68,12 +82,14 @@ class Ledger:
     def columns(self) -> dict[str, Any]:
         """The ledger as it stands in every metrics row; bytes of one worker.
 
+        `inner_wire_bytes` is the part of `wire_bytes` that stays inside groups smaller than all workers.
         `entropy_bytes` is what the payload would be with entropy-coded messages, where a compressor counts that.
         """
         c, mean = self.counts, lambda total: round(total / self.workers)
         return {
             "payload_bytes": mean(c["payload"]),
             "wire_bytes": mean(c["wire"]),
+            "inner_wire_bytes": mean(c["inner_wire"]),
             "rounds": c["rounds"],
             "control_bytes": c["control"],
             "eval_bytes": c["eval"],
@@ -117,8 +133,34 @@ class Comm:
         self.device = torch.device(device)
         self.workers = workers_per_process * processes
         self.first_worker = rank * workers_per_process
+        self.group: dist.ProcessGroup | None = None  # the default one
         self.ledger = Ledger(self.workers)
         self.clock = Clock(self.device)
+
+    def groups(self, size: int) -> list["Comm"]:
+        """Collectives inside groups of `size` consecutive workers, one Comm for each group with workers here.
+
+        Every process must call this at the same point. What a group spends stands in its own ledger until the run's
+        ledger absorbs it.
+
+        Args:
+            size: divides the number of workers, and either divides the workers per process or is a multiple of them.
+        """
+        W = self.local_workers
+        if size <= W:
+            inner = [Comm(size, device=str(self.device)) for _ in range(W // size)]
+        else:
+            span = size // W
+            spans = [range(first, first + span) for first in range(0, self.processes, span)]
+            groups = [dist.new_group(list(ranks)) for ranks in spans]
+            comm = Comm(W, span, self.rank % span, str(self.device))
+            mine = groups[self.rank // span]
+            assert isinstance(mine, dist.ProcessGroup)
+            comm.group = mine
+            inner = [comm]
+        for comm in inner:
+            comm.clock = self.clock
+        return inner
 
     @property
     def leader(self) -> bool:
@@ -168,7 +210,7 @@ class Comm:
             parts.append(part)
             start += part.numel()
         self.ledger.all_reduce(total * fused.element_size())
-        self._collective(lambda: dist.all_reduce(fused))
+        self._collective(lambda: dist.all_reduce(fused, group=self.group))
         if dtype is None and self.local_workers > 1:
             fused.div_(self.workers)
         if dtype is None:
@@ -183,7 +225,7 @@ class Comm:
             return []
         fused = torch.stack(list(xs))
         self.ledger.all_reduce(fused.numel() * fused.element_size())
-        self._collective(lambda: dist.all_reduce(fused, op=dist.ReduceOp.MAX))
+        self._collective(lambda: dist.all_reduce(fused, op=dist.ReduceOp.MAX, group=self.group))
         return list(fused)
 
     def all_gather(self, message_W: Tensor, account: str = "payload") -> Tensor:
@@ -193,7 +235,7 @@ class Comm:
         else:
             self.ledger.charge(account, message_W.shape[1])
         message_A = message_W if self.processes == 1 else message_W.new_empty(self.workers, message_W.shape[1])
-        self._collective(lambda: dist.all_gather_into_tensor(message_A, message_W.contiguous()))
+        self._collective(lambda: dist.all_gather_into_tensor(message_A, message_W.contiguous(), group=self.group))
         return message_A
 
     def all_gather_uneven(self, messages_W: Sequence[Tensor], sizes_A: Sequence[int]) -> list[Tensor]:
@@ -216,7 +258,7 @@ class Comm:
         # an all-gather of unequal parts is an all-to-all in which each process sends everybody the same
         self._collective(
             lambda: dist.all_to_all_single(
-                everywhere, here.repeat(self.processes), by_process, [len(here)] * self.processes
+                everywhere, here.repeat(self.processes), by_process, [len(here)] * self.processes, group=self.group
             )
         )
         return list(everywhere.split(list(sizes_A)))
@@ -245,7 +287,8 @@ class Comm:
         mine = sizes[self.first_worker : self.first_worker + W]
         splits = [W * sum(sizes[first : first + W]) for first in range(0, self.workers, W)]
         received = sent.new_empty(self.processes * W * sum(mine))
-        self._collective(lambda: dist.all_to_all_single(received, sent, [W * sum(mine)] * self.processes, splits))
+        whole = [W * sum(mine)] * self.processes
+        self._collective(lambda: dist.all_to_all_single(received, sent, whole, splits, group=self.group))
         per_process = [part.split([W * size for size in mine]) for part in received.chunk(self.processes)]
         return [torch.cat([parts[own].view(W, size) for parts in per_process]) for own, size in enumerate(mine)]
 
@@ -253,7 +296,7 @@ class Comm:
         """Sum of one tensor per process, in place; charged to `account` as one message per worker."""
         self.ledger.charge(account, x.numel() * x.element_size())
         if self.processes > 1:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=self.group)
         return x
 
     def broadcast_(self, xs: Sequence[Tensor], account: str) -> None:
@@ -263,7 +306,7 @@ class Comm:
         self.ledger.charge(account, sum(x.numel() * x.element_size() for x in xs))
         if self.processes > 1:
             fused = torch.cat([x.detach().reshape(-1) for x in xs])
-            dist.broadcast(fused, src=0)
+            dist.broadcast(fused, group=self.group, group_src=0)
             for x, value in zip(xs, fused.split([x.numel() for x in xs]), strict=True):
                 x.detach().copy_(value.view(x.shape))
 

@@ -1,6 +1,6 @@
 """From a resolved configuration to components: the single place that instantiates them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,27 +10,52 @@ from torch import nn
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.build import Config, build
 from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.compatible import refuse_pairs
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.datasets.images import ImageDataset
+from accordion_bench.exchange import levelled, sent_specs
 from accordion_bench.optimizers import without_dynamo
-from accordion_bench.plan import Ladder, Plan
+from accordion_bench.plan import Ladder, Plan, Run, TensorSpec
 from accordion_bench.schedules.base import Schedule
 from accordion_bench.sync.base import Sync
-from accordion_bench.wrapped import Wrapped, optimizer_node, wrapped_compressor
+from accordion_bench.wrapped import Wrapped, optimizer_node, pseudo_gradient_compressor, wrapped_compressor
 
 
 @dataclass(frozen=True)
 class Components:
-    """Everything that needs neither data nor devices."""
+    """Everything that needs neither data nor devices.
+
+    wrapped: the compressor of gradients.
+    differences: makes the compressor of differences of parameters, where workers take local steps.
+    """
 
     wrapped: Wrapped
+    differences: Callable[[], Wrapped]
     policies: dict[str, Policy]
     ladder: Ladder
     codebooks: dict[int, tuple[float, ...]]
     schedule: Schedule
     sync: Sync
     dataset: ImageDataset
+    run: Run
+
+    def plan_for(self, specs: Sequence[TensorSpec]) -> Plan:
+        """The plan before the first step, after every policy has started.
+
+        Raises:
+            ValueRefused: a policy's option does not fit the run.
+        """
+        wrapped, weakest = self.wrapped, len(self.ladder.values) - 1
+        sent = sent_specs(specs, wrapped.scope, wrapped.block_size)
+        levels = dict.fromkeys(levelled(wrapped.compressor, sent), weakest)
+        plan = self.sync.start(Plan(levels, self.run.batch_size, codebooks=self.codebooks))
+        for name, policy in self.policies.items():
+            try:
+                plan = policy.start(plan, self.ladder, self.run)
+            except ValueRefused as refused:
+                raise refused.under(f"adaptive.{name}") from None
+        return plan
 
 
 def components(cfg: Config, workers: int) -> Components:
@@ -39,17 +64,28 @@ def components(cfg: Config, workers: int) -> Components:
     Raises:
         ConfigError: a value breaks a rule, or two choices do not go together.
     """
+    choices = cfg.get("choices", {})
     wrapped = wrapped_compressor(cfg["compressor"], cfg["optimizer"])
     policies = {name: build(node, f"adaptive.{name}") for name, node in (cfg.get("adaptive") or {}).items()}
-    return Components(
+    sync, dataset = build(cfg["sync"], "sync"), build(cfg["dataset"], "dataset")
+    schedule = build(cfg["schedule"], "schedule", epochs=cfg["epochs"], workers=workers)
+    refuse_pairs(cfg, wrapped.compressor, policies, sync)
+    run = Run(cfg["epochs"], workers, dataset.train_count, cfg["batch_size"], schedule, schedule.warmup_epochs)
+    sync.check(cfg, run)
+    ladder = _ladder(wrapped.compressor, policies)
+    parts = Components(
         wrapped=wrapped,
+        differences=lambda: pseudo_gradient_compressor(cfg["compressor"], choices.get("compressor", "this one")),
         policies=policies,
-        ladder=(ladder := _ladder(wrapped.compressor, policies, cfg)),
+        ladder=ladder,
         codebooks=_codebooks(wrapped.compressor, policies, ladder, cfg),
-        schedule=build(cfg["schedule"], "schedule", epochs=cfg["epochs"], workers=workers),
-        sync=build(cfg["sync"], "sync"),
-        dataset=build(cfg["dataset"], "dataset"),
+        schedule=schedule,
+        sync=sync,
+        dataset=dataset,
+        run=run,
     )
+    parts.plan_for([])  # what a policy cannot do in this run is refused here
+    return parts
 
 
 def build_optimizer(cfg: Config, compressor: Compressor, params: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -58,32 +94,21 @@ def build_optimizer(cfg: Config, compressor: Compressor, params: list[nn.Paramet
     return build(node, "optimizer", positional=[params], adapt=without_dynamo)
 
 
-def _ladder(compressor: Compressor, policies: dict[str, Policy], cfg: Config) -> Ladder:
-    """The levels that plans may hold: the policy's, or the configured one."""
-    by_knob: dict[str, str] = {}
-    for name, policy in policies.items():
-        if policy.drives in by_knob:
-            raise ConfigError(
-                f"adaptive must not drive the same thing twice, got {by_knob[policy.drives]} and {name}, which both "
-                f"drive the {policy.drives}; type adaptive={name}"
-            )
-        by_knob[policy.drives] = name
-    driver = by_knob.get("level")
-    if driver is None:
-        return Ladder(compressor.knob or "", () if compressor.level is None else (compressor.level,))
-    if compressor.knob is None:
-        name = cfg.get("choices", {}).get("compressor", "this one")
-        raise ConfigError(
-            f"adaptive={driver} needs a compressor with levels to choose from, got compressor={name}; "
-            f"type one of {', '.join('compressor=' + c for c in compressors_with_levels())}"
-        )
-    try:
-        values = policies[driver].ladder(compressor.knob, compressor.pair)
-        names = ["strong", *[f"level {i}" for i in range(1, len(values) - 1)], "weak"]
-        checked = tuple(compressor.check_level(name, value) for name, value in zip(names, values, strict=True))
-    except ValueRefused as refused:
-        raise refused.under(f"adaptive.{driver}") from None
-    return Ladder(compressor.knob, checked)
+def _ladder(compressor: Compressor, policies: dict[str, Policy]) -> Ladder:
+    """The levels that plans may hold: those of all policies that drive them, or the configured one."""
+    drivers = {name: policy for name, policy in policies.items() if policy.drives == "level"}
+    if not drivers:
+        return Ladder(compressor.knob or "", () if compressor.level is None else (compressor.level,), compressor.pair)
+    assert compressor.knob is not None
+    values: set[float] = set()
+    for driver, policy in drivers.items():
+        try:
+            own = policy.ladder(compressor.knob, compressor.pair)
+            names = ["strong", *[f"level {i}" for i in range(1, len(own) - 1)], "weak"]
+            values |= {compressor.check_level(name, value) for name, value in zip(names, own, strict=False)}
+        except ValueRefused as refused:
+            raise refused.under(f"adaptive.{driver}") from None
+    return Ladder(compressor.knob, tuple(sorted(values)), compressor.pair)
 
 
 def _codebooks(
@@ -102,22 +127,7 @@ def _codebooks(
             f"adaptive={driver} needs a compressor with a codebook of its own, got compressor={name}; "
             "type compressor=qsgd"
         )
-    try:  # what the policy cannot do with these is refused here, before the run
-        policies[driver].start(Plan(codebooks=books), ladder)
-    except ValueRefused as refused:
-        raise refused.under(f"adaptive.{driver}") from None
     return books
-
-
-def compressors_with_levels() -> list[str]:
-    """Names of the compressors that have a knob, found in the YAML files."""
-    import yaml
-
-    names = []
-    for file in sorted((conf_dir() / "compressor").glob("*.yaml")):
-        if wrapped_compressor(yaml.safe_load(file.read_text())).compressor.knob:
-            names.append(file.stem)
-    return names
 
 
 def build_model(cfg: Config, dataset: ImageDataset) -> nn.Module:

@@ -8,7 +8,7 @@ from torch import Tensor
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
-from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.plan import Ladder, Measured, Plan, TensorSpec
 from accordion_bench.statistics import Buckets
 
 WHOLE_MODEL = "model"
@@ -47,6 +47,7 @@ class Exchange:
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
         self.state: State = compressor.init(self.sent, comm, like.float() if like.element_size() == 2 else like)
+        self.what = "gradient"  # what the tensors are, for messages
         self.numel = sum(spec.numel for spec in specs)
 
     def levels(self, plan: Plan, step: int, epoch: float = 0) -> list[float | None]:
@@ -108,6 +109,47 @@ class Exchange:
         ctx = self.context(plan, step, lr, epoch)
         return self.compressor.probe(self.as_sent(xs_W), ctx, self.state, self.comm.workers)
 
+    @torch.no_grad()
+    def error_fed(self, xs_W: Sequence[Tensor], lr: float = 1.0) -> list[Tensor]:
+        """What the first local worker would send before compression, with its residual, [1, ...] as it travels."""
+        scale = lr if self.compressor.units == "parameter" else 1.0
+        residuals = [self.state.get(spec.name, {}).get("residual_W") for spec in self.sent]
+        own = [x_W[:1] * scale for x_W in self.as_sent([x_W[:1] for x_W in xs_W])]
+        return [x if e_W is None else x + e_W[:1] for x, e_W in zip(own, residuals, strict=True)]
+
+    @torch.no_grad()
+    def measured(
+        self,
+        xs_W: Sequence[Tensor],
+        level: int,
+        plan: Plan,
+        step: int,
+        epoch: float = 0,
+        lr: float = 1.0,
+        error_fed: bool = False,
+    ) -> dict[str, Measured]:
+        """What one level of the ladder would cost and lose on the first local worker, per tensor that has levels.
+
+        Args:
+            xs_W: what is to be exchanged, or, with `error_fed`, what `error_fed` has made of it.
+            level: index into the ladder.
+            plan, step, epoch, lr, error_fed: as for an exchange; `error_fed` leaves the residuals out.
+        """
+        first = {
+            name: {key: value[:1] if key.endswith("_W") else value for key, value in entries.items()}
+            for name, entries in self.state.items()
+        }
+        if error_fed:
+            for entries in first.values():
+                if "residual_W" in entries:
+                    entries["residual_W"] = torch.zeros_like(entries["residual_W"])
+        everywhere = plan.with_levels(dict.fromkeys(plan.levels, level))
+        ctx = self.context(everywhere, step, lr, epoch)
+        own = list(xs_W) if error_fed else self.as_sent([x_W[:1] for x_W in xs_W])
+        probe = self.compressor.probe(own, ctx, first, self.comm.workers)
+        named = zip(self.sent, probe.measured, strict=True)
+        return {spec.name: found for spec, found in named if spec.name in plan.levels}
+
     def buckets(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> list[list[Buckets]]:
         """The quantiser's buckets of each local worker's tensors, where a policy asks for them."""
         if bad := self.non_finite(xs_W):
@@ -141,7 +183,7 @@ class Exchange:
         for spec, x_W in zip(self.specs, xs_W, strict=True):
             for row, x in enumerate(x_W):
                 if not x.isfinite().all():
-                    return f"the gradient of {spec.name} on worker {self.comm.first_worker + row}"
+                    return f"the {self.what} of {spec.name} on worker {self.comm.first_worker + row}"
         return None
 
     @staticmethod

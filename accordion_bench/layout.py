@@ -124,6 +124,12 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
     )
 
 
+def placed(cfg: Config, where: Layout) -> Config:
+    """The configuration with the numbers of workers that have been decided."""
+    comm = {**cfg["comm"], "processes": where.processes, "workers_per_process": where.workers_per_process}
+    return {**cfg, "workers": where.workers, "comm": comm}
+
+
 def _fits(key: str, given: int | None, actual: int, why: str) -> int:
     if given is not None and given != actual:
         raise ValueRefused(key, f"{actual}, {why}" if why[0] == "t" else f"{actual} {why}", given, actual)

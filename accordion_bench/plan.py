@@ -1,9 +1,9 @@
 """The only words that policies and mechanism share: tensors, ladders, plans and signals."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -41,10 +41,47 @@ class Ladder:
     Args:
         knob: `rank`, `density` or `bits`; "" for a compressor without levels.
         values: the knob's values, strong first; a plan holds indices into them.
+        pair: the compressor's own (strong, weak) values, for policies that have not been told any.
     """
 
     knob: str = ""
     values: tuple[float, ...] = ()
+    pair: tuple[float, float] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run before it starts.
+
+    Args:
+        epochs: of the run.
+        workers: A.
+        train_size: training samples.
+        batch_size: samples per worker and step at the start.
+        schedule: learning-rate factor at a time in epochs.
+        warmup_epochs: in which the learning rate still rises.
+    """
+
+    epochs: int = 1
+    workers: int = 1
+    train_size: int = 1
+    batch_size: int = 1
+    schedule: Callable[[float], float] = lambda _: 1.0
+    warmup_epochs: float = 0
+
+    @property
+    def per_worker(self) -> int:
+        """Training samples that each worker sees per epoch."""
+        return -(-self.train_size // self.workers)
+
+    def steps_per_epoch(self, batch_size: int | None = None) -> int:
+        """Optimizer steps per epoch at a batch size (default: the starting one)."""
+        return -(-self.per_worker // (batch_size or self.batch_size))
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run at the starting batch size."""
+        return self.epochs * self.steps_per_epoch()
 
 
 @dataclass(frozen=True)
@@ -55,30 +92,47 @@ class Plan:
         levels: per tensor name, index into the ladder.
         batch_size: samples per worker and step.
         lr_factor: multiplies the scheduled learning rate.
+        period: H, local steps between two exchanges of a local method; 1 = in every step.
         codebooks: per number of bits, quantisation levels in ascending order from -1 to 1; none = the compressor's own.
     """
 
     levels: Mapping[str, int] = field(default_factory=dict)
     batch_size: int = 1
     lr_factor: float = 1.0
+    period: int = 1
     codebooks: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
     def pack(self) -> list[float]:
         """The plan as numbers, each exact in 4 bytes, for the broadcast."""
         levels = [level for codebook in self.codebooks.values() for level in codebook]
-        return [*self.levels.values(), self.batch_size, self.lr_factor, *levels]
+        return [*self.levels.values(), self.batch_size, self.lr_factor, self.period, *levels]
 
     def unpack(self, numbers: Sequence[float]) -> "Plan":
         """The plan that `pack` has made numbers of; tensor names and sizes of codebooks are this plan's."""
         rest = iter(numbers)
         levels = {name: int(next(rest)) for name in self.levels}
-        batch_size, lr_factor = int(next(rest)), next(rest)
+        batch_size, lr_factor, period = int(next(rest)), next(rest), int(next(rest))
         codebooks = {bits: tuple(next(rest) for _ in codebook) for bits, codebook in self.codebooks.items()}
-        return Plan(levels, batch_size, lr_factor, codebooks)
+        return Plan(levels, batch_size, lr_factor, period, codebooks)
 
     def with_levels(self, levels: Mapping[str, int]) -> "Plan":
         """The same plan with some levels replaced."""
         return replace(self, levels={**self.levels, **levels})
+
+
+class Measured(NamedTuple):
+    """What one tensor of worker 0 would cost and lose at one level, p being what would be sent (residual included).
+
+    error: ||p - C(p)||^2.
+    norm: ||p||.
+    sent_norm: ||C(p)||.
+    payload_bytes: of one worker.
+    """
+
+    error: float
+    norm: float
+    sent_norm: float
+    payload_bytes: float
 
 
 @dataclass(frozen=True)
@@ -86,12 +140,18 @@ class Signals:
     """What a policy sees when it decides; it never sees a compressor.
 
     Args:
-        epoch: the epoch that has just ended, counted from 0.
-        lr: learning rate of that epoch.
-        next_lr: learning rate with which the next epoch starts.
-        values: the collected signals by name, each a norm per tensor name, and for the whole `model`.
-        step: the step that has just been taken, where the policy decides between steps.
+        epoch: the epoch that is running, or has just ended, counted from 0.
+        lr: learning rate of the last step; for a policy that decides per epoch, of that epoch.
+        next_lr: learning rate of the next step, or with which the next epoch starts.
+        values: the collected signals by name, each a number per tensor name, and for the whole `model`.
+        step: optimizer steps taken before the one that has just been taken.
+        exchange: exchanges made before the one that has just been made; with sync=every_step, the step.
+        steps_left: optimizer steps to the end of the run, at the present batch size.
+        warming_up: the schedule still raises the learning rate.
         statistics: what was collected of the quantiser's buckets, see `statistics.py`.
+        loss: training loss of all workers, mean over the steps since it was last read; where `loss` was asked for.
+        probes: per index into the ladder, per tensor name, what that level would cost and lose; where asked for.
+        step_seconds: measured seconds per step on the leader since the last decision.
     """
 
     epoch: int
@@ -99,7 +159,13 @@ class Signals:
     next_lr: float
     values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     step: int = 0
+    exchange: int = 0
+    steps_left: int = 0
+    warming_up: bool = False
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    loss: float | None = None
+    probes: Mapping[int, Mapping[str, Measured]] = field(default_factory=dict)
+    step_seconds: float | None = None
 
 
 def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:
@@ -107,6 +173,7 @@ def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:
     return {
         "batch_size": plan.batch_size,
         "lr_factor": plan.lr_factor,
+        "period": plan.period,
         "levels": {name: ladder.values[level] for name, level in plan.levels.items()},
         **(
             {"codebooks": {str(bits): list(levels) for bits, levels in plan.codebooks.items()}}

@@ -12,6 +12,7 @@ from accordion_bench.build import Config, build, target
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.config_dir import conf_dir
+from accordion_bench.layout import layout, placed
 from accordion_bench.wrapped import FEEDBACK, SERVER, wrapped_compressor
 
 
@@ -40,7 +41,7 @@ def validate(cfg: Config) -> None:
     check.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
-    parts = components(cfg, workers=1)
+    parts = components(placed(cfg, where := layout(cfg)), where.workers)
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
     with rng.kept_rng():
         model = build_model(cfg, parts.dataset)

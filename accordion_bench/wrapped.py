@@ -36,6 +36,32 @@ class Wrapped:
         return {"scope": self.scope, "start_step": self.start_step, "block_size": self.block_size}
 
 
+def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
+    """The compressor as local methods use it, on differences of parameters.
+
+    The momentum stays with the inner optimizer, and residuals are in the units of the parameters as they are.
+
+    Raises:
+        ConfigError: the method needs a gradient in every step.
+    """
+    plain = {"worker_momentum": False, "residual_units": "gradient"}
+    wrapped = wrapped_compressor({**node, **{key: value for key, value in plain.items() if key in node}})
+    compressor = wrapped.compressor
+    instead = "type compressor=topk, or sync=every_step"
+    if compressor.owns:
+        raise ConfigError(
+            f"compressor must leave momentum and step to the optimizer where workers take local steps, got {name}, "
+            f"which has a momentum of its own; {instead}"
+        )
+    if compressor.reduces != "mean":
+        what = {"sum": "a sum over the workers", "vote": "a vote of signs"}.get(compressor.reduces, "signs")
+        raise ConfigError(
+            f"compressor must keep the size of what it averages where workers take local steps, got {name}, "
+            f"which returns {what}; {instead}"
+        )
+    return wrapped
+
+
 def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped:
     """The compressor in its wrappers; the wrappers' options stand beside its own in the YAML.
 

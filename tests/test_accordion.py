@@ -9,7 +9,7 @@ from accordion_bench import config
 from accordion_bench.adaptive.accordion import Accordion, CriticalRegime
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
-from accordion_bench.plan import Ladder, Plan, Signals
+from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals import GradientSums
@@ -143,9 +143,9 @@ def test_raising_the_rate_is_no_drop():
 class TestPolicy:
     def plan(self, ladder):
         policy = Accordion(interval=2)
-        return policy, policy.start(Plan({"a": 0, "b": 0}, 32), ladder)
+        return policy, policy.start(Plan({"a": 0, "b": 0}, 32), ladder, Run())
 
-    @pytest.mark.parametrize("ladder", [Ladder("rank", (1, 2)), Ladder("density", (0.10, 0.99))])
+    @pytest.mark.parametrize("ladder", [Ladder("rank", (1, 2), (1, 2)), Ladder("density", (0.10, 0.99), (0.10, 0.99))])
     def test_same_detector_drives_rank_and_density(self, ladder):
         policy, plan = self.plan(ladder)
         assert plan.levels == {"a": 1, "b": 1}
@@ -225,7 +225,7 @@ def test_contract_of_every_policy(name, compressor):
     parts = config.components(cfg, workers=4)
     assert list(parts.policies) == ([] if name == "none" else [name])
     for policy in parts.policies.values():
-        plan = policy.start(Plan({"a": 0}, 32, codebooks=parts.codebooks), parts.ladder)
+        plan = policy.start(Plan({"a": 0}, 32, codebooks=parts.codebooks), parts.ladder, Run())
         assert set(plan.levels) == {"a"} and plan.levels["a"] in range(len(parts.ladder.values))
         for epoch in range(12):
             values = {need: {"a": 1.0} for need in policy.needs(epoch)}

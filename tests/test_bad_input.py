@@ -48,7 +48,7 @@ DISTEF = "compressor=distefblocksgd"
 # overrides, then what the sentence must say: key, rule, value, what to type instead
 REFUSED = [
     (["compressor=powersdg"], "compressor must be one of atomo, .*, trn, got powersdg; type compressor=powersgd"),
-    (["adaptive=[accordion,foo]"], "adaptive must be one of accordion, .*, none, got foo"),
+    (["adaptive=[accordion,foo]"], "adaptive must be one of accordion, .*, none, .*, got foo"),
     (["model=resnet19"], "model must be one of resnet18, resnet20, resnet8, got resnet19"),
     (["compressor="], "compressor must be one of .*, got nothing; type compressor="),
     (["compressor=null"], "must be given by name, got NoneType; type GROUP=NAME"),
@@ -159,7 +159,7 @@ def options() -> dict[str, list[tuple[str, object]]]:
     found = {"": list(leaves({k: v for k, v in root.items() if k not in ("defaults", "hydra")}).items())}
     for group in GROUPS:
         for name in yaml_names(group):
-            node = yaml_node(group, name)
+            node = {key: value for key, value in yaml_node(group, name).items() if key != "defaults"}
             if "_target_" in node or group == "comm":
                 prefix = f"adaptive.{name}." if group == "adaptive" else f"{group}."
                 found[f"{group}={name}"] = list(leaves(node, prefix).items())

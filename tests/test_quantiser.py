@@ -14,7 +14,7 @@ from accordion_bench.comm import Comm
 from accordion_bench.compressors import codebooks, codes, entropy
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.quantiser import Quantiser
-from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec
+from accordion_bench.plan import Ladder, Plan, Run, Signals, TensorSpec
 from accordion_bench.record import RunFolder
 from accordion_bench.statistics import Buckets, BucketStatistics
 from tests.helpers import exchange_for, gradients
@@ -188,7 +188,7 @@ def test_fitted_levels_lose_less(method, fit, zero_level):
         quantiser = Quantiser(bits=3, bucket_size=1024, norm=norm, zero_level=zero_level)
         policy = FittedCodebook(method, fit, num_components=160)  # all: under linf the largest are not typical
         own = {3: codebooks.uniform(3, zero_level)}
-        plan = policy.start(Plan(codebooks=own), Ladder("bits", (3,)))
+        plan = policy.start(Plan(codebooks=own), Ladder("bits", (3,)), Run())
         statistics, control = statistics_of(policy, x, quantiser)
         assert control == {"mixture": 12 * 40, "single": 24, "empirical": 3 * 8 * 4096}[fit]
         fitted = policy.update(Signals(0, 0.1, 0.1, step=0, statistics=statistics), plan)

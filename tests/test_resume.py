@@ -141,9 +141,9 @@ def test_the_comparison_compares_something(straight):
     names = [name for name, _ in tiny.Net(3, 10).named_parameters()]
     assert list(shared["parameters"]) == list(shared["optimizer"]) == names
     assert shared["optimizer"]["stem.weight"]["momentum_buffer"].abs().sum() > 0
-    assert set(shared["compressor"]) == {"stem.weight", "a.weight", "b.weight", "head.weight"}
-    assert all(entry["q"].abs().sum() > 0 for entry in shared["compressor"].values())
-    assert worker["compressor"]["a.weight"]["residual_W"].abs().sum() > 0
+    assert set(shared["exchange_states"]["gradient"]) == {"stem.weight", "a.weight", "b.weight", "head.weight"}
+    assert all(entry["q"].abs().sum() > 0 for entry in shared["exchange_states"]["gradient"].values())
+    assert worker["exchange_states"]["gradient"]["a.weight"]["residual_W"].abs().sum() > 0
     assert worker["buffers"]["norm.running_mean"].abs().sum() > 0
     others = got["files"]["worker-0.pt"]["buffers"]
     assert not torch.equal(worker["buffers"]["norm.running_mean"], others["norm.running_mean"])
@@ -294,7 +294,7 @@ def test_in_another_placement(story, two_processes):
     if story == "two to one":
         resume(folder, RunFolder(folder).read_config())
     moved, straight = state(folder), state(two_processes["powersgd accordion"][0])
-    for name in ("rng", "signals", "loss_sum"):  # a process's sums lie with its first worker
+    for name in ("rng", "signals", "loss_sum", "unread_loss", "recent"):  # a process's sums lie with its first worker
         for file in (*moved["files"].values(), *straight["files"].values()):
             file.pop(name, None)
     assert far(moved, straight) == []

@@ -199,7 +199,7 @@ def test_metrics_and_summary_have_every_column(tmp_path):
     launch.train(cfg, layout.layout(cfg, {}, 0), trainer.folder)
     rows = trainer.folder.read_metrics()
     assert [row["epoch"] for row in rows] == [0, 1]
-    bytes_columns = ["payload", "wire", "control", "eval", "setup", "dense", "dense_wire"]
+    bytes_columns = ["payload", "wire", "inner_wire", "control", "eval", "setup", "dense", "dense_wire"]
     parts = ["data", "compute", "exposed", "update", "policy", "encode", "comm", "decode", "warmup"]
     expected = [f"{c}_bytes" for c in bytes_columns] + ["rounds", "seconds", *(f"{part}_seconds" for part in parts)]
     expected += ["epoch", "step", "lr", "train_loss", "test_loss", "accuracy", "plan", "decisions"]

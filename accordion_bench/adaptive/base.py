@@ -2,47 +2,71 @@
 
 from typing import Any
 
-from accordion_bench.plan import Ladder, Plan, Signals
+from accordion_bench.plan import Ladder, Plan, Run, Signals
+
+KNOBS = ("level", "codebook", "batch", "period")
 
 
 class Policy:
-    """A policy edits the plan at the end of an epoch or between steps; it sees signals, never a compressor.
+    """A policy edits the plan at the end of an epoch or after an exchange; it sees signals, never a compressor.
+
+    An exchange is an optimizer step with sync=every_step, and one averaging with a local method.
 
     Class attributes:
-        drives: what it steers: `level` (the compressor's rank, density or bits) or `codebook` (its quantisation
-            levels). Two policies may not drive the same.
-        when: `epoch`: `update` runs at the end of every epoch; `step`: after the steps that are `due`.
+        drives: what it steers: `level` (the compressor's rank, density or bits), `codebook` (its quantisation
+            levels), `batch` (samples per worker and step, with the learning rate's factor), `period` (local steps
+            between two exchanges), or "" (nothing). Two policies may not drive the same, unless the later one refines.
+        refines: it starts from what an earlier policy in the list has decided, so that it may drive the same.
+        when: `epoch`: `update` runs at the end of every epoch; `exchange`: after the exchanges that are `due`.
+        knobs: compressor knobs that it can steer, where it drives levels; empty = all.
+        syncs: synchronisation schemes (names of YAML files) of which it needs one; empty = any.
     """
 
     drives: str = "level"
+    refines: bool = False
     when: str = "epoch"
+    knobs: tuple[str, ...] = ()
+    syncs: tuple[str, ...] = ()
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
-        """The values that this policy chooses from, strong first; `pair` is the compressor's own (strong, weak)."""
+        """The values that this policy chooses from, strong first; `pair` is the compressor's own (strong, weak).
+
+        A run's ladder holds the values of all its policies, strong first.
+        """
         raise NotImplementedError
 
     def needs(self, epoch: int) -> frozenset[str]:
-        """The signals to collect during this epoch; what nobody needs is not computed."""
+        """The signals to collect during this epoch, see `signals.py`; what nobody needs is not computed."""
         return frozenset()
 
-    def due(self, step: int) -> bool:
-        """Whether to decide after this step, where `when` is `step`."""
+    def due(self, exchange: int) -> bool:
+        """Whether to decide after this exchange (counted from 0), where `when` is `exchange`."""
         return False
 
-    def needs_at(self, step: int) -> frozenset[str]:
-        """The bucket statistics to collect in this step."""
+    def needs_at(self, exchange: int) -> frozenset[str]:
+        """What to look at in this exchange.
+
+        Bucket statistics (see `statistics.py`).
+        `probe:I`: what level I of the ladder would cost and lose of what worker 0 sends, residual included.
+        `recent`: this exchange counts into a mean, which a later `recent` with `probe:I` looks at instead, and forgets.
+        `loss`, in an exchange that is due: the training loss since it was last read.
+        """
         return frozenset()
 
-    def start(self, plan: Plan, ladder: Ladder) -> Plan:
-        """The plan before the first step."""
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        """The plan before the first step; called when the configuration is checked, and again when the run starts.
+
+        Raises:
+            ValueRefused: an option does not fit the run.
+        """
         return plan
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
-        """The plan after an epoch, or a step. Runs on the leader alone; the result is broadcast."""
+        """The plan after an epoch, or an exchange. Runs on the leader alone; the result is broadcast."""
         return plan
 
     def decision(self) -> dict[str, Any]:
-        """What the last update saw and decided, for the metrics row."""
+        """What the last update saw and decided, for the metrics row; empty = nothing to say."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

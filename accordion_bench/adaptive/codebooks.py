@@ -13,7 +13,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.distributions import Distribution, Histogram, TruncatedNormals
 from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
 from accordion_bench.compressors import codebooks
-from accordion_bench.plan import Ladder, Plan, Signals
+from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.statistics import POWER
 
 
@@ -42,7 +42,7 @@ class FittedCodebook(Policy):
     """
 
     drives = "codebook"
-    when = "step"
+    when = "exchange"
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class FittedCodebook(Policy):
         self.num_components = check.integer("num_components", num_components, at_least=1, instead=20)
         self.stat_samples = check.integer("stat_samples", stat_samples, at_least=1, instead=10)
         if not isinstance(update_at, list | tuple) or not all(type(s) is int and s >= 0 for s in update_at):
-            raise check.ValueRefused("update_at", "a list of steps of at least 0", update_at, [0, 100, 2000])
+            raise check.ValueRefused("update_at", "a list of exchanges of at least 0", update_at, [0, 100, 2000])
         self.update_at = set(update_at)
         self.update_every = update_every
         if update_every is not None:
@@ -73,8 +73,10 @@ class FittedCodebook(Policy):
             raise check.ValueRefused("solver", "exact where method is alqg", solver, "exact")
         self._decision: dict[str, Any] = {}
 
-    def due(self, step: int) -> bool:
-        return step in self.update_at or bool(self.update_every and step and step % self.update_every == 0)
+    def due(self, exchange: int) -> bool:
+        return exchange in self.update_at or bool(
+            self.update_every and exchange and exchange % self.update_every == 0
+        )
 
     @property
     def signal(self) -> str:
@@ -85,11 +87,11 @@ class FittedCodebook(Policy):
             "empirical": f"histogram:{self.norm_weight}",
         }[self.fit]
 
-    def needs_at(self, step: int) -> frozenset[str]:
-        near = any(self.due(step + ahead) for ahead in range(self.stat_samples))
+    def needs_at(self, exchange: int) -> frozenset[str]:
+        near = any(self.due(exchange + ahead) for ahead in range(self.stat_samples))
         return frozenset([self.signal]) if near else frozenset()
 
-    def start(self, plan: Plan, ladder: Ladder) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
         books = dict(plan.codebooks)
         if self.solver == "official" and any(0.0 in book for book in books.values()):
             rule = "exact where the codebook has a zero level (compressor.zero_level=true)"

@@ -14,7 +14,7 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
-from accordion_bench.plan import TensorSpec
+from accordion_bench.plan import Measured, TensorSpec
 from accordion_bench.statistics import Buckets, moments
 
 State = dict[str, dict[str, Any]]
@@ -70,12 +70,14 @@ class Probe(NamedTuple):
     payload_bytes: per tensor, of one worker; an upper bound where `fixed_size` is false.
     buckets: per local worker, norm, mean and standard deviation of the normalised coordinates of every bucket, [B, 3];
         empty for methods without a codebook.
+    measured: per tensor, of the first local worker, its error, norms and bytes.
     """
 
     error: list[float]
     total_error: float
     payload_bytes: list[float]
     buckets: list[Tensor]
+    measured: list[Measured]
 
 
 class Compressor:
@@ -177,17 +179,19 @@ class Compressor:
         """
         alone = Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")
         out = self.exchange(xs_W, ctx, copy.deepcopy(state), alone)
-        errors, all_lost, everything = [], 0.0, 0.0
+        pairs = zip(ctx.specs, ctx.levels, strict=True)
+        payload = [self.payload_bytes(spec, level, workers) for spec, level in pairs]
+        errors, measured, all_lost, everything = [], [], 0.0, 0.0
         for i, x_W in enumerate(xs_W):
             lost_W = x_W.clone()
             out.subtract_sent_(i, lost_W)
             lost, whole = lost_W.double().flatten(1).square().sum(1), x_W.double().flatten(1).square().sum(1)
+            sent_norm = float((x_W[0] - lost_W[0]).double().norm())
+            measured.append(Measured(float(lost[0]), float(whole[0].sqrt()), sent_norm, payload[i]))
             errors.append(float(torch.where(whole > 0, lost / whole.clamp_min(1e-300), 0).mean()))
             all_lost, everything = all_lost + float(lost.sum()), everything + float(whole.sum())
-        pairs = zip(ctx.specs, ctx.levels, strict=True)
         total = all_lost / everything if everything else 0.0
-        payload = [self.payload_bytes(spec, level, workers) for spec, level in pairs]
-        return Probe(errors, total, payload, [moments(own) for own in self.buckets_of(xs_W, ctx) or []])
+        return Probe(errors, total, payload, [moments(own) for own in self.buckets_of(xs_W, ctx) or []], measured)
 
 
 DECLARED = (

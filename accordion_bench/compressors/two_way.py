@@ -123,7 +123,9 @@ class TwoWay(Wrapper):
         alone.pieces = alone._by_name(ctx.specs, len(xs_W[0]) if xs_W else 1)
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         payload = [self.payload_bytes(spec, level, workers) for spec, level in pairs]
-        return Compressor.probe(alone, xs_W, ctx, {}, workers)._replace(payload_bytes=payload)
+        probe = Compressor.probe(alone, xs_W, ctx, {}, workers)
+        measured = [m._replace(payload_bytes=size) for m, size in zip(probe.measured, payload, strict=True)]
+        return probe._replace(payload_bytes=payload, measured=measured)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)

@@ -22,6 +22,7 @@ class Cifar(ImageDataset):
     """
 
     in_channels = 3
+    train_size = 50_000
 
     def __init__(self, classes: int, augment: bool = True, **options) -> None:
         super().__init__(**options)

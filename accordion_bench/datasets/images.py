@@ -78,10 +78,12 @@ class ImageDataset:
 
     Class attributes:
         in_channels, num_classes: what a model must accept.
+        train_size: training images of the whole set.
     """
 
     in_channels: int
     num_classes: int
+    train_size: int
 
     def __init__(self, subset: int | None = None, limit_eval: int | None = None, sharding: str = "reshuffled") -> None:
         for key, value in (("subset", subset), ("limit_eval", limit_eval)):
@@ -89,6 +91,11 @@ class ImageDataset:
                 check.integer(key, value, at_least=1, instead=1000)
         self.subset, self.limit_eval = subset, limit_eval
         self.sharding = check.choice("sharding", sharding, ["reshuffled", "static"])
+
+    @property
+    def train_count(self) -> int:
+        """Training images of a run."""
+        return min(self.subset or self.train_size, self.train_size)
 
     def prepare(self, root: str) -> None:
         """Make sure that the data is under `root`, downloading it where needed.

@@ -1,13 +1,54 @@
 """What every synchronisation scheme is."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from accordion_bench.build import Config
+from accordion_bench.exchange import Exchange
+from accordion_bench.plan import Plan, Run
 
 if TYPE_CHECKING:
     from accordion_bench.trainer import Trainer
 
 
+class Placed(NamedTuple):
+    """An exchange, under the name by which a checkpoint keeps its state, and the local workers that take part."""
+
+    name: str
+    exchange: Exchange
+    rows: range
+
+
 class Sync:
-    """Takes one optimizer step from the gradients that the trainer has collected, and exchanges what it must."""
+    """Takes one optimizer step from the gradients that the trainer has collected, and exchanges what it must.
+
+    Class attributes:
+        local: workers take steps of their own, between exchanges of differences of parameters.
+
+    Attributes:
+        gradient_exchange: whether gradients are exchanged at any time of a run.
+        period: H, where the plan has one.
+    """
+
+    local: bool = False
+    gradient_exchange: bool = True
+    period: int | None = None
+
+    def check(self, cfg: Config, run: Run) -> None:
+        """Refuse options that do not fit the run.
+
+        Raises:
+            ConfigError: with what to type instead.
+        """
+
+    def start(self, plan: Plan) -> Plan:
+        """The plan before the first step."""
+        return plan
+
+    def begin(self, trainer: "Trainer") -> None:
+        """Before the first step, or before a checkpoint is loaded."""
+        raise NotImplementedError
 
     def step(self, trainer: "Trainer", lr: float) -> None:
         """From gradients [W, ...] to parameters."""
@@ -16,9 +57,29 @@ class Sync:
     def finish(self, trainer: "Trainer") -> None:
         """After the last step: leave one consensus model behind."""
 
+    def consensus(self, trainer: "Trainer") -> list[Tensor]:
+        """The parameters [...] to evaluate; training state stays as it is."""
+        return trainer.axis.shared
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange of all workers that is in force now."""
+        raise NotImplementedError
+
+    def exchanges(self) -> list[Placed]:
+        """Every exchange with state."""
+        raise NotImplementedError
+
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers, strings and containers."""
+        """What all workers have in common: tensors, numbers, strings and containers."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, trainer: "Trainer", state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
+
+    def worker_state(self, row: int) -> dict[str, Any]:
+        """What belongs to one local worker."""
+        return {}
+
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
+        """Continue from `worker_state()`."""

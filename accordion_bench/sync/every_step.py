@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accordion_bench.sync.base import Sync
+from accordion_bench.exchange import Exchange
+from accordion_bench.sync.base import Placed, Sync
 
 if TYPE_CHECKING:
     from accordion_bench.trainer import Trainer
@@ -17,15 +18,23 @@ class EveryStep(Sync):
     which it still decays the weights (with its momentum, unless `weight_decay_mode` says otherwise).
     """
 
+    def begin(self, trainer: "Trainer") -> None:
+        self._exchange = trainer.new_exchange()
+
+    @property
+    def exchange(self) -> Exchange:
+        return self._exchange
+
+    def exchanges(self) -> list[Placed]:
+        return [Placed("gradient", self.exchange, range(self.exchange.comm.local_workers))]
+
     def step(self, trainer: "Trainer", lr: float) -> None:
-        axis, compressor = trainer.axis, trainer.exchange.compressor
+        axis, compressor = trainer.axis, self.exchange.compressor
         decay = trainer.cfg["optimizer"].get("weight_decay", 0)
         if decay and compressor.owns and compressor.weight_decay_mode == "in_gradient":
             for param, gradient_W in zip(axis.params, axis.gradients_W, strict=True):
                 gradient_W.add_(param.detach(), alpha=decay)
-        updates = trainer.exchange(axis.gradients_W, trainer.plan, trainer.step, lr, trainer.now)
-        trainer.clock.lap("exposed")
-        trainer.signals.add_updates(updates)
+        (updates,) = trainer.exchanged([self.exchange], [axis.gradients_W], lr)
         for group in trainer.optimizer.param_groups:
             group["lr"] = lr
         if not compressor.owns:

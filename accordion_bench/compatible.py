@@ -1,0 +1,100 @@
+"""Which policies, compressors and synchronisation schemes go together: every pair runs, or is refused here.
+
+Each refusal is one sentence that says why, and what would work.
+"""
+
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.build import Config
+from accordion_bench.check import ConfigError
+from accordion_bench.compressors.base import Compressor
+from accordion_bench.config_dir import conf_dir
+from accordion_bench.sync.base import Sync
+from accordion_bench.wrapped import pseudo_gradient_compressor, wrapped_compressor
+
+
+def refuse_pairs(cfg: Config, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:
+    """Refuse what does not go together.
+
+    Raises:
+        ConfigError: for the first pair.
+    """
+    choices = cfg.get("choices", {})
+    name, scheme = choices.get("compressor", "this one"), choices.get("sync", "this one")
+    two_drivers(policies)
+    for policy_name, policy in policies.items():
+        needs_sync(policy_name, policy, sync, scheme)
+        needs_levels(policy_name, policy, compressor, name)
+    if sync.local:
+        pseudo_gradient_compressor(cfg["compressor"], name)
+        if sync.gradient_exchange and compressor.owns:
+            instead = "sync.phase1=model" if "phase1" in cfg["sync"] else "sync.switch_step=0"
+            raise ConfigError(
+                f"compressor must leave the momentum to the optimizer in synchronous steps before local ones, got "
+                f"{name}, which would leave the inner optimizers without a momentum at the switch; type {instead}"
+            )
+
+
+def two_drivers(policies: dict[str, Policy]) -> None:
+    """Two policies may not drive the same, unless the later one refines what the earlier one says."""
+    drivers: dict[str, str] = {}
+    for name, policy in policies.items():
+        earlier = drivers.get(policy.drives)
+        if policy.drives and earlier and not policy.refines:
+            turned = policies[earlier].refines
+            instead = f"adaptive=[{name},{earlier}]" if turned else f"adaptive={name}"
+            raise ConfigError(
+                f"adaptive must not drive the same thing twice, got {earlier} and {name}, which both drive the "
+                f"{policy.drives}; type {instead}"
+            )
+        drivers[policy.drives] = name
+    schemes = {policy.syncs[0]: name for name, policy in policies.items() if len(policy.syncs) == 1}
+    if len(schemes) > 1:
+        (first, one), (_, other) = list(schemes.items())[:2]
+        raise ConfigError(
+            f"adaptive must choose one synchronisation, got {one} and {other}, which need two; type adaptive={one}, or "
+            f"sync={first} with other policies"
+        )
+
+
+def needs_sync(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
+    """A preset needs its own scheme; a policy of the period needs one that has a period."""
+    if policy.syncs and scheme not in policy.syncs:
+        raise ConfigError(
+            f"adaptive={name} needs sync={policy.syncs[0]}, got sync={scheme}; type adaptive={name} without sync=, or "
+            f"sync={scheme} without adaptive={name}"
+        )
+    if policy.drives != "period":
+        return
+    if not sync.local:
+        raise ConfigError(
+            f"adaptive={name} drives the period between averagings, got sync={scheme}, which exchanges in every step; "
+            f"type sync=local_sgd adaptive={name}"
+        )
+    if getattr(sync, "groups", None):
+        raise ConfigError(
+            f"adaptive={name} drives one period, got sync.groups with several; type sync.groups=null, or leave out "
+            f"adaptive={name}"
+        )
+
+
+def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str) -> None:
+    """A policy of levels needs a compressor with a knob that it can turn."""
+    if policy.drives != "level":
+        return
+    if compressor.knob is None or (policy.knobs and compressor.knob not in policy.knobs):
+        kind = f"a {' or '.join(policy.knobs)}" if policy.knobs else "levels"
+        fitting = [
+            f"compressor={c}" for c, knob in knobs().items() if knob and (not policy.knobs or knob in policy.knobs)
+        ]
+        raise ConfigError(
+            f"adaptive={name} needs a compressor with {kind} to choose from, got compressor={chosen}; "
+            f"type one of {', '.join(fitting)}"
+        )
+
+
+def knobs() -> dict[str, str | None]:
+    """The knob of every compressor, found in the YAML files."""
+    import yaml
+
+    files = sorted((conf_dir() / "compressor").glob("*.yaml"))
+    return {file.stem: wrapped_compressor(yaml.safe_load(file.read_text())).compressor.knob for file in files}

@@ -1,0 +1,152 @@
+"""Overlap Local-SGD and CoCoD-SGD: averages are used some steps late, to travel behind the computation."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check
+from accordion_bench.blocks import Blocks
+from accordion_bench.check import ValueRefused
+from accordion_bench.sync.local_sgd import LocalSGD, exact_average
+
+if TYPE_CHECKING:
+    from accordion_bench.trainer import Trainer
+
+
+class OverlapLocalSGD(LocalSGD):
+    """Every H steps the workers launch z' <- mean(z - gamma v_w) and go on; `delay` steps later they are pulled to it.
+
+        launch:  v_w <- beta v_w + (z - x_w) / gamma;   D = exchange(gamma v_w)
+        later:   z <- z - D;   x_w <- (1 - merge_alpha) x_w + merge_alpha z       (merge: pull_back)
+                 x_w <- x_w + mean x_old - x_old,w                                (merge: cocod)
+
+    gamma is the inner learning rate at the start of the round; while it is 0, D = exchange(z - x_w) and v stays. What
+    is launched is computed at once; here the delay is in its use, as an overlapped transport would have it.
+
+    Args:
+        delay: steps from launch to use; null = H, one whole round (the paper).
+        merge: `pull_back` or `cocod` (which keeps the mean of the workers, and needs beta = 0).
+        merge_alpha: how far workers are pulled, in (0, 1]; below 1 where the delay is H.
+        beta: momentum of the differences, [0, 1).
+        period, switch_step, buffers, final: see `LocalSGD`.
+
+    Source: Wang, Liang, Joshi 2020 (arXiv 2002.09539) and its official code; Shen et al. 2019 (CoCoD).
+    """
+
+    def __init__(
+        self,
+        period: int = 2,
+        delay: int | None = None,
+        merge: str = "pull_back",
+        merge_alpha: float = 0.6,
+        beta: float = 0.7,
+        switch_step: int | None = 0,
+        buffers: str | None = None,
+        final: bool = True,
+    ) -> None:
+        super().__init__(period, switch_step, buffers=buffers, final=final)
+        self.merge = check.choice("merge", merge, ["pull_back", "cocod"])
+        self.beta = check.number("beta", beta, at_least=0, below=1, instead=0.7)
+        self.merge_alpha = check.number("merge_alpha", merge_alpha, above=0, at_most=1, instead=0.6)
+        if delay is not None:
+            check.integer("delay", delay, at_least=1)
+            if delay > period:
+                rule = f"at most period={period}, because one average is in flight at a time"
+                raise ValueRefused("delay", rule, delay, period)
+        self.delay = delay
+        if merge == "pull_back" and merge_alpha == 1 and (delay is None or delay == period):
+            rule = "below 1 where the delay is a whole period, or the consensus would stay at the start for ever"
+            raise ValueRefused("merge_alpha", rule, merge_alpha, 0.6)
+        if merge == "cocod" and beta:
+            raise ValueRefused("beta", "0 with merge=cocod", beta, 0)
+        self.in_flight: list[Tensor] = []
+        self.momentum_W: list[Tensor] = []
+        self.launched_W: list[Tensor] = []
+
+    def fork(self, trainer: "Trainer") -> None:
+        super().fork(trainer)
+        axis = trainer.axis
+        rows = trainer.comm.local_workers
+        if self.beta:
+            self.momentum_W = Blocks(axis.specs, rows, axis.shared[0]).tensors
+        if self.merge == "cocod":
+            self.launched_W = Blocks(axis.specs, rows, axis.shared[0]).tensors
+            self.note_launched(trainer)
+        # the average of equal workers, launched at the start
+        self.in_flight = [torch.zeros_like(value) for value in axis.shared]
+
+    def after_local_step(self, trainer: "Trainer") -> None:
+        period = self.period or 1
+        if self.in_flight and self.since >= min(self.delay or period, period):
+            self.use(trainer)
+        if self.since >= period:
+            self.launch(trainer)
+
+    @torch.no_grad()
+    def launch(self, trainer: "Trainer") -> None:
+        """Send what the workers have moved since the consensus."""
+        axis, gamma = trainer.axis, self.round_lr
+        if self.merge == "cocod":
+            self.note_launched(trainer)
+        moved_W = axis.differences(axis.shared, range(trainer.comm.local_workers))
+        if self.beta and gamma:
+            torch._foreach_mul_(self.momentum_W, self.beta)
+            torch._foreach_add_(self.momentum_W, moved_W, alpha=1 / gamma)
+            for moved, v_W in zip(moved_W, self.momentum_W, strict=True):
+                torch.mul(v_W, gamma, out=moved)
+        _, (everyone,) = self.tiers[-1]
+        (updates,) = trainer.exchanged([everyone.exchange], [moved_W], 1.0)
+        self.in_flight = updates
+        self.since = 0
+
+    @torch.no_grad()
+    def use(self, trainer: "Trainer") -> None:
+        """Let the workers know of the average that was launched last."""
+        axis = trainer.axis
+        torch._foreach_sub_(axis.shared, self.in_flight)
+        self.in_flight = []
+        if self.merge == "cocod":
+            for row, replica in enumerate(axis.replicas):
+                values = [x.data for x in replica]
+                torch._foreach_add_(values, axis.shared)
+                torch._foreach_sub_(values, [x_W[row] for x_W in self.launched_W])
+        else:
+            axis.pull(axis.shared, self.merge_alpha)
+        self.treat_buffers(trainer)
+
+    def note_launched(self, trainer: "Trainer") -> None:
+        for row, replica in enumerate(trainer.axis.replicas):
+            torch._foreach_copy_([x_W[row] for x_W in self.launched_W], [x.data for x in replica])
+
+    def consensus(self, trainer: "Trainer") -> list[Tensor]:
+        return trainer.axis.mean_replica("eval") if self.forked and not self.finished else trainer.axis.shared
+
+    finished = False
+
+    def finish(self, trainer: "Trainer") -> None:
+        """Drop what is in flight, then one exact average."""
+        if self.forked and self.final:
+            self.in_flight = []
+            exact_average(trainer)
+            self.finished = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "in_flight": dict(zip(self.names, self.in_flight, strict=False))}
+
+    def load_state_dict(self, trainer: "Trainer", state: dict[str, Any]) -> None:
+        super().load_state_dict(trainer, state)
+        if state["forked"]:
+            self.in_flight = [value.to(trainer.device) for value in state["in_flight"].values()]
+
+    def worker_state(self, row: int) -> dict[str, Any]:
+        kept = {"momentum": self.momentum_W, "launched": self.launched_W}
+        return {
+            key: {name: x_W[row].clone() for name, x_W in zip(self.names, values, strict=False)}
+            for key, values in kept.items()
+        }
+
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
+        for key, values in (("momentum", self.momentum_W), ("launched", self.launched_W)):
+            for name, x_W in zip(self.names, values, strict=False):
+                x_W[row].copy_(state[key][name])

@@ -25,7 +25,19 @@ class Ledger:
         workers: all workers of the run, A.
     """
 
-    fields = ("payload", "wire", "inner_wire", "rounds", "control", "eval", "setup", "dense", "dense_wire", "entropy")
+    fields = (
+        "payload",
+        "wire",
+        "inner_wire",
+        "rounds",
+        "control",
+        "eval",
+        "setup",
+        "dense",
+        "dense_wire",
+        "dense_rounds",
+        "entropy",
+    )
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -60,6 +72,7 @@ class Ledger:
         """Count what an fp32 ring all-reduce of `numel` coordinates would have cost in this step."""
         self.counts["dense"] += self.workers * 4 * numel
         self.counts["dense_wire"] += 2 * (self.workers - 1) * 4 * numel
+        self.counts["dense_rounds"] += 2 * (self.workers - 1)
 
     def absorb(self, inner: Sequence["Ledger"]) -> None:
         """Add what the groups of this process have just spent, as if all of the run had spent alike, and clear it.
@@ -96,6 +109,7 @@ class Ledger:
             "setup_bytes": c["setup"],
             "dense_bytes": mean(c["dense"]),
             "dense_wire_bytes": mean(c["dense_wire"]),
+            "dense_rounds": c["dense_rounds"],
             "entropy_bytes": mean(c["entropy"]) if c["entropy"] else None,
         }
 

@@ -174,7 +174,9 @@ def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
         f"{human_bytes(summary['eval_bytes'])} for evaluation",
         f"{'time':<10}{summary['seconds']:.1f} s of training"
         + (" (workers share a process: no communication time)" if simulated else ""),
+        f"{'modelled':<10}{summary['modelled_seconds']:.3g} s for one worker on {cfg['choices']['network']}, "
+        f"{summary['modelled_comm_seconds']:.3g} s of it communication "
+        f"(dense {summary['modelled_dense_comm_seconds']:.3g} s)",
         str(path),
     ]
     return "\n".join(lines)
-

@@ -18,6 +18,7 @@ from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange import Exchange
 from accordion_bench.interrupt import Interrupted, Stopper
+from accordion_bench.network import Network
 from accordion_bench.plan import Measured, Signals, plan_record
 from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
@@ -47,7 +48,7 @@ class Trainer:
         what is exchanged: sync (with its exchanges), comm
         what adapts: plan, ladder, policies, signals, statistics, step_decisions
         where it stands: epoch, step, step_in_epoch, exchanges, loss_sum, unread_loss, best, to_target
-        what is told: clock, folder, progress, tracker, stopper
+        what is told: clock, network, folder, progress, tracker, stopper
     """
 
     def __init__(self, cfg: dict[str, Any], comm: Comm, folder: RunFolder, stopper: Stopper | None = None) -> None:
@@ -86,6 +87,7 @@ class Trainer:
         self.to_target: dict[str, float] = {}
         self.progress = Progress(comm.leader)
         self.tracker: Tracker = build(cfg["tracker"], "tracker")
+        self.network: Network = build(cfg["network"], "network")
         self.sync.begin(self)
 
     # ---- one step
@@ -302,6 +304,7 @@ class Trainer:
             METRIC: metric,
             **self.comm.ledger.columns(),
             **self.clock.columns(self.comm.local_workers == 1),
+            **self.network.columns(self.comm),
             "plan": plan_record(plan, self.ladder),
             "decisions": decisions,
         }

@@ -47,6 +47,7 @@ def validate(cfg: Config) -> None:
         model = build_model(cfg, parts.dataset)
     build_optimizer(cfg, parts.wrapped.compressor, list(model.parameters()))
     build(cfg["tracker"], "tracker")
+    build(cfg["network"], "network")
     runs = Path(cfg["paths"]["runs"])
     nearest = next(path for path in [runs, *runs.absolute().parents] if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):

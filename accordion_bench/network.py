@@ -1,0 +1,47 @@
+"""Network: what the counted bytes and rounds would take on a link that the machine need not have."""
+
+from accordion_bench import check
+from accordion_bench.clock import EXCLUSIVE
+from accordion_bench.comm import Comm
+
+
+class Network:
+    """A link per worker, with the cost of a collective as alpha rounds + beta bytes (Thakur et al. 2005).
+
+    All wire bytes cross this one link, those inside groups, too, and nothing overlaps with computation.
+
+    Args:
+        bandwidth: bit/s that a worker sends, full duplex.
+        latency: seconds that each round of a collective adds.
+    """
+
+    def __init__(self, bandwidth: float, latency: float) -> None:
+        self.bandwidth = check.number("bandwidth", bandwidth, above=0, instead=1e9)
+        self.latency = check.number("latency", latency, at_least=0, instead=5e-5)
+
+    def seconds(self, wire_bytes: int, rounds: int) -> float:
+        """Modelled seconds of communication: 8 wire_bytes / bandwidth + rounds latency.
+
+        Args:
+            wire_bytes: that one worker sends.
+            rounds: one after another.
+        """
+        return 8 * wire_bytes / self.bandwidth + rounds * self.latency
+
+    def columns(self, comm: Comm) -> dict[str, float]:
+        """Modelled columns of a metrics row, apart from the measured ones.
+
+        `modelled_seconds` is what one worker alone on its machine would need: what this process has measured without
+        communication, shared by its local workers, which run one after another, plus `modelled_comm_seconds`. What the
+        process does once for all of them (the step of a common optimizer) is shared, too, and so counts too little; the
+        first step's computation is left out, as in `seconds`. `modelled_dense_comm_seconds` is an fp32 ring all-reduce
+        in every step.
+        """
+        sent, spent = comm.ledger.columns(), comm.clock.read()
+        own = sum(spent.get(part, 0.0) for part in EXCLUSIVE) - spent.get("comm", 0.0)
+        communication = self.seconds(sent["wire_bytes"], sent["rounds"])
+        return {
+            "modelled_seconds": own / comm.local_workers + communication,
+            "modelled_comm_seconds": communication,
+            "modelled_dense_comm_seconds": self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"]),
+        }

@@ -1,0 +1,124 @@
+"""Modelled time: the ledger's integers times a link, apart from what was measured."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from accordion_bench import config, train
+from accordion_bench.__main__ import typed
+from accordion_bench.check import ConfigError
+from accordion_bench.comm import Comm
+from accordion_bench.network import Network
+from accordion_bench.record import RunFolder
+from tests import tiny
+from tests.helpers import yaml_names
+
+
+def run(tmp_path, *overrides) -> RunFolder:
+    train.run(tiny.cfg(tmp_path, "epochs=2", *overrides))
+    return RunFolder(tiny.only(tmp_path))
+
+
+def test_ring_all_reduce_by_hand():
+    """2(A-1) rounds, in each of which a worker sends 1/A of its message (Thakur et al. 2005)."""
+    workers, numel, network = 4, 1000, Network(bandwidth=1e6, latency=0.01)
+    comm = Comm(workers)
+    comm.all_reduce_mean([torch.ones(workers, numel)])
+    ledger = comm.ledger.columns()
+    one_round = 0.01 + 8 * (4 * numel / workers) / 1e6
+    expected = 2 * (workers - 1) * one_round
+    assert network.seconds(ledger["wire_bytes"], ledger["rounds"]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_dense_twin_is_what_dense_spends(workers):
+    comm = Comm(workers)
+    for _ in range(3):
+        comm.ledger.dense_step(1000)
+        comm.all_reduce_mean([torch.ones(workers, 1000)])
+    columns = comm.ledger.columns()
+    assert columns["dense_rounds"] == columns["rounds"] == 3 * 2 * (workers - 1)
+    modelled = Network(1e9, 1e-3).columns(comm)
+    assert modelled["modelled_comm_seconds"] == modelled["modelled_dense_comm_seconds"]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_measured_communication_is_taken_out_and_local_workers_run_side_by_side(workers):
+    comm = Comm(workers)
+    comm.clock.totals.update(data=1.0, compute=2.0, exposed=4.0, update=8.0, policy=16.0, encode=1, comm=3.0, decode=0)
+    comm.clock.totals["warmup"] = 99.0
+    comm.ledger.all_gather(1000)
+    modelled = Network(1e3, 0.5).columns(comm)
+    communication = (workers - 1) * (8 * 1000 / 1e3 + 0.5)
+    assert modelled["modelled_comm_seconds"] == communication
+    assert modelled["modelled_seconds"] == 28 / workers + communication
+
+
+def test_rows_and_summary_follow_from_the_ledger(tmp_path):
+    folder = run(tmp_path, "sync=local_sgd", "sync.period=3", "network=internet")
+    rows, summary = folder.read_metrics(), folder.read_json("summary.json")
+    for row in (*rows, summary):
+        assert row["modelled_comm_seconds"] == 8 * row["wire_bytes"] / 1e8 + 0.03 * row["rounds"]
+        assert row["modelled_dense_comm_seconds"] == 8 * row["dense_wire_bytes"] / 1e8 + 0.03 * row["dense_rounds"]
+        assert row["modelled_dense_comm_seconds"] == pytest.approx(3 * row["modelled_comm_seconds"])
+    assert summary["modelled_seconds"] == rows[-1]["modelled_seconds"]
+
+
+def test_inner_bytes_cross_the_same_link(tmp_path):
+    folder = run(tmp_path, "sync=hierarchical", "sync.groups=[[1,2],[3,4]]")
+    summary = folder.read_json("summary.json")
+    assert 0 < summary["inner_wire_bytes"] < summary["wire_bytes"]
+    assert summary["modelled_comm_seconds"] == 8 * summary["wire_bytes"] / 1e9 + 5e-5 * summary["rounds"]
+
+
+def test_the_network_changes_nothing_else(tmp_path):
+    rows = []
+    for name in yaml_names("network"):
+        folder = run(tmp_path / name, f"network={name}", "compressor=topk")
+        rows.append(
+            [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in folder.read_metrics()],
+        )
+    assert all(row == rows[0] for row in rows)
+
+
+def test_the_footer_says_modelled(tmp_path, capsys):
+    run(tmp_path, "network=ethernet_10g")
+    assert re.search(
+        r"\nmodelled  .* s for one worker on ethernet_10g, .* s of it communication", capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("network.bandwidth=0", "network.bandwidth must be a number above 0, got 0; type network.bandwidth=1000000000"),
+        ("network.bandwidth=-1e9", "network.bandwidth must be a number above 0, got -1000000000.0; type"),
+        ("network.latency=-1", "network.latency must be a number at least 0, got -1; type network.latency=5e-05"),
+        ("network.latency=soon", "network.latency must be a number, got soon; type network.latency="),
+        ("network.bandwidth=inf", "network.bandwidth must be a number above 0, got inf; type"),
+        ("+network.loss=0.1", "network.loss is no option of Network; type --help"),
+    ],
+)
+def test_one_sentence(tmp_path, override, told):
+    with pytest.raises(ConfigError) as refused:
+        train.run(tiny.cfg(tmp_path, override))
+    assert told in str(refused.value) and "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_keeps_its_network(tmp_path):
+    """Its earlier rows are modelled on it."""
+    folder = RunFolder.create(str(tmp_path / "runs"), "x", tiny.cfg(tmp_path, "network=ethernet_10g"))
+    overrides = [f"resume={folder.path}", "network=ethernet_1g"]
+    with pytest.raises(
+        ConfigError, match="network must be ethernet_10g as in the run that is resumed, got ethernet_1g"
+    ):
+        train.run(config.compose(overrides), typed(overrides))
+
+
+def test_columns_are_numbers(tmp_path):
+    summary = run(tmp_path).read_json("summary.json")
+    assert json.loads(json.dumps(summary)) == summary
+    assert isinstance(summary["dense_rounds"], int) and isinstance(summary["modelled_seconds"], float)

@@ -61,7 +61,8 @@ class SlowMo(Average):
         return {"u": list(self.u)}
 
     def load_state_dict(self, state: dict[str, Any], z: Sequence[Tensor]) -> None:
-        self.u = [u.to(value.device) for u, value in zip(state["u"], z, strict=False)]
+        if "u" in state:
+            self.u = [u.to(value.device) for u, value in zip(state["u"], z, strict=True)]
 
 
 class OuterSGD(Average):

@@ -8,6 +8,7 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.check import ValueRefused
+from accordion_bench.sync.buffers import treat_buffers
 from accordion_bench.sync.local_sgd import LocalSGD, exact_average
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class OverlapLocalSGD(LocalSGD):
         self.in_flight: list[Tensor] = []
         self.momentum_W: list[Tensor] = []
         self.launched_W: list[Tensor] = []
+        self.finished = False
 
     def fork(self, trainer: "Trainer") -> None:
         super().fork(trainer)
@@ -95,9 +97,7 @@ class OverlapLocalSGD(LocalSGD):
             torch._foreach_add_(self.momentum_W, moved_W, alpha=1 / gamma)
             for moved, v_W in zip(moved_W, self.momentum_W, strict=True):
                 torch.mul(v_W, gamma, out=moved)
-        _, (everyone,) = self.tiers[-1]
-        (updates,) = trainer.exchanged([everyone.exchange], [moved_W], 1.0)
-        self.in_flight = updates
+        (self.in_flight,) = trainer.exchanged([self.exchange], [moved_W], 1.0)
         self.since = 0
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ class OverlapLocalSGD(LocalSGD):
                 torch._foreach_sub_(values, [x_W[row] for x_W in self.launched_W])
         else:
             axis.pull(axis.shared, self.merge_alpha)
-        self.treat_buffers(trainer)
+        treat_buffers(trainer, self.buffers or "keep")
 
     def note_launched(self, trainer: "Trainer") -> None:
         for row, replica in enumerate(trainer.axis.replicas):
@@ -121,8 +121,6 @@ class OverlapLocalSGD(LocalSGD):
 
     def consensus(self, trainer: "Trainer") -> list[Tensor]:
         return trainer.axis.mean_replica("eval") if self.forked and not self.finished else trainer.axis.shared
-
-    finished = False
 
     def finish(self, trainer: "Trainer") -> None:
         """Drop what is in flight, then one exact average."""

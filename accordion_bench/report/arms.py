@@ -8,13 +8,15 @@ from typing import Any
 
 from scipy import stats
 
-from accordion_bench.report.labels import is_dense
+from accordion_bench.report.labels import is_dense, policies_of
 from accordion_bench.report.load import Run, flat
 
 # what does not change what a run computes
 FREE = ("seed", "paths", "resume", "tracker", "checkpoint", "choices")
 # what must be equal before two arms are compared at all
 SETTING = ("model", "dataset", "workers", "batch_size", "epochs")
+# what is compared: nobody needs to be told that these differ from dense
+METHOD = ("compressor", "sync", "adaptive")
 QUANTILE = 0.975  # of Student's t, for two-sided 95 % intervals
 
 
@@ -70,6 +72,7 @@ class Arm:
 def fingerprint(run: Run) -> dict[str, Any]:
     """The configuration without what may differ inside an arm, with the number of workers that really ran."""
     kept = {key: value for key, value in run.config.items() if key not in FREE}
+    kept["adaptive"] = policies_of(run.config)  # a preset changes no result: its scheme stands under sync
     return {**kept, "workers": run.summary.get("workers", run.config.get("workers"))}
 
 
@@ -123,10 +126,9 @@ def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
 
 
 def differences(arm: Arm, other: Arm) -> list[str]:
-    """Options outside compressor and policy in which two arms differ, as `key: value (other value)`."""
+    """Options outside compressor, scheme and policy in which two arms differ, as `key: value (other value)`."""
     own, theirs = (
-        {k: v for k, v in flat(fingerprint(a.runs[0])).items() if k.split(".")[0] not in ("compressor", "adaptive")}
-        for a in (arm, other)
+        {k: v for k, v in flat(fingerprint(a.runs[0])).items() if k.split(".")[0] not in METHOD} for a in (arm, other)
     )
     keys = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
     return [f"{key} {own.get(key)} ({theirs.get(key)})" for key in keys]

@@ -1,5 +1,6 @@
 """Figures: accuracy against bytes (or time), level maps, and both side by side."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from accordion_bench.progress import human_bytes
 from accordion_bench.report.arms import Arm, half_width
 from accordion_bench.report.labels import pair_of
 from accordion_bench.report.levels import level_map, levels_by_layer
-from accordion_bench.report.words import heading
+from accordion_bench.report.words import heading, link
 
 # Okabe and Ito: tells apart under every common colour blindness
 COLOURS = ["#0072B2", "#E69F00", "#CC79A7", "#009E73", "#56B4E9", "#D55E00"]
 MARKERS = "osD^vPX"
-NAMES = ("accuracy_bytes", "accuracy_time", "levels", "comparison")
+NAMES = ("accuracy_bytes", "accuracy_time", "levels", "comparison", "tradeoff")
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -47,7 +48,7 @@ def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
     adaptive = [arm for arm in arms if pair_of(arm.runs[0].config) and levels_by_layer(arm.runs[0])]
     with plt.rc_context(STYLE):
         if len(arms) > MANY:
-            figures = {"comparison": forest(arms)}
+            figures = {"comparison": forest(arms)} | modelled(arms)
             return [save(figure, out / f"{name}{suffix}") for name, figure in figures.items()]
         figures = {"accuracy_bytes": side_by_side(arms, [], "payload_bytes")}
         if all(arm.values("comm_seconds") for arm in arms):
@@ -55,6 +56,7 @@ def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
         if adaptive:
             figures["levels"] = level_maps(adaptive)
         figures["comparison"] = side_by_side(arms, adaptive[:1], "payload_bytes")
+        figures |= modelled(arms)
         return [save(figure, out / f"{name}{suffix}") for name, figure in figures.items()]
 
 
@@ -103,6 +105,39 @@ def forest(arms: Sequence[Arm]) -> Figure:
     return figure
 
 
+def modelled(arms: Sequence[Arm]) -> dict[str, Figure]:
+    """The figure of modelled time, where all arms have it."""
+    return {"tradeoff": tradeoff(arms)} if all(arm.values("modelled_seconds") for arm in arms) else {}
+
+
+def tradeoff(arms: Sequence[Arm]) -> Figure:
+    """Accuracy after the last epoch against bytes on the wire, and against modelled time: one marker per arm."""
+    size = (10, 4.2 + 0.24 * math.ceil(len(arms) / 3))
+    figure, panels = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
+    links = "; ".join(sorted({link(arm.config["network"]) for arm in arms}))
+    label = {"wire_bytes": "sent by each worker's link (log scale)", "modelled_seconds": f"modelled [s]: {links}"}
+    for axes, (x, text) in zip(panels, label.items(), strict=True):
+        colours = iter(COLOURS * len(arms))
+        for i, arm in enumerate(arms):
+            colour = "black" if arm.dense else next(colours)
+            ends = [100 * run.rows[-1][arm.metric] for run in arm.runs]
+            error = half_width(ends) if arm.n > 1 else None
+            at, style = (arm.mean(x), float(np.mean(ends))), {"color": colour, "markeredgecolor": "white"}
+            axes.errorbar(*at, yerr=error, color=colour, capsize=2, linewidth=0.8, alpha=0.6, zorder=2)
+            axes.plot(*at, MARKERS[i % len(MARKERS)], markersize=9, zorder=3, label=arm.label, **style)
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.set_xlabel(text)
+    bytes_axis(panels[0])
+    panels[1].set_xlim(left=0)
+    panels[0].set_ylabel(f"test {arms[0].metric} [%]")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=9)
+    figure.suptitle(heading(arms[0]), fontsize=12)
+    bars = "; bars: Student's 95 % t-interval" if max(arm.n for arm in arms) > 1 else ""
+    counts = "/".join(map(str, sorted({arm.n for arm in arms})))
+    figure.text(0.01, -0.01, f"n = {counts}; after the last epoch{bars}.", va="top", fontsize=8, color="#444444")
+    return figure
+
+
 def level_maps(adaptive: Sequence[Arm]) -> Figure:
     """One level map below the other, each of the arm's first seed."""
     heights = [0.22 * len(levels_by_layer(arm.runs[0])) + 1.8 for arm in adaptive]
@@ -146,12 +181,17 @@ def curves(axes: Axes, arms: Sequence[Arm], x: str) -> None:
         axes.set_xlabel("training time [s]")
         axes.set_title(f"{arms[0].metric.capitalize()} against time", loc="left", fontsize=11)
         return
+    bytes_axis(axes)
+    axes.set_xlabel("payload sent by each worker so far (log scale)")
+    axes.set_title(f"{arms[0].metric.capitalize()} against communication", loc="left", fontsize=11)
+
+
+def bytes_axis(axes: Axes) -> None:
+    """A logarithmic axis of bytes."""
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(10))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("payload sent by each worker so far (log scale)")
-    axes.set_title(f"{arms[0].metric.capitalize()} against communication", loc="left", fontsize=11)
 
 
 def footnote(arms: Sequence[Arm]) -> str:

@@ -6,19 +6,55 @@ from typing import Any
 Config = dict[str, Any]
 
 KNOBS = ("rank", "density", "bits")
+SCHEMES = {
+    "local_sgd": "local SGD",
+    "post_local_sgd": "post-local SGD",
+    "slowmo": "SlowMo",
+    "diloco": "DiLoCo",
+    "hierarchical": "hierarchical local SGD",
+    "overlap_local_sgd": "overlap local SGD",
+}
 
 
 def label(config: Config) -> str:
-    """`dense`, `PowerSGD rank 2`, `TopK 10 %`, `fp16`, `Accordion (PowerSGD rank 2/1)`; others by name and knob."""
+    """`dense`, `PowerSGD rank 2`, `TopK 10 %`, `fp16`, `Accordion (PowerSGD rank 2/1)`; others by name and knob.
+
+    Local methods by name and period: `local SGD, H 8`, `DiLoCo, H 30, TopK 10 %`, `AccordionSync (local SGD, H 2/16)`.
+    """
     node, choices = config.get("compressor") or {}, config.get("choices") or {}
-    policies = config.get("adaptive") or {}
     knob, name = knob_of(node), _name(node, choices.get("compressor", "?"))
     levels = pair_of(config) or ([node[knob]] if knob else None)
     text = f"{name} {show_level(knob, *levels)}" if levels else name
-    if policies:
+    if scheme := scheme_of(config):
+        text = scheme if text == "dense" else f"{scheme}, {text}"
+    if batches := pair_of(config, "batch"):
+        text += f", batch {'/'.join(f'{size:g}' for size in batches)}"
+    if policies := policies_of(config):
         text = f"{' + '.join(_name(policy, key) for key, policy in policies.items())} ({text})"
-    sync = choices.get("sync", "every_step")
-    return text if sync == "every_step" else f"{text}, {sync}"
+    return text
+
+
+def policies_of(config: Config) -> dict[str, Config]:
+    """The policies that decide something: a preset is another word for its scheme."""
+    policies = config.get("adaptive") or {}
+    return {key: node for key, node in policies.items() if not str(node.get("_target_")).endswith(".Preset")}
+
+
+def scheme_of(config: Config) -> str:
+    """`local SGD, H 8`; "" where every step exchanges. A policy's two periods as H 2/16; other policies' have none."""
+    choice, node = (config.get("choices") or {}).get("sync", "every_step"), config.get("sync") or {}
+    if choice == "every_step":
+        return ""
+    driven = any(drives(policy) == "period" for policy in policies_of(config).values())
+    own = [period for period, _ in node["groups"]] if node.get("groups") else [node.get("period")]
+    periods = pair_of(config, "period") or ([] if driven or own == [None] else own)
+    name = SCHEMES.get(choice, choice.replace("_", " "))
+    return f"{name}, H {'/'.join(f'{period:g}' for period in periods)}" if periods else name
+
+
+def drives(policy: Config) -> str:
+    """What a policy steers; levels, where this version no longer has it."""
+    return getattr(_class(policy), "drives", "level")
 
 
 def is_dense(config: Config) -> bool:
@@ -41,11 +77,16 @@ def show_level(knob: str, *values: float) -> str:
     return f"{text} bits" if knob == "bits" else f"{knob} {text}"
 
 
-def pair_of(config: Config) -> list[float] | None:
-    """[weak, strong] of the first policy that moves between two levels; null means the compressor's own pair."""
+def pair_of(config: Config, driven: str = "level") -> list[float] | None:
+    """[weak, strong] of the first policy that moves between two levels (periods, batch sizes).
+
+    A null level means the compressor's own pair.
+    """
     own_strong, own_weak = getattr(_class(config.get("compressor") or {}), "pair", (None, None))
+    if driven != "level":
+        own_strong = own_weak = None
     for policy in (config.get("adaptive") or {}).values():
-        if {"weak", "strong"} <= policy.keys():
+        if {"weak", "strong"} <= policy.keys() and drives(policy) == driven:
             weak, strong = policy["weak"], policy["strong"]
             weak, strong = own_weak if weak is None else weak, own_strong if strong is None else strong
             return None if weak is None or strong is None else [weak, strong]

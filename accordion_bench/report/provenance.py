@@ -39,7 +39,7 @@ def command(run: Run) -> str:
 
 def dense_command(arm: Arm) -> str:
     """The command of an arm's runs, made dense."""
-    replaced = ("compressor", "adaptive", "seed", "resume", "-m", "--multirun")
+    replaced = ("compressor", "adaptive", "sync", "seed", "resume", "-m", "--multirun")
     kept = [word for word in _typed(arm.runs[0]) if _key(word).split(".")[0] not in replaced]
     sweep = ["-m"] if arm.n > 1 or {"-m", "--multirun"} & set(_typed(arm.runs[0])) else []
     seeds = f"seed={','.join(map(str, arm.seeds))}"

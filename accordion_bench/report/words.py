@@ -38,7 +38,25 @@ def captions(arms: Sequence[Arm]) -> list[str]:
     machines = sorted({machine(run) for arm in arms for run in arm.runs})
     if len(machines) > 1:
         time += f" The runs come from different machines ({'; '.join(machines)}); only times of one machine compare."
-    return [accuracy, sent, time]
+    return [accuracy, sent, time, *modelled(arms)]
+
+
+def modelled(arms: Sequence[Arm]) -> list[str]:
+    """What the modelled columns mean, where there are any."""
+    with_model = [arm for arm in arms if arm.values("modelled_seconds")]
+    links = sorted({link(arm.config["network"]) for arm in with_model})
+    if not links:
+        return []
+    return [
+        f"Modelled, not measured: one worker on its own machine with a link of {'; '.join(links)}. Its time is the "
+        "measured computation of one worker plus modelled communication, 8 x wire bytes / bandwidth + rounds x "
+        "latency, without overlap."
+    ]
+
+
+def link(network: dict[str, Any]) -> str:
+    """`1 Gbit/s and 50 µs per round`."""
+    return f"{network['bandwidth'] / 1e9:g} Gbit/s and {network['latency'] * 1e6:g} µs per round"
 
 
 def verdicts(arms: Sequence[Arm]) -> list[str]:

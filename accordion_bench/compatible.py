@@ -3,6 +3,8 @@
 Each refusal is one sentence that says why, and what would work.
 """
 
+import functools
+
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.build import Config
 from accordion_bench.check import ConfigError
@@ -22,8 +24,9 @@ def refuse_pairs(cfg: Config, compressor: Compressor, policies: dict[str, Policy
     name, scheme = choices.get("compressor", "this one"), choices.get("sync", "this one")
     two_drivers(policies)
     for policy_name, policy in policies.items():
-        needs_sync(policy_name, policy, sync, scheme)
+        needs_sync(policy_name, policies, sync, scheme)
         needs_levels(policy_name, policy, compressor, name)
+        needs_gradients(policy_name, policy, sync, scheme)
     if sync.local:
         pseudo_gradient_compressor(cfg["compressor"], name)
         if sync.gradient_exchange and compressor.owns:
@@ -56,9 +59,17 @@ def two_drivers(policies: dict[str, Policy]) -> None:
         )
 
 
-def needs_sync(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
+def needs_sync(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) -> None:
     """A preset needs its own scheme; a policy of the period needs one that has a period."""
+    policy = policies[name]
     if policy.syncs and scheme not in policy.syncs:
+        others = [other for other in policies if other != name]
+        if period := next((other for other in others if policies[other].drives == "period"), None):
+            rest = others[0] if len(others) == 1 else f"[{','.join(others)}]"
+            raise ConfigError(
+                f"adaptive={name} needs sync={policy.syncs[0]}, got sync={scheme}, which adaptive={period} chooses "
+                f"unless sync= is typed; type sync={policy.syncs[0]} adaptive={rest}"
+            )
         raise ConfigError(
             f"adaptive={name} needs sync={policy.syncs[0]}, got sync={scheme}; type adaptive={name} without sync=, or "
             f"sync={scheme} without adaptive={name}"
@@ -77,6 +88,15 @@ def needs_sync(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
         )
 
 
+def needs_gradients(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
+    """A policy that compares gradients needs them to be exchanged in every step."""
+    if policy.needs_gradients and sync.local:
+        raise ConfigError(
+            f"adaptive={name} needs sync=every_step, got sync={scheme}, whose workers exchange differences of "
+            f"parameters, not gradients; type sync=every_step adaptive={name}"
+        )
+
+
 def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str) -> None:
     """A policy of levels needs a compressor with a knob that it can turn."""
     if policy.drives != "level":
@@ -92,6 +112,7 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
         )
 
 
+@functools.cache
 def knobs() -> dict[str, str | None]:
     """The knob of every compressor, found in the YAML files."""
     import yaml

@@ -1,0 +1,120 @@
+"""AdaComm: average rarely while the loss is high, more often as it falls."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.plan import Ladder, Plan, Run, Signals
+
+EXACT = 1 - 1e-9  # a root that is an integer may come out a rounding error above it
+
+
+class AdaComm(Policy):
+    """tau_l = ceil(sqrt(eta_0 / eta_l x F_l / F_0) tau_0), in [1, max_period]; else half of the last one.
+
+    F_l is the training loss of all workers, mean over the l-th interval of `every` steps, eta_l the learning rate after
+    it; F_0 and eta_0 belong to the first interval, in which tau_0 is in force. Decided at the first averaging after an
+    interval, of what the workers have seen by then; the loss travels at every averaging, 8 bytes.
+
+    Where the root is not below the last tau, `paper` halves it, but only while the learning rate is as it was: a drop
+    makes the root larger by itself, and may raise tau; a warm-up may not. `paddle` has tau_0 inside the root and never
+    halves. The last tau stays where the learning rate is 0, and after a loss that is 0 or not finite.
+
+    Args:
+        every: steps in an interval, not seconds, so that runs repeat; shorter = the period falls sooner.
+        initial: tau_0; null = sync.period.
+        max_period: the longest period that a drop of the learning rate may lead to.
+        rule: `paper`; `paddle`: ceil(sqrt(eta_0 / eta_l x F_l / F_0 x tau_0)), as in PaddlePaddle's code.
+
+    Source: Wang and Joshi 2019 (arXiv 1810.08313); the learning rates in the root, and the halving, as recalled.
+    """
+
+    drives = "period"
+    when = "exchange"
+
+    def __init__(self, every: int = 60, initial: int | None = None, max_period: int = 32, rule: str = "paper") -> None:
+        self.every = check.integer("every", every, at_least=1, instead=60)
+        self.initial = None if initial is None else check.integer("initial", initial, at_least=1, instead=16)
+        self.max_period = check.integer("max_period", max_period, at_least=1, instead=32)
+        self.rule = check.choice("rule", rule, ["paper", "paddle"])
+        self.tau_0 = 1
+        self.first: tuple[float, float] | None = None  # F_0, eta_0
+        self.last_lr = 0.0
+        self.loss_sum = 0.0  # over the steps of the interval that is running
+        self.begun = self.read = 0  # steps taken when it began, and when the loss was last read
+        self._decision: dict[str, Any] = {}
+
+    def due(self, exchange: int) -> bool:
+        return True  # when an interval ends is known in steps, which are not known here
+
+    def needs_at(self, exchange: int) -> frozenset[str]:
+        return frozenset(["loss"])
+
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        self.tau_0 = plan.period if self.initial is None else self.initial
+        if self.tau_0 > self.max_period:
+            rule = f"an integer of at least {self.tau_0}, the first period"
+            raise check.ValueRefused("max_period", rule, self.max_period, self.tau_0)
+        if 2 * self.every >= run.steps:
+            rule = f"less than half the {run.steps} steps of the run, because the losses of two intervals are compared"
+            raise check.ValueRefused("every", rule, self.every, max(1, run.steps // 10))
+        return replace(plan, period=self.tau_0)
+
+    def root(self, loss: float, lr: float) -> int:
+        """The rule without the halving; at least 1."""
+        assert self.first is not None
+        loss_0, lr_0 = self.first
+        square = lr_0 / lr * loss / loss_0
+        value = math.sqrt(square) * self.tau_0 if self.rule == "paper" else math.sqrt(square * self.tau_0)
+        return max(1, math.ceil(value * EXACT))
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        steps = signals.step + 1
+        self.loss_sum += (math.nan if signals.loss is None else signals.loss) * (steps - self.read)
+        self.read = steps
+        self._decision = {}
+        if steps - self.begun < self.every:
+            return plan
+        loss = self.loss_sum / (steps - self.begun)
+        self.loss_sum, self.begun = 0.0, steps
+        period, reason = self.decide(loss, signals.lr, signals.next_lr, plan.period)
+        self._decision = {"step": signals.step, "loss": loss, "lr": signals.next_lr, "period": period, "reason": reason}
+        return replace(plan, period=period)
+
+    def decide(self, loss: float, lr: float, next_lr: float, period: int) -> tuple[int, str]:
+        """The period after an interval, and why.
+
+        Args:
+            loss: F_l.
+            lr: learning rate of the interval's last step.
+            next_lr: eta_l.
+            period: the last one.
+        """
+        if not (math.isfinite(loss) and loss > 0):
+            return period, "no loss"
+        if not (lr and next_lr):
+            return period, "no learning rate"
+        if self.first is None:
+            self.first, self.last_lr = (loss, lr), lr
+            return period, "first loss"
+        root = min(self.root(loss, next_lr), self.max_period)
+        same, dropped = math.isclose(next_lr, self.last_lr, rel_tol=1e-6), next_lr < self.last_lr
+        self.last_lr = next_lr
+        if root < period or self.rule == "paddle":
+            return root, "root"
+        if same:
+            return -(-period // 2), "halved"
+        return (root, "learning-rate drop") if dropped else (period, "learning-rate rise")
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = ("first", "last_lr", "loss_sum", "begun", "read")
+        return {key: getattr(self, key) for key in kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for key, value in state.items():
+            setattr(self, key, value)

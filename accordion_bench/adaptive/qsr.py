@@ -1,0 +1,88 @@
+"""QSR: the period between averagings grows as the learning rate falls, by the quadratic synchronisation rule."""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.check import ConfigError
+from accordion_bench.plan import Ladder, Plan, Run, Signals
+
+EXACT = 1 + 1e-9  # a power that is an integer may come out a rounding error below it: (0.3 / 0.1)^2
+
+
+class QSR(Policy):
+    """H = max(H_base, floor((alpha / eta)^exponent)), at most the steps left, at least 1.
+
+    eta is the learning rate of the next step, as the schedule and the number of workers have scaled it. Decided after
+    every averaging, for the round that begins. At a learning rate of 0 the workers average at the end only.
+
+    Args:
+        alpha: in units of the learning rate: the one at which (alpha / eta)^exponent is 1; higher = longer periods, and
+            fewer bytes. 0 = H_base throughout.
+        base_period: H_base; null = sync.period.
+        warmup_period: H while the schedule warms up; null = H_base.
+        exponent: 2 in the paper.
+
+    Source: Gu et al., ICLR 2024 (arXiv 2310.14423) and its official code.
+    """
+
+    drives = "period"
+    when = "exchange"
+
+    def __init__(
+        self,
+        alpha: float = 0.2,
+        base_period: int | None = None,
+        warmup_period: int | None = None,
+        exponent: float = 2.0,
+    ) -> None:
+        self.alpha = check.number("alpha", alpha, at_least=0, instead=0.2)
+        for key, value in (("base_period", base_period), ("warmup_period", warmup_period)):
+            if value is not None:
+                check.integer(key, value, at_least=1, instead=8)
+        self.base_period, self.warmup_period = base_period, warmup_period
+        self.exponent = check.number("exponent", exponent, above=0, instead=2.0)
+        self._decision: dict[str, Any] = {}
+
+    def due(self, exchange: int) -> bool:
+        return True
+
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        if self.alpha and not decays(run):
+            raise ConfigError(
+                "adaptive=qsr needs a schedule that lowers the learning rate, got one that never does; type "
+                "schedule=cosine, or adaptive.qsr.alpha=0"
+            )
+        self.base = plan.period if self.base_period is None else self.base_period
+        self.warm = self.base if self.warmup_period is None else self.warmup_period
+        return replace(plan, period=self.warm if run.warmup_epochs else self.base)
+
+    def period(self, lr: float, steps_left: int) -> int:
+        """H for a learning rate."""
+        if not self.alpha:
+            return max(1, min(self.base, steps_left))
+        try:
+            power = (self.alpha / lr) ** self.exponent * EXACT
+        except (ZeroDivisionError, OverflowError):
+            power = math.inf
+        return max(1, math.floor(min(max(self.base, power), steps_left)))
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        left = signals.steps_left
+        period = max(1, min(self.warm, left)) if signals.warming_up else self.period(signals.next_lr, left)
+        changed = period != plan.period
+        self._decision = {"step": signals.step, "lr": signals.next_lr, "period": period} if changed else {}
+        return replace(plan, period=period)
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+
+def decays(run: Run) -> bool:
+    """Whether the schedule ever lowers the learning rate during a run."""
+    steps = run.steps_per_epoch()
+    factors = (run.schedule(step / steps) for step in range(run.steps))
+    return any(after < before for before, after in itertools.pairwise(factors))

@@ -70,7 +70,9 @@ def _folder(cfg: Config, leader: bool, store: Any) -> RunFolder:
         return RunFolder(cfg["resume"])
     if not leader:
         return RunFolder(store.get("run_folder").decode())
-    names = [*(cfg["choices"][group] for group in ("model", "dataset", "compressor")), *(cfg.get("adaptive") or {})]
+    policies = list(cfg.get("adaptive") or {})
+    scheme = [cfg["choices"]["sync"]] if cfg["choices"]["sync"] not in ("every_step", *policies) else []
+    names = [*(cfg["choices"][group] for group in ("model", "dataset", "compressor")), *scheme, *policies]
     folder = RunFolder.create(cfg["paths"]["runs"], f"{'-'.join(names)}-s{cfg['seed']}", cfg)
     if store is not None:
         store.set("run_folder", str(folder.path))
@@ -140,12 +142,16 @@ def unfinished(folder: RunFolder, error: BaseException) -> dict[str, Any]:
 
 def header(cfg: Config, where: Layout) -> str:
     """One line: what runs where."""
-    choices, compressor = cfg["choices"], components(cfg, where.workers).wrapped.compressor
+    choices, parts = cfg["choices"], components(cfg, where.workers)
+    compressor = parts.wrapped.compressor
     momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.owns else ""
+    local = ""
+    if parts.sync.local:
+        momentum, local = "", f", sync {choices['sync']} (averaging every {parts.sync.period} steps)"
     adaptive = ", ".join(cfg.get("adaptive") or {}) or "none"
     place = f"{where.processes} process{'es' * (where.processes > 1)} x {where.workers_per_process} on {where.device}"
     return (
-        f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}, adaptive {adaptive}; "
+        f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {cfg['epochs']} epochs of {cfg['batch_size']} "
         f"samples per worker and step{momentum}"
     )

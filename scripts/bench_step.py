@@ -235,13 +235,13 @@ def main() -> None:
         "memory": bench_memory,
     }
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="*", choices=[*benches, []], default=list(benches))
+    parser.add_argument("which", nargs="*", choices=[*benches, []], default=[])
     parser.add_argument("--rounds", type=int, default=40)
     arguments = parser.parse_args()
     about = environment()
     print(f"commit {about['commit']}, {about['processor']}, {about['cpu_cores']} cores, {about['versions']}\n")
     print("| what | setting | ours | measured: ratio, median (quartiles) | target | met |\n|---|---|---|---|---|---|")
-    for name in arguments.which:
+    for name in arguments.which or benches:
         benches[name](arguments.rounds)
 
 

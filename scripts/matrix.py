@@ -1,0 +1,135 @@
+"""Writes docs/matrix.md: which policies, compressors and synchronisation schemes run together.
+
+    python -m scripts.matrix            # print it
+    python -m scripts.matrix docs/matrix.md
+
+Whether three choices go together is decided pair by pair, so three tables say everything; tests/test_matrix.py checks
+that no triple says otherwise.
+"""
+
+import copy
+import functools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from accordion_bench import config
+from accordion_bench.build import Config
+from accordion_bench.check import ConfigError
+from accordion_bench.config_dir import conf_dir
+
+WORKERS = 4
+PLAIN = {"compressor": "none", "sync": "every_step", "adaptive": "none"}
+GROUPS = tuple(PLAIN)
+# what a choice needs to be looked at fairly, beside its defaults
+BESIDE: dict[str, dict[str, dict[str, object]]] = {
+    "compressor=demo": {"optimizer": {"momentum": 0.0}},
+    "adaptive=adabatch": {"schedule": {"milestones": []}},
+}
+
+
+@functools.cache
+def names(group: str) -> list[str]:
+    """The choices of a config group."""
+    return sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+
+
+@functools.cache
+def _node(group: str, name: str) -> Config:
+    node = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text())
+    return {key: value for key, value in node.items() if key != "defaults"}
+
+
+@functools.cache
+def _base(overrides: tuple[str, ...]) -> Config:
+    return config.compose(overrides)
+
+
+def cell(compressor: str, sync: str, adaptive: Iterable[str], overrides: tuple[str, ...] = ()) -> Config:
+    """The configuration of one cell.
+
+    Args:
+        compressor, sync: names.
+        adaptive: names of policies, in order.
+        overrides: of the run around it.
+    """
+    cfg = copy.deepcopy(_base(overrides))
+    policies = [name for name in adaptive if name != "none"]
+    cfg["compressor"], cfg["sync"] = dict(_node("compressor", compressor)), dict(_node("sync", sync))
+    cfg["adaptive"] = {name: dict(_node("adaptive", name)) for name in policies}
+    for choice in (f"compressor={compressor}", f"sync={sync}", *(f"adaptive={name}" for name in policies)):
+        for group, options in BESIDE.get(choice, {}).items():
+            cfg[group] |= options
+    cfg["choices"] |= {"compressor": compressor, "sync": sync, "adaptive": ",".join(policies) or "none"}
+    return cfg
+
+
+def refusal(compressor: str, sync: str, adaptive: Iterable[str]) -> str | None:
+    """Why a cell is refused, or None where it runs."""
+    try:
+        config.components(cell(compressor, sync, adaptive), WORKERS)
+    except ConfigError as refused:
+        return str(refused)
+    return None
+
+
+@functools.cache
+def of_pair(first: str, a: str, second: str, b: str) -> str | None:
+    """Why two choices are refused together, with the plainest third one that lets them run."""
+    (third,) = set(GROUPS) - {first, second}
+
+    def said(**chosen: str) -> str | None:
+        return refusal(chosen["compressor"], chosen["sync"], [chosen["adaptive"]])
+
+    thirds = [PLAIN[third], *names(third)]
+    if any(said(**{first: a, second: b, third: other}) is None for other in thirds):
+        return None
+    # the third choice at which neither is at fault alone, so that the sentence speaks of the pair
+    fair = [c for c in thirds if said(**{first: PLAIN[first], second: b, third: c}) is None]
+    fair = [c for c in fair if said(**{first: a, second: PLAIN[second], third: c}) is None] or fair or thirds
+    return said(**{first: a, second: b, third: fair[0]})
+
+
+def table(rows: str, columns: str) -> list[str]:
+    """One table in Markdown: a dot where the pair runs, else the number of the sentence that refuses it."""
+    reasons: dict[str, int] = {}
+    lines = [f"| {rows} \\ {columns} | " + " | ".join(names(columns)) + " |", "|---" * (len(names(columns)) + 1) + "|"]
+    for row in names(rows):
+        marks = []
+        for column in names(columns):
+            said = of_pair(rows, row, columns, column)
+            marks.append("·" if said is None else str(reasons.setdefault(_general(said, row, column), len(reasons) + 1)))
+        lines.append(f"| {row} | " + " | ".join(marks) + " |")
+    return [*lines, "", *(f"{number}. {reason}" for reason, number in reasons.items())]
+
+
+def _general(said: str, *choices: str) -> str:
+    """The sentence with the choices of this cell replaced by dots, so that equal reasons are said once."""
+    for choice in sorted(choices, key=len, reverse=True):
+        for before in ("got ", "compressor=", "adaptive=", "sync="):
+            said = said.replace(f"{before}{choice}", f"{before}…")
+    return said
+
+
+def document() -> str:
+    """docs/matrix.md."""
+    head = """# What runs together
+
+Written by `python -m scripts.matrix docs/matrix.md`; `tests/test_matrix.py` checks every cell by validating it, and trains
+a set of runs in which every pair that runs occurs. Three choices run together where each pair of them does: `·`.
+Elsewhere the number says with which sentence the run is refused before it starts ("…" stands for the cell's own names).
+Several policies run together where no two drive the same thing (`adaptive=[accordion,alq]`), see the
+column *drives* of [algorithms.md](algorithms.md). Options other than the defaults can be refused by further rules.
+"""
+    pairs = [("compressor", "adaptive"), ("adaptive", "sync"), ("compressor", "sync")]
+    parts = [[f"## {rows} × {columns}", "", *table(rows, columns)] for rows, columns in pairs]
+    return head + "".join("\n" + "\n".join(part) + "\n" for part in parts)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(document())
+    else:
+        print(document(), end="")

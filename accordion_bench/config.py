@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.base import Policy, tell_followers
 from accordion_bench.build import Config, build
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.compatible import refuse_pairs
@@ -55,6 +55,7 @@ class Components:
                 plan = policy.start(plan, self.ladder, self.run)
             except ValueRefused as refused:
                 raise refused.under(f"adaptive.{name}") from None
+            tell_followers(list(self.policies.values()), policy, plan)
         return plan
 
 

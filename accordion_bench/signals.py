@@ -11,12 +11,19 @@ from accordion_bench.comm import Comm
 from accordion_bench.exchange import WHOLE_MODEL
 from accordion_bench.plan import TensorSpec
 
+SQUARES = "squared norms"  # beside parameter names, which have no space in them
+LEADERS = frozenset(["norm_of_sum_local", "msdr_local"])
+
 
 class GradientSums:
     """Sums over one epoch, per tensor, of local gradients, their mean over workers, or the decoded updates.
 
     `norm_of_sum_local` reads worker 0 alone (other processes collect nothing), `norm_of_sum_mean` costs one dense
     all-reduce when read, charged to control_bytes, `norm_of_sum_update` is free.
+
+    `msdr_local`, of worker 0 alone: MSDR = ||m|| / sqrt(sum_i v_i), with m_i and v_i mean and variance of coordinate i
+    over the T steps. As sum_i v_i = (1/T) sum_t ||g_t||^2 - ||m||^2, it keeps one sum of gradients, and two numbers per
+    tensor. Infinite where nothing varies; NaN for a zero gradient.
 
     Args:
         specs: the tensors whose norms are wanted; one float each.
@@ -27,19 +34,28 @@ class GradientSums:
     def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> None:
         self.specs, self.comm, self.like = specs, comm, like
         self.sums: dict[str, Blocks] = {}
+        self.squares: Tensor | None = None  # of msdr_local: per tensor sum_t ||g_t||^2, then T
 
     def begin(self, needs: frozenset[str]) -> None:
         """Start an epoch: forget the last one, allocate what is needed."""
         if not self.comm.leader:
-            needs = needs - {"norm_of_sum_local"}
+            needs = needs - LEADERS
+        self.squares = None
+        if "msdr_local" in needs:
+            self.squares = torch.zeros(len(self.specs) + 1, dtype=torch.float64, device=self.like.device)
         self.sums = {name: Blocks(self.specs, 1, self.like) for name in sorted(needs)}
 
     @torch.no_grad()
     def add_gradients(self, gradients_W: Sequence[Tensor]) -> None:
         """Add one step's gradients [W, ...], before residual, compression and reduction."""
-        if "norm_of_sum_local" in self.sums:
+        if LEADERS & self.sums.keys():
             firsts = list(gradients_W) if self.comm.local_workers == 1 else [g_W[:1] for g_W in gradients_W]
-            torch._foreach_add_(self.sums["norm_of_sum_local"].tensors, firsts)
+            for name in LEADERS & self.sums.keys():
+                torch._foreach_add_(self.sums[name].tensors, firsts)
+            if self.squares is not None:
+                norms = torch.stack(torch._foreach_norm(firsts, 2, dtype=torch.float64))
+                self.squares[:-1] += norms.square()
+                self.squares[-1] += 1
         if "norm_of_sum_mean" in self.sums:
             sums = [g_W.sum(0, keepdim=True) for g_W in gradients_W]
             torch._foreach_add_(self.sums["norm_of_sum_mean"].tensors, sums)
@@ -52,26 +68,38 @@ class GradientSums:
 
     @torch.no_grad()
     def read(self) -> dict[str, dict[str, float]]:
-        """Per signal the norm of each tensor by name, and of the whole `model`; for the leader's eyes."""
+        """Per signal the value of each tensor by name, and of the whole `model`; for the leader's eyes."""
         values = {}
+        names = [*(spec.name for spec in self.specs), WHOLE_MODEL]
         for signal, total in self.sums.items():
             if signal == "norm_of_sum_mean":
                 for block in total.blocks:
                     self.comm.sum_(block, "control").div_(self.comm.workers)
             norms = torch.stack([t.double().norm() for t in total.tensors])
-            names = [*(spec.name for spec in self.specs), WHOLE_MODEL]
-            values[signal] = dict(zip(names, [*norms.tolist(), float(norms.norm())], strict=True))
+            norms = torch.cat([norms, norms.norm()[None]])
+            if signal == "msdr_local" and self.squares is not None:
+                squares, steps = self.squares[:-1] / self.squares[-1], self.squares[-1]
+                means = norms / steps
+                # rounding may leave a little less than nothing
+                spread = (torch.cat([squares, squares.sum()[None]]) - means.square()).clamp_min(0)
+                norms = means / spread.sqrt()
+            values[signal] = dict(zip(names, norms.tolist(), strict=True))
         return values
 
     def state_dict(self) -> dict[str, Any]:
         """The running sums, keyed by signal and parameter name."""
-        return {
+        sums = {
             name: {spec.name: t.clone() for spec, t in zip(self.specs, total.tensors, strict=True)}
             for name, total in self.sums.items()
         }
+        if self.squares is not None:
+            sums["msdr_local"][SQUARES] = self.squares.clone()
+        return sums
 
     def add_state(self, state: dict[str, Any]) -> None:
         """Add the sums of a `state_dict()` to those begun."""
         for name in self.sums.keys() & state.keys():
             for spec, t in zip(self.specs, self.sums[name].tensors, strict=True):
                 t += state[name][spec.name].to(t.device)
+        if self.squares is not None and "msdr_local" in state:
+            self.squares += state["msdr_local"][SQUARES].to(self.squares.device)

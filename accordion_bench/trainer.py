@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accordion_bench import checkpoint, config
-from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.base import Policy, tell_followers
 from accordion_bench.axis import WorkerAxis
 from accordion_bench.build import build
 from accordion_bench.comm import Comm
@@ -385,7 +385,9 @@ class Trainer:
         decisions = {}
         if self.comm.leader:
             for name, policy in policies.items():
-                self.plan = policy.update(signals, self.plan)
+                before, self.plan = self.plan, policy.update(signals, self.plan)
+                if self.plan is not before:
+                    tell_followers(list(self.policies.values()), policy, self.plan)
                 if decision := policy.decision():
                     decisions[name] = decision
         numbers = torch.tensor(self.plan.pack(), dtype=torch.float32, device=self.device)

@@ -1,5 +1,6 @@
 """What every policy is."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from accordion_bench.plan import Ladder, Plan, Run, Signals
@@ -61,8 +62,14 @@ class Policy:
         """
         return plan
 
+    def follow(self, plan: Plan) -> None:
+        """The earlier policy that this one refines has decided this plan; called at the start, too."""
+
     def update(self, signals: Signals, plan: Plan) -> Plan:
-        """The plan after an epoch, or an exchange. Runs on the leader alone; the result is broadcast."""
+        """The plan after an epoch, or an exchange. Runs on the leader alone; the result is broadcast.
+
+        Where nothing is decided it returns the same object, which tells `follow` so.
+        """
         return plan
 
     def decision(self) -> dict[str, Any]:
@@ -75,3 +82,10 @@ class Policy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
+
+
+def tell_followers(policies: Sequence[Policy], decider: Policy, plan: Plan) -> None:
+    """Show a decision to the later policies that refine it."""
+    for policy in policies[policies.index(decider) + 1 :]:
+        if policy.refines and policy.drives == decider.drives:
+            policy.follow(plan)

@@ -1,0 +1,101 @@
+"""AdaQS-style: one more bit whenever the gradients' mean has become small against their spread."""
+
+import math
+from typing import Any
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.check import ValueRefused
+from accordion_bench.exchange import WHOLE_MODEL
+from accordion_bench.plan import Ladder, Plan, Run, Signals
+
+
+class AdaQS(Policy):
+    """b <- b + 1 when MSDR(e) <= MSDR(at the last change) / factor, up to `cap`; never back.
+
+    MSDR = ||m|| / sqrt(sum_i v_i), m and v being mean and variance of each coordinate of worker 0's gradient over the
+    steps of an epoch. It is looked at in the last epoch of every `interval`; the first look sets what is compared with.
+    A ratio without meaning (nothing varies, or a zero gradient) decides nothing.
+
+    Args:
+        factor: by which MSDR must have dropped; lower = bits come sooner.
+        interval: T, epochs between two looks.
+        initial: bits at the start, 2 to 8.
+        cap: most bits, up to 8.
+        scope: `tensor`: each decides for itself; `model`: one ratio and one number of bits for all.
+
+    Source: as recalled from Guo et al., ICASSP 2020; its text was not at hand.
+    """
+
+    knobs = ("bits",)
+    signal = "msdr_local"
+
+    def __init__(
+        self, factor: float = 2.0, interval: int = 5, initial: int = 2, cap: int = 8, scope: str = "tensor"
+    ) -> None:
+        self.factor = check.number("factor", factor, above=1, instead=2)
+        self.interval = check.integer("interval", interval, at_least=1, instead=5)
+        for key, value, least in (("initial", initial, 2), ("cap", cap, initial)):
+            if type(value) is not int or not least <= value <= 8:
+                rule = f"an integer from {least} to 8" + (", with initial at its lower end" if key == "cap" else "")
+                raise ValueRefused(key, rule, value, 8 if key == "cap" else 2)
+        self.initial, self.cap = initial, cap
+        self.scope = check.choice("scope", scope, ["tensor", WHOLE_MODEL])
+        self.bits: dict[str, int] = {}
+        self.saved: dict[str, float] = {}
+        self._decision: dict[str, Any] = {}
+
+    def needs(self, epoch: int) -> frozenset[str]:
+        return frozenset([self.signal]) if (epoch + 1) % self.interval == 0 else frozenset()
+
+    def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
+        return tuple(range(self.initial, self.cap + 1))
+
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        self._index = {bits: ladder.values.index(bits) for bits in range(self.initial, self.cap + 1)}
+        self.bits = dict.fromkeys([WHOLE_MODEL] if self.scope == WHOLE_MODEL else plan.levels, self.initial)
+        self.saved = {}
+        return self._in_force(plan)
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        values = signals.values.get(self.signal)
+        self._decision = {}
+        if values is None:
+            return plan
+        seen = {key: values[key] for key in self.bits if key in values}
+        before = {key: self.saved.get(key) for key in seen}
+        raised = [key for key, value in seen.items() if self._look(key, value)]
+        self._decision = {
+            "names": list(seen),
+            "msdr_before": list(before.values()),
+            "msdr": [value if math.isfinite(value) else None for value in seen.values()],
+            "bits": [self.bits[key] for key in seen],
+            "raised": [key in raised for key in seen],
+        }
+        return self._in_force(plan) if raised else plan
+
+    def _look(self, key: str, value: float) -> bool:
+        """Whether this ratio brings one more bit; notes what later ones are compared with."""
+        if not math.isfinite(value):
+            return False
+        if key not in self.saved:
+            self.saved[key] = value
+            return False
+        if value > self.saved[key] / self.factor or self.bits[key] >= self.cap:
+            return False
+        self.bits[key] += 1
+        self.saved[key] = value
+        return True
+
+    def _in_force(self, plan: Plan) -> Plan:
+        whole = self.scope == WHOLE_MODEL
+        return plan.with_levels({name: self._index[self.bits[WHOLE_MODEL if whole else name]] for name in plan.levels})
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"bits": dict(self.bits), "saved": dict(self.saved)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.bits, self.saved = dict(state["bits"]), dict(state["saved"])

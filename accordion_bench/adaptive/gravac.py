@@ -1,0 +1,174 @@
+"""GraVAC: the density that sends most gradient per second, as long as it keeps enough of the gradient."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.plan import Ladder, Measured, Plan, Run, Signals
+
+DENSE = 1.0
+
+
+class GraVAC(Policy):
+    """One density for all tensors: the candidate's if gain >= eps; else `mildest` if its gain >= eps; else dense.
+
+        gain(d) = smoothed sum_l ||C_d(p_l)|| / smoothed sum_l ||p_l||          p = what worker 0 is to send
+        score(d) = gain(d) / (compute_seconds + 8 bytes(d) / bandwidth)
+
+    The candidate starts at `mildest`; after every `interval` exchanges it is scored and multiplied by `step`, until the
+    two best scores differ by less than omega (relative): then the smaller density of the two stays. A new candidate is
+    used once it has been measured; until then the last decision holds. Where the recalled rule is silent: a candidate
+    other than the mildest whose gain is below eps when it is scored ends the search, and so does `smallest`; then the
+    best score stays. A mildest density below eps is tried again after another interval.
+
+    The paper measures the throughput; here a model says it, so that a run repeats itself. Both densities are measured
+    on the residual that the run really has, not on one of their own.
+
+    Args:
+        mildest: density at the start and to fall back to.
+        smallest: lower end of the search.
+        step: ratio of two candidates; lower = a coarser search.
+        eps: least gain, up to 1; higher = less compression.
+        omega: relative difference of scores at which the search ends.
+        smoothing: weight of a new value in the sums; higher = noisier.
+        window: exchanges at the start that run at `mildest` whatever its gain.
+        interval: exchanges per candidate.
+        every: exchanges between two decisions. Each compresses worker 0's message twice more: 1 (the paper) can cost
+            more time than the compression itself.
+        bandwidth: bit/s of the modelled link.
+        compute_seconds: modelled time per step beside communication; 0 = communication alone counts.
+
+    Source: Tyagi and Swany, CLOUD 2023, as recalled; not the published code, whose search never moves on and whose
+    current gain is the mildest compressor's.
+    """
+
+    when = "exchange"
+    knobs = ("density",)
+
+    def __init__(
+        self,
+        mildest: float = 0.1,
+        smallest: float = 1e-4,
+        step: float = 0.5,
+        eps: float = 0.75,
+        omega: float = 0.05,
+        smoothing: float = 0.05,
+        window: int = 25,
+        interval: int = 2000,
+        every: int = 1,
+        bandwidth: float = 1e9,
+        compute_seconds: float = 0.0,
+    ) -> None:
+        self.mildest = check.number("mildest", mildest, above=0, below=1, instead=0.1)
+        self.smallest = check.number("smallest", smallest, above=0, at_most=mildest, instead=mildest / 10)
+        self.step = check.number("step", step, above=0, at_most=0.9, instead=0.5)
+        self.eps = check.number("eps", eps, above=0, at_most=1, instead=0.75)
+        self.omega = check.number("omega", omega, above=0, below=1, instead=0.05)
+        self.smoothing = check.number("smoothing", smoothing, above=0, at_most=1, instead=0.05)
+        self.window = check.integer("window", window, at_least=0, instead=25)
+        self.interval = check.integer("interval", interval, at_least=1, instead=2000)
+        self.every = check.integer("every", every, at_least=1)
+        self.bandwidth = check.number("bandwidth", bandwidth, above=0, instead=1e9)
+        self.compute_seconds = check.number("compute_seconds", compute_seconds, at_least=0, instead=0)
+        # a little more than the quotient, so that a smallest density on the ladder is not rounded away
+        count = math.floor(math.log(self.smallest / self.mildest) / math.log(self.step) + 1e-9)
+        self.densities = [self.mildest * self.step**i for i in range(count + 1)]
+        self.candidate = 0  # index into densities
+        self.since = 0  # first exchange of the candidate
+        self.searching = True
+        self.scores: dict[int, float] = {}
+        self.sums: dict[int, tuple[float, float]] = {}  # per density smoothed norms, of what is sent and of all
+        self._decision: dict[str, Any] = {}
+
+    def due(self, exchange: int) -> bool:
+        return (exchange + 1) % self.every == 0
+
+    def needs_at(self, exchange: int) -> frozenset[str]:
+        if not self.due(exchange):
+            return frozenset()
+        return frozenset(f"probe:{self._index[i]}" for i in {0, self.candidate})
+
+    def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
+        return (*reversed(self.densities), DENSE)
+
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        self._index = [ladder.values.index(density) for density in self.densities]
+        self._dense = ladder.values.index(DENSE)
+        return plan.with_levels(dict.fromkeys(plan.levels, self._index[0]))
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        probes = {i: signals.probes.get(self._index[i]) for i in {0, self.candidate}}
+        self._decision = {}
+        if not all(probes.values()):
+            return plan
+        for i, probe in probes.items():
+            self._smooth(i, probe or {})
+        gain, mildest_gain, done = self.gain(self.candidate), self.gain(0), signals.exchange + 1
+        level, density = self._dense, DENSE
+        if gain >= self.eps or mildest_gain >= self.eps or done < self.window:
+            chosen = self.candidate if gain >= self.eps and done >= self.window else 0
+            level, density = self._index[chosen], self.densities[chosen]
+        changed = any(level != now for now in plan.levels.values())
+        scored = self.searching and done - self.since >= self.interval
+        if changed or scored:
+            sent, norm = self.sums[self.candidate]
+            self._decision = {
+                "exchange": signals.exchange,
+                "density": density,
+                "candidate": self.densities[self.candidate],
+                "gain": gain,
+                "mildest_gain": mildest_gain,
+                "sent_norm": sent,
+                "norm": norm,
+            }
+        if scored:
+            self._search(gain, probes[self.candidate] or {}, done)
+        return plan.with_levels(dict.fromkeys(plan.levels, level)) if changed else plan
+
+    def _smooth(self, i: int, probe: Mapping[str, Measured]) -> None:
+        new = (sum(found.sent_norm for found in probe.values()), sum(found.norm for found in probe.values()))
+        old = self.sums.get(i, new)
+        self.sums[i] = (old[0] + self.smoothing * (new[0] - old[0]), old[1] + self.smoothing * (new[1] - old[1]))
+
+    def gain(self, i: int) -> float:
+        """Smoothed share of the norm that a density keeps; 1 where there is nothing to keep."""
+        sent, norm = self.sums[i]
+        return sent / norm if norm else 1.0
+
+    def throughput(self, probe: Mapping[str, Measured]) -> float:
+        """Steps per second of the modelled link."""
+        payload = sum(found.payload_bytes for found in probe.values())
+        return 1 / (self.compute_seconds + 8 * payload / self.bandwidth)
+
+    def _search(self, gain: float, probe: Mapping[str, Measured], done: int) -> None:
+        """Score the candidate and choose the next one, or the one that stays."""
+        i, self.since = self.candidate, done
+        if gain < self.eps and i == 0:
+            return
+        if gain >= self.eps:
+            self.scores[i] = self.throughput(probe) * gain
+            self._decision["score"] = self.scores[i]
+        best = sorted(self.scores, key=lambda j: self.scores[j])[-2:]
+        alike = len(best) == 2 and self.scores[best[1]] - self.scores[best[0]] < self.omega * self.scores[best[1]]
+        if alike or gain < self.eps or i + 1 == len(self.densities):
+            self.searching = False
+            self.candidate = max(best) if alike else best[-1]
+        else:
+            self.candidate = i + 1
+        if self.candidate not in (0, i):
+            self.sums.pop(self.candidate, None)  # measured long ago
+        self._decision["next_candidate"] = self.densities[self.candidate]
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = ("candidate", "since", "searching")
+        return {**{key: getattr(self, key) for key in kept}, "scores": dict(self.scores), "sums": dict(self.sums)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.candidate, self.since, self.searching = state["candidate"], state["since"], state["searching"]
+        self.scores = dict(state["scores"])
+        self.sums = {i: (sent, norm) for i, (sent, norm) in state["sums"].items()}

@@ -1,0 +1,155 @@
+"""Levels by the calendar: a table from epochs to levels, for ablations and for replaying what another run has found."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.knobs import DENSE, check_level, is_positive
+from accordion_bench.check import ValueRefused
+from accordion_bench.plan import Ladder, Plan, Run, Signals
+
+WORDS = ("weak", "strong", "dense")
+DROP = 0.7  # a learning rate of at most this times the last epoch's has dropped
+
+
+class LevelSchedule(Policy):
+    """level(e) = `inside` where epoch e is critical, else `outside`; or level(e) as `ranges` say. It sees no signal.
+
+    A level is `weak` or `strong` (the compressor's own pair), `dense` (density 1, or a rank that cuts nothing off), or
+    a number. Ranges hold their first epoch and not their end; an end of null is that of the run.
+
+    Args:
+        critical: [[first, end], ...], the critical epochs; [] = none, [[0, null]] = all. null = the first fifteenth of
+            the run, and as many epochs after the first drop of the learning rate (20 + 20 of 300).
+        inside: level in critical epochs; null = weak.
+        outside: level in all others; null = strong.
+        ranges: [[first, end, level], ...], which give every epoch exactly one level; then the others are null.
+
+    The paper's ablation as (inside, outside): weak everywhere (weak, weak), in critical epochs alone (weak, strong),
+    outside of them alone (strong, weak), nowhere (strong, strong), dense outside (strong, dense).
+
+    Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248), figure 2.
+    """
+
+    def __init__(self, critical: Any = None, inside: Any = None, outside: Any = None, ranges: Any = None) -> None:
+        for key, level in (("inside", inside), ("outside", outside)):
+            if level is not None and not is_level(level):
+                raise ValueRefused(key, f"one of {', '.join(WORDS)}, or a number above 0", level, "weak")
+            if ranges is not None and level is not None:
+                raise ValueRefused(key, "null where ranges say it", level, None)
+        if critical is not None and not (isinstance(critical, list | tuple) and all(is_range(r, 2) for r in critical)):
+            raise ValueRefused("critical", "null or a list of [first epoch, end]", critical, [[0, 20], [150, 170]])
+        if critical is not None and ranges is not None:
+            raise ValueRefused("critical", "null where ranges say it", critical, None)
+        good = ranges is None or (isinstance(ranges, list | tuple) and ranges and all(is_range(r, 3) for r in ranges))
+        if not good:
+            rule = "null or a list of [first epoch, end, level]"
+            raise ValueRefused("ranges", rule, ranges, [[0, 20, "weak"], [20, None, "strong"]])
+        self.critical, self.ranges = critical, ranges
+        self.inside, self.outside = inside or "weak", outside or "strong"
+        self._values: list[float] = []
+        self._indices: list[int] = []
+        self._decision: dict[str, Any] = {}
+
+    def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
+        used = [("ranges", r[2]) for r in self.ranges or []] or [("inside", self.inside), ("outside", self.outside)]
+        return tuple(sorted({self.value(key, level, knob, pair) for key, level in used}))
+
+    def value(self, key: str, level: Any, knob: str, pair: tuple[float, float]) -> float:
+        """The knob's value for a word or a number."""
+        if level in ("weak", "strong"):
+            return pair[level == "weak"]
+        if level == "dense" and knob not in DENSE:
+            raise ValueRefused(key, f"made of weak, strong and a number of {knob}, which has no dense", level, "weak")
+        return DENSE[knob] if level == "dense" else check_level(key, level, knob, pair[1])
+
+    def by_epoch(self, run: Run) -> list[Any]:
+        """The level of each epoch, as configured.
+
+        Raises:
+            ValueRefused: an epoch has no level, or two, or ranges end after the run.
+        """
+        if self.ranges is not None:
+            found = covered(self.ranges, run.epochs)
+            wrong = beyond(self.ranges, run.epochs) or first_wrong(found)
+            if wrong:
+                rule = f"a list of [first epoch, end, level] that gives each of the {run.epochs} epochs one level"
+                raise ValueRefused("ranges", f"{rule} ({wrong})", self.ranges, repaired(self.ranges, run.epochs))
+            return [self.ranges[i][2] for (i,) in found]
+        critical = self.default_critical(run) if self.critical is None else self.critical
+        found = covered(critical, run.epochs)
+        if wrong := beyond(critical, run.epochs) or first_wrong([ids[:2] or [0] for ids in found]):
+            rule = f"a list of [first epoch, end] apart from each other within {run.epochs} epochs ({wrong})"
+            raise ValueRefused("critical", rule, self.critical, repaired(critical, run.epochs, apart=True))
+        return [self.inside if ids else self.outside for ids in found]
+
+    def default_critical(self, run: Run) -> list[list[int]]:
+        """The paper's critical epochs, as shares of the run."""
+        length = max(1, round(run.epochs / 15))
+        factors = [run.schedule(float(epoch)) for epoch in range(run.epochs)]
+        drop = next((e for e in range(length, run.epochs) if factors[e] <= DROP * factors[e - 1]), run.epochs)
+        after = [[drop, min(drop + length, run.epochs)]] if drop < run.epochs else []
+        return [[0, length], *after]
+
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        key = "inside" if self.ranges is None else "ranges"
+        self._values = [self.value(key, level, ladder.knob, ladder.pair) for level in self.by_epoch(run)]
+        self._indices = [ladder.values.index(value) for value in self._values]
+        return plan.with_levels(dict.fromkeys(plan.levels, self._indices[0]))
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        now, following = signals.epoch, signals.epoch + 1
+        self._decision = {}
+        if following >= len(self._indices) or self._indices[following] == self._indices[now]:
+            return plan
+        self._decision = {"from_epoch": following, "level": self._values[following]}
+        return plan.with_levels(dict.fromkeys(plan.levels, self._indices[following]))
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+
+def is_level(value: Any) -> bool:
+    """A word, or a number above 0."""
+    return value in WORDS if isinstance(value, str) else is_positive(value)
+
+
+def is_range(value: Any, size: int) -> bool:
+    """[first, end] or [first, end, level], with integers 0 <= first < end, or an end of null."""
+    if not isinstance(value, list | tuple) or len(value) != size or type(value[0]) is not int or value[0] < 0:
+        return False
+    good_end = value[1] is None or (type(value[1]) is int and value[1] > value[0])
+    return good_end and (size == 2 or is_level(value[2]))
+
+
+def covered(ranges: Sequence[Any], epochs: int) -> list[list[int]]:
+    """For each epoch the indices of the ranges that hold it."""
+    ends = [epochs if r[1] is None else r[1] for r in ranges]
+    return [[i for i, r in enumerate(ranges) if r[0] <= epoch < ends[i]] for epoch in range(epochs)]
+
+
+def beyond(ranges: Sequence[Any], epochs: int) -> str:
+    """Says which range leaves the run; "" if none does."""
+    late = [r for r in ranges if r[0] >= epochs or (r[1] or 0) > epochs]
+    return f"{check.show(late[0])} goes beyond the run" if late else ""
+
+
+def first_wrong(found: Sequence[Sequence[int]]) -> str:
+    """Says which epoch has no range, or two; "" if none."""
+    for epoch, ids in enumerate(found):
+        if len(ids) != 1:
+            return f"epoch {epoch} has {'none' if not ids else 'two'}"
+    return ""
+
+
+def repaired(ranges: Sequence[Any], epochs: int, apart: bool = False) -> list[list[Any]]:
+    """The same ranges without what is wrong; each ends where the next begins, or earlier where they may lie `apart`."""
+    by_first = {r[0]: r for r in sorted(ranges, key=lambda r: r[0]) if r[0] < epochs}
+    kept = [list(r) for r in by_first.values()] or [list(ranges[0])]
+    if not apart or kept[0][0] >= epochs:
+        kept[0][0] = 0
+    for r, following in zip(kept, [*(r[0] for r in kept[1:]), epochs], strict=True):
+        end = min(following, r[1] or epochs) if apart else following
+        r[1] = None if end == epochs else end
+    return kept

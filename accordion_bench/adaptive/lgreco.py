@@ -1,0 +1,203 @@
+"""L-GreCo: the fewest bytes at the error of a uniform level, or of what another policy has decided."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.knobs import check_level, is_positive
+from accordion_bench.plan import Ladder, Plan, Run, Signals
+
+CELLS = 10_000
+MOST = 9  # levels that are looked at where none are given
+
+
+class LGreCo(Policy):
+    """min sum_l bytes(l, r_l)  subject to  sum_l err(l, r_l) <= alpha sum_l err(l, b_l),  by dynamic programming.
+
+    err(l, r) = ||p_l - C_r(p_l)||, p_l being the mean of what worker 0 was to send (residual included) in the last
+    `samples` exchanges; one compression of that mean per level, from the compressor's present state (the published code
+    takes five power iterations or an SVD for a rank). b is the uniform `reference`; or, where an earlier policy drives
+    levels (adaptive=[accordion,lgreco]), what that one has decided last, which holds until the next refinement.
+
+    The axis of errors has 10,000 cells; errors are rounded up, to one cell at least. What was to be refined stays where
+    rounding hides that it is as cheap. Where alpha is below what the levels can reach, each tensor gets the level of
+    least error.
+
+    Args:
+        alpha: share of the error that may be made; above 1 = fewer bytes.
+        reference: the uniform level, e.g. rank 4; null = the compressor's own: weak, for a density strong (10 %, as
+            nobody would send 99 % without need).
+        levels: what each tensor may get; null = integers from half to twice the reference, or its quarter, half, once,
+            twice and four times for a density. The reference and an earlier policy's levels are always among them.
+        samples: exchanges that count.
+        every: exchanges between refinements, each after the first `samples` of them; null = about once per epoch.
+
+    Source: Alimohammadi et al. 2022 (arXiv 2210.17357) and its published code.
+    """
+
+    refines = True
+    when = "exchange"
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        reference: float | None = None,
+        levels: Any = None,
+        samples: int = 10,
+        every: int | None = None,
+    ) -> None:
+        self.alpha = check.number("alpha", alpha, above=0, instead=1)
+        if reference is not None and not is_positive(reference):
+            raise check.ValueRefused("reference", "null or a number above 0", reference, None)
+        good = isinstance(levels, list | tuple) and levels and all(is_positive(level) for level in levels)
+        if levels is not None and not good:
+            raise check.ValueRefused("levels", "null or a list of numbers above 0", levels, None)
+        self.samples = check.integer("samples", samples, at_least=1, instead=10)
+        self.every = None if every is None else check.integer("every", every, at_least=1, instead=100)
+        self.reference, self.levels = reference, levels
+        self.follows = False
+        self.budget: dict[str, int] = {}  # b, as indices into the ladder
+        self._decision: dict[str, Any] = {}
+
+    # ---- before the run
+
+    def uniform(self, knob: str, pair: tuple[float, float]) -> float:
+        """The reference level."""
+        if self.reference is None:
+            return pair[knob != "density"]
+        return check_level("reference", self.reference, knob, pair[1])
+
+    def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
+        reference = self.uniform(knob, pair)
+        if self.levels is not None:
+            return tuple(sorted({check_level("levels", level, knob, pair[1]) for level in self.levels} | {reference}))
+        if knob == "density":
+            return tuple(sorted({min(1.0, reference * factor) for factor in (0.25, 0.5, 1, 2, 4)}))
+        least, most = (2, 8) if knob == "bits" else (1, math.inf)
+        first, last = int(max(least, reference // 2)), int(min(most, 2 * reference))
+        if last - first < MOST:
+            return tuple(range(first, last + 1))
+        return tuple(sorted({round(first * (last / first) ** (i / (MOST - 1))) for i in range(MOST)} | {reference}))
+
+    def follow(self, plan: Plan) -> None:
+        self.follows, self.budget = True, dict(plan.levels)
+
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        self.values = ladder.values
+        self.spacing = self.every or max(1, run.steps_per_epoch(plan.batch_size) // plan.period)
+        if not self.follows:
+            level = ladder.values.index(self.uniform(ladder.knob, ladder.pair))
+            self.budget = dict.fromkeys(plan.levels, level)
+        return plan.with_levels(self.budget)
+
+    # ---- in the run
+
+    @property
+    def window(self) -> int:
+        """Exchanges that count, at the start of each `spacing`."""
+        return min(self.samples, self.spacing)
+
+    def due(self, exchange: int) -> bool:
+        return exchange % self.spacing == self.window - 1
+
+    def needs_at(self, exchange: int) -> frozenset[str]:
+        recent = ["recent"] if exchange % self.spacing < self.window else []
+        probes = [f"probe:{i}" for i in range(len(self.values))] if self.due(exchange) else []
+        return frozenset(recent + probes)
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        self._decision = {}
+        names, count = list(plan.levels), len(self.values)
+        if not names or any(i not in signals.probes for i in range(count)):
+            return plan
+        errors = np.array([[math.sqrt(signals.probes[i][name].error) for i in range(count)] for name in names])
+        payload = np.array([[signals.probes[i][name].payload_bytes for i in range(count)] for name in names])
+        refined = [self.budget[name] for name in names]
+        limit = self.alpha * total(errors, refined)
+        chosen = choose(errors, payload, refined, limit)
+        self._decision = {
+            "exchange": signals.exchange,
+            "names": names,
+            "refined": [self.values[i] for i in refined],
+            "levels": [self.values[i] for i in chosen],
+            "error_limit": limit,
+            "error": total(errors, chosen),
+            "payload_bytes_before": total(payload, refined),
+            "payload_bytes": total(payload, chosen),
+            "errors": {str(self.values[i]): errors[:, i].tolist() for i in range(count)},
+        }
+        return plan.with_levels(dict(zip(names, chosen, strict=True)))
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"budget": dict(self.budget)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.budget = dict(state["budget"])
+
+
+def total(table: np.ndarray, levels: Sequence[int]) -> float:
+    """Sum over tensors of a table [tensors, levels] at one level each."""
+    return float(table[np.arange(len(levels)), levels].sum())
+
+
+def choose(errors: np.ndarray, payload: np.ndarray, refined: Sequence[int], limit: float) -> list[int]:
+    """The levels with the fewest bytes at an error of at most `limit`.
+
+    Args:
+        errors, payload: [tensors, levels].
+        refined: levels that stay where nothing better is found.
+        limit: on the sum of errors.
+    """
+    within = total(errors, refined) <= limit
+    if limit <= 0:  # nothing is lost, or nothing may be
+        return list(refined) if within else errors.argmin(1).tolist()
+    found = fewest_bytes(np.maximum(np.ceil(errors / (limit / CELLS)), 1), payload, CELLS)
+    if found is None:
+        return list(refined) if within else errors.argmin(1).tolist()
+
+    def cost(levels: Sequence[int]) -> tuple[float, float]:
+        return total(payload, levels), total(errors, levels)
+
+    return list(refined) if within and cost(refined) <= cost(found) else found
+
+
+def fewest_bytes(cells: np.ndarray, payload: np.ndarray, limit: int) -> list[int] | None:
+    """argmin sum_l payload[l, r_l] subject to sum_l cells[l, r_l] <= limit, with the fewest cells among equals.
+
+    f_l(c) = min_r f_(l-1)(c - cells[l, r]) + payload[l, r], exact for integers.
+
+    Args:
+        cells, payload: [tensors, levels]; cells hold integers of at least 1.
+        limit: largest sum of cells.
+
+    Returns:
+        a level per tensor; None where even the least cells exceed the limit.
+    """
+    best = np.full(limit + 1, np.inf)
+    best[0] = 0
+    choices = np.zeros((len(cells), limit + 1), dtype=np.int16)
+    for row, (steps, prices) in enumerate(zip(cells, payload, strict=True)):
+        new = np.full(limit + 1, np.inf)
+        for level, (step, price) in enumerate(zip(steps, prices, strict=True)):
+            if step > limit:
+                continue
+            reached = best[: limit + 1 - int(step)] + price
+            better = reached < new[int(step) :]
+            new[int(step) :][better] = reached[better]
+            choices[row, int(step) :][better] = level
+        best = new
+    at = int(best.argmin())
+    if not np.isfinite(best[at]):
+        return None
+    found = []
+    for row in reversed(range(len(cells))):
+        found.append(int(choices[row, at]))
+        at -= int(cells[row, found[-1]])
+    return found[::-1]

@@ -1,0 +1,152 @@
+"""AdaComp: per bin, the entries that the newest gradient would lift to the bin's maximum; one scale per tensor.
+
+Tensor suffixes: W local workers, A all workers, R rows, N elements, B bytes.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from accordion_bench import check
+from accordion_bench.blocks import Blocks
+from accordion_bench.comm import Comm
+from accordion_bench.compressors import wire
+from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper
+from accordion_bench.compressors.oneshot import OneShot, non_finite
+from accordion_bench.plan import Measured, TensorSpec
+
+HEADER = 8  # bytes of a message before its entries: the scale, and how many entries follow
+
+
+class SparseSigns(OneShot):
+    """Nothing is lost of tensors whose entries are -s, 0 or s: a float32 s, their number, and 2 i + (x_i > 0).
+
+    The numbers 2 i + (x_i > 0) below 2 N are in the smaller code of `wire`: a sign costs one bit.
+    """
+
+    min_ndim = 2
+    whole_model = True
+    collectives = ("all_gather",)
+    because = "every worker keeps other entries, a sum of sparse tensors is not sparse, and a server must know the size"
+    fixed_size = False
+
+    def message_bytes(self, spec: TensorSpec, level: float) -> int:
+        return HEADER + (2 * spec.numel + 7) // 8  # where all entries are sent
+
+    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> list[Tensor]:
+        messages = []
+        for row in x_R:
+            indices = row.nonzero()[:, 0]
+            count = torch.tensor([len(indices)], dtype=torch.int32, device=row.device)
+            header = torch.cat([row.abs().amax(0, keepdim=True).float().view(torch.uint8), count.view(torch.uint8)])
+            entries = 2 * indices + (row[indices] > 0)
+            messages.append(torch.cat([header, wire.encode_indices(entries[None], 2 * spec.numel)[0]]))
+        return messages
+
+    def add_decoded_(
+        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
+    ) -> None:
+        for message_R in message_AR:
+            for total, message in zip(total_R, message_R, strict=True):
+                header = message[:HEADER].clone()
+                scale, count = header[:4].view(torch.float32), int(header[4:].view(torch.int32))
+                entries = wire.decode_indices(message[None, HEADER:].contiguous(), 2 * spec.numel, count)[0]
+                signs = (2 * (entries & 1) - 1).to(total.dtype)
+                total.index_add_(0, entries >> 1, signs * scale.to(total.dtype), alpha=alpha)
+
+
+class AdaComp(Wrapper):
+    """G_w = e_w + g_w; H_w = G_w + g_w; update = mean_w S(G_w); e_w <- G_w - S(G_w).
+
+    Each tensor is cut into bins of L_T consecutive coordinates, m_b = max |G_w| in bin b. S(G)_j = sign(G_j) mean_b m_b
+    where |H_j| >= m_b, else 0: an entry is sent when one more gradient like this one would make it its bin's largest.
+    How many these are adapts by itself; about 40 times fewer bytes for convolutions and 200 times for dense layers are
+    reported. Error feedback is built in: sum of updates + mean e_w = sum of mean gradients. Tensors of one dimension
+    travel whole.
+
+    The message of a tensor has at most N / 4 bytes and is sized for that before the data are known: from 32 workers on
+    S(G_w) travels by dense all-reduce.
+
+    Args:
+        bin_conv: L_T of convolutions (more than two dimensions); longer = fewer bytes.
+        bin_dense: L_T of matrices.
+
+    Source: Chen et al. 2018 (arXiv 1712.02679), as recalled: bins, the self-adjusting threshold and one parameter are
+    from its abstract; G, H, the scale (the mean over the tensor's bins) and the two defaults are from memory.
+    """
+
+    no_error_feedback = "e, what was not sent, is kept inside: around it, the same would be counted twice"
+
+    def __init__(self, bin_conv: int = 50, bin_dense: int = 500) -> None:
+        super().__init__(SparseSigns())
+        self.bin_conv = check.integer("bin_conv", bin_conv, at_least=1, instead=50)
+        self.bin_dense = check.integer("bin_dense", bin_dense, at_least=1, instead=500)
+
+    def bin_size(self, spec: TensorSpec) -> int:
+        """L_T of a tensor."""
+        return max(1, min(self.bin_conv if spec.ndim > 2 else self.bin_dense, spec.numel))
+
+    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
+        compressible = [spec for spec in specs if spec.ndim >= self.min_ndim]
+        residuals_W = Blocks(compressible, comm.local_workers, like).tensors
+        return {spec.name: {"residual_W": e_W} for spec, e_W in zip(compressible, residuals_W, strict=True)}
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        sent_W, residuals_W = [], []
+        for i, (spec, level, x_W) in enumerate(zip(ctx.specs, ctx.levels, xs_W, strict=True)):
+            e_W = state.get(spec.name, {}).get("residual_W")
+            if e_W is None or not self.compresses(spec, level):
+                sent_W.append(x_W if e_W is None else e_W + x_W)
+                residuals_W.append(e_W)
+                continue
+            signs_W, scales_W = selected(e_W.add_(x_W), x_W, self.bin_size(spec))
+            if not scales_W.isfinite().all():
+                raise non_finite(ctx, i, comm.first_worker + int((~scales_W.isfinite()).nonzero()[0, 0]))
+            sent_W.append(signs_W * scales_W.to(x_W.dtype).view(-1, *[1] * spec.ndim))
+            residuals_W.append(e_W)
+        out = self.inner.exchange(sent_W, ctx, state, comm)
+        for i, e_W in enumerate(residuals_W):
+            if e_W is None:
+                continue
+            if self.compresses(ctx.specs[i], ctx.levels[i]):
+                out.subtract_sent_(i, e_W)
+            else:
+                e_W.zero_()
+        return out
+
+    @torch.no_grad()
+    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+        """Of e + g; what would be lost is the next e."""
+        alone = Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")
+        after = copy.deepcopy(state)
+        self.exchange(xs_W, ctx, after, alone)
+        errors, measured, all_lost, everything = [], [], 0.0, 0.0
+        payload = [self.payload_bytes(spec, level, workers) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
+        for spec, x_W, cost in zip(ctx.specs, xs_W, payload, strict=True):
+            p_W, lost_W = x_W, torch.zeros_like(x_W)
+            if spec.name in state:
+                p_W, lost_W = x_W + state[spec.name]["residual_W"], after[spec.name]["residual_W"]
+            lost, whole = (t.double().flatten(1).square().sum(1) for t in (lost_W, p_W))
+            sent_norm = float((p_W[0] - lost_W[0]).double().norm())
+            measured.append(Measured(float(lost[0]), float(whole[0].sqrt()), sent_norm, cost))
+            errors.append(float(torch.where(whole > 0, lost / whole.clamp_min(1e-300), 0).mean()))
+            all_lost, everything = all_lost + float(lost.sum()), everything + float(whole.sum())
+        return Probe(errors, all_lost / everything if everything else 0.0, payload, [], measured)
+
+
+def selected(grown_W: Tensor, x_W: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """What is sent of G = `grown_W` [W, ...] after the gradient `x_W`, in bins of `size`.
+
+    Returns:
+        signs [W, ...], 0 where nothing is sent; scales [W], numbers of float32.
+    """
+    rows_W, news_W = grown_W.flatten(1), x_W.flatten(1)
+    n = rows_W.shape[1]
+    bins_W = pad(rows_W, (0, -n % size)).unflatten(1, (-1, size))
+    largest_W = bins_W.abs().amax(2)
+    limits_W = largest_W.repeat_interleave(size, dim=1)[:, :n]
+    chosen_W = (rows_W + news_W).abs() >= limits_W
+    return (rows_W.sign() * chosen_W).view(grown_W.shape), largest_W.double().mean(1).float()

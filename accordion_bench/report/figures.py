@@ -134,7 +134,7 @@ def tradeoff(arms: Sequence[Arm]) -> Figure:
     figure.suptitle(heading(arms[0]), fontsize=12)
     bars = "; bars: Student's 95 % t-interval" if max(arm.n for arm in arms) > 1 else ""
     counts = "/".join(map(str, sorted({arm.n for arm in arms})))
-    figure.text(0.01, -0.01, f"n = {counts}; after the last epoch{bars}.", va="top", fontsize=8, color="#444444")
+    panels[0].set_title(f"n = {counts}; after the last epoch{bars}", loc="left", fontsize=9, color="#444444")
     return figure
 
 

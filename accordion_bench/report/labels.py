@@ -27,8 +27,6 @@ def label(config: Config) -> str:
     text = f"{name} {show_level(knob, *levels)}" if levels else name
     if scheme := scheme_of(config):
         text = scheme if text == "dense" else f"{scheme}, {text}"
-    if batches := pair_of(config, "batch"):
-        text += f", batch {'/'.join(f'{size:g}' for size in batches)}"
     if policies := policies_of(config):
         text = f"{' + '.join(_name(policy, key) for key, policy in policies.items())} ({text})"
     return text
@@ -78,7 +76,7 @@ def show_level(knob: str, *values: float) -> str:
 
 
 def pair_of(config: Config, driven: str = "level") -> list[float] | None:
-    """[weak, strong] of the first policy that moves between two levels (periods, batch sizes).
+    """[weak, strong] of the first policy that moves between two levels (or periods).
 
     A null level means the compressor's own pair.
     """

@@ -135,6 +135,19 @@ class Measured(NamedTuple):
     payload_bytes: float
 
 
+class SquareNorms(NamedTuple):
+    """Squared norms of the gradients of one step, for the noise scale.
+
+    small: |g_w|^2, mean over the workers.
+    big: |mean_w g_w|^2.
+    batch_size: samples per worker in this step (fewer in the last one of an epoch).
+    """
+
+    small: float
+    big: float
+    batch_size: int
+
+
 @dataclass(frozen=True)
 class Signals:
     """What a policy sees when it decides; it never sees a compressor.
@@ -152,6 +165,7 @@ class Signals:
         loss: training loss of all workers, mean over the steps since it was last read; where `loss` was asked for.
         probes: per index into the ladder, per tensor name, what that level would cost and lose; where asked for.
         step_seconds: measured seconds per step on the leader since the last decision.
+        square_norms: of this exchange's gradients, where asked for; None at the end of an epoch.
     """
 
     epoch: int
@@ -166,6 +180,7 @@ class Signals:
     loss: float | None = None
     probes: Mapping[int, Mapping[str, Measured]] = field(default_factory=dict)
     step_seconds: float | None = None
+    square_norms: SquareNorms | None = None
 
 
 def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:

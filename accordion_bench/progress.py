@@ -34,6 +34,7 @@ class Progress:
         """One more step; the figures are refreshed twice a second."""
         if self.bar is None:
             return
+        self.bar.total = trainer.step + trainer.steps_left  # larger batches mean fewer steps
         self.bar.update()
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REFRESH_SECONDS

@@ -19,7 +19,8 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange import Exchange
 from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.network import Network
-from accordion_bench.plan import Measured, Signals, plan_record
+from accordion_bench.noise import square_norms
+from accordion_bench.plan import Measured, Signals, SquareNorms, plan_record
 from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
 from accordion_bench.rng import kept_rng, key, seeded
@@ -78,6 +79,7 @@ class Trainer:
         self.probes: dict[int, dict[str, Measured]] = {}
         self.recent: list[Tensor] = []
         self.recent_count = 0
+        self.square_norms: SquareNorms | None = None
         self.just_exchanged: tuple[list[Exchange], list[list[Tensor]]] | None = None
 
         self.epoch = self.step = self.step_in_epoch = self.exchanges = self.loss_read_at = 0
@@ -151,6 +153,10 @@ class Trainer:
         if exchanges[0].comm is not self.comm:
             self.comm.ledger.absorb([exchange.comm.ledger for exchange in exchanges])
         self.clock.lap("exposed")
+        if "square_norms" in needs:
+            samples = len(self.sampler.batch(self.comm.first_worker, self.step_in_epoch))
+            self.square_norms = square_norms(exchanges[0], xs_W[0], updates[0], samples)
+            self.clock.lap("policy")
         self.signals.add_updates(updates[0])
         self.just_exchanged = (list(exchanges), [list(x_W) for x_W in xs_W])
         return updates
@@ -246,7 +252,7 @@ class Trainer:
         every = self.cfg["checkpoint"]["every"]
         if self.comm.leader:
             self.tracker.begin(self.cfg, self.folder.path)
-        self.progress.begin(self.cfg["epochs"] * self.steps_per_epoch, self.step)
+        self.progress.begin(self.step + self.steps_left, self.step)
         with contextlib.closing(self.progress):
             while self.epoch < self.cfg["epochs"]:
                 self.begin_epoch()
@@ -293,7 +299,8 @@ class Trainer:
         decisions = self.decide()
         self.clock.lap("policy")
         self.comm.agree(self.checksum(), "the parameters")
-        steps = self.comm.sum_(self.loss_sum.clone(), "eval") / (self.steps_per_epoch * self.comm.workers)
+        # the plan, and with it the steps per epoch, may be the next epoch's already
+        steps = self.comm.sum_(self.loss_sum.clone(), "eval") / (self.step_in_epoch * self.comm.workers)
         train_loss, (test_loss, metric) = float(steps), self.evaluate()
         row: dict[str, Any] = {
             "epoch": self.epoch,
@@ -356,6 +363,7 @@ class Trainer:
                 statistics=self.statistics.read(needs),
                 loss=self.read_loss() if "loss" in needs else None,
                 probes=self.probes,
+                square_norms=self.square_norms,
             )
             codebooks = self.plan.codebooks
             decisions = self._agreed(policies, signals)
@@ -370,7 +378,7 @@ class Trainer:
                     decision["measured_error"] = probe.total_error
                 self.step_decisions.setdefault(name, []).append(decision)
             self.clock.lap("policy")
-        self.probes = {}
+        self.probes, self.square_norms = {}, None
         self.exchanges += 1
 
     def read_loss(self) -> float:
@@ -406,7 +414,7 @@ class Trainer:
         axis, comm = self.axis, self.comm
         kept, values = None, self.sync.consensus(self)
         if axis.bn == "recompute":
-            batches = min(RECOMPUTE_BATCHES, self.steps_per_epoch)
+            batches = min(RECOMPUTE_BATCHES, self.step_in_epoch)
 
             def forward(row: int, batch: int) -> None:
                 axis.seed_dropout("recompute", self.step, row, batch)

@@ -21,6 +21,7 @@ class Policy:
         when: `epoch`: `update` runs at the end of every epoch; `exchange`: after the exchanges that are `due`.
         knobs: compressor knobs that it can steer, where it drives levels; empty = all.
         syncs: synchronisation schemes (names of YAML files) of which it needs one; empty = any.
+        needs_gradients: what it looks at must be gradients, which local methods do not exchange.
     """
 
     drives: str = "level"
@@ -28,6 +29,7 @@ class Policy:
     when: str = "epoch"
     knobs: tuple[str, ...] = ()
     syncs: tuple[str, ...] = ()
+    needs_gradients: bool = False
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         """The values that this policy chooses from, strong first; `pair` is the compressor's own (strong, weak).
@@ -41,7 +43,10 @@ class Policy:
         return frozenset()
 
     def due(self, exchange: int) -> bool:
-        """Whether to decide after this exchange (counted from 0), where `when` is `exchange`."""
+        """Whether to decide after this exchange (counted from 0), where `when` is `exchange`.
+
+        Where it is `epoch`, `update` runs after this exchange, too, to take note of what `needs_at` has asked for.
+        """
         return False
 
     def needs_at(self, exchange: int) -> frozenset[str]:
@@ -50,6 +55,7 @@ class Policy:
         Bucket statistics (see `statistics.py`).
         `probe:I`: what level I of the ladder would cost and lose of what worker 0 sends, residual included.
         `recent`: this exchange counts into a mean, which a later `recent` with `probe:I` looks at instead, and forgets.
+        `square_norms`, in an exchange that is due: squared norms of the gradients and of their mean, see `noise.py`.
         `loss`, in an exchange that is due: the training loss since it was last read.
         """
         return frozenset()

@@ -1,0 +1,62 @@
+"""AdaBatch: the batch grows and the learning rate falls by fixed factors every so many epochs."""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.batch import float32, most
+from accordion_bench.check import ValueRefused
+from accordion_bench.plan import Ladder, Plan, Run, Signals
+
+
+class AdaBatch(Policy):
+    """Every `freq` epochs B <- beta B and LR <- gamma LR; B is capped at the data set.
+
+    After k changes B_k = min(floor(B_0 beta^k), samples of a worker) and LR gets the factor gamma^k B_k / (B_0 beta^k):
+    where the batch is capped, the learning rate falls by the rest, so that LR / B follows (gamma / beta)^k throughout.
+
+    gamma / beta is the decay that a fixed batch would have had, so that this policy takes the place of a decaying
+    schedule: its YAML file selects schedule=constant, and a schedule that decays is refused unless gamma = beta (then
+    LR / B follows the schedule, and this policy scales both alike).
+
+    Args:
+        freq: epochs between two changes; 20 of 100 in the paper.
+        beta: growth of the batch, above 1.
+        gamma: factor on the learning rate; 0.75 = 2 x 0.375.
+
+    Source: Devarakonda et al. 2017 (arXiv 1712.02029); that 0.375 and 0.75 go with freq 20 is as recalled.
+    """
+
+    drives = "batch"
+
+    def __init__(self, freq: int = 20, beta: float = 2.0, gamma: float = 0.75) -> None:
+        self.freq = check.integer("freq", freq, at_least=1, instead=20)
+        self.beta = check.number("beta", beta, above=1, instead=2)
+        self.gamma = check.number("gamma", gamma, above=0, instead=0.75)
+        self._decision: dict[str, Any] = {}
+
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        self.first, self.most = plan.batch_size, max(most(run), plan.batch_size)
+        factors = [run.schedule(half / 2) for half in range(2 * run.epochs)]
+        if self.gamma < self.beta and any(b < a for a, b in itertools.pairwise(factors)):
+            rule = f"beta={check.show(self.beta)} with a schedule that decays, or the learning rate would decay twice"
+            raise ValueRefused("gamma", rule, self.gamma, f"{check.show(self.beta)}, or schedule=constant")
+        return plan
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        k, rest = divmod(signals.epoch + 1, self.freq)
+        self._decision = {}
+        if rest:
+            return plan
+        capped = k >= math.log(self.most / self.first, self.beta)
+        batch = self.most if capped else min(int(self.first * self.beta**k), self.most)
+        # beta^k alone may be beyond all numbers
+        factor = float32((self.gamma / self.beta) ** k * batch / self.first)
+        self._decision = {"batch_size": batch, "lr_factor": factor, "capped": capped}
+        return replace(plan, batch_size=batch, lr_factor=factor)
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision

@@ -1,0 +1,24 @@
+"""What all policies of the batch size share: exact numbers, scaling of the learning rate, what fits the data."""
+
+import math
+import struct
+
+from accordion_bench.plan import Run
+
+LR_SCALINGS = ("linear", "sqrt", "none")
+LARGEST = 2**24 - 1  # plans travel in float32
+
+
+def float32(value: float) -> float:
+    """The nearest number that a plan can hold."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def scaled(lr_scaling: str, ratio: float) -> float:
+    """The learning rate's factor for a batch that is `ratio` times the first: `linear` ratio, `sqrt`, `none` 1."""
+    return float32({"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[lr_scaling])
+
+
+def most(run: Run) -> int:
+    """The largest batch that means anything: all samples that a worker sees per epoch."""
+    return min(run.per_worker, LARGEST)

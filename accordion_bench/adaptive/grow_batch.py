@@ -1,0 +1,72 @@
+"""Grow the batch instead of decaying the learning rate."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.batch import float32, most
+from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.plan import Ladder, Plan, Run, Signals
+
+
+class GrowBatch(Policy):
+    """Where the schedule divides the learning rate by f, multiply the batch by f and keep the learning rate.
+
+        wanted <- wanted * f,   B = min(round(wanted), cap),   LR = schedule * B / B_0
+
+    LR / B, to which SGD's noise scale LR N / (B (1 - m)) is proportional, follows the schedule throughout, also where B
+    is rounded or has reached its cap: from there on the learning rate decays. f is the ratio of the rates at the start
+    of two epochs, so that a slow decay grows the batch a little in every epoch; rises (warm-up) change nothing.
+
+    Args:
+        cap: largest batch, in samples per worker and step; null = a tenth of the training samples over all workers
+            (as recalled).
+
+    Source: Smith et al., ICLR 2018 (arXiv 1711.00489).
+    """
+
+    drives = "batch"
+
+    def __init__(self, cap: int | None = None) -> None:
+        if cap is not None:
+            check.integer("cap", cap, at_least=1, instead=320)
+        self.cap = cap
+        self.wanted = 0.0
+        self._decision: dict[str, Any] = {}
+
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        limit = most(run)
+        self.first, self.wanted = run.batch_size, float(run.batch_size)
+        self.most = self.cap or min(run.train_size // (10 * run.workers), limit)
+        if self.first >= limit:
+            raise ConfigError(
+                f"batch_size must be below {limit}, the samples that a worker sees per epoch, for adaptive.grow_batch "
+                f"to enlarge it, got {self.first}; type batch_size={max(limit // 10, 1)}"
+            )
+        if not self.first < self.most <= limit:
+            tenth = f" (null is a tenth of the samples over all workers, {self.most})" if self.cap is None else ""
+            rule = f"above batch_size={self.first} and at most {limit}, the samples that a worker sees per epoch{tenth}"
+            raise ValueRefused("cap", rule, self.cap, limit)
+        return plan
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        self._decision = {}
+        if not signals.next_lr < signals.lr:
+            return plan
+        f = signals.lr / signals.next_lr if signals.next_lr else math.inf
+        self.wanted *= f
+        batch = self.most if self.wanted >= self.most else max(round(self.wanted), plan.batch_size)
+        factor = float32(batch / self.first)
+        self._decision = {"batch_size": batch, "lr_factor": factor, "capped": batch == self.most}
+        return replace(plan, batch_size=batch, lr_factor=factor)
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"wanted": self.wanted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.wanted = state["wanted"]

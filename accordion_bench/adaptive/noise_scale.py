@@ -1,0 +1,111 @@
+"""Grow the batch as the gradient noise scale grows."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.batch import LR_SCALINGS, most, scaled
+from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.noise import noise_and_signal
+from accordion_bench.plan import Ladder, Plan, Run, Signals
+
+
+class NoiseScale(Policy):
+    """B_simple = tr Sigma / |G|^2, both estimated from the workers' gradients; B_simple > threshold x A B -> B <- 2 B.
+
+    Every `every` exchanges the mean of |g_w|^2 and |mean g|^2 give unbiased estimates of tr Sigma and |G|^2 (see
+    `noise.py`); their exponential averages over the measurements of the run are divided at the end of an epoch. The
+    batch doubles at most once per epoch, never shrinks, and ends at the largest doubling within `cap`. An estimate of
+    |G|^2 that is not positive says that the noise is beyond measure, and counts as a large noise scale.
+
+    With a dense exchange a measurement costs 8 bytes and the broadcast of the plan; any other exchange does not know
+    the mean gradient, and one dense all-reduce per measurement is charged to control_bytes.
+
+    Args:
+        every: exchanges from one measurement to the next; more = cheaper and noisier.
+        ema: weight of the past in the averages, [0, 1); higher = smoother and later.
+        threshold: by how many times the noise scale must exceed the batch of all workers; higher = smaller batches.
+        cap: largest batch, in samples per worker and step; null = all samples of a worker.
+        lr_scaling: the learning rate as the batch grows: `linear`, `sqrt`, `none`.
+
+    Source: McCandlish et al. 2018 (arXiv 1812.06162) for the noise scale; the rule of growth is ours.
+    """
+
+    drives = "batch"
+    needs_gradients = True
+
+    def __init__(
+        self,
+        every: int = 5,
+        ema: float = 0.9,
+        threshold: float = 1.0,
+        cap: int | None = None,
+        lr_scaling: str = "linear",
+    ) -> None:
+        self.every = check.integer("every", every, at_least=1, instead=5)
+        self.ema = check.number("ema", ema, at_least=0, below=1, instead=0.9)
+        self.threshold = check.number("threshold", threshold, above=0, instead=1)
+        self.cap = cap
+        if cap is not None:
+            check.integer("cap", cap, at_least=1, instead=256)
+        self.lr_scaling = check.choice("lr_scaling", lr_scaling, LR_SCALINGS)
+        self.noise = self.signal = 0.0  # averages, which start at 0 ...
+        self.weight = 0.0  # ... and are divided by this
+        self._decision: dict[str, Any] = {}
+
+    def needs_at(self, exchange: int) -> frozenset[str]:
+        return frozenset(["square_norms"]) if self.due(exchange) else frozenset()
+
+    def due(self, exchange: int) -> bool:
+        return exchange % self.every == 0
+
+    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        if run.workers < 2:
+            raise ConfigError(
+                "workers must be at least 2 for adaptive.noise_scale, which compares gradients of workers with their "
+                f"mean, got {run.workers}; type workers=2"
+            )
+        limit = most(run)
+        self.workers, self.first = run.workers, run.batch_size
+        self.most = limit if self.cap is None else self.cap
+        if self.cap is not None and not self.first <= self.cap <= max(limit, self.first):
+            rule = f"at least batch_size={self.first} and at most {limit}, the samples that a worker sees per epoch"
+            raise ValueRefused("cap", rule, self.cap, max(limit, self.first))
+        return plan
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        self._decision = {}
+        if signals.square_norms is None:
+            return self.grown(plan)
+        noise, signal = noise_and_signal(signals.square_norms, self.workers)
+        self.noise += (1 - self.ema) * (noise - self.noise)
+        self.signal += (1 - self.ema) * (signal - self.signal)
+        self.weight += (1 - self.ema) * (1 - self.weight)
+        return plan
+
+    def grown(self, plan: Plan) -> Plan:
+        """The plan at the end of an epoch."""
+        if not self.weight:
+            return plan
+        noise, signal = self.noise / self.weight, self.signal / self.weight
+        scale = None if noise <= 0 and signal <= 0 else noise / signal if signal > 0 else math.inf
+        grows = scale is not None and scale > self.threshold * self.workers * plan.batch_size
+        finite = scale if scale is not None and math.isfinite(scale) else None
+        self._decision = {"noise": noise, "signal": signal, "noise_scale": finite, "grows": grows}
+        batch = 2 * plan.batch_size
+        if not grows or batch > self.most:
+            return plan
+        factor = scaled(self.lr_scaling, batch / self.first)
+        self._decision |= {"batch_size": batch, "lr_factor": factor}
+        return replace(plan, batch_size=batch, lr_factor=factor)
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"noise": self.noise, "signal": self.signal, "weight": self.weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.noise, self.signal, self.weight = state["noise"], state["signal"], state["weight"]

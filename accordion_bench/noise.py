@@ -1,0 +1,56 @@
+"""How much gradients of small batches scatter: measured in an exchange, where a policy asks for `square_norms`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench.compressors.none import Dense
+from accordion_bench.exchange import Exchange
+from accordion_bench.plan import SquareNorms
+
+
+@torch.no_grad()
+def square_norms(
+    exchange: Exchange, gradients_W: Sequence[Tensor], updates: Sequence[Tensor], batch_size: int
+) -> SquareNorms:
+    """Mean over workers of |g_w|^2, and |mean_w g_w|^2; every process calls it, after the exchange.
+
+    A dense exchange has just computed the mean; any other one does not know it, and one more dense all-reduce is
+    charged to control_bytes. The squares themselves are 8 bytes.
+
+    Args:
+        exchange: of all workers.
+        gradients_W: what was exchanged [W, ...].
+        updates: what came of it [...].
+        batch_size: samples behind each g_w.
+    """
+    comm = exchange.comm
+    small = _square(gradients_W)
+    if type(exchange.compressor) is Dense:
+        mean = list(updates)
+    else:
+        total = torch.cat([g_W.sum(0).flatten() for g_W in gradients_W])
+        mean = [comm.sum_(total, "control").div_(comm.workers)]
+    return SquareNorms(float(comm.sum_(small, "control")) / comm.workers, float(_square(mean)), batch_size)
+
+
+def noise_and_signal(found: SquareNorms, workers: int) -> tuple[float, float]:
+    """Unbiased estimates of (tr Sigma, |G|^2): one sample's gradient has mean G and covariance Sigma.
+
+        tr Sigma = (|g_w|^2 - |g|^2) / (1/b - 1/(A b)),     |G|^2 = (A b |g|^2 - b |g_w|^2) / (A b - b)
+
+    Args:
+        found: |g_w|^2 of batches of b samples, |g|^2 of their mean.
+        workers: A, at least 2.
+
+    Source: McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1.
+    """
+    b, B = found.batch_size, found.batch_size * workers
+    return (found.small - found.big) / (1 / b - 1 / B), (B * found.big - b * found.small) / (B - b)
+
+
+def _square(xs: Sequence[Tensor]) -> Tensor:
+    """The sum of squares of all entries, in double precision."""
+    norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in xs]
+    return torch.stack(norms).square().sum()

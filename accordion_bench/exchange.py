@@ -115,7 +115,8 @@ class Exchange:
         scale = lr if self.compressor.units == "parameter" else 1.0
         residuals = [self.state.get(spec.name, {}).get("residual_W") for spec in self.sent]
         own = [x_W[:1] * scale for x_W in self.as_sent([x_W[:1] for x_W in xs_W])]
-        return [x if e_W is None else x + e_W[:1] for x, e_W in zip(own, residuals, strict=True)]
+        decay = getattr(self.compressor, "residual_decay", 1.0)
+        return [x if e_W is None else x + decay * e_W[:1] for x, e_W in zip(own, residuals, strict=True)]
 
     @torch.no_grad()
     def measured(

@@ -135,17 +135,20 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         cfg: the configuration.
         typed: the keys on the command line.
     """
-    compressor, adaptive = cfg["compressor"], cfg.get("adaptive") or {}
+    compressor, sync, adaptive = cfg["compressor"], cfg["sync"], cfg.get("adaptive") or {}
     knob = next((k for k in ("rank", "density", "bits", "k") if k in compressor), "")
-    steering = [name for name, node in adaptive.items() if {"weak", "strong"} <= node.keys()]
+    steering = [name for name, node in adaptive.items() if target(node, f"adaptive.{name}").drives == "level"]
+    residual = [*FEEDBACK, "residual_decay"]
     feedback, two_way = compressor.get("error_feedback"), compressor.get("collective") == "two_way"
     fits = [(f"adaptive.{name}", node["fit"]) for name, node in adaptive.items() if "fit" in node]
     custom = compressor.get("levels", "uniform") not in ("uniform", "exponential")
     dataset, schedule, epochs = cfg.get("choices", {}).get("dataset"), cfg["schedule"], cfg["epochs"]
     accordion, late = adaptive.get("accordion", {}), schedule.get("milestones") or []
     rules = [
-        (f"compressor.{knob}", bool(steering), f"adaptive={','.join(steering)} sets the {knob} (weak and strong)"),
-        *((f"compressor.{key}", not feedback, "compressor.error_feedback is false") for key in FEEDBACK),
+        (f"compressor.{knob}", bool(steering), f"adaptive={','.join(steering)} sets the {knob}"),
+        *((f"compressor.{key}", not feedback, "compressor.error_feedback is false") for key in residual),
+        ("sync.phase1", sync.get("switch_step") == 0, "sync.switch_step is 0"),
+        ("sync.merge_alpha", sync.get("merge") == "cocod", "sync.merge is cocod"),
         ("compressor.zero_lr", compressor.get("residual_units") == "gradient", "compressor.residual_units is gradient"),
         *((f"compressor.{key}", not two_way, "compressor.collective is not two_way") for key in SERVER),
         ("compressor.weight_decay_mode", not compressor.get("worker_momentum"), "compressor.worker_momentum is false"),

@@ -80,6 +80,8 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
         return {key: check.choice(f"compressor.{key}", take(key), choices[key]) for key in choices if key in options}
 
     feedback, decay, server = words(FEEDBACK), words(DECAY), words(SERVER)
+    if "residual_decay" in options:
+        feedback["residual_decay"] = take("residual_decay")
     moves_momentum = check.boolean("compressor.worker_momentum", take("worker_momentum", False))
     scope = check.choice("compressor.scope", take("scope", "tensor"), ["tensor", WHOLE_MODEL])
     start_step = check.integer("compressor.start_step", take("start_step", 0), at_least=0)

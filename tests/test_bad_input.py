@@ -13,6 +13,7 @@ from accordion_bench import config, errors, launch, layout, train, validate
 from accordion_bench.check import ConfigError
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.record import RunFolder
+from scripts import matrix
 from tests import tiny
 from tests.helpers import yaml_names, yaml_node
 
@@ -47,7 +48,7 @@ DISTEF = "compressor=distefblocksgd"
 
 # overrides, then what the sentence must say: key, rule, value, what to type instead
 REFUSED = [
-    (["compressor=powersdg"], "compressor must be one of atomo, .*, trn, got powersdg; type compressor=powersgd"),
+    (["compressor=powersdg"], "compressor must be one of adacomp, .*, trn, got powersdg; type compressor=powersgd"),
     (["adaptive=[accordion,foo]"], "adaptive must be one of accordion, .*, none, .*, got foo"),
     (["model=resnet19"], "model must be one of resnet18, resnet20, resnet8, got resnet19"),
     (["compressor="], "compressor must be one of .*, got nothing; type compressor="),
@@ -176,7 +177,10 @@ def _target_of(cfg: dict, key: str) -> str | None:
 @pytest.mark.parametrize("choice", options())
 def test_wrong_kind_in_plain_yaml(choice):
     overrides = [choice] if choice else []
-    overrides += ["compressor=qsgd"] if "adaptive=" in choice else []
+    if "adaptive=" in choice:
+        _, name = choice.split("=")
+        fitting = next(c for c in ("qsgd", "topk") if matrix.of_pair("compressor", c, "adaptive", name) is None)
+        overrides += [f"compressor={fitting}"]
     composed = config.compose(overrides)
     for key, default in options()[choice]:
         wrong = [{"odd": 1}, [{"odd": 1}]]

@@ -224,22 +224,23 @@ def trained(workers, schedule, momentum, nesterov, decay, steps=60, **options):
     )
     left = wrapped.optimizer_node(optimizer, around.compressor)
     kept = {key: value for key, value in left.items() if key != "_target_"}
+    exchange = Exchange(around.compressor, SPECS, Ladder(), Comm(workers), mine[0])
+    sync = EveryStep()
     trainer: Any = SimpleNamespace(
         axis=SimpleNamespace(params=mine, gradients_W=[], apply=lambda us: _set_grads(mine, us)),
-        exchange=Exchange(around.compressor, SPECS, Ladder(), Comm(workers), mine[0]),
+        new_exchange=lambda: exchange,
+        exchanged=lambda exchanges, xs_W, lr: [exchange(xs_W[0], Plan(), trainer.step, lr)],
         optimizer=torch.optim.SGD(mine, lr=1.0, **kept),
         cfg={"optimizer": optimizer},
-        plan=Plan(),
         clock=SimpleNamespace(lap=lambda part: None),
-        signals=SimpleNamespace(add_updates=lambda updates: None),
-        now=0.0,
     )
+    sync.begin(trainer)
     sgd = torch.optim.SGD(reference, lr=1.0, momentum=momentum, nesterov=nesterov, weight_decay=decay)
     problem, twin = Problem(workers), Problem(workers)
     for trainer.step in range(steps):
         lr = schedule(trainer.step)
         trainer.axis.gradients_W = problem.gradients([p.detach() for p in mine])
-        EveryStep().step(trainer, lr)
+        sync.step(trainer, lr)
         _set_grads(reference, [g.mean(0) for g in twin.gradients([p.detach() for p in reference])])
         sgd.param_groups[0]["lr"] = lr
         sgd.step()

@@ -27,17 +27,24 @@ class ErrorFeedback(Wrapper):
         residual_units: `gradient`: a change of the learning rate does not touch e_w. `parameter`: e_w is in units of
             the parameters (the paper's e_w times the last learning rate); x <- x - update.
         zero_lr: at a learning rate of 0 in parameter units, `skip` the exchange or `flush`: send from the residual.
+        residual_decay: in (0, 1]: e_w is first multiplied by it, as SparseLoCo does; below 1 the identity is given up.
 
     Source: Karimireddy et al. 2019; Vogels et al. 2019, Algorithm 2 (aggregate); Zheng, Huang, Kwok 2019 (parameter).
     """
 
     def __init__(
-        self, inner: Compressor, residual: str = "local", residual_units: str = "gradient", zero_lr: str = "skip"
+        self,
+        inner: Compressor,
+        residual: str = "local",
+        residual_units: str = "gradient",
+        zero_lr: str = "skip",
+        residual_decay: float = 1.0,
     ) -> None:
         super().__init__(inner)
         self.residual = check.choice("residual", residual, ["local", "aggregate"])
         self.residual_units = check.choice("residual_units", residual_units, ["gradient", "parameter"])
         self.zero_lr = check.choice("zero_lr", zero_lr, ["skip", "flush"])
+        self.residual_decay = check.number("residual_decay", residual_decay, above=0, at_most=1, instead=1)
         if residual == "aggregate" and inner.reduces != "mean":
             raise check.ValueRefused("residual", f"local, because the update is a {inner.reduces}", residual, "local")
         if inner.reduces in ("vote", "other"):
@@ -65,7 +72,8 @@ class ErrorFeedback(Wrapper):
     def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         scales = ctx.lrs if self.units == "parameter" else [1.0] * len(xs_W)
         terms = zip(xs_W, self._residuals(ctx, state), scales, strict=True)
-        ps_W = [x * scale if e is None else torch.add(e, x, alpha=scale) for x, e, scale in terms]
+        decay = self.residual_decay
+        ps_W = [x * scale if e is None else torch.add(e * decay, x, alpha=scale) for x, e, scale in terms]
         return self.inner.probe(ps_W, ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
@@ -73,6 +81,8 @@ class ErrorFeedback(Wrapper):
         if xs_W and not any(scales) and self.zero_lr == "skip":
             return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda i, target_W: target_W)
         residuals_W = self._residuals(ctx, state)
+        if self.residual_decay != 1:
+            torch._foreach_mul_([e for e in residuals_W if e is not None], self.residual_decay)
         # p_w is formed in the residual's own storage, so that error feedback needs no third buffer
         ps_W = [
             (x if scale == 1 else x * scale) if e is None else e.add_(x, alpha=scale)

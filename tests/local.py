@@ -140,18 +140,19 @@ def assign(models: list[list[Tensor]], values: list[Tensor]) -> None:
             x.copy_(value)
 
 
-def twin(trainer: Trainer, after_step: Callable, **optimizer) -> list[list[Tensor]]:
-    """A freshly built trainer's run in plain PyTorch: one model and one SGD per worker.
+def twin(trainer: Trainer, after_step: Callable, kind=torch.optim.SGD, **optimizer) -> list[list[Tensor]]:
+    """A freshly built trainer's run in plain PyTorch: one model and one optimizer per worker.
 
     Args:
         trainer: has not trained yet, and is not changed.
         after_step: called with (steps taken, learning rate, models, optimizers); models are lists of parameters.
-        optimizer: options that differ from the tiny run's.
+        kind: of the inner optimizers.
+        optimizer: their options; of SGD, those that differ from the tiny run's.
     """
-    options = {"momentum": 0.9, "weight_decay": 1e-4, **optimizer}
+    options = {**({"momentum": 0.9, "weight_decay": 1e-4} if kind is torch.optim.SGD else {}), **optimizer}
     models = [copy.deepcopy(trainer.axis.model) for _ in range(trainer.comm.workers)]
     params = [list(model.parameters()) for model in models]
-    optimizers = [torch.optim.SGD(own, lr=0.0, **options) for own in params]
+    optimizers = [kind(own, lr=0.0, **options) for own in params]
     taken = 0
     for epoch in range(trainer.cfg["epochs"]):
         trainer.sampler.begin_epoch(epoch, trainer.plan.batch_size)

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -396,6 +397,8 @@ class Trainer:
                 before, self.plan = self.plan, policy.update(signals, self.plan)
                 if self.plan is not before:
                     tell_followers(list(self.policies.values()), policy, self.plan)
+                if before.lr_factor and self.plan.lr_factor != before.lr_factor:  # for the policies after this one
+                    signals = replace(signals, next_lr=signals.next_lr * self.plan.lr_factor / before.lr_factor)
                 if decision := policy.decision():
                     decisions[name] = decision
         numbers = torch.tensor(self.plan.pack(), dtype=torch.float32, device=self.device)

@@ -332,6 +332,19 @@ def test_stopped_and_resumed(arm, tmp_path):
     assert differences(state(folder), state(tiny.only(tmp_path / "straight"))) == []
 
 
+@pytest.mark.parametrize(
+    "order, told", [("grow_batch,accordion", "norm"), ("accordion,grow_batch", "learning-rate drop")]
+)
+def test_later_policies_see_the_rate_that_is_decided(order, told, tmp_path):
+    """Where the batch grows instead, the learning rate does not drop."""
+    own = ["compressor=powersgd", "adaptive.accordion.interval=1", "adaptive.accordion.eta=9", *GROW[1:]]
+    rows = rows_of(
+        tmp_path, f"adaptive=[{order}]", *own, "schedule.milestones=[2]", "adaptive.accordion.lr_drop_ratio=1"
+    )
+    assert [row["plan"]["batch_size"] for row in rows] == [4, 4, 10, 10]
+    assert rows[1]["decisions"]["accordion"]["reason"] == told
+
+
 def test_local_methods_count_their_period_in_steps(tmp_path):
     """Growing batches make fewer steps, hence fewer averagings: after steps 4, 8 and 12 of 12."""
     rows = rows_of(tmp_path, *ADABATCH, "sync=local_sgd", "sync.period=4")

@@ -112,7 +112,7 @@ class AdaComp(Wrapper):
             if e_W is None:
                 continue
             if self.compresses(ctx.specs[i], ctx.levels[i]):
-                out.subtract_sent_(i, e_W)
+                e_W.sub_(sent_W[i])  # as the others decode it: the message loses nothing
             else:
                 e_W.zero_()
         return out
@@ -143,10 +143,9 @@ def selected(grown_W: Tensor, x_W: Tensor, size: int) -> tuple[Tensor, Tensor]:
     Returns:
         signs [W, ...], 0 where nothing is sent; scales [W], numbers of float32.
     """
-    rows_W, news_W = grown_W.flatten(1), x_W.flatten(1)
-    n = rows_W.shape[1]
-    bins_W = pad(rows_W, (0, -n % size)).unflatten(1, (-1, size))
+    n = x_W[0].numel()
+    bins_W, news_W = (pad(t_W.flatten(1), (0, -n % size)).unflatten(1, (-1, size)) for t_W in (grown_W, x_W))
     largest_W = bins_W.abs().amax(2)
-    limits_W = largest_W.repeat_interleave(size, dim=1)[:, :n]
-    chosen_W = (rows_W + news_W).abs() >= limits_W
-    return (rows_W.sign() * chosen_W).view(grown_W.shape), largest_W.double().mean(1).float()
+    chosen_W = (bins_W + news_W).abs_() >= largest_W[:, :, None]
+    signs_W = bins_W.sign().mul_(chosen_W).flatten(1)[:, :n]
+    return signs_W.view(grown_W.shape), largest_W.double().mean(1).float()

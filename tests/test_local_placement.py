@@ -1,0 +1,98 @@
+"""Local methods in 1 x 4, 2 x 2 and 4 x 1: the same bytes, plans and parameters; groups inside and over processes."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+
+from accordion_bench import checkpoint
+from accordion_bench.comm import Comm
+from accordion_bench.record import RunFolder
+from accordion_bench.trainer import Trainer
+from tests import local
+from tests.local import deviation
+
+SAME = 1e-13
+RUNS = {
+    "local_sgd": ["sync=local_sgd", "sync.period=5"],
+    "averaged buffers": ["sync=local_sgd", "sync.period=5", "sync.buffers=average"],
+    "slowmo": ["sync=slowmo", "sync.period=5"],
+    "groups with randomk": ["sync=hierarchical", "sync.groups=[[2,2],[8,4]]", "compressor=randomk"],
+    "groups with signs": ["sync=hierarchical", "sync.groups=[[2,2],[8,4]]", "compressor=distefblocksgd"],
+    "groups with topk": ["sync=hierarchical", "sync.groups=[[2,2],[8,4]]", "compressor=topk"],
+    "powersgd after the drop": ["sync=post_local_sgd", "sync.period=4", "compressor=powersgd"],
+    "overlap": ["sync=overlap_local_sgd", "sync.period=3"],
+}  # fmt: skip
+
+
+MOVED = ("overlap", "groups with signs", "groups with topk")  # in mid-round
+
+
+def outcome(cfg: dict, comm: Comm, folder: Path, moved: bool = False) -> tuple:
+    """What must not depend on the placement: bytes, plan, consensus, the local workers' replicas before the end.
+
+    A run that has moved goes on from a checkpoint, which one process has left.
+    """
+    run = Trainer({**cfg, "workers": 4}, comm, RunFolder(folder))
+    if moved:
+        checkpoint.load(folder / "checkpoint" / "step-00000005", run)
+    replicas: list = []
+    local.fitted(run, lambda t: replicas.__setitem__(slice(None), local.replicas(t)))
+    return run.comm.ledger.counts, run.plan, [x.clone() for x in run.axis.shared], replicas
+
+
+def _in_each_process(rank: int, root: str, folders: dict[str, Path], cfgs: dict[str, dict]) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    for processes in (4, 2):
+        if rank < processes:
+            store = dist.FileStore(f"{root}/store-{processes}", processes)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+            comms = {name: Comm(4 // processes, processes, rank) for name in cfgs}
+            found = {name: outcome(cfg, comms[name], folders[name], name in MOVED) for name, cfg in cfgs.items()}
+            torch.save(found, f"{root}/{processes}-{rank}.pt")
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory):
+    """Processes -> one dictionary of outcomes per rank."""
+    root = tmp_path_factory.mktemp("placed")
+    cfgs = {name: local.cfg_for(root, "epochs=2", *options) for name, options in RUNS.items()}
+    folders = {name: RunFolder.create(str(root), name.replace(" ", "-"), cfg).path for name, cfg in cfgs.items()}
+    for name in MOVED:
+        stopped = Trainer({**cfgs[name], "workers": 4}, Comm(4), RunFolder(folders[name]))
+        stopped.begin_epoch()
+        for _ in range(5):
+            stopped.train_step()
+        stopped.save()
+    context = multiprocessing.get_context("spawn")
+    children = [
+        context.Process(target=_in_each_process, args=(rank, str(root), folders, cfgs), daemon=True)
+        for rank in range(4)
+    ]
+    for child in children:
+        child.start()
+    together = {name: outcome(cfg, Comm(4), folders[name]) for name, cfg in cfgs.items()}
+    for child in children:
+        child.join(timeout=120)
+    assert [child.exitcode for child in children] == [0] * 4
+    load = lambda n: [torch.load(root / f"{n}-{rank}.pt", weights_only=False) for rank in range(n)]  # noqa: E731
+    return {1: [together], 2: load(2), 4: load(4)}
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("name", RUNS)
+def test_placement_does_not_matter(placed, name, processes):
+    counts, plan, consensus, replicas = placed[1][0][name]
+    outcomes = [outcomes[name] for outcomes in placed[processes]]
+    assert all(other[0] == counts and other[1] == plan for other in outcomes)
+    assert all(local.all_equal([outcomes[0][2], other[2]]) for other in outcomes)  # bit for bit between processes
+    assert deviation(outcomes[0][2], consensus) < SAME
+    everybody = [own for other in outcomes for own in other[3]]
+    assert len(everybody) == 4
+    assert max(deviation(a, b) for a, b in zip(everybody, replicas, strict=True)) < SAME
+    assert not local.all_equal(replicas)  # the run ends in mid-round

@@ -126,12 +126,20 @@ def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
 
 
 def differences(arm: Arm, other: Arm) -> list[str]:
-    """Options outside compressor, scheme and policy in which two arms differ, as `key: value (other value)`."""
+    """Options outside compressor, scheme and policy in which two arms differ, as `key value (other value)`.
+
+    Of a group with another class only the name.
+    """
     own, theirs = (
         {k: v for k, v in flat(fingerprint(a.runs[0])).items() if k.split(".")[0] not in METHOD} for a in (arm, other)
     )
     keys = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
-    return [f"{key} {own.get(key)} ({theirs.get(key)})" for key in keys]
+    other_class = {key.split(".")[0] for key in keys if key.endswith("._target_")}
+    names = [
+        f"{name} {arm.config['choices'].get(name)} ({other.config['choices'].get(name)})"
+        for name in sorted(other_class)
+    ]
+    return names + [f"{k} {own.get(k)} ({theirs.get(k)})" for k in keys if k.split(".")[0] not in other_class]
 
 
 def half_width(values: Sequence[float]) -> float:

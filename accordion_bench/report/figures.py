@@ -34,6 +34,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
+WORST = 20  # points below the best arm: where worse ones are drawn, with their number
 MANY = 10  # arms, beyond which their curves hide each other
 
 
@@ -114,27 +115,38 @@ def tradeoff(arms: Sequence[Arm]) -> Figure:
     """Accuracy after the last epoch against bytes on the wire, and against modelled time: one marker per arm."""
     size = (10, 4.2 + 0.24 * math.ceil(len(arms) / 3))
     figure, panels = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
+    ys = [[100 * run.rows[-1][arm.metric] for run in arm.runs] for arm in arms]
+    means = [float(np.mean(y)) for y in ys]
+    floor = max(means) - WORST
     links = "; ".join(sorted({link(arm.config["network"]) for arm in arms}))
     label = {"wire_bytes": "sent by each worker's link (log scale)", "modelled_seconds": f"modelled [s]: {links}"}
     for axes, (x, text) in zip(panels, label.items(), strict=True):
         colours = iter(COLOURS * len(arms))
         for i, arm in enumerate(arms):
             colour = "black" if arm.dense else next(colours)
-            ends = [100 * run.rows[-1][arm.metric] for run in arm.runs]
-            error = half_width(ends) if arm.n > 1 else None
-            at, style = (arm.mean(x), float(np.mean(ends))), {"color": colour, "markeredgecolor": "white"}
-            axes.errorbar(*at, yerr=error, color=colour, capsize=2, linewidth=0.8, alpha=0.6, zorder=2)
-            axes.plot(*at, MARKERS[i % len(MARKERS)], markersize=9, zorder=3, label=arm.label, **style)
+            at, error = arm.mean(x), half_width(ys[i]) if arm.n > 1 else None
+            y, noise = max(means[i], floor), half_width(arm.values(x)) if arm.n > 1 else None
+            if y > means[i]:
+                axes.annotate(
+                    f"↓ {means[i]:.0f} %", (at, y), (7, 0), textcoords="offset points", va="center", fontsize=9
+                )
+                error = None
+            axes.errorbar(at, y, error, noise, color=colour, capsize=2, linewidth=0.8, alpha=0.6, zorder=2)
+            style = {"color": colour, "markeredgecolor": "white", "label": arm.label}
+            axes.plot(at, y, MARKERS[i % len(MARKERS)], markersize=9, zorder=3, **style)
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.set_xlabel(text)
-    bytes_axis(panels[0])
+    bytes_axis(panels[0], (1, 2, 5))
+    bottom, top = panels[0].get_ylim()
+    panels[0].set_ylim(max(bottom, floor - 1), min(top, 100.5))
     panels[1].set_xlim(left=0)
     panels[0].set_ylabel(f"test {arms[0].metric} [%]")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=9)
     figure.suptitle(heading(arms[0]), fontsize=12)
     bars = "; bars: Student's 95 % t-interval" if max(arm.n for arm in arms) > 1 else ""
     counts = "/".join(map(str, sorted({arm.n for arm in arms})))
-    panels[0].set_title(f"n = {counts}; after the last epoch{bars}", loc="left", fontsize=9, color="#444444")
+    low = "; ↓: further down, at this number" if min(means) < floor else ""
+    panels[0].set_title(f"n = {counts}; after the last epoch{bars}{low}", loc="left", fontsize=9, color="#444444")
     return figure
 
 
@@ -186,10 +198,10 @@ def curves(axes: Axes, arms: Sequence[Arm], x: str) -> None:
     axes.set_title(f"{arms[0].metric.capitalize()} against communication", loc="left", fontsize=11)
 
 
-def bytes_axis(axes: Axes) -> None:
-    """A logarithmic axis of bytes."""
+def bytes_axis(axes: Axes, steps: Sequence[float] = (1,)) -> None:
+    """A logarithmic axis of bytes, with a number at each of these parts of a decade."""
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(10))
+    axes.xaxis.set_major_locator(LogLocator(10, steps))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
 

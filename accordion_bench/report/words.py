@@ -24,11 +24,6 @@ def captions(arms: Sequence[Arm]) -> list[str]:
     accuracy = f"{arms[0].metric.capitalize()}: after the last epoch, {interval}; best: of all epochs."
     if images := arms[0].runs[0].summary.get("test_size"):
         accuracy += f" One of the {images:,} test images is {100 / images:.2g} points."
-    dense = any(arm.dense for arm in arms)
-    reference = "the measured dense run" if dense else "an fp32 all-reduce of the same tensors in the same steps"
-    sent = (
-        f"Payload: what one worker hands to the collectives; wire: what its own link sends; both against {reference}."
-    )
     time = "Time: training, without evaluation and warm-up; exchange: the part that is codec and communication."
     if shared := [arm.label for arm in arms if not arm.values("comm_seconds")]:
         whose = "The" if len(shared) == len(arms) else f"{', '.join(shared)}: the"
@@ -38,7 +33,16 @@ def captions(arms: Sequence[Arm]) -> list[str]:
     machines = sorted({machine(run) for arm in arms for run in arm.runs})
     if len(machines) > 1:
         time += f" The runs come from different machines ({'; '.join(machines)}); only times of one machine compare."
-    return [accuracy, sent, time, *modelled(arms)]
+    return [accuracy, sent(arms), time, *modelled(arms)]
+
+
+def sent(arms: Sequence[Arm]) -> str:
+    """What payload and wire are, and what they are compared with."""
+    dense = any(arm.dense for arm in arms)
+    reference = "the measured dense run" if dense else "an fp32 all-reduce of the same tensors in the same steps"
+    return (
+        f"Payload: what one worker hands to the collectives; wire: what its own link sends; both against {reference}."
+    )
 
 
 def modelled(arms: Sequence[Arm]) -> list[str]:
@@ -88,7 +92,7 @@ def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
     if gap:
         accuracy = f"{arm.metric} {abs(gap):.2f} points {'below' if gap < 0 else 'above'} dense"
         if images := arm.runs[0].summary.get("test_size"):
-            accuracy += f" ({abs(gap) / 100 * images:.2g} of {images:,} test images)"
+            accuracy += f" ({_count(abs(gap) / 100 * images)} of {images:,} test images)"
     interval = f"the 95 % interval of the difference is {gap - half:+.2f} to {gap + half:+.2f} points"
     if math.isnan(half):
         noise = "one seed: no statement about noise" if arm.n == 1 else "dense has one seed: no statement about noise"
@@ -97,6 +101,10 @@ def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
     other = differences(arm, dense)
     note = f"; beware, dense differs in more than compression: {', '.join(other)}" if other else ""
     return f"{arm.label}: {sends}; {accuracy}; {noise}{note}."
+
+
+def _count(images: float) -> str:
+    return f"{images:.2g}" if images < 100 else f"{images:.0f}"
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:

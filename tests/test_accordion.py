@@ -225,10 +225,10 @@ def test_contract_of_every_policy(name, compressor):
     parts = config.components(cfg, workers=4)
     assert list(parts.policies) == ([] if name == "none" else [name])
     for policy in parts.policies.values():
-        plan = policy.start(Plan({"a": 0}, 32, codebooks=parts.codebooks), parts.ladder, Run())
+        plan = policy.start(Plan({"a": 0}, 32, codebooks=parts.codebooks), parts.ladder, parts.run)
         assert set(plan.levels) == {"a"} and plan.levels["a"] in range(len(parts.ladder.values))
         for epoch in range(12):
-            values = {need: {"a": 1.0} for need in policy.needs(epoch)}
+            values = {need: {"a": 1.0, "model": 1.0} for need in policy.needs(epoch)}
             plan = policy.update(Signals(epoch, 0.1, 0.1, values), plan)
             assert plan.levels["a"] in range(len(parts.ladder.values))
         state = policy.state_dict()

@@ -25,7 +25,8 @@ class NoiseScale(Policy):
 
     Args:
         every: exchanges from one measurement to the next; more = cheaper and noisier.
-        ema: weight of the past in the averages, [0, 1); higher = smoother and later.
+        ema: weight of the past in the averages at each measurement, [0, 1); higher = smoother and later: where
+            gradients shrink faster than the averages forget, the noise scale stays that of the past.
         threshold: by how many times the noise scale must exceed the batch of all workers; higher = smaller batches.
         cap: largest batch, in samples per worker and step; null = all samples of a worker.
         lr_scaling: the learning rate as the batch grows: `linear`, `sqrt`, `none`.
@@ -39,13 +40,13 @@ class NoiseScale(Policy):
     def __init__(
         self,
         every: int = 5,
-        ema: float = 0.9,
+        ema: float = 0.5,
         threshold: float = 1.0,
         cap: int | None = None,
         lr_scaling: str = "linear",
     ) -> None:
         self.every = check.integer("every", every, at_least=1, instead=5)
-        self.ema = check.number("ema", ema, at_least=0, below=1, instead=0.9)
+        self.ema = check.number("ema", ema, at_least=0, below=1, instead=0.5)
         self.threshold = check.number("threshold", threshold, above=0, instead=1)
         self.cap = cap
         if cap is not None:

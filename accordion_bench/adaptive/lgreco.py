@@ -29,8 +29,8 @@ class LGreCo(Policy):
 
     Args:
         alpha: share of the error that may be made; above 1 = fewer bytes.
-        reference: the uniform level, e.g. rank 4; null = the compressor's own: weak, for a density strong (10 %, as
-            nobody would send 99 % without need).
+        reference: the uniform level, e.g. rank 4; null = the compressor's weak one; but 4 for bits (8 leave no room
+            above), and the strong one for a density (10 %: nobody sends 99 % without need).
         levels: what each tensor may get; null = integers from half to twice the reference, or its quarter, half, once,
             twice and four times for a density. The reference and an earlier policy's levels are always among them.
         samples: exchanges that count.
@@ -68,7 +68,7 @@ class LGreCo(Policy):
     def uniform(self, knob: str, pair: tuple[float, float]) -> float:
         """The reference level."""
         if self.reference is None:
-            return pair[knob != "density"]
+            return {"density": pair[0], "bits": 4}.get(knob, pair[1])
         return check_level("reference", self.reference, knob, pair[1])
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:

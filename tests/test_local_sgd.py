@@ -122,6 +122,7 @@ def test_before_the_switch_it_is_synchronous_bit_for_bit(tmp_path, compressor):
     for (a, bytes_a), (b, bytes_b) in zip(dense[:12], post[:12], strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True)) and bytes_a == bytes_b
     assert run.optimizer.state == {} and len(run.optimizers) == 4
+    assert [place.name for place in run.sync.exchanges()] == ["pseudo_gradient-4"]
 
 
 def test_two_versions_of_the_first_phase(tmp_path):

@@ -35,7 +35,8 @@ class LocalSGD(Sync):
     """Each worker takes H steps of the inner optimizer; then z <- outer(z, mean(z - x_w)) and x_w <- z.
 
     Counting optimizer steps c = 1, 2, ..., workers average after the steps S + H, S + 2 H, ..., and once more, exactly,
-    after the last step of the run.
+    after the last step of the run. At the switch every worker inherits the inner optimizer's buffers; what a compressor
+    has held back of the gradients until then is dropped.
 
     Args:
         period: H, steps between two averagings; longer = fewer bytes. A policy may change it; a change is in force from
@@ -98,7 +99,7 @@ class LocalSGD(Sync):
 
     def check(self, cfg: Config, run: Run) -> None:
         if self.switch_step is None and self.switch_epoch(run) is None:
-            rule = "a number of steps where the learning rate never drops at once"
+            rule = "a number of steps where the learning rate never drops at once, to 0.7 or less"
             raise ValueRefused("sync.switch_step", rule, None, run.steps // 2)
         if self.switch_step is not None and self.switch_step >= run.steps:
             rule = f"below {run.steps}, the steps of the run, or workers would never take a step of their own"
@@ -107,8 +108,8 @@ class LocalSGD(Sync):
             refuse_groups(self.groups, cfg, run)
 
     def switch_epoch(self, run: Run) -> int | None:
-        """The epoch that starts with the first sudden drop of the learning rate, by a tenth or more."""
-        drops = (e for e in range(1, run.epochs) if run.schedule(e) <= 0.9 * run.schedule(math.nextafter(e, 0)))
+        """The epoch that starts with the first drop of the learning rate, at once to 0.7 of what it was or less."""
+        drops = (e for e in range(1, run.epochs) if run.schedule(e) <= 0.7 * run.schedule(math.nextafter(e, 0)))
         return next(drops, None)
 
     def start(self, plan: Plan) -> Plan:
@@ -131,6 +132,7 @@ class LocalSGD(Sync):
         trainer.axis.fork()
         trainer.fork_optimizer()
         self.tiers = tiers(trainer, self.groups)
+        self.every_step = EveryStep()  # and its residuals are given up
         self.forked = True
 
     def exchanges(self) -> list[Placed]:

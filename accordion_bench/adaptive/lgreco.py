@@ -31,8 +31,9 @@ class LGreCo(Policy):
         alpha: share of the error that may be made; above 1 = fewer bytes.
         reference: the uniform level, e.g. rank 4; null = the compressor's weak one; but 4 for bits (8 leave no room
             above), and the strong one for a density (10 %: nobody sends 99 % without need).
-        levels: what each tensor may get; null = integers from half to twice the reference, or its quarter, half, once,
-            twice and four times for a density. The reference and an earlier policy's levels are always among them.
+        levels: what each tensor may get; null = integers from half to twice the reference; for a density its quarter,
+            doubled up to four times the reference or the compressor's weak one; 9 at most. The reference and an earlier
+            policy's levels are always among them.
         samples: exchanges that count.
         every: exchanges between refinements, each after the first `samples` of them; null = about once per epoch.
 
@@ -76,7 +77,9 @@ class LGreCo(Policy):
         if self.levels is not None:
             return tuple(sorted({check_level("levels", level, knob, pair[1]) for level in self.levels} | {reference}))
         if knob == "density":
-            return tuple(sorted({min(1.0, reference * factor) for factor in (0.25, 0.5, 1, 2, 4)}))
+            top = min(1.0, max(4 * reference, pair[1]))
+            doubled = [reference * 2.0**i for i in range(-2, 40) if reference * 2.0**i <= top]
+            return tuple(sorted({*doubled[:: -(-len(doubled) // MOST)], reference}))
         least, most = (2, 8) if knob == "bits" else (1, math.inf)
         first, last = int(max(least, reference // 2)), int(min(most, 2 * reference))
         if last - first < MOST:

@@ -83,8 +83,8 @@ def needs_sync(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) 
         )
     if getattr(sync, "groups", None):
         raise ConfigError(
-            f"adaptive={name} drives one period, got sync.groups with several; type sync.groups=null, or leave out "
-            f"adaptive={name}"
+            f"adaptive={name} drives one period, got sync={scheme}, whose groups have one each; type "
+            f"sync=local_sgd adaptive={name}"
         )
 
 
@@ -102,7 +102,7 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
     if policy.drives != "level":
         return
     if compressor.knob is None or (policy.knobs and compressor.knob not in policy.knobs):
-        kind = f"a {' or '.join(policy.knobs)}" if policy.knobs else "levels"
+        kind = f"the knob {' or '.join(policy.knobs)}" if policy.knobs else "levels"
         fitting = [
             f"compressor={c}" for c, knob in knobs().items() if knob and (not policy.knobs or knob in policy.knobs)
         ]

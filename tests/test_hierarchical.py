@@ -105,8 +105,14 @@ def test_every_tier_keeps_residuals_of_its_own(tmp_path):
             checked.append((len(exchanges), deviation(before, after)))
         return updates
 
+    def anchored(trainer):
+        """Who has averaged goes on from there, and measures the next differences from there."""
+        for tier, period in zip(trainer.sync.tiers, (2, 4), strict=True):
+            for group in tier.groups if trainer.step % period == 0 else ():
+                assert local.all_equal([list(group.anchor), *(local.replicas(trainer)[row] for row in group.rows)])
+
     run.exchanged = spied
-    local.fitted(run)
+    local.fitted(run, anchored)
     assert [count for count, _ in checked] == [2, 2, 1] * 6 and max(apart for _, apart in checked) < SAME
     names = [place.name for place in run.sync.exchanges()]
     assert names == ["pseudo_gradient-2", "pseudo_gradient-2", "pseudo_gradient-4"]

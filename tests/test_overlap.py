@@ -38,6 +38,7 @@ def reference(run, period, delay, alpha, beta):
     return after_step, at, v
 
 
+@pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("period, delay, alpha, beta, schedule", [
     (2, None, 0.6, 0.7, []),
     (5, None, 0.6, 0.7, []),
@@ -46,10 +47,10 @@ def reference(run, period, delay, alpha, beta):
     (5, None, 0.3, 0.0, []),
     (5, None, 0.6, 0.7, ["schedule._target_=tests.local.FromZero"]),
 ])  # fmt: skip
-def test_pull_back_equals_explicit_lists(tmp_path, period, delay, alpha, beta, schedule):
+def test_pull_back_equals_explicit_lists(tmp_path, period, delay, alpha, beta, schedule, workers):
     options = [f"sync.period={period}", f"sync.merge_alpha={alpha}", f"sync.beta={beta}", *schedule]
     options += [f"sync.delay={delay}"] if delay else []
-    run = trainer_for(tmp_path, OVERLAP, *options)
+    run = trainer_for(tmp_path, OVERLAP, *options, workers=workers)
     after_step, at, v = reference(run, period, delay or period, alpha, beta)
     models = local.twin(run, after_step)
     last = []

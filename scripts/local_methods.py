@@ -34,7 +34,7 @@ from accordion_bench.validate import validate
 ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=ethernet_1g"]
 SETTINGS = {
     "digits": ["dataset=digits"],
-    "cifar10": ["dataset=cifar10", "dataset.subset=5000", "dataset.limit_eval=2000"],
+    "cifar10": ["dataset=cifar10", "dataset.subset=5000", "dataset.limit_eval=2000", "schedule.warmup_epochs=2"],
 }
 # {interval}: a tenth of the epochs, {freq}: a quarter
 ARMS = {
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25, help="for the runs; what is unfinished goes on next time")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--epochs", type=int, default=40, help="on digits")
+    parser.add_argument("--epochs", type=int, default=30, help="on digits")
     parser.add_argument("--cifar-epochs", type=int, default=10)
     parser.add_argument("--only", default="", help="make only runs of arms whose names contain this text")
     parser.add_argument("--runs", type=Path, default=Path("results/runs/local_methods"))
@@ -102,15 +102,15 @@ def main() -> None:
 
 def planned(args: argparse.Namespace) -> tuple[list[Cell], list[str]]:
     """All cells, every arm's first seed first; and a sentence for each arm that cannot be composed."""
-    epochs = {"digits": args.epochs, "cifar10": args.cifar_epochs}
     arms, refused = [], []
     for setting, chosen in SETTINGS.items():
         if setting == "cifar10" and not args.data:
             print("no --data: digits only", flush=True)
             continue
-        numbers = {"interval": max(1, epochs[setting] // 10), "freq": max(1, epochs[setting] // 4)}
+        epochs = args.cifar_epochs if setting == "cifar10" else args.epochs
+        numbers = {"interval": max(1, epochs // 10), "freq": max(1, epochs // 4)}
         for arm, options in ARMS.items():
-            typed = [*chosen, *(option.format(**numbers) for option in options), f"epochs={epochs[setting]}", *ALWAYS]
+            typed = [*chosen, *(option.format(**numbers) for option in options), f"epochs={epochs}", *ALWAYS]
             try:
                 cfg = config.compose([*typed, f"paths.runs={args.runs}"])
                 validate(cfg)

@@ -159,8 +159,13 @@ class Comm:
 
         Args:
             size: divides the number of workers, and either divides the workers per process or is a multiple of them.
+
+        Raises:
+            ValueError: it does not.
         """
         W = self.local_workers
+        if self.workers % size or (size % W and W % size):
+            raise ValueError(f"{self.processes} processes of {W} workers cannot form groups of {size}")
         if size <= W:
             inner = [Comm(size, device=str(self.device)) for _ in range(W // size)]
         else:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from accordion_bench.comm import Comm
 from tests import local
 from tests.local import deviation, trained, trainer_for
 
@@ -118,3 +119,17 @@ def test_every_tier_keeps_residuals_of_its_own(tmp_path):
     assert names == ["pseudo_gradient-2", "pseudo_gradient-2", "pseudo_gradient-4"]
     residuals = [place.exchange.state["a.weight"]["residual_W"] for place in run.sync.exchanges()]
     assert [len(e_W) for e_W in residuals] == [2, 2, 4] and all(float(e_W.abs().max()) > 0 for e_W in residuals)
+
+
+def test_groups_hold_every_worker_once():
+    for size in (1, 2, 3, 6):
+        groups = Comm(6).groups(size)
+        assert [group.workers for group in groups] == [group.local_workers for group in groups] == [size] * (6 // size)
+        x_W = [torch.arange(6.0).view(6, 1)[i * size : (i + 1) * size] for i in range(6 // size)]
+        means = [group.all_reduce_mean([rows])[0].item() for group, rows in zip(groups, x_W, strict=True)]
+        assert means == [rows.mean().item() for rows in x_W]
+    for size in (4, 5, 12):
+        with pytest.raises(ValueError, match=f"1 processes of 6 workers cannot form groups of {size}"):
+            Comm(6).groups(size)
+    with pytest.raises(ValueError, match="2 processes of 3 workers cannot form groups of 2"):
+        Comm(3, processes=2).groups(2)

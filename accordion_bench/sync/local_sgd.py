@@ -86,7 +86,7 @@ class LocalSGD(Sync):
                 "choose an outer optimizer with its options"
             )
         self.outer = OUTER[outer_optimizer](**outer)
-        self.buffers = None if buffers is None else check.choice("buffers", buffers, BUFFERS)
+        self.buffers = "" if buffers is None else check.choice("buffers", buffers, BUFFERS)
         self.final = check.boolean("final", final)
         self.gradient_exchange = phase1 == "gradient" and switch_step != 0
         self.count = 0  # local steps in all, after the synchronous ones
@@ -117,7 +117,7 @@ class LocalSGD(Sync):
 
     def begin(self, trainer: "Trainer") -> None:
         self.names = [spec.name for spec in trainer.axis.specs]
-        if self.buffers is None:
+        if not self.buffers:
             is_sgd = isinstance(trainer.optimizer, torch.optim.SGD)
             self.buffers = "reset" if self.outer_optimizer == "slowmo" and is_sgd else "keep"
         self.every_step = EveryStep()
@@ -158,7 +158,7 @@ class LocalSGD(Sync):
             self.every_step.step(trainer, lr)
             return
         if local and not self.count and (self.phase1 == "model" or self.buffers == "reset"):
-            treat_buffers(trainer, self.buffers or "keep")  # the last synchronous step was an averaging, too
+            treat_buffers(trainer, self.buffers)  # the last synchronous step was an averaging, too
         if self.since == 0:
             self.round_lr, self.period = lr, trainer.plan.period
         if bad := self.exchange.non_finite(trainer.axis.gradients_W):
@@ -212,7 +212,7 @@ class LocalSGD(Sync):
         if top:
             self.since = 0
         if top and self.count:
-            treat_buffers(trainer, self.buffers or "keep")
+            treat_buffers(trainer, self.buffers)
 
     # ---- the end, and in between
 

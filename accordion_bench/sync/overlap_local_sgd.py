@@ -113,7 +113,7 @@ class OverlapLocalSGD(LocalSGD):
                 torch._foreach_sub_(values, [x_W[row] for x_W in self.launched_W])
         else:
             axis.pull(axis.shared, self.merge_alpha)
-        treat_buffers(trainer, self.buffers or "keep")
+        treat_buffers(trainer, self.buffers)
 
     def note_launched(self, trainer: "Trainer") -> None:
         for row, replica in enumerate(trainer.axis.replicas):

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RUN := $(BIN)/python
 
-.PHONY: help install demo test check bench figures clean
+.PHONY: help install demo test check bench figures methods clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,8 +30,11 @@ bench: install  ## step-time ratios against plain PyTorch and DistributedDataPar
 	@$(RUN) scripts/bench_codec.py
 	@$(RUN) scripts/bench_codec.py --flat
 
-figures: install  ## every figure and table kept under results/, from new runs
+figures: install  ## the figures and tables of results/demo and results/compressors, from new runs
 	@bash scripts/figures.sh
+
+methods: install  ## those of results/local_methods; DATA=FOLDER with cifar-10-batches-py, else digits only
+	@$(RUN) scripts/local_methods.py $(if $(DATA),--data $(DATA))
 
 clean:  ## remove the environment and caches; keeps results
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info

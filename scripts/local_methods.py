@@ -54,8 +54,8 @@ STARTED = """\
 `{command}`. ResNet-8 (75 thousand parameters), 4 workers, on 8×8 images and on a tenth of CIFAR-10 for few epochs: a
 check that every method trains, what it sends and in how many rounds; no evidence about large models or long training.
 No option has been tuned for any arm: each has its defaults in `conf/`, with shorter intervals between decisions where
-epochs are few. **Computation was measured with {jobs} runs at a time**: modelled times compare to some ten percent,
-their part that is communication exactly.
+epochs are few. **Computation was measured with {jobs} runs at a time**: modelled times carry the noise of that (see their
+intervals), their part that is communication none.
 """
 
 
@@ -255,7 +255,7 @@ def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
     dense = next((arm for arm in arms if arm.dense), None)
     images = arms[0].runs[0].summary["test_size"]
     captions = [
-        "Accuracy: after the last epoch, mean over the seeds; std: the sample's standard deviation, in points. "
+        "Accuracy: after the last epoch, mean over the seeds; std: the sample's standard deviation, in points; ±: Student's 95 % t-interval. "
         f"One of the {images:,} test images is {100 / images:.2g} points.",
         f"{words.sent(arms)} Rounds: of messages, one after another.",
         *words.modelled(arms),
@@ -290,7 +290,8 @@ def markdown(table: pd.DataFrame, dense: Arm | None) -> str:
                 show_times(row["wire_times_less"]),
                 f"{row['rounds']:,.0f}",
                 show_times(row["rounds_times_less"]),
-                f"{row['modelled_seconds']:.2f} s",
+                f"{row['modelled_seconds']:.2f}"
+                + (f" ± {row['modelled_seconds_ci95']:.2f} s" if row["n"] > 1 else " s"),
                 show_ratio(row, "modelled_seconds"),
                 f"{communication:.3f} s",
                 "–" if dense is None else f"{communication / dense.mean('modelled_comm_seconds'):.2f}x",

@@ -54,8 +54,8 @@ STARTED = """\
 `{command}`. ResNet-8 (75 thousand parameters), 4 workers, on 8×8 images and on a tenth of CIFAR-10 for few epochs: a
 check that every method trains, what it sends and in how many rounds; no evidence about large models or long training.
 No option has been tuned for any arm: each has its defaults in `conf/`, with shorter intervals between decisions where
-epochs are few. **Computation was measured with {jobs} runs at a time**: modelled times carry the noise of that (see their
-intervals), their part that is communication none.
+epochs are few. **Computation was measured with {jobs} runs at a time**: modelled times carry the noise of that (see
+their intervals), their part that is communication none.
 """
 
 
@@ -255,7 +255,8 @@ def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
     dense = next((arm for arm in arms if arm.dense), None)
     images = arms[0].runs[0].summary["test_size"]
     captions = [
-        "Accuracy: after the last epoch, mean over the seeds; std: the sample's standard deviation, in points; ±: Student's 95 % t-interval. "
+        "Accuracy: after the last epoch, mean over the seeds; std: the sample's standard deviation, in points; "
+        "±: Student's 95 % t-interval. "
         f"One of the {images:,} test images is {100 / images:.2g} points.",
         f"{words.sent(arms)} Rounds: of messages, one after another.",
         *words.modelled(arms),

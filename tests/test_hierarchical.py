@@ -88,6 +88,16 @@ def test_outer_steps_are_taken_by_all_alone(tmp_path):
     assert deviation(run.axis.shared, z) < 1e-13
 
 
+def test_buffers_are_treated_where_all_average(tmp_path):
+    kept = []
+
+    def watch(trainer):
+        kept.append(all(len(optimizer.state) > 0 for optimizer in trainer.optimizers))
+
+    trained(tmp_path, HIERARCHICAL, "sync.groups=[[2,2],[4,4]]", "sync.buffers=reset", "epochs=2", watch=watch)
+    assert kept == [True, True, True, False] * 3
+
+
 def test_every_tier_keeps_residuals_of_its_own(tmp_path):
     """z_group - mean e is the exact average in every group: nothing of a group is lost or given to another."""
     options = ["sync.groups=[[2,2],[4,4]]", "compressor=topk", "compressor.density=0.2"]

@@ -45,7 +45,7 @@ ALONE = {
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_alone_they_are_the_inner_optimizer(tmp_path, optimizer):
-    overrides = [f"optimizer={optimizer}", "optimizer.lr=0.01"]
+    overrides = [f"optimizer={optimizer}", "optimizer.lr=0.01", "epochs=2"]
     plain = trained(tmp_path, *overrides, workers=1)
     for name, options in ALONE.items():
         alone = trained(tmp_path, *overrides, *options, workers=1)

@@ -1,5 +1,7 @@
 """Outer optimizers: SlowMo and DiLoCo against each other, torch's SGD and explicit lists; learning rates of 0."""
 
+import copy
+
 import pytest
 import torch
 
@@ -141,3 +143,17 @@ def test_the_tail_is_a_plain_average(tmp_path, sync):
     run = trained(tmp_path, f"sync={sync}", "sync.period=5", watch=watch)
     assert deviation(run.axis.shared, before[0]) < SAME
     assert sync == "diloco" or deviation(run.sync.outer.u, before[1]) == 0
+
+
+@pytest.mark.parametrize("make", [SlowMo, OuterSGD, lambda: OuterSGD(1, 0, False)])
+def test_state_before_and_after_the_first_step(make):
+    """A run may stop before anything was averaged."""
+    for steps in (0, 1):
+        outer, z = make(), [torch.ones(3)]
+        for _ in range(steps):
+            outer.step(z, [torch.full((3,), 0.5)], 0.1)
+        state, kept, twin = copy.deepcopy(outer.state_dict()), [x.clone() for x in z], make()
+        twin.load_state_dict(state, kept)
+        for one, values in ((outer, z), (twin, kept)):
+            one.step(values, [torch.full((3,), 0.25)], 0.1)
+        assert torch.equal(z[0], kept[0])

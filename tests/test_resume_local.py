@@ -13,9 +13,6 @@ ARMS = {
     "averaged buffers": ["sync=local_sgd", "sync.period=5", "sync.buffers=average"],
     "slowmo": ["sync=slowmo", "sync.period=5"],
     "diloco": ["sync=diloco", "sync.period=5", "optimizer=adamw"],
-    "diloco without momentum": [
-        "sync=diloco", "sync.period=5", "sync.outer_momentum=0", "sync.outer_nesterov=false",
-    ],
     "overlap": [OVERLAP, "sync.period=5"],
     "overlap, used early": [OVERLAP, "sync.period=5", "sync.delay=2"],
     "cocod": [OVERLAP, "sync.period=5", "sync.merge=cocod", "sync.beta=0"],

@@ -230,9 +230,8 @@ class LocalSGD(Sync):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        outer = {
-            key: dict(zip(self.names, values, strict=True)) for key, values in self.outer.state_dict().items() if values
-        }
+        buffers = self.outer.state_dict()
+        outer = {key: dict(zip(self.names, values, strict=True)) for key, values in buffers.items()}
         kept = ("since", "count", "round_lr", "period", "forked")
         return {**{key: getattr(self, key) for key in kept}, "outer": outer}
 

@@ -58,7 +58,7 @@ class SlowMo(Average):
         torch._foreach_sub_(list(z), self.u, alpha=self.alpha * lr)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"u": list(self.u)}
+        return {"u": list(self.u)} if self.u else {}
 
     def load_state_dict(self, state: dict[str, Any], z: Sequence[Tensor]) -> None:
         if "u" in state:

@@ -367,6 +367,15 @@ def test_bytes_are_the_formula(tmp_path, period):
     assert columns["rounds"] == averages * 2 * 3 and columns["dense_bytes"] == 24 * 4 * d
 
 
+@pytest.mark.parametrize("optimizer, models", [("sgd", 2), ("adamw", 3)])
+def test_averaged_buffers_cost_as_much_again_each(tmp_path, optimizer, models):
+    """And Adam's counts of steps nothing."""
+    overrides = [f"optimizer={optimizer}", LOCAL, "sync.period=3", "sync.buffers=average", "epochs=1"]
+    run = trained(tmp_path, "model._target_=tests.models.Plain", *overrides)
+    d = sum(spec.numel for spec in run.axis.specs)
+    assert run.comm.ledger.columns()["payload_bytes"] == 2 * models * 4 * d
+
+
 def test_replicas_of_equal_shape_lie_side_by_side(tmp_path):
     run = trainer_for(tmp_path, "model._target_=tests.tiny.Net", LOCAL)
     by_shape = {}

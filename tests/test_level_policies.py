@@ -206,7 +206,7 @@ def test_the_last_epoch_of_each_interval_is_looked_at():
         (["adaptive.adaqs.cap=9"], "adaqs.cap must be .*, got 9; type adaptive.adaqs.cap=8"),
         (["adaptive.adaqs.factor=1"], "adaqs.factor must be a number above 1, got 1"),
         (["adaptive.adaqs.scope=layer"], "adaqs.scope must be one of tensor, model"),
-        (["compressor=powersgd"], "adaptive=adaqs needs a compressor with a bits to choose from, got .*=powersgd"),
+        (["compressor=powersgd"], "adaptive=adaqs needs a compressor with the knob bits to choose from, got .*=powersgd"),
     ],
 )
 def test_refused_adaqs(options, told):
@@ -361,7 +361,7 @@ def test_decisions_every_so_many_exchanges():
         (["adaptive.gravac.step=1"], "gravac.step must be a number above 0 and at most 0.9"),
         (["adaptive.gravac.every=0"], "gravac.every must be an integer of at least 1"),
         (["adaptive.gravac.bandwidth=0"], "gravac.bandwidth must be a number above 0"),
-        (["compressor=powersgd"], "adaptive=gravac needs a compressor with a density to choose from, got"),
+        (["compressor=powersgd"], "adaptive=gravac needs a compressor with the knob density to choose from, got"),
         (["adaptive=[accordion,gravac]"], "adaptive must not drive the same thing twice"),
     ],
 )

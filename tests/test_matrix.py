@@ -17,7 +17,7 @@ RUN = tuple(tiny.typed(Path("runs"), "epochs=3", "dataset.train_size=48", "datas
 # so that things happen within nine steps
 SHORT = {
     "sync": {"period": 2},
-    "adaptive": {"interval": 1, "update_at": [0, 1], "stat_samples": 1, "every": 1, "freq": 1, "samples": 2},
+    "adaptive": {"interval": 1, "update_at": [0, 1], "stat_samples": 1, "every": 1, "freq": 1, "samples": 1, "factor": 2},
 }
 
 
@@ -85,8 +85,9 @@ def test_every_pair_that_runs_trains_a_few_steps(tmp_path, part):
         cfg["sync"] |= {k: v for k, v in SHORT["sync"].items() if cfg["sync"].get(k)}
         if cfg["sync"].get("groups"):
             cfg["sync"]["groups"] = [[1, 2], [2, 4]]
-        for node in cfg["adaptive"].values():
+        for name, node in cfg["adaptive"].items():
             node |= {key: value for key, value in SHORT["adaptive"].items() if key in node}
+            node |= {"cap": 12} if name == "grow_batch" else {}
         config.components(cfg, matrix.WORKERS)
         folder = RunFolder.create(str(tmp_path), "cell", cfg)
         summary = Trainer(cfg, Comm(matrix.WORKERS), folder).fit()

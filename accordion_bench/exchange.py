@@ -47,7 +47,7 @@ class Exchange:
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
         self.state: State = compressor.init(self.sent, comm, like.float() if like.element_size() == 2 else like)
-        self.what = "gradient"  # what the tensors are, for messages
+        self.what, self.first_worker = "gradient", comm.first_worker  # for messages
         self.numel = sum(spec.numel for spec in specs)
 
     def levels(self, plan: Plan, step: int, epoch: float = 0) -> list[float | None]:
@@ -177,14 +177,19 @@ class Exchange:
             return wide_W
         return [torch.cat([wide_W[i].flatten(1) for i in unit], dim=1).unsqueeze(1) for unit in self.units]
 
-    def non_finite(self, xs_W: Sequence[Tensor]) -> str | None:
-        """The first (parameter, worker) whose tensor is not finite; one pass where all are."""
+    def non_finite(self, xs_W: Sequence[Tensor], what: str | None = None) -> str | None:
+        """The first (parameter, worker) whose tensor is not finite; one pass where all are.
+
+        Args:
+            xs_W: tensors [W, ...], one per spec.
+            what: they are; default: what is exchanged.
+        """
         if not xs_W or bool(torch.stack([x_W.sum(dtype=self._wide(x_W)) for x_W in xs_W]).sum().isfinite()):
             return None
         for spec, x_W in zip(self.specs, xs_W, strict=True):
             for row, x in enumerate(x_W):
                 if not x.isfinite().all():
-                    return f"the {self.what} of {spec.name} on worker {self.comm.first_worker + row}"
+                    return f"the {what or self.what} of {spec.name} on worker {self.first_worker + row}"
         return None
 
     @staticmethod

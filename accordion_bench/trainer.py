@@ -229,7 +229,7 @@ class Trainer:
         if not bool(loss_W.isfinite().all()):
             row = int((~loss_W.isfinite()).nonzero()[0])
             bad = f"the loss of worker {self.comm.first_worker + row} is {loss_W[row].item()}"
-            gradient = self.exchange.non_finite(self.axis.gradients_W)
+            gradient = self.exchange.non_finite(self.axis.gradients_W, "gradient")
             raise NonFinite(bad + (f", and {gradient} is not finite" if gradient else ""))
 
     def lr(self, step_in_epoch: int, epoch: int | None = None) -> float:

@@ -100,7 +100,10 @@ def table(rows: str, columns: str) -> list[str]:
         marks = []
         for column in names(columns):
             said = of_pair(rows, row, columns, column)
-            marks.append("·" if said is None else str(reasons.setdefault(_general(said, row, column), len(reasons) + 1)))
+            if said is not None:
+                said = _general(said, row, column)
+                reasons.setdefault(said, len(reasons) + 1)
+            marks.append("·" if said is None else str(reasons[said]))
         lines.append(f"| {row} | " + " | ".join(marks) + " |")
     return [*lines, "", *(f"{number}. {reason}" for reason, number in reasons.items())]
 
@@ -117,8 +120,8 @@ def document() -> str:
     """docs/matrix.md."""
     head = """# What runs together
 
-Written by `python -m scripts.matrix docs/matrix.md`; `tests/test_matrix.py` checks every cell by validating it, and trains
-a set of runs in which every pair that runs occurs. Three choices run together where each pair of them does: `·`.
+Written by `python -m scripts.matrix docs/matrix.md`; `tests/test_matrix.py` checks every cell by validating it, and
+trains a set of runs in which every pair that runs occurs. Three choices run together where each pair of them does: `·`.
 Elsewhere the number says with which sentence the run is refused before it starts ("…" stands for the cell's own names).
 Several policies run together where no two drive the same thing (`adaptive=[accordion,alq]`), see the
 column *drives* of [algorithms.md](algorithms.md). Options other than the defaults can be refused by further rules.

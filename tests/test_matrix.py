@@ -17,7 +17,11 @@ RUN = tuple(tiny.typed(Path("runs"), "epochs=3", "dataset.train_size=48", "datas
 # so that things happen within nine steps
 SHORT = {
     "sync": {"period": 2},
-    "adaptive": {"interval": 1, "update_at": [0, 1], "stat_samples": 1, "every": 1, "freq": 1, "samples": 1, "factor": 2},
+    "adaptive": {
+        **dict.fromkeys(("interval", "stat_samples", "every", "freq", "samples"), 1),
+        "update_at": [0, 1],
+        "factor": 2,
+    },
 }
 
 

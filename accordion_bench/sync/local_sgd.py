@@ -161,7 +161,7 @@ class LocalSGD(Sync):
             treat_buffers(trainer, self.buffers)  # the last synchronous step was an averaging, too
         if self.since == 0:
             self.round_lr, self.period = lr, trainer.plan.period
-        if bad := self.exchange.non_finite(trainer.axis.gradients_W):
+        if bad := self.exchange.non_finite(trainer.axis.gradients_W, "gradient"):
             raise NonFinite(f"{bad} is not finite")
         self.local_step(trainer, lr)
         trainer.clock.lap("update")

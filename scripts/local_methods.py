@@ -44,6 +44,7 @@ ARMS = {
     "post-local SGD": ["adaptive=post_local_sgd"],
     "SlowMo": ["adaptive=slowmo"],
     "DiLoCo": ["adaptive=diloco"],
+    "DiLoCo, one worker": ["adaptive=diloco", "workers=1", "batch_size=128", "optimizer.lr=0.4"],  # its control
     "Accordion, rank": ["compressor=powersgd", "adaptive=accordion", "adaptive.accordion.interval={interval}"],
     "Accordion, density": ["compressor=topk", "adaptive=accordion", "adaptive.accordion.interval={interval}"],
     "Accordion, batch": ["adaptive=accordion_batch", "adaptive.accordion_batch.interval={interval}"],
@@ -110,7 +111,7 @@ def planned(args: argparse.Namespace) -> tuple[list[Cell], list[str]]:
         epochs = args.cifar_epochs if setting == "cifar10" else args.epochs
         numbers = {"interval": max(1, epochs // 10), "freq": max(1, epochs // 4)}
         for arm, options in ARMS.items():
-            typed = [*chosen, *(option.format(**numbers) for option in options), f"epochs={epochs}", *ALWAYS]
+            typed = [*ALWAYS, *chosen, f"epochs={epochs}", *(option.format(**numbers) for option in options)]
             try:
                 cfg = config.compose([*typed, f"paths.runs={args.runs}"])
                 validate(cfg)

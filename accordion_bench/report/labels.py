@@ -27,6 +27,7 @@ def label(config: Config) -> str:
     text = f"{name} {show_level(knob, *levels)}" if levels else name
     if scheme := scheme_of(config):
         text = scheme if text == "dense" else f"{scheme}, {text}"
+        text += ", 1 worker" if config.get("workers") == 1 else ""  # the control of an outer optimizer
     if policies := policies_of(config):
         text = f"{' + '.join(_name(policy, key) for key, policy in policies.items())} ({text})"
     return text

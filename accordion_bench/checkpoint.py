@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from accordion_bench.trainer import Trainer
 
 PER_WORKER = "_W"
-PROGRESS = ("epoch", "step", "step_in_epoch", "exchanges", "loss_read_at", "recent_count", "best", "to_target")
+PROGRESS = ("epoch", "step", "step_in_epoch", "best", "to_target")
+DECIDED = ("made", "exchanges", "loss_read_at", "recent_count")
 SUMMED = ("norm_of_sum_mean",)  # signals that are sums over the local workers; the others are the leader's
 
 
@@ -66,9 +67,10 @@ def load(path: Path, trainer: "Trainer") -> None:
     if not trainer.optimizers:
         _load_optimizer(trainer.optimizer, names, trainer.axis.params, shared["optimizer"])
     trainer.plan = Plan(**shared["plan"])
-    for name, policy in trainer.policies.items():
+    for name, policy in trainer.decisions.policies.items():
         policy.load_state_dict(shared["policies"][name])
-    trainer.step_decisions = shared["step_decisions"]
+    for key in DECIDED:
+        setattr(trainer.decisions, key, shared[key])
     for key in PROGRESS:
         setattr(trainer, key, shared[key])
     trainer.comm.ledger.counts.update(shared["ledger"])
@@ -76,7 +78,7 @@ def load(path: Path, trainer: "Trainer") -> None:
     torch.set_rng_state(shared["rng"])
     for place in trainer.sync.exchanges():
         _load_common(shared["exchange_states"].get(place.name, {}), place, trainer)
-    trainer.signals.begin(frozenset(shared["signals"]))
+    trainer.decisions.epoch_sums.begin(frozenset(shared["signals"]))
     for row in range(trainer.comm.local_workers):
         file = path / f"worker-{trainer.comm.first_worker + row}.pt"
         _load_worker(torch.load(file, map_location="cpu", weights_only=True), trainer, row)
@@ -132,13 +134,13 @@ def _worker_state(trainer: "Trainer", row: int) -> dict[str, Any]:
         "groups": {p.name: _common(p) for p in places if p.exchange.comm is not trainer.comm},
         "signals": {
             name: sums
-            for name, sums in trainer.signals.state_dict().items()
+            for name, sums in trainer.decisions.epoch_sums.state_dict().items()
             if first and (trainer.comm.leader or name in SUMMED)
         },
-        "statistics": {name: sums[row].clone() for name, sums in trainer.statistics.sums.items()},
-        "recent": [x.clone() for x in trainer.recent] if first else [],
+        "statistics": {name: sums[row].clone() for name, sums in trainer.decisions.statistics.sums.items()},
+        "recent": [x.clone() for x in trainer.decisions.recent] if first else [],
         "loss_sum": trainer.loss_sum.clone() if first else torch.zeros_like(trainer.loss_sum),
-        "unread_loss": trainer.unread_loss.clone() if first else torch.zeros_like(trainer.loss_sum),
+        "unread_loss": trainer.decisions.unread_loss.clone() if first else torch.zeros_like(trainer.loss_sum),
     }
 
 
@@ -160,14 +162,14 @@ def _load_worker(state: dict[str, Any], trainer: "Trainer", row: int) -> None:
         for name, entries in state["exchange_states"].get(place.name, {}).items():
             for key, value in entries.items():
                 place.exchange.state[name][key][row - place.rows.start].copy_(value)
-    trainer.signals.add_state(state["signals"])
+    trainer.decisions.epoch_sums.add_state(state["signals"])
     for name, sums in state["statistics"].items():
         empty = torch.zeros(trainer.comm.local_workers, *sums.shape, dtype=sums.dtype, device=trainer.device)
-        trainer.statistics.sums.setdefault(name, empty)[row].copy_(sums)
+        trainer.decisions.statistics.sums.setdefault(name, empty)[row].copy_(sums)
     if state["recent"]:
-        trainer.recent = [x.to(trainer.device) for x in state["recent"]]
+        trainer.decisions.recent = [x.to(trainer.device) for x in state["recent"]]
     trainer.loss_sum += state["loss_sum"].to(trainer.device)
-    trainer.unread_loss += state["unread_loss"].to(trainer.device)
+    trainer.decisions.unread_loss += state["unread_loss"].to(trainer.device)
 
 
 def _shared_state(trainer: "Trainer") -> dict[str, Any]:
@@ -184,10 +186,10 @@ def _shared_state(trainer: "Trainer") -> dict[str, Any]:
             "period": trainer.plan.period,
             "codebooks": dict(trainer.plan.codebooks),
         },
-        "policies": {name: policy.state_dict() for name, policy in trainer.policies.items()},
-        "signals": sorted(trainer.needs()),
+        "policies": {name: policy.state_dict() for name, policy in trainer.decisions.policies.items()},
+        "signals": sorted(trainer.decisions.needs(trainer.epoch)),
         "sync": trainer.sync.state_dict(),
-        "step_decisions": trainer.step_decisions,
+        **{key: getattr(trainer.decisions, key) for key in DECIDED},
         **{key: getattr(trainer, key) for key in PROGRESS},
         "ledger": dict(trainer.comm.ledger.counts),
         "clock": trainer.clock.read(),

@@ -3,7 +3,6 @@
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accordion_bench import checkpoint, config
-from accordion_bench.adaptive.base import Policy, tell_followers
 from accordion_bench.axis import WorkerAxis
 from accordion_bench.build import build
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.decisions import Decisions
 from accordion_bench.exchange import Exchange
 from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.network import Network
-from accordion_bench.noise import square_norms
-from accordion_bench.plan import Measured, Signals, SquareNorms, plan_record
+from accordion_bench.plan import plan_record
 from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
 from accordion_bench.rng import kept_rng, key, seeded
 from accordion_bench.sampler import Sampler
-from accordion_bench.signals import GradientSums
-from accordion_bench.statistics import BucketStatistics
 from accordion_bench.trackers.base import Tracker
 
 METRIC = "accuracy"
 EVAL_BATCH = 512
 RECOMPUTE_BATCHES = 128
-BUCKET_STATISTICS = ("bucket_moments", "pooled_moments", "histogram")
 
 
 class Trainer:
@@ -48,8 +43,8 @@ class Trainer:
         what is trained: axis (model, gradients, buffers), optimizer or optimizers (of replicas), schedule,
             data, sampler
         what is exchanged: sync (with its exchanges), comm
-        what adapts: plan, ladder, policies, signals, statistics, step_decisions
-        where it stands: epoch, step, step_in_epoch, exchanges, loss_sum, unread_loss, best, to_target
+        what adapts: plan, ladder, decisions (with the policies and what they want to know)
+        where it stands: epoch, step, step_in_epoch, loss_sum, best, to_target
         what is told: clock, network, folder, progress, tracker, stopper
     """
 
@@ -72,20 +67,12 @@ class Trainer:
         self.optimizers: list[torch.optim.Optimizer] = []
 
         specs, like = self.axis.specs, self.axis.params[0]
-        self.policies, self.ladder = parts.policies, parts.ladder
-        self.plan = parts.plan_for(specs)
-        self.signals = GradientSums(specs, comm, like)
-        self.statistics = BucketStatistics(comm)
-        self.step_decisions: dict[str, list[dict[str, Any]]] = {}
-        self.probes: dict[int, dict[str, Measured]] = {}
-        self.recent: list[Tensor] = []
-        self.recent_count = 0
-        self.square_norms: SquareNorms | None = None
-        self.just_exchanged: tuple[list[Exchange], list[list[Tensor]]] | None = None
+        self.ladder, self.plan = parts.ladder, parts.plan_for(specs)
+        self.decisions = Decisions(parts.policies, specs, comm, like)
+        self.just_exchanged: tuple[Exchange, list[Tensor]] | None = None
 
-        self.epoch = self.step = self.step_in_epoch = self.exchanges = self.loss_read_at = 0
+        self.epoch = self.step = self.step_in_epoch = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.unread_loss = torch.zeros_like(self.loss_sum)
         self.best = -math.inf
         self.to_target: dict[str, float] = {}
         self.progress = Progress(comm.leader)
@@ -109,7 +96,7 @@ class Trainer:
         loss = torch.stack(losses)
         self.loss_sum += loss.double().sum()
         self.clock.lap("compute")
-        self.signals.add_gradients(axis.gradients_W)
+        self.decisions.epoch_sums.add_gradients(axis.gradients_W)
         self.clock.lap("policy")
         comm.ledger.dense_step(sum(spec.numel for spec in axis.specs))
         try:
@@ -121,7 +108,9 @@ class Trainer:
                 "and scaling"
             ) from None
         if self.just_exchanged:
-            self.decide_now()
+            self.decisions.after_exchange(self, *self.just_exchanged)
+            self.just_exchanged = None
+            self.clock.lap("policy")
         self.step += 1
         self.step_in_epoch += 1
         self.clock.warm = True
@@ -139,53 +128,18 @@ class Trainer:
         Returns:
             the updates [...] of each group.
         """
-        pairs = list(zip(exchanges, xs_W, strict=True))
         self.clock.lap("update")
-        needs = self.needs_at()
-        levels = sorted(int(name.removeprefix("probe:")) for name in needs if name.startswith("probe:"))
-        if statistics := frozenset(name for name in needs if name.startswith(BUCKET_STATISTICS)):
-            buckets = [rows for e, x_W in pairs for rows in e.buckets(x_W, self.plan, self.step, self.now)]
-            self.statistics.add(statistics, buckets)
-        if self.comm.leader:
-            self.probes = self.probed(exchanges[0], xs_W[0], levels, "recent" in needs, lr)
-        if needs:
-            self.clock.lap("policy")
+        self.decisions.look_at(self, exchanges, xs_W, lr)
+        self.clock.lap("policy")
+        pairs = zip(exchanges, xs_W, strict=True)
         updates = [exchange(x_W, self.plan, self.step, lr, self.now) for exchange, x_W in pairs]
         if exchanges[0].comm is not self.comm:
             self.comm.ledger.absorb([exchange.comm.ledger for exchange in exchanges])
         self.clock.lap("exposed")
-        if "square_norms" in needs:
-            samples = len(self.sampler.batch(self.comm.first_worker, self.step_in_epoch))
-            self.square_norms = square_norms(exchanges[0], xs_W[0], updates[0], samples)
-            self.clock.lap("policy")
-        self.signals.add_updates(updates[0])
-        self.just_exchanged = (list(exchanges), [list(x_W) for x_W in xs_W])
+        self.decisions.look_back(self, exchanges[0], xs_W[0], updates[0])
+        self.clock.lap("policy")
+        self.just_exchanged = exchanges[0], list(xs_W[0])
         return updates
-
-    def probed(
-        self, exchange: Exchange, xs_W: Sequence[Tensor], levels: Sequence[int], recent: bool, lr: float
-    ) -> dict[int, dict[str, Measured]]:
-        """What some levels of the ladder would cost and lose, on worker 0.
-
-        Args:
-            exchange: which is to come.
-            xs_W: what it is to exchange.
-            levels: indices into the ladder.
-            recent: this exchange counts among those over whose mean the levels are looked at; else it alone is.
-            lr: as for the exchange.
-        """
-        if recent:
-            own = exchange.error_fed(xs_W, lr)
-            self.recent = [a + b for a, b in zip(self.recent, own, strict=True)] if self.recent else own
-            self.recent_count += 1
-        if not levels:
-            return {}
-        looked_at = [total / self.recent_count for total in self.recent] if recent else list(xs_W)
-        if recent:
-            self.recent, self.recent_count = [], 0
-        # a mean over exchanges has its residuals in it, and no learning rate any more
-        lr = 1.0 if recent else lr
-        return {i: exchange.measured(looked_at, i, self.plan, self.step, self.now, lr, recent) for i in levels}
 
     def new_exchange(self, of_differences: bool = False, comm: Comm | None = None, seed: int | None = None) -> Exchange:
         """An exchange of gradients, or of differences of parameters, among the workers of `comm` (default: all)."""
@@ -274,21 +228,11 @@ class Trainer:
             self.tracker.finish(summary)
         return summary
 
-    def needs(self) -> frozenset[str]:
-        """The signals that policies want from this epoch."""
-        return frozenset().union(*(policy.needs(self.epoch) for policy in self.policies.values()))
-
-    def needs_at(self) -> frozenset[str]:
-        """What policies want to know of the exchange that is to come."""
-        wanted = [policy.needs_at(self.exchanges) for policy in self.policies.values()]
-        return frozenset().union(*wanted)
-
     def begin_epoch(self) -> None:
         """Draw the epoch's order; a resumed epoch goes on where it stood."""
         if self.step_in_epoch == 0:
-            self.unread_loss += self.loss_sum
+            self.decisions.begin_epoch(self)
             self.loss_sum.zero_()
-            self.signals.begin(self.needs())
         self.sampler.begin_epoch(self.epoch, self.plan.batch_size)
         self.data.begin_epoch(self.epoch)
         self.axis.model.train()
@@ -297,7 +241,7 @@ class Trainer:
     def end_epoch(self) -> None:
         """Decide, evaluate, write the row."""
         plan, lr = self.plan, self.lr(0)
-        decisions = self.decide()
+        decisions = self.decisions.end_epoch(self)
         self.clock.lap("policy")
         self.comm.agree(self.checksum(), "the parameters")
         # the plan, and with it the steps per epoch, may be the next epoch's already
@@ -328,83 +272,11 @@ class Trainer:
         self.epoch += 1
         self.step_in_epoch = 0
 
-    def decide(self) -> dict[str, Any]:
-        """Let the policies edit the plan: decided on the leader, then broadcast."""
-        decisions: dict[str, Any] = {name: {"updates": made} for name, made in self.step_decisions.items()}
-        self.step_decisions = {}
-        policies = {name: policy for name, policy in self.policies.items() if policy.when == "epoch"}
-        if not policies:
-            return decisions
-        lr, next_lr = self.lr(0), self.lr(0, self.epoch + 1)
-        values = self.signals.read()
-        signals = Signals(self.epoch, lr, next_lr, values, self.step, self.exchanges, self.steps_left)
-        return decisions | self._agreed(policies, signals)
-
     @property
     def steps_left(self) -> int:
         """Optimizer steps to the end of the run, at the present batch size."""
         left = self.cfg["epochs"] - self.epoch
         return left * self.steps_per_epoch - self.step_in_epoch
-
-    def decide_now(self) -> None:
-        """After an exchange: let the policies that are due edit the plan, and note what new codebooks cost in error."""
-        assert self.just_exchanged is not None
-        (exchanges, xs_W), self.just_exchanged = self.just_exchanged, None
-        policies = {name: policy for name, policy in self.policies.items() if policy.due(self.exchanges)}
-        if policies:
-            needs = frozenset().union(*(policy.needs_at(self.exchanges) for policy in policies.values()))
-            signals = Signals(
-                self.epoch,
-                self.lr(self.step_in_epoch),
-                self.lr(self.step_in_epoch + 1),
-                step=self.step,
-                exchange=self.exchanges,
-                steps_left=self.steps_left - 1,
-                warming_up=self.now < self.schedule.warmup_epochs,
-                statistics=self.statistics.read(needs),
-                loss=self.read_loss() if "loss" in needs else None,
-                probes=self.probes,
-                square_norms=self.square_norms,
-            )
-            codebooks = self.plan.codebooks
-            decisions = self._agreed(policies, signals)
-            if codebooks:
-                levels = torch.tensor([level for book in self.plan.codebooks.values() for level in book])
-                bits = levels.float().view(torch.int32).sum(dtype=torch.int64)
-                self.comm.agree(int(bits), "the codebooks")
-            for name, decision in decisions.items():
-                if policies[name].drives == "codebook":
-                    lr = self.lr(self.step_in_epoch)
-                    probe = exchanges[0].probe(xs_W[0], self.plan, self.step, self.now, lr)
-                    decision["measured_error"] = probe.total_error
-                self.step_decisions.setdefault(name, []).append(decision)
-            self.clock.lap("policy")
-        self.probes, self.square_norms = {}, None
-        self.exchanges += 1
-
-    def read_loss(self) -> float:
-        """Training loss of all workers since it was last read, mean over steps."""
-        steps = self.step + 1 - self.loss_read_at
-        total = self.comm.sum_(self.unread_loss + self.loss_sum, "control")
-        self.unread_loss, self.loss_read_at = -self.loss_sum, self.step + 1
-        return float(total) / (steps * self.comm.workers)
-
-    def _agreed(self, policies: dict[str, Policy], signals: Signals) -> dict[str, Any]:
-        """Update on the leader, then broadcast; returns what was decided."""
-        decisions = {}
-        if self.comm.leader:
-            for name, policy in policies.items():
-                before, self.plan = self.plan, policy.update(signals, self.plan)
-                if self.plan is not before:
-                    tell_followers(list(self.policies.values()), policy, self.plan)
-                if before.lr_factor and self.plan.lr_factor != before.lr_factor:  # for the policies after this one
-                    signals = replace(signals, next_lr=signals.next_lr * self.plan.lr_factor / before.lr_factor)
-                if decision := policy.decision():
-                    decisions[name] = decision
-        numbers = torch.tensor(self.plan.pack(), dtype=torch.float32, device=self.device)
-        self.comm.broadcast_([numbers], "control")
-        self.plan = self.plan.unpack(numbers.tolist())
-        return decisions
 
     def checksum(self) -> int:
         """The bits of all parameters, summed: equal on all processes, or they have drifted apart."""

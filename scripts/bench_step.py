@@ -122,14 +122,14 @@ def bench_detector(rounds: int) -> None:
     for setting, overrides in {**MODELS, **BIG}.items():
         trainer = trainer_for([*overrides, "compressor=powersgd", "adaptive=accordion"], Comm(1))
         trainer.fast = our_step(trainer)
-        sums = trainer.signals.sums
+        sums = trainer.decisions.epoch_sums.sums
 
         def collecting(trainer=trainer, sums=sums) -> None:
-            trainer.signals.sums = sums
+            trainer.decisions.epoch_sums.sums = sums
             trainer.fast()
 
         def idle(trainer=trainer) -> None:
-            trainer.signals.sums = {}
+            trainer.decisions.epoch_sums.sums = {}
             trainer.fast()
 
         times = interleaved({"collecting": collecting, "idle": idle}, 2 * rounds)

@@ -250,7 +250,7 @@ def test_schedule_and_nothing_but_zeros():
 
 def test_plan_with_codebooks_survives_the_broadcast():
     books = {3: tuple(torch.tensor(codebooks.uniform(3, True)).tolist()), 2: (-1.0, 0.0, 1.0)}
-    plan = Plan({"a": 1, "b": 0}, 32, 0.5, books)
+    plan = Plan({"a": 1, "b": 0}, 32, 0.5, 7, books)
     assert plan.unpack(torch.tensor(plan.pack(), dtype=torch.float32).tolist()) == plan
 
 

@@ -118,6 +118,10 @@ def accordion(**options):
     return {"accordion": {**node("adaptive", "accordion"), **options}}
 
 
+def calendar(**options):
+    return {"schedule": {**node("adaptive", "schedule"), **options}}
+
+
 def grouped(root):
     return arms.group(load.read_runs([root]))[0]
 
@@ -215,6 +219,14 @@ def test_every_compressor_has_a_label(name):
         ("topk", {}, accordion(), "Accordion (TopK 99/10 %)"),
         ("unheard", {"_target_": "gone.module.Other", "bits": 4}, {}, "unheard 4 bits"),
         ("unheard", {"_target_": "gone.module.Unheard", "rank": 4}, accordion(), "Accordion (Unheard rank 4)"),
+        ("powersgd", {"rank": 4}, calendar(), "schedule (PowerSGD rank 2/1)"),
+        ("powersgd", {}, calendar(outside="dense"), "schedule (PowerSGD rank 2/dense)"),
+        ("topk", {}, calendar(inside=0.5, outside="dense"), "schedule (TopK 50/100 %)"),
+        ("powersgd", {}, calendar(inside="strong"), "schedule (PowerSGD rank 1)"),
+        ("powersgd", {}, calendar(ranges=[[0, 2, 4], [2, 3, "strong"], [3, None, 4]]), "schedule (PowerSGD rank 4/1)"),
+        ("topk", {}, {"gravac": node("adaptive", "gravac")}, "GraVAC (TopK)"),
+        ("powersgd", {}, {"lgreco": node("adaptive", "lgreco")}, "LGreCo (PowerSGD)"),
+        ("qsgd", {}, {"adaqs": node("adaptive", "adaqs")}, "AdaQS (qsgd)"),
     ],
 )
 def test_labels(compressor, options, adaptive, expected):

@@ -23,7 +23,7 @@ def label(config: Config) -> str:
     """
     node, choices = config.get("compressor") or {}, config.get("choices") or {}
     knob, name = knob_of(node), _name(node, choices.get("compressor", "?"))
-    levels = pair_of(config) or ([node[knob]] if knob else None)
+    levels = levels_of(config, knob) if knob else []
     text = f"{name} {show_level(knob, *levels)}" if levels else name
     if scheme := scheme_of(config):
         text = scheme if text == "dense" else f"{scheme}, {text}"
@@ -90,6 +90,24 @@ def pair_of(config: Config, driven: str = "level") -> list[float] | None:
             weak, strong = own_weak if weak is None else weak, own_strong if strong is None else strong
             return None if weak is None or strong is None else [weak, strong]
     return None
+
+
+def levels_of(config: Config, knob: str) -> list[Any]:
+    """The levels of the run: a policy's two or more, or the configured one; none where a policy searches for them."""
+    if pair := pair_of(config):
+        return pair
+    strong, weak = getattr(_class(config["compressor"]), "pair", ("strong", "weak"))
+    numbers = {"strong": strong, "weak": weak, "dense": 1.0 if knob == "density" else "dense"}
+    drivers = [policy for policy in policies_of(config).values() if drives(policy) == "level"]
+    for policy in drivers:
+        if {"inside", "outside", "ranges"} <= policy.keys():
+            named = [entry[2] for entry in policy["ranges"] or []] or [
+                policy["inside"] or "weak",
+                policy["outside"] or "strong",
+            ]
+            return list(dict.fromkeys(numbers.get(level, level) for level in named))
+    searching = [policy for policy in drivers if _class(policy) and "weak" not in policy]
+    return [] if searching else [config["compressor"][knob]]
 
 
 def _name(node: Config, choice: str) -> str:

@@ -35,6 +35,7 @@ def latest(run: Path) -> Path | None:
 def save(run: Path, trainer: "Trainer") -> Path:
     """Save the state after the trainer's last step, then remove older checkpoints; every process calls it."""
     comm = trainer.comm
+    comm.settle(charged=False)
     final = run / "checkpoint" / f"step-{trainer.step:08d}"
     part = final.with_suffix(".part")
     if comm.leader:

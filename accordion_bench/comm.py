@@ -19,7 +19,10 @@ class Ledger:
 
     `payload_bytes` is what one worker hands to the collectives; `wire_bytes` what one worker's own link sends under the
     collective's algorithm (mean over workers): ring all-reduce 2(A-1)/A x payload, all-gather (A-1) x payload,
-    all-to-all (A-1)/A x payload.
+    all-to-all (A-1)/A x payload, broadcast along a chain (A-1)/A x payload.
+
+    Groups that exchange side by side may spend differently from process to process. Until `settled`, `counts` lacks
+    what they have spent, and `views` holds what all of the run would have spent if it had spent as this process.
 
     Args:
         workers: all workers of the run, A.
@@ -31,6 +34,8 @@ class Ledger:
         "inner_wire",
         "rounds",
         "control",
+        "control_wire",
+        "control_rounds",
         "eval",
         "setup",
         "dense",
@@ -38,11 +43,13 @@ class Ledger:
         "dense_rounds",
         "entropy",
     )
+    viewed = ("payload", "wire", "entropy")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         # payload, wire and their dense twins are sums over the workers, so that they stay integers
         self.counts = dict.fromkeys(self.fields, 0)
+        self.views = dict.fromkeys(self.viewed, 0)
 
     def all_reduce(self, nbytes: int) -> None:
         """Charge a ring all-reduce to which each worker hands `nbytes`."""
@@ -75,36 +82,63 @@ class Ledger:
         self.counts["dense_rounds"] += 2 * (self.workers - 1)
 
     def absorb(self, inner: Sequence["Ledger"]) -> None:
-        """Add what the groups of this process have just spent, as if all of the run had spent alike, and clear it.
+        """Add what the groups of this process have just spent to its view of the run, and clear it.
 
         Args:
-            inner: the ledgers of the local groups, which exchange side by side.
+            inner: the ledgers of the local groups, which exchange side by side. How many rounds they take does not
+                depend on data.
         """
         alike = self.workers // (inner[0].workers * len(inner))  # processes, or groups of several processes
-        for name in ("payload", "wire", "entropy"):
-            self.counts[name] += alike * sum(ledger.counts[name] for ledger in inner)
-        self.counts["inner_wire"] += alike * sum(ledger.counts["wire"] for ledger in inner)
+        for name in self.viewed:
+            self.views[name] += alike * sum(ledger.counts[name] for ledger in inner)
         self.counts["rounds"] += max(ledger.counts["rounds"] for ledger in inner)
         for ledger in inner:
             ledger.counts = dict.fromkeys(self.fields, 0)
 
-    def charge(self, account: str, nbytes: int) -> None:
-        """Charge `control`, `eval` or `setup` traffic that each worker sends or receives once."""
+    def settled(self, views: Sequence[int]) -> None:
+        """Count what groups have spent, and forget this process's view of it.
+
+        Args:
+            views: the mean of `views` over processes. It is an integer: each group stands in as many views as it has
+                processes, times the number of groups of that many processes.
+        """
+        self.views = dict.fromkeys(self.viewed, 0)
+        for name, spent in zip(self.viewed, views, strict=True):
+            self.counts[name] += spent
+            self.counts["inner_wire"] += spent if name == "wire" else 0
+
+    def charge(self, account: str, nbytes: int, wire: int = 0, rounds: int = 0) -> None:
+        """Charge `control`, `eval` or `setup` traffic that each worker sends or receives once.
+
+        Args:
+            account: of the three.
+            nbytes: of one worker's message.
+            wire: bytes on all links, noted for `control` alone: the others are on no clock.
+            rounds: one after another, noted likewise.
+        """
         self.counts[account] += nbytes
+        if account == "control":
+            self.counts["control_wire"] += wire
+            self.counts["control_rounds"] += rounds
 
     def columns(self) -> dict[str, Any]:
-        """The ledger as it stands in every metrics row; bytes of one worker.
+        """The ledger as it stands in every metrics row; bytes of one worker. Unsettled, it is this process's view.
 
         `inner_wire_bytes` is the part of `wire_bytes` that stays inside groups smaller than all workers.
         `entropy_bytes` is what the payload would be with entropy-coded messages, where a compressor counts that.
         """
-        c, mean = self.counts, lambda total: round(total / self.workers)
+        c, mean = dict(self.counts), lambda total: round(total / self.workers)
+        for name, spent in self.views.items():
+            c[name] += spent
+        c["inner_wire"] += self.views["wire"]
         return {
             "payload_bytes": mean(c["payload"]),
             "wire_bytes": mean(c["wire"]),
             "inner_wire_bytes": mean(c["inner_wire"]),
             "rounds": c["rounds"],
             "control_bytes": c["control"],
+            "control_wire_bytes": mean(c["control_wire"]),
+            "control_rounds": c["control_rounds"],
             "eval_bytes": c["eval"],
             "setup_bytes": c["setup"],
             "dense_bytes": mean(c["dense"]),
@@ -148,6 +182,7 @@ class Comm:
         self.workers = workers_per_process * processes
         self.first_worker = rank * workers_per_process
         self.group: dist.ProcessGroup | None = None  # the default one
+        self.grouped = False
         self.ledger = Ledger(self.workers)
         self.clock = Clock(self.device)
 
@@ -179,7 +214,25 @@ class Comm:
             inner = [comm]
         for comm in inner:
             comm.clock = self.clock
+        self.grouped = True
         return inner
+
+    def settle(self, charged: bool = True) -> None:
+        """Sum what groups have spent over the processes; every process calls it before it reads or saves the ledger.
+
+        Args:
+            charged: 8 control bytes per number, wherever groups live; false for checkpoints, which leave no trace.
+        """
+        if not self.grouped:
+            return
+        views = list(self.ledger.views.values())
+        if charged:
+            self.ledger.charge("control", 8 * len(views))
+        if self.processes > 1:
+            total = torch.tensor(views, dtype=torch.int64, device=self.device)
+            dist.all_reduce(total, group=self.group)
+            views = [spent // self.processes for spent in total.tolist()]
+        self.ledger.settled(views)
 
     @property
     def leader(self) -> bool:
@@ -252,7 +305,8 @@ class Comm:
         if account == "payload":
             self.ledger.all_gather(message_W.shape[1])
         else:
-            self.ledger.charge(account, message_W.shape[1])
+            nbytes, others = message_W.shape[1], self.workers - 1
+            self.ledger.charge(account, nbytes, wire=self.workers * others * nbytes, rounds=others)
         message_A = message_W if self.processes == 1 else message_W.new_empty(self.workers, message_W.shape[1])
         self._collective(lambda: dist.all_gather_into_tensor(message_A, message_W.contiguous(), group=self.group))
         return message_A
@@ -313,7 +367,8 @@ class Comm:
 
     def sum_(self, x: Tensor, account: str) -> Tensor:
         """Sum of one tensor per process, in place; charged to `account` as one message per worker."""
-        self.ledger.charge(account, x.numel() * x.element_size())
+        nbytes, ring = x.numel() * x.element_size(), 2 * (self.workers - 1)
+        self.ledger.charge(account, nbytes, wire=ring * nbytes, rounds=ring)
         if self.processes > 1:
             dist.all_reduce(x, group=self.group)
         return x
@@ -322,7 +377,8 @@ class Comm:
         """Overwrite `xs` with the leader's, in one message; charged to `account`."""
         if not xs:
             return
-        self.ledger.charge(account, sum(x.numel() * x.element_size() for x in xs))
+        nbytes, others = sum(x.numel() * x.element_size() for x in xs), self.workers - 1
+        self.ledger.charge(account, nbytes, wire=others * nbytes, rounds=others)
         if self.processes > 1:
             fused = torch.cat([x.detach().reshape(-1) for x in xs])
             dist.broadcast(fused, group=self.group, group_src=0)
@@ -330,7 +386,7 @@ class Comm:
                 x.detach().copy_(value.view(x.shape))
 
     def agree(self, value: int, what: str) -> None:
-        """Stop the run unless every process has the same integer (a checksum, 8 control bytes).
+        """Stop the run unless every process has the same integer (a checksum, 8 control bytes, on no clock).
 
         Raises:
             RuntimeError: the processes differ.

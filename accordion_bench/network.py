@@ -8,7 +8,8 @@ from accordion_bench.comm import Comm
 class Network:
     """A link per worker, with the cost of a collective as alpha rounds + beta bytes (Thakur et al. 2005).
 
-    All wire bytes cross this one link, those inside groups, too, and nothing overlaps with computation.
+    All wire bytes cross this one link, those inside groups and those of decisions, too, and nothing overlaps with
+    computation. What is on no clock takes no modelled time: set-up, evaluation, checksums.
 
     Args:
         bandwidth: bit/s that a worker sends, full duplex.
@@ -39,7 +40,8 @@ class Network:
         """
         sent, spent = comm.ledger.columns(), comm.clock.read()
         own = sum(spent.get(part, 0.0) for part in EXCLUSIVE) - spent.get("comm", 0.0)
-        communication = self.seconds(sent["wire_bytes"], sent["rounds"])
+        wire_bytes, rounds = (sent[key] + sent[f"control_{key}"] for key in ("wire_bytes", "rounds"))
+        communication = self.seconds(wire_bytes, rounds)
         return {
             "modelled_seconds": own / comm.local_workers + communication,
             "modelled_comm_seconds": communication,

@@ -247,6 +247,7 @@ class Trainer:
         # the plan, and with it the steps per epoch, may be the next epoch's already
         steps = self.comm.sum_(self.loss_sum.clone(), "eval") / (self.step_in_epoch * self.comm.workers)
         train_loss, (test_loss, metric) = float(steps), self.evaluate()
+        self.comm.settle()
         row: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,

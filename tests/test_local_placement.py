@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accordion_bench import checkpoint
-from accordion_bench.comm import Comm
+from accordion_bench.comm import Comm, Ledger
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
 from tests import local
@@ -21,13 +21,15 @@ RUNS = {
     "groups with randomk": ["sync=hierarchical", "sync.groups=[[2,2],[8,4]]", "compressor=randomk"],
     "groups with signs": ["sync=hierarchical", "sync.groups=[[2,2],[8,4]]", "compressor=distefblocksgd"],
     "groups with topk": ["sync=hierarchical", "sync.groups=[[2,2],[8,4]]", "compressor=topk"],
+    # messages as long as the data want: groups in different processes spend differently
+    "groups with adacomp": ["sync=hierarchical", "sync.groups=[[1,2],[7,4]]", "compressor=adacomp"],
     "powersgd after the drop": ["sync=post_local_sgd", "sync.period=4", "compressor=powersgd"],
     "overlap": ["sync=overlap_local_sgd", "sync.period=3"],
 }  # fmt: skip
 
 
-FOUR = ("local_sgd", "groups with randomk", "groups with signs")  # also in four processes
-MOVED = ("overlap", "groups with signs", "groups with topk")  # in mid-round
+FOUR = ("local_sgd", "groups with randomk", "groups with signs", "groups with adacomp")  # also in four processes
+MOVED = ("overlap", "groups with signs", "groups with topk", "groups with adacomp")  # in mid-round
 
 
 def outcome(cfg: dict, comm: Comm, folder: Path, moved: bool = False) -> tuple:
@@ -85,6 +87,22 @@ def placed(tmp_path_factory):
     assert [child.exitcode for child in children] == [0] * 4
     load = lambda n: [torch.load(root / f"{n}-{rank}.pt", weights_only=False) for rank in range(n)]  # noqa: E731
     return {1: [together], 2: load(2), 4: load(4)}
+
+
+def test_a_process_has_a_view_until_all_have_settled():
+    """Two processes of two workers, one group each, with messages of 847 and 879 bytes: 2 x 847 is a guess."""
+    ledgers = []
+    for nbytes in (847, 879):
+        ledger, group = Ledger(4), Ledger(2)
+        group.all_gather_uneven([nbytes - 400, 400])
+        ledger.absorb([group])
+        assert ledger.columns()["payload_bytes"] == round(2 * nbytes / 4) and not any(group.counts.values())
+        ledgers.append(ledger)
+    together = [sum(spent) // 2 for spent in zip(*(ledger.views.values() for ledger in ledgers), strict=True)]
+    for ledger in ledgers:
+        ledger.settled(together)
+        assert ledger.counts["payload"] == ledger.counts["wire"] == ledger.counts["inner_wire"] == 847 + 879
+        assert ledger.columns()["rounds"] == 1
 
 
 @pytest.mark.parametrize("name, processes", [*((name, 2) for name in RUNS), *((name, 4) for name in FOUR)])

@@ -66,6 +66,34 @@ def test_rows_and_summary_follow_from_the_ledger(tmp_path):
     assert summary["modelled_seconds"] == rows[-1]["modelled_seconds"]
 
 
+def test_decisions_take_modelled_time_too(tmp_path):
+    """A dense all-reduce per measurement, beside a sparse exchange; checksums are on no clock."""
+    noise = ["compressor=topk", "adaptive=noise_scale", "adaptive.noise_scale.every=2", "network=internet"]
+    folder = run(tmp_path, *noise, "adaptive.noise_scale.threshold=1e9")
+    summary, levels = folder.read_json("summary.json"), folder.read_metrics()[0]["plan"]["levels"]
+    measured, dense = 6, 4 * summary["parameters"]  # of 12 exchanges; after each, and after each epoch, goes the plan
+    plan = 4 * (3 + len(levels))
+    assert summary["control_wire_bytes"] == measured * (1.5 * (dense + 8) + 0.75 * plan) + 2 * 0.75 * plan
+    assert summary["control_rounds"] == measured * (6 + 6 + 3) + 2 * 3
+    wire_bytes = summary["wire_bytes"] + summary["control_wire_bytes"]
+    rounds = summary["rounds"] + summary["control_rounds"]
+    assert summary["modelled_comm_seconds"] == 8 * wire_bytes / 1e8 + 0.03 * rounds
+
+
+def test_what_control_collectives_send():
+    """Ring all-reduce, chain, all-gather: mean over the workers of what each sends."""
+    comm = Comm(4)
+    comm.sum_(torch.zeros(100), "control")
+    comm.broadcast_([torch.zeros(100)], "control")
+    comm.all_gather(torch.zeros(4, 400, dtype=torch.uint8), "control")
+    for account in ("eval", "setup"):
+        comm.sum_(torch.zeros(100), account)
+    comm.agree(7, "nothing")
+    columns = comm.ledger.columns()
+    assert columns["control_bytes"] == 3 * 400 + 8
+    assert columns["control_wire_bytes"] == (1.5 + 0.75 + 3) * 400 and columns["control_rounds"] == 6 + 3 + 3
+
+
 def test_inner_bytes_cross_the_same_link(tmp_path):
     folder = run(tmp_path, "sync=hierarchical", "sync.groups=[[1,2],[3,4]]")
     summary = folder.read_json("summary.json")

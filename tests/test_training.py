@@ -199,10 +199,10 @@ def test_metrics_and_summary_have_every_column(tmp_path):
     launch.train(cfg, layout.layout(cfg, {}, 0), trainer.folder)
     rows = trainer.folder.read_metrics()
     assert [row["epoch"] for row in rows] == [0, 1]
-    bytes_columns = ["payload", "wire", "inner_wire", "control", "eval", "setup", "dense", "dense_wire"]
+    bytes_columns = ["payload", "wire", "inner_wire", "control", "control_wire", "eval", "setup", "dense", "dense_wire"]
     parts = ["data", "compute", "exposed", "update", "policy", "encode", "comm", "decode", "warmup"]
     expected = [f"{c}_bytes" for c in bytes_columns] + ["rounds", "seconds", *(f"{part}_seconds" for part in parts)]
-    expected += ["dense_rounds", *(f"modelled_{part}seconds" for part in ("", "comm_", "dense_comm_"))]
+    expected += ["dense_rounds", "control_rounds", *(f"modelled_{part}seconds" for part in ("", "comm_", "dense_comm_"))]
     expected += ["epoch", "step", "lr", "train_loss", "test_loss", "accuracy", "plan", "decisions"]
     assert sorted(rows[1]) == sorted([*expected, "entropy_bytes"]) and rows[1]["entropy_bytes"] is None
     assert all(isinstance(rows[1][f"{c}_bytes"], int) for c in bytes_columns)

@@ -54,7 +54,7 @@ def modelled(arms: Sequence[Arm]) -> list[str]:
     return [
         f"Modelled, not measured: one worker on its own machine with a link of {'; '.join(links)}. Its time is the "
         "measured computation of one worker plus modelled communication, 8 x wire bytes / bandwidth + rounds x "
-        "latency, without overlap."
+        "latency, those of decisions included, without overlap."
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accordion_bench.adaptive.base import Policy, tell_followers
+from accordion_bench.adaptive.base import Policy, in_order, tell_followers
 from accordion_bench.build import Config, build
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.compatible import refuse_pairs
@@ -71,6 +71,7 @@ def components(cfg: Config, workers: int) -> Components:
     sync, dataset = build(cfg["sync"], "sync"), build(cfg["dataset"], "dataset")
     schedule = build(cfg["schedule"], "schedule", epochs=cfg["epochs"], workers=workers)
     refuse_pairs(cfg, wrapped.compressor, policies, sync)
+    policies = in_order(policies)
     run = Run(cfg["epochs"], workers, dataset.train_count, cfg["batch_size"], schedule, schedule.warmup_epochs)
     sync.check(cfg, run)
     ladder = _ladder(wrapped.compressor, policies)

@@ -155,8 +155,8 @@ class Signals:
     Args:
         epoch: the epoch that is running, or has just ended, counted from 0.
         lr: learning rate of the last step; for a policy that decides per epoch, of that epoch.
-        next_lr: learning rate of the next step, or with which the next epoch starts; as decided so far, where an
-            earlier policy in the list has changed the plan's factor.
+        next_lr: learning rate of the next step, or with which the next epoch starts; for all but the policy that
+            drives the batch, as that one has just decided.
         values: the collected signals by name, each a number per tensor name, and for the whole `model`.
         step: optimizer steps taken before the one that has just been taken.
         exchange: exchanges made before the one that has just been made; with sync=every_step, the step.

@@ -138,6 +138,8 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
     compressor, sync, adaptive = cfg["compressor"], cfg["sync"], cfg.get("adaptive") or {}
     knob = next((k for k in ("rank", "density", "bits", "k") if k in compressor), "")
     steering = [name for name, node in adaptive.items() if target(node, f"adaptive.{name}").drives == "level"]
+    grows = any(target(node, f"adaptive.{name}").drives == "batch" for name, node in adaptive.items())
+    switch, detects = adaptive.get("accordion_batch", {}), ("statistic", "eta", "interval", "lr_drop_ratio", "min_hold")
     residual = [*FEEDBACK, "residual_decay"]
     feedback, two_way = compressor.get("error_feedback"), compressor.get("collective") == "two_way"
     fits = [(f"adaptive.{name}", node["fit"]) for name, node in adaptive.items() if "fit" in node]
@@ -166,6 +168,16 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         ("compressor.on_switch", not compressor.get("warm_start", True), "compressor.warm_start is false"),
         ("compressor.eps", compressor.get("orthonormalisation") == "qr", "compressor.orthonormalisation=qr needs none"),
         ("adaptive.accordion.interval", accordion.get("interval", 0) >= epochs, f"the run has {epochs} epochs"),
+        ("adaptive.accordion_batch.factor", switch.get("large_batch") is not None, "large_batch is set"),
+        *(
+            (f"adaptive.accordion_batch.{key}", switch.get("fixed_switch") is not None, "fixed_switch is set")
+            for key in detects
+        ),
+        (
+            "adaptive.adabatch.freq",
+            adaptive.get("adabatch", {}).get("freq", 0) >= epochs,
+            f"the run has {epochs} epochs",
+        ),
         ("schedule.warmup_epochs", schedule.get("lr_scaling") == "none", "schedule.lr_scaling=none warms up to 1"),
         ("schedule.warmup_epochs", cfg["workers"] == 1, "one worker has nothing to warm up to"),
         ("schedule.lr_scaling", cfg["workers"] == 1, "one worker's learning rate is not scaled"),
@@ -178,7 +190,7 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         ("paths.runs", cfg["resume"] is not None, "a resumed run stays in its folder"),
         (
             "micro_batch_size",
-            (cfg["micro_batch_size"] or 0) >= cfg["batch_size"],
+            not grows and (cfg["micro_batch_size"] or 0) >= cfg["batch_size"],
             f"a batch has {cfg['batch_size']} samples",
         ),
         ("comm.timeout", cfg["comm"]["backend"] == "simulated", "workers in one process wait for nobody"),

@@ -44,6 +44,7 @@ def sentence(*overrides: str) -> str:
 
 
 POWERSGD, TOPK, ACCORDION = "compressor=powersgd", "compressor=topk", "adaptive=accordion"
+BATCH, BATCH_KEY = "adaptive=accordion_batch", "adaptive.accordion_batch"
 DISTEF = "compressor=distefblocksgd"
 
 # overrides, then what the sentence must say: key, rule, value, what to type instead
@@ -290,6 +291,11 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
         (["workers=1", TOPK, "compressor.reduce=sum"], "compressor.reduce"),
         (["paths.data=/data"], "paths.data"),
         (["micro_batch_size=32"], "micro_batch_size"),
+        ([BATCH, f"{BATCH_KEY}.large_batch=64", f"{BATCH_KEY}.factor=4"], f"{BATCH_KEY}.factor"),
+        ([BATCH, f"{BATCH_KEY}.fixed_switch=4", f"{BATCH_KEY}.eta=0.2"], f"{BATCH_KEY}.eta"),
+        ([BATCH, f"{BATCH_KEY}.fixed_switch=4", f"{BATCH_KEY}.statistic=mean"], f"{BATCH_KEY}.statistic"),
+        ([BATCH, f"{BATCH_KEY}.fixed_switch=4", f"{BATCH_KEY}.interval=2"], f"{BATCH_KEY}.interval"),
+        (["adaptive=adabatch", "adaptive.adabatch.freq=60"], "adaptive.adabatch.freq"),
         (["comm=simulated", "comm.timeout=5"], "comm.timeout"),
         (["comm.timeout=5"], "comm.timeout"),
         (["compressor=signsgd", "compressor.ties=plus"], "compressor.ties"),
@@ -319,6 +325,13 @@ def test_options_of_several_kinds_are_taken_from_the_command_line(option, capsys
 
 def test_a_fitted_codebook_leaves_the_bits_alone(capsys):
     overrides = ["compressor=qsgd", "adaptive=alq", "compressor.bits=3", "adaptive.alq.num_components=9"]
+    with pytest.raises(AssertionError, match="not refused"):
+        train.run(config.compose(overrides), command.typed(overrides))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_batch_that_grows_may_need_micro_batches(capsys):
+    overrides = [BATCH, "micro_batch_size=64", f"{BATCH_KEY}.factor=4", f"{BATCH_KEY}.eta=0.2"]
     with pytest.raises(AssertionError, match="not refused"):
         train.run(config.compose(overrides), command.typed(overrides))
     assert capsys.readouterr().err == ""

@@ -200,6 +200,8 @@ def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
         (["adaptive=qsr", "schedule.milestones=[]"], "needs a schedule that lowers the learning rate"),
         (["adaptive=adacomm", "adaptive.adacomm.every=720"], "every must be less than half the 720 .*, got 720; .*=72"),
         (["adaptive=adacomm", "adaptive.adacomm.every=360"], "every must be less than half the 720 .*, got 360"),
+        (["adaptive=adacomm", "epochs=2", "batch_size=400"], "type epochs=3 adaptive.adacomm.every=1$"),
+        (["adaptive=adacomm", "epochs=2", "batch_size=400", "adaptive.adacomm.every=1"], "got 2; type epochs=3$"),
         (["adaptive=adacomm", "adaptive.adacomm.rule=papre"], "rule must be one of paper, paddle, got papre; .*paper"),
         (["adaptive=adacomm", "sync.period=40"], "max_period must be an integer of at least 40, .*max_period=40"),
         (["adaptive=adacomm", "adaptive.adacomm.initial=0"], "initial must be an integer of at least 1, got 0"),

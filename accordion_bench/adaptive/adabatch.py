@@ -7,7 +7,7 @@ from typing import Any
 
 from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
-from accordion_bench.adaptive.batch import float32, most
+from accordion_bench.adaptive.batch import float32, most, refuse_full
 from accordion_bench.check import ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
@@ -39,7 +39,8 @@ class AdaBatch(Policy):
         self._decision: dict[str, Any] = {}
 
     def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
-        self.first, self.most = plan.batch_size, max(most(run), plan.batch_size)
+        refuse_full("adabatch", run)
+        self.first, self.most = plan.batch_size, most(run)
         factors = [run.schedule(half / 2) for half in range(2 * run.epochs)]
         if self.gamma < self.beta and any(b < a for a, b in itertools.pairwise(factors)):
             rule = f"beta={check.show(self.beta)} with a schedule that decays, or the learning rate would decay twice"

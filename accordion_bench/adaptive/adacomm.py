@@ -57,6 +57,12 @@ class AdaComm(Policy):
         if self.tau_0 > self.max_period:
             rule = f"an integer of at least {self.tau_0}, the first period"
             raise check.ValueRefused("max_period", rule, self.max_period, self.tau_0)
+        if run.steps < 3:
+            epochs, every = -(-3 // run.steps_per_epoch()), "" if self.every == 1 else " adaptive.adacomm.every=1"
+            raise check.ConfigError(
+                f"epochs must be at least {epochs} for adaptive.adacomm, which compares the losses of two intervals, got "
+                f"{run.epochs}; type epochs={epochs}{every}"
+            )
         if 2 * self.every >= run.steps:
             rule = f"less than half the {run.steps} steps of the run, because the losses of two intervals are compared"
             raise check.ValueRefused("every", rule, self.every, max(1, run.steps // 10))

@@ -90,6 +90,11 @@ class Policy:
         """Continue from `state_dict()`."""
 
 
+def in_order(policies: dict[str, Policy]) -> dict[str, Policy]:
+    """The order in which they decide: drivers of the batch first, because the others look at the rate they leave."""
+    return dict(sorted(policies.items(), key=lambda named: named[1].drives != "batch"))  # else as listed
+
+
 def tell_followers(policies: Sequence[Policy], decider: Policy, plan: Plan) -> None:
     """Show a decision to the later policies that refine it."""
     for policy in policies[policies.index(decider) + 1 :]:

@@ -3,6 +3,7 @@
 import math
 import struct
 
+from accordion_bench.check import ConfigError
 from accordion_bench.plan import Run
 
 LR_SCALINGS = ("linear", "sqrt", "none")
@@ -22,3 +23,17 @@ def scaled(lr_scaling: str, ratio: float) -> float:
 def most(run: Run) -> int:
     """The largest batch that means anything: all samples that a worker sees per epoch."""
     return min(run.per_worker, LARGEST)
+
+
+def refuse_full(name: str, run: Run) -> None:
+    """Refuse a first batch that cannot grow.
+
+    Raises:
+        ConfigError: with a batch size that can.
+    """
+    limit = most(run)
+    if run.batch_size >= limit:
+        raise ConfigError(
+            f"batch_size must be below {limit}, the samples that a worker sees per epoch, for adaptive.{name} to "
+            f"enlarge it, got {run.batch_size}; type batch_size={max(limit // 20, 1)}"
+        )

@@ -1,12 +1,13 @@
 """Grow the batch instead of decaying the learning rate."""
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
 
 from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
-from accordion_bench.adaptive.batch import float32, most
+from accordion_bench.adaptive.batch import float32, most, refuse_full
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
@@ -37,13 +38,15 @@ class GrowBatch(Policy):
         self._decision: dict[str, Any] = {}
 
     def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+        refuse_full("grow_batch", run)
         limit = most(run)
         self.first, self.wanted = run.batch_size, float(run.batch_size)
         self.most = self.cap or min(run.train_size // (10 * run.workers), limit)
-        if self.first >= limit:
+        factors = [run.schedule(float(epoch)) for epoch in range(run.epochs)]
+        if run.epochs > 1 and not any(after < before for before, after in itertools.pairwise(factors)):
             raise ConfigError(
-                f"batch_size must be below {limit}, the samples that a worker sees per epoch, for adaptive.grow_batch "
-                f"to enlarge it, got {self.first}; type batch_size={max(limit // 10, 1)}"
+                "adaptive.grow_batch needs a schedule that lowers the learning rate from one epoch to the next, got one "
+                f"that never does; type {lowering(run.schedule)}"
             )
         if not self.first < self.most <= limit:
             tenth = f" (null is a tenth of the samples over all workers, {self.most})" if self.cap is None else ""
@@ -70,3 +73,14 @@ class GrowBatch(Policy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.wanted = state["wanted"]
+
+
+def lowering(schedule: Any) -> str:
+    """What to type to make a schedule lower the learning rate."""
+    if getattr(schedule, "gamma", 0) == 1:
+        return "schedule.gamma=0.1"
+    if hasattr(schedule, "milestones"):
+        return "schedule.milestones=[0.5,0.8333]"
+    if hasattr(schedule, "final"):
+        return "schedule.final=0" if schedule.final == 1 else "schedule.warmup_epochs=0"
+    return "schedule=multistep"

@@ -71,9 +71,14 @@ class NoiseScale(Policy):
         limit = most(run)
         self.workers, self.first = run.workers, run.batch_size
         self.most = limit if self.cap is None else self.cap
-        if self.cap is not None and not self.first <= self.cap <= max(limit, self.first):
-            rule = f"at least batch_size={self.first} and at most {limit}, the samples that a worker sees per epoch"
-            raise ValueRefused("cap", rule, self.cap, max(limit, self.first))
+        if 2 * self.first > limit:
+            raise ConfigError(
+                f"batch_size must be at most {limit // 2}, half of the samples that a worker sees per epoch, for "
+                f"adaptive.noise_scale to double it, got {self.first}; type batch_size={max(limit // 20, 1)}"
+            )
+        if not 2 * self.first <= self.most <= limit:
+            rule = f"at least {2 * self.first}, twice the batch_size, and at most {limit}, the samples that a worker "
+            raise ValueRefused("cap", rule + "sees per epoch", self.cap, limit)
         return plan
 
     def update(self, signals: Signals, plan: Plan) -> Plan:

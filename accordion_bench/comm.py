@@ -3,6 +3,7 @@
 Tensor suffixes: W local workers, A all workers. A tensor `x_W` has the local workers as dimension 0.
 """
 
+import datetime
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -172,6 +173,11 @@ class Comm:
         processes: processes in the default process group; 1 needs no group.
         rank: this process.
         device: where tensors live.
+
+    Attributes:
+        first_worker: number of the first local worker.
+        first_named: its number in the whole run, for messages; another one inside `groups`.
+        timeout: seconds after which a collective inside `groups` gives up; None = torch's own.
     """
 
     def __init__(self, workers_per_process: int, processes: int = 1, rank: int = 0, device: str = "cpu") -> None:
@@ -180,7 +186,8 @@ class Comm:
         self.rank = rank
         self.device = torch.device(device)
         self.workers = workers_per_process * processes
-        self.first_worker = rank * workers_per_process
+        self.first_worker = self.first_named = rank * workers_per_process
+        self.timeout: float | None = None
         self.group: dist.ProcessGroup | None = None  # the default one
         self.grouped = False
         self.ledger = Ledger(self.workers)
@@ -206,14 +213,16 @@ class Comm:
         else:
             span = size // W
             spans = [range(first, first + span) for first in range(0, self.processes, span)]
-            groups = [dist.new_group(list(ranks)) for ranks in spans]
+            timeout = None if self.timeout is None else datetime.timedelta(seconds=self.timeout)
+            groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in spans]
             comm = Comm(W, span, self.rank % span, str(self.device))
             mine = groups[self.rank // span]
             assert isinstance(mine, dist.ProcessGroup)
             comm.group = mine
             inner = [comm]
-        for comm in inner:
-            comm.clock = self.clock
+        for i, comm in enumerate(inner):
+            comm.clock, comm.timeout = self.clock, self.timeout
+            comm.first_named = self.first_named + i * comm.local_workers
         self.grouped = True
         return inner
 
@@ -233,6 +242,11 @@ class Comm:
             dist.all_reduce(total, group=self.group)
             views = [spent // self.processes for spent in total.tolist()]
         self.ledger.settled(views)
+
+    @property
+    def local(self) -> range:
+        """Numbers of the local workers."""
+        return range(self.first_worker, self.first_worker + self.local_workers)
 
     @property
     def leader(self) -> bool:

@@ -47,7 +47,7 @@ class Exchange:
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
         self.state: State = compressor.init(self.sent, comm, like.float() if like.element_size() == 2 else like)
-        self.what, self.first_worker = "gradient", comm.first_worker  # for messages
+        self.what = "gradient"  # for messages
         self.numel = sum(spec.numel for spec in specs)
 
     def levels(self, plan: Plan, step: int, epoch: float = 0) -> list[float | None]:
@@ -189,7 +189,7 @@ class Exchange:
         for spec, x_W in zip(self.specs, xs_W, strict=True):
             for row, x in enumerate(x_W):
                 if not x.isfinite().all():
-                    return f"the {what or self.what} of {spec.name} on worker {self.first_worker + row}"
+                    return f"the {what or self.what} of {spec.name} on worker {self.comm.first_named + row}"
         return None
 
     @staticmethod

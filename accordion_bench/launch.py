@@ -103,6 +103,7 @@ def train(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> N
         torch.cuda.set_device(device)
     stopper = Stopper(leader=where.rank == 0, store=store)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
+    comm.timeout = cfg["comm"]["timeout"]
     handler = folder.log_to_file() if comm.leader else None
     with stopper.installed():
         try:

@@ -1,10 +1,17 @@
 """Groups that average often inside averages of all: who is equal when, bytes, residuals."""
 
+import datetime
+import math
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import NonFinite
+from accordion_bench.plan import TensorSpec
 from tests import local
+from tests.helpers import exchange_for, gradients
 from tests.local import deviation, trained, trainer_for
 
 HIERARCHICAL, SAME = "sync=hierarchical", 1e-14
@@ -130,6 +137,38 @@ def test_every_tier_keeps_residuals_of_its_own(tmp_path):
     assert names == ["pseudo_gradient-2", "pseudo_gradient-2", "pseudo_gradient-4"]
     residuals = [place.exchange.state["a.weight"]["residual_W"] for place in run.sync.exchanges()]
     assert [len(e_W) for e_W in residuals] == [2, 2, 4] and all(float(e_W.abs().max()) > 0 for e_W in residuals)
+
+
+@pytest.mark.parametrize("name, options", [
+    ("topk", {}), ("distefblocksgd", {"residual": "local"}), ("adacomp", {}), ("none", {}),
+])  # fmt: skip
+def test_errors_inside_a_group_name_the_worker_of_the_run(name, options):
+    specs = [TensorSpec("m", (64, 64))]
+    group = Comm(6).groups(2)[2]
+    exchange, plan = exchange_for(name, specs=specs, comm=group, dtype=torch.float32, **options)
+    xs_W = gradients(specs, workers=2, dtype=torch.float32).tensors
+    residuals = exchange.state.get("m", {}).get("residual_W")
+    (xs_W[0] if residuals is None else residuals)[1, 0, 0] = math.inf
+    with pytest.raises(NonFinite, match="worker 5"):
+        exchange(xs_W, plan, 0, 0.1)
+
+
+def test_groups_of_processes_know_the_run(monkeypatch):
+    """Their collectives give up when the run's do, and their workers have the run's numbers in messages."""
+    timeouts = []
+
+    def new_group(ranks, timeout=None):
+        timeouts.append(timeout)
+        return dist.ProcessGroup(ranks.index(3) if 3 in ranks else 0, len(ranks))
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    comm = Comm(2, processes=4, rank=3)
+    comm.timeout = 7.0
+    (group,) = comm.groups(4)
+    assert timeouts == [datetime.timedelta(seconds=7)] * 2 and group.timeout == 7.0
+    assert (group.first_worker, group.first_named) == (2, 6)
+    comm.timeout = None
+    assert comm.groups(4) and timeouts[2:] == [None] * 2
 
 
 def test_groups_hold_every_worker_once():

@@ -104,7 +104,7 @@ class AdaComp(Wrapper):
                 continue
             signs_W, scales_W = selected(e_W.add_(x_W), x_W, self.bin_size(spec))
             if not scales_W.isfinite().all():
-                raise non_finite(ctx, i, comm.first_worker + int((~scales_W.isfinite()).nonzero()[0, 0]))
+                raise non_finite(ctx, i, comm.first_named + int((~scales_W.isfinite()).nonzero()[0, 0]))
             sent_W.append(signs_W * scales_W.to(x_W.dtype).view(-1, *[1] * spec.ndim))
             residuals_W.append(e_W)
         out = self.inner.exchange(sent_W, ctx, state, comm)

@@ -176,7 +176,7 @@ class DeMo(Compressor):
         finite = values_W.isfinite().all(-1)
         if not finite.all():
             worker, g = (~finite).nonzero()[0].tolist()
-            raise non_finite(ctx, ids[g], comm.first_worker + worker)
+            raise non_finite(ctx, ids[g], comm.first_named + worker)
 
     def _signs(self, groups: Sequence[Group], sent_W: Sequence[Sent], comm: Comm) -> list[Tensor]:
         """Per group the common signs, chunk by chunk: [G C, N]."""

@@ -119,23 +119,21 @@ class OneShot(Compressor):
         return [rng.key(ctx.seed, type(self).__name__, purpose, name, ctx.step, worker) for worker in workers]
 
     def encode_rows(
-        self, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], level: float, workers: Sequence[int]
+        self, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], level: float, comm: Comm
     ) -> Tensor | list[Tensor]:
-        """Encode equal-shaped tensors of some workers together: [W, G, B]; a list over rows w G + g if sizes differ."""
+        """Encode equal-shaped tensors together: [W, G, B]; a list over rows w G + g where sizes differ."""
         spec = ctx.specs[ids[0]]
         x_R = rows_of([xs_W[i] for i in ids])
-        keys_G = [self.keys(ctx, ctx.specs[i].name, workers) for i in ids]
-        keys = [keys_W[row] for row in range(len(workers)) for keys_W in keys_G]
+        keys_G = [self.keys(ctx, ctx.specs[i].name, comm.local) for i in ids]
+        keys = [keys_W[row] for row in range(comm.local_workers) for keys_W in keys_G]
         try:
             message = self.encode(x_R, spec, level, ctx, keys)
         except NonFiniteRow as bad:
             worker, g = divmod(bad.row, len(ids))
-            raise non_finite(ctx, ids[g], workers[worker]) from None
-        return message if isinstance(message, list) else message.unflatten(0, (len(workers), len(ids)))
+            raise non_finite(ctx, ids[g], comm.first_named + worker) from None
+        return message if isinstance(message, list) else message.unflatten(0, (comm.local_workers, len(ids)))
 
-    def encode_groups(
-        self, xs_W: Sequence[Tensor], ctx: Context, levels: dict[int, float], workers: Sequence[int]
-    ) -> list[Group]:
+    def encode_groups(self, xs_W: Sequence[Tensor], ctx: Context, levels: dict[int, float], comm: Comm) -> list[Group]:
         """Encode the tensors that have a level; equal shapes together, unless that would copy large tensors."""
         alike: dict[tuple[tuple[int, ...], float], list[int]] = {}
         for i, level in levels.items():
@@ -146,15 +144,14 @@ class OneShot(Compressor):
             copied = xs_W[ids[0]].device.type != "cpu" or ctx.specs[ids[0]].numel <= SMALL
             together = len(ids) == 1 or copied or side_by_side([xs_W[i] for i in ids]) is not None
             for some in [ids] if together else [[i] for i in ids]:
-                groups.append(Group(some, level, self.encode_rows(xs_W, ctx, some, level, workers)))
+                groups.append(Group(some, level, self.encode_rows(xs_W, ctx, some, level, comm)))
         return groups
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         compressed = {
             i: level for i, level in enumerate(ctx.levels) if level is not None and self.compresses(ctx.specs[i], level)
         }
-        workers = range(comm.first_worker, comm.first_worker + comm.local_workers)
-        groups = self.encode_groups(xs_W, ctx, compressed, workers)
+        groups = self.encode_groups(xs_W, ctx, compressed, comm)
         place = {i: (group, g) for group in groups for g, i in enumerate(group.ids)}
 
         def add_own_(i: int, target_W: Tensor, alpha: float) -> None:

@@ -33,14 +33,12 @@ class TernaryCodes(OneShot):
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return codes.code_bytes(spec.numel, len(TERNARY))
 
-    def encode_rows(
-        self, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], level: float, workers: Sequence[int]
-    ) -> Tensor:
+    def encode_rows(self, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], level: float, comm: Comm) -> Tensor:
         x_R = rows_of([xs_W[i] for i in ids])
-        scale_R = torch.stack([self.scales[ctx.specs[i].name] for i in ids]).repeat(len(workers))
-        keys = [self.keys(ctx, ctx.specs[i].name, [worker])[0] for worker in workers for i in ids]
+        scale_R = torch.stack([self.scales[ctx.specs[i].name] for i in ids]).repeat(comm.local_workers)
+        keys = [self.keys(ctx, ctx.specs[i].name, [worker])[0] for worker in comm.local for i in ids]
         message_R = levels.encode_levels(x_R, scale_R[:, None], None, TERNARY, keys)
-        return message_R.unflatten(0, (len(workers), len(ids)))
+        return message_R.unflatten(0, (comm.local_workers, len(ids)))
 
     def codes_of(
         self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context

@@ -152,7 +152,7 @@ class TwoWay(Wrapper):
         return self._message_bytes(spec, level) * (1 + 1 / workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        W, first = comm.local_workers, comm.first_worker
+        W, first, named = comm.local_workers, comm.first_worker, comm.first_named
         index = {spec.name: i for i, spec in enumerate(ctx.specs)}
         levels = {
             i: level
@@ -173,7 +173,7 @@ class TwoWay(Wrapper):
         sent_W: dict[Piece, Tensor] = {}  # [W, B]
         for piece, i in [entry for entries in owned for entry in entries]:
             keys = self.inner.keys(ctx, piece.spec.name, range(first, first + W))
-            sent_W[piece] = self._encode(xs_W[i].flatten(1)[:, piece.start : piece.stop], piece, i, ctx, keys, first)
+            sent_W[piece] = self._encode(xs_W[i].flatten(1)[:, piece.start : piece.stop], piece, i, ctx, keys, named)
 
         # 2 the owner of a piece gets it from everybody
         empty = torch.empty(W, 0, dtype=torch.uint8, device=comm.device)
@@ -197,7 +197,7 @@ class TwoWay(Wrapper):
                 keys = self.inner.keys(ctx, piece.spec.name, [first + row], "server")
                 if self.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
                     break_ties_(mean[0], keys[0])
-                message = self._encode(mean, piece, i, ctx, keys, first + row)
+                message = self._encode(mean, piece, i, ctx, keys, named + row)
                 if kept is not None:
                     self.inner.add_decoded_(kept, message[None], piece.spec, levels[i], ctx, -1.0)
                 answer.append(message[0])
@@ -229,15 +229,13 @@ class TwoWay(Wrapper):
 
         return Exchanged(update, subtract_sent_)
 
-    def _encode(
-        self, x_R: Tensor, piece: Piece, i: int, ctx: Context, keys: Sequence[int], first_worker: int
-    ) -> Tensor:
+    def _encode(self, x_R: Tensor, piece: Piece, i: int, ctx: Context, keys: Sequence[int], first_named: int) -> Tensor:
         level = ctx.levels[i]
         assert level is not None
         try:
             message = self.inner.encode(x_R, piece.spec, level, ctx, keys)
         except NonFiniteRow as bad:
-            raise non_finite(ctx, i, first_worker + bad.row) from None
+            raise non_finite(ctx, i, first_named + bad.row) from None
         assert isinstance(message, Tensor)
         return message
 

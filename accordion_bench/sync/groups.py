@@ -77,7 +77,6 @@ def tiers(trainer: "Trainer", groups: Sequence[tuple[int, int]] | None) -> list[
             rows = range(i * inner.local_workers, (i + 1) * inner.local_workers)
             # groups draw different numbers, and the same ones wherever they live
             exchange = trainer.new_exchange(True, inner, rng.key(trainer.cfg["seed"], "group", size, first + i))
-            exchange.first_worker = comm.first_worker + rows.start
             tier.groups.append(Group(rows, exchange, [value.clone() for value in axis.shared]))
         made.append(tier)
     everybody = Group(range(comm.local_workers), trainer.new_exchange(True), axis.shared)

@@ -7,9 +7,10 @@ import functools
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.build import Config
-from accordion_bench.check import ConfigError
+from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.config_dir import conf_dir
+from accordion_bench.plan import Run
 from accordion_bench.sync.base import Sync
 from accordion_bench.wrapped import pseudo_gradient_compressor, wrapped_compressor
 
@@ -35,6 +36,26 @@ def refuse_pairs(cfg: Config, compressor: Compressor, policies: dict[str, Policy
                 f"compressor must leave the momentum to the optimizer in synchronous steps before local ones, got "
                 f"{name}, which would leave the inner optimizers without a momentum at the switch; type {instead}"
             )
+
+
+def refuse_driven(policies: dict[str, Policy], sync: Sync, run: Run) -> None:
+    """Refuse options of a local method that a policy would contradict in mid-run.
+
+    Raises:
+        ValueRefused: with what goes together.
+    """
+    drivers = {policy.drives: name for name, policy in policies.items()}
+    if "period" in drivers and getattr(sync, "merge", "") == "pull_back" and getattr(sync, "merge_alpha", 0) == 1:
+        rule = (
+            f"below 1 where adaptive={drivers['period']} drives the period, or the consensus would stay where it is as "
+            "soon as the delay is a whole period"
+        )
+        raise ValueRefused("sync.merge_alpha", rule, 1, 0.6)
+    step, drop = getattr(sync, "switch_step", 0), run.first_drop()
+    if "batch" in drivers and (step or (step is None and drop is None)):
+        until = "null (until the first drop of the learning rate) or " if drop is not None else ""
+        rule = f"{until}0 where adaptive={drivers['batch']} drives the batch and with it the steps per epoch"
+        raise ValueRefused("sync.switch_step", rule, step, 0 if drop is None else None)
 
 
 def two_drivers(policies: dict[str, Policy]) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from accordion_bench.adaptive.base import Policy, in_order, tell_followers
 from accordion_bench.build import Config, build
 from accordion_bench.check import ConfigError, ValueRefused
-from accordion_bench.compatible import refuse_pairs
+from accordion_bench.compatible import refuse_driven, refuse_pairs
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.datasets.images import ImageDataset
@@ -26,7 +26,7 @@ from accordion_bench.wrapped import Wrapped, optimizer_node, pseudo_gradient_com
 class Components:
     """Everything that needs neither data nor devices.
 
-    wrapped: the compressor of gradients.
+    wrapped: the compressor of gradients; of differences where no gradients are ever exchanged.
     differences: makes the compressor of differences of parameters, where workers take local steps.
     """
 
@@ -66,18 +66,24 @@ def components(cfg: Config, workers: int) -> Components:
         ConfigError: a value breaks a rule, or two choices do not go together.
     """
     choices = cfg.get("choices", {})
-    wrapped = wrapped_compressor(cfg["compressor"], cfg["optimizer"])
     policies = {name: build(node, f"adaptive.{name}") for name, node in (cfg.get("adaptive") or {}).items()}
     sync, dataset = build(cfg["sync"], "sync"), build(cfg["dataset"], "dataset")
     schedule = build(cfg["schedule"], "schedule", epochs=cfg["epochs"], workers=workers)
+    wrapped = wrapped_compressor(cfg["compressor"], cfg["optimizer"] if sync.gradient_exchange else None)
     refuse_pairs(cfg, wrapped.compressor, policies, sync)
+
+    def differences() -> Wrapped:
+        return pseudo_gradient_compressor(cfg["compressor"], choices.get("compressor", "this one"))
+
+    wrapped = wrapped if sync.gradient_exchange else differences()
     policies = in_order(policies)
-    run = Run(cfg["epochs"], workers, dataset.train_count, cfg["batch_size"], schedule, schedule.warmup_epochs)
+    run = Run(cfg["epochs"], workers, dataset.train_count, cfg["batch_size"], schedule, schedule.rises_until)
+    refuse_driven(policies, sync, run)
     sync.check(cfg, run)
     ladder = _ladder(wrapped.compressor, policies)
     parts = Components(
         wrapped=wrapped,
-        differences=lambda: pseudo_gradient_compressor(cfg["compressor"], choices.get("compressor", "this one")),
+        differences=differences,
         policies=policies,
         ladder=ladder,
         codebooks=_codebooks(wrapped.compressor, policies, ladder, cfg),
@@ -106,10 +112,14 @@ def _ladder(compressor: Compressor, policies: dict[str, Policy]) -> Ladder:
     for driver, policy in drivers.items():
         try:
             own = policy.ladder(compressor.knob, compressor.pair)
-            names = ["strong", *[f"level {i}" for i in range(1, len(own) - 1)], "weak"]
-            values |= {compressor.check_level(name, value) for name, value in zip(names, own, strict=False)}
         except ValueRefused as refused:
             raise refused.under(f"adaptive.{driver}") from None
+        first, *rest = policy.level_keys
+        for key, value in zip([first, *rest * len(own)], own, strict=False):
+            try:
+                values.add(compressor.check_level(key, value))
+            except ValueRefused as refused:  # maybe of another option of the compressor
+                raise refused.under(f"adaptive.{driver}" if refused.key == key else "compressor") from None
     return Ladder(compressor.knob, tuple(sorted(values)), compressor.pair)
 
 

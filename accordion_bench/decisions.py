@@ -107,6 +107,11 @@ class Decisions:
             self.square_norms = square_norms(exchange, xs_W, updates, samples)
         self.epoch_sums.add_updates(updates)
 
+    def units_change(self) -> None:
+        """From here on differences of parameters are exchanged, no more gradients: forget sums that would mix both."""
+        self.recent, self.recent_count = [], 0
+        self.epoch_sums.forget_updates()
+
     def read_loss(self, trainer: "Trainer") -> float:
         """Training loss of all workers since it was last read, mean over steps."""
         steps = trainer.step + 1 - self.loss_read_at
@@ -135,11 +140,12 @@ class Decisions:
                 step=trainer.step,
                 exchange=self.exchanges,
                 steps_left=trainer.steps_left - 1,
-                warming_up=trainer.now < trainer.schedule.warmup_epochs,
+                warming_up=trainer.at(trainer.step_in_epoch + 1) < trainer.run.warmup_epochs,
                 statistics=self.statistics.read(needs),
                 loss=self.read_loss(trainer) if "loss" in needs else None,
                 probes=self.probes,
                 square_norms=self.square_norms,
+                local=trainer.sync.averaging,
             )
             decisions = self._agreed(trainer, policies, signals)
             if books := trainer.plan.codebooks:

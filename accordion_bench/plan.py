@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+DROP = 0.7  # a learning rate that falls at once to at most this times what it was has dropped
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -59,7 +61,7 @@ class Run:
         train_size: training samples.
         batch_size: samples per worker and step at the start.
         schedule: learning-rate factor at a time in epochs.
-        warmup_epochs: in which the learning rate still rises.
+        warmup_epochs: in which the learning rate still rises; 0 where it never does.
     """
 
     epochs: int = 1
@@ -82,6 +84,14 @@ class Run:
     def steps(self) -> int:
         """Optimizer steps of the whole run at the starting batch size."""
         return self.epochs * self.steps_per_epoch()
+
+    def first_drop(self) -> int | None:
+        """The epoch that starts with the first drop of the learning rate, at once to 0.7 of what it was or less."""
+        for epoch in range(1, self.epochs):
+            before, after = self.schedule(math.nextafter(epoch, 0)), self.schedule(epoch)
+            if after < before and after <= DROP * before:
+                return epoch
+        return None
 
 
 @dataclass(frozen=True)
@@ -161,12 +171,12 @@ class Signals:
         step: optimizer steps taken before the one that has just been taken.
         exchange: exchanges made before the one that has just been made; with sync=every_step, the step.
         steps_left: optimizer steps to the end of the run, at the present batch size.
-        warming_up: the schedule still raises the learning rate.
+        warming_up: the schedule still raises the learning rate, at the time of the next step.
         statistics: what was collected of the quantiser's buckets, see `statistics.py`.
         loss: training loss of all workers, mean over the steps since it was last read; where `loss` was asked for.
         probes: per index into the ladder, per tensor name, what that level would cost and lose; where asked for.
-        step_seconds: measured seconds per step on the leader since the last decision.
         square_norms: of this exchange's gradients, where asked for; None at the end of an epoch.
+        local: the exchange was an averaging of local steps; false for one in a synchronous step.
     """
 
     epoch: int
@@ -180,8 +190,8 @@ class Signals:
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     loss: float | None = None
     probes: Mapping[int, Mapping[str, Measured]] = field(default_factory=dict)
-    step_seconds: float | None = None
     square_norms: SquareNorms | None = None
+    local: bool = True
 
 
 def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:

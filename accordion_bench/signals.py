@@ -66,6 +66,11 @@ class GradientSums:
         if "norm_of_sum_update" in self.sums:
             torch._foreach_add_(self.sums["norm_of_sum_update"].tensors, [update[None] for update in updates])
 
+    def forget_updates(self) -> None:
+        """Start the sum of the decoded updates anew."""
+        if "norm_of_sum_update" in self.sums:
+            self.sums["norm_of_sum_update"] = Blocks(self.specs, 1, self.like)
+
     @torch.no_grad()
     def read(self) -> dict[str, dict[str, float]]:
         """Per signal the value of each tensor by name, and of the whole `model`; for the leader's eyes."""

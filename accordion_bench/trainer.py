@@ -188,13 +188,16 @@ class Trainer:
 
     def lr(self, step_in_epoch: int, epoch: int | None = None) -> float:
         """Learning rate of a step: optimizer.lr x schedule x plan."""
-        when = (self.epoch if epoch is None else epoch) + step_in_epoch / self.steps_per_epoch
-        return self.cfg["optimizer"]["lr"] * self.schedule(when) * self.plan.lr_factor
+        return self.cfg["optimizer"]["lr"] * self.schedule(self.at(step_in_epoch, epoch)) * self.plan.lr_factor
+
+    def at(self, step_in_epoch: int, epoch: int | None = None) -> float:
+        """Epochs passed before a step."""
+        return (self.epoch if epoch is None else epoch) + step_in_epoch / self.steps_per_epoch
 
     @property
     def now(self) -> float:
         """Epochs passed."""
-        return self.epoch + self.step_in_epoch / self.steps_per_epoch
+        return self.at(self.step_in_epoch)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -26,6 +26,8 @@ from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.plan import Ladder, Measured, Plan, Run, Signals
 from accordion_bench.record import RunFolder
+from accordion_bench.schedules.constant import Constant
+from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals import GradientSums
 from accordion_bench.trainer import Trainer
@@ -108,11 +110,31 @@ def test_the_arms_of_the_ablation(inside, outside, levels):
         assert by_epoch(ranges=ranges) == expected
 
 
+def test_the_default_critical_epochs_know_sudden_drops_alone():
+    def critical(schedule, epochs=60):
+        levels = by_epoch(epochs=epochs, schedule=schedule)
+        return [epoch for epoch, level in enumerate(levels) if level == 2]
+
+    assert critical(Cosine(60, 4)) == critical(Constant(60, 4)) == list(range(4))  # a cosine ends in steep epochs
+    assert critical(MultiStep(60, 4, milestones=[2])) == list(range(6))  # one range where they overlap
+    assert critical(MultiStep(60, 4, milestones=[58])) == [*range(4), 58, 59]
+    assert critical(MultiStep(60, 4, gamma=0.8)) == list(range(4))  # no drop to 0.7
+
+
 def test_words_and_numbers_of_a_density():
     ranges = [[0, 1, "weak"], [1, 3, 0.5], [3, 4, "strong"], [4, 6, "dense"]]
     assert by_epoch("density", 6, ranges=ranges) == [0.99, 0.5, 0.5, 0.1, 1.0, 1.0]
     assert by_epoch("density", 3, critical=[]) == [0.1] * 3
     assert by_epoch("density", 3, critical=[[0, None]]) == [0.99] * 3
+
+
+def test_a_level_that_the_compressor_refuses_is_named_by_its_own_key(monkeypatch):
+    for last, key in ((9, "adaptive.adaqs.cap"), (8, "adaptive.adaqs.initial")):
+        monkeypatch.setattr(AdaQS, "ladder", lambda self, knob, pair, last=last: (2 if last == 9 else 1, last))
+        with pytest.raises(ConfigError, match=f"^{key} must be an integer from 2 to 8, got "):
+            components("adaptive=adaqs", "compressor=qsgd")
+    with pytest.raises(ConfigError, match=r"^compressor.p must be so large .*; type compressor.p=0.5$"):
+        components("adaptive=schedule", "compressor=qsgd", "compressor.levels=exponential", "compressor.p=0.0001")
 
 
 SCHEDULE = ["adaptive=schedule", "compressor=powersgd", "epochs=60"]

@@ -1,5 +1,7 @@
 """Options of local methods that do not fit are refused in one sentence, before the run."""
 
+import re
+
 import pytest
 
 from accordion_bench import config
@@ -58,3 +60,28 @@ def test_refused_in_one_sentence(tmp_path, overrides, told):
     with pytest.raises(ConfigError, match=told) as caught:
         validate(config.compose(typed))
     assert "\n" not in str(caught.value) and str(caught.value).count("; type ") == 1
+    for followed in advised(typed, str(caught.value)):
+        validate(config.compose(followed))
+
+
+def advised(typed: list[str], sentence: str) -> list[list[str]]:
+    """The overrides after following a refusal's advice, one list for each of its alternatives; none where it is words.
+
+    What is advised replaces what was typed; the options of a group that is advised fall, too.
+    """
+    out = []
+    for advice in re.split(", or | or |, ", sentence.partition("; type ")[2].removeprefix("one of ")):
+        items = advice.split()
+        if not all(re.fullmatch(r"[\w.]+=\S+", item) for item in items):
+            return out
+        keys = [item.split("=")[0] for item in items]
+        kept = [o for o in typed if not any(o.lstrip("+").startswith((f"{key}=", f"{key}.")) for key in keys)]
+        out.append([*kept, *items])
+    return out
+
+
+def test_advice_is_read():
+    assert advised(["a=1", "b=2", "b.c=3", "+b.d=4"], "x; type b=5") == [["a=1", "b=5"]]
+    assert advised(["a=1"], "x; type one of a=2, b=[1,2]") == [["a=2"], ["a=1", "b=[1,2]"]]
+    assert advised(["a=1"], "x; type a=2 b=3, or a=4") == [["a=2", "b=3"], ["a=4"]]
+    assert advised(["a=1"], "x; type sync=slowmo to choose an outer optimizer") == []

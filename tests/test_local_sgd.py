@@ -156,6 +156,34 @@ def test_reset_begins_with_the_first_round_and_leaves_synchronous_steps_alone(tm
     assert max(deviation(a, b) for a, b in zip(seen[:6], sync[:6], strict=True)) < SAME
 
 
+def test_sums_of_gradients_do_not_go_on_with_differences(tmp_path):
+    """The switch after 3 of 6 steps: what is summed of the epoch's updates, and of recent messages, begins anew."""
+    shared, counts = [], []
+
+    def watch(trainer):
+        shared.append([x.clone() for x in trainer.axis.shared])
+        counts.append(trainer.decisions.recent_count)
+
+    options = ["compressor=topk", "epochs=2", "sync.switch_step=3", "adaptive=[lgreco,accordion_sync]"]
+    options += ["adaptive.accordion_sync.statistic=update", "adaptive.accordion_sync.interval=1"]
+    options += ["adaptive.lgreco.every=6", "adaptive.lgreco.samples=6"]
+    run = trained(tmp_path, LOCAL, *options, watch=watch)
+    moved = torch.cat([(a - b).flatten() for a, b in zip(shared[5], shared[2], strict=True)])
+    decided = run.folder.read_metrics()[0]["decisions"]["accordion_sync"]
+    assert decided["norm"] == [pytest.approx(float(moved.norm()), rel=1e-12)]
+    assert counts[:6] == [1, 2, 3, 0, 1, 1]  # averaged after step 5
+
+
+@pytest.mark.parametrize("sync", ["local_sgd", "diloco"])
+def test_a_compressor_with_momentum_leaves_it_to_any_inner_optimizer(tmp_path, sync):
+    """Where no gradients are exchanged; dist-EF's own momentum is taken out, and its step."""
+    run = trained(tmp_path, f"sync={sync}", "sync.period=4", "compressor=distefblocksgd", "optimizer=adamw", "epochs=1")
+    assert run.parts.wrapped.compressor.owns == frozenset()
+    assert "exp_avg" in run.optimizers[0].state[run.axis.replicas[0][0]]
+    plain = trained(tmp_path, f"sync={sync}", "sync.period=4", "compressor=distefblocksgd")
+    assert plain.optimizer.param_groups[0]["momentum"] == 0.9
+
+
 # ---- buffers
 
 

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+import torch
 
 from accordion_bench import config
 from accordion_bench.comm import Comm
@@ -94,7 +95,10 @@ def test_every_pair_that_runs_trains_a_few_steps(tmp_path, part):
             node |= {"cap": 12} if name == "grow_batch" else {}
         config.components(cfg, matrix.WORKERS)
         folder = RunFolder.create(str(tmp_path), "cell", cfg)
-        summary = Trainer(cfg, Comm(matrix.WORKERS), folder).fit()
+        trainer = Trainer(cfg, Comm(matrix.WORKERS), folder)
+        start = [value.clone() for value in trainer.axis.shared]
+        summary = trainer.fit()
         named = f"{compressor}, {sync}, {policies}"
         assert summary["epochs"] == 3 and 0 <= summary["metric"] <= 1, named
         assert summary["payload_bytes"] > 0 or compressor == "threshold", named
+        assert not any(map(torch.equal, start, trainer.axis.shared)), named

@@ -10,11 +10,13 @@ from accordion_bench.adaptive.accordion_sync import AccordionSync
 from accordion_bench.adaptive.adacomm import AdaComm
 from accordion_bench.adaptive.qsr import QSR
 from accordion_bench.check import ConfigError
+from accordion_bench.layout import Layout
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from tests import tiny
 from tests.local import CONSTANT, trained
+from tests.test_local_refused import advised
 from tests.test_resume import differences, resume, start, state, stop
 
 RUN = Run(epochs=60, workers=4, train_size=1437, batch_size=32, schedule=MultiStep(60, 4), warmup_epochs=5)
@@ -72,6 +74,16 @@ class TestAdaComm:
             assert bool(decided) == (end in (8, 16))
         assert policy.first == (2.0, 0.1) and decided["loss"] == (9.0 + 7 * 1.0) / 8
         assert plan.period == 2 and decided["reason"] == "halved"
+
+    def test_synchronous_steps_do_not_count(self):
+        """The first interval begins with the local steps; before them the first period stays."""
+        policy, plan = self.started(every=4)
+        for step in range(40):
+            plan = policy.update(Signals(0, 0.4, 0.4, step=step, loss=9.0, local=False), plan)
+            assert plan.period == 16 and policy.decision() == {}
+        for step in (43, 47):  # averagings after 4 local steps each
+            plan = policy.update(Signals(0, 0.1, 0.1, step=step, loss=2.0), plan)
+        assert policy.first == (2.0, 0.1) and plan.period == 8
 
     def test_the_first_period_is_the_sync_own(self):
         assert self.started(period=5)[1].period == 5
@@ -167,6 +179,8 @@ class TestAccordionSync:
 
 # ---- which choices go together
 
+OVERLAP = ["sync=overlap_local_sgd", "sync.merge_alpha=1", "sync.delay=1", "sync.period=4"]
+
 
 @pytest.mark.parametrize(
     "overrides, sync, period",
@@ -193,7 +207,10 @@ def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
     [
         (["sync=every_step", "adaptive=qsr"], "adaptive=qsr drives the period .*; type sync=local_sgd adaptive=qsr"),
         (["sync=every_step", "adaptive=adacomm"], "exchanges in every step; type sync=local_sgd adaptive=adacomm"),
-        (["sync=hierarchical", "adaptive=accordion_sync"], "drives one period, got sync.groups .*; type sync.groups"),
+        (
+            ["sync=hierarchical", "adaptive=accordion_sync"],
+            "drives one period, got sync=hierarchical, whose groups .*; type sync=local_sgd adaptive=accordion_sync$",
+        ),
         (["adaptive=[slowmo,qsr]"], "needs sync=slowmo, got sync=local_sgd, .*; type sync=slowmo adaptive=qsr$"),
         (["adaptive=[slowmo,accordion,qsr]", "compressor=topk"], r"; type sync=slowmo adaptive=\[accordion,qsr\]$"),
         (["adaptive=[qsr,adacomm]"], "must not drive the same thing twice, got qsr and adacomm"),
@@ -212,12 +229,37 @@ def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
             ["adaptive=accordion_sync", "adaptive.accordion_sync.strong=2"],
             "strong must be a period above weak=2",
         ),
+        (
+            [*OVERLAP, "adaptive=accordion_sync", "adaptive.accordion_sync.weak=1"],
+            "merge_alpha must be below 1 where adaptive=accordion_sync drives the period, .*; type .*merge_alpha=0.6",
+        ),
+        ([*OVERLAP, "adaptive=qsr"], "merge_alpha must be below 1 where adaptive=qsr drives the period"),
+        (
+            ["sync=post_local_sgd", "sync.switch_step=600", "adaptive=accordion_batch"],
+            "switch_step must be null .* or 0 where adaptive=accordion_batch drives the batch .*; type .*=null",
+        ),
+        (
+            ["sync=local_sgd", "sync.switch_step=600", "adaptive=adabatch"],
+            "switch_step must be 0 where adaptive=adabatch drives the batch .*; type sync.switch_step=0",
+        ),
+        (["sync=post_local_sgd", "adaptive=adabatch"], "switch_step must be 0 where .*, got null; .*switch_step=0"),
     ],
 )
 def test_refused_in_one_sentence(overrides, told):
     with pytest.raises(ConfigError, match=told) as caught:
         config.components(config.compose(overrides), 4)
     assert "\n" not in str(caught.value)
+    for typed in advised(overrides, str(caught.value)):
+        config.components(config.compose(typed), 4)
+
+
+@pytest.mark.parametrize("overrides, told", [
+    (["sync=local_sgd"], "sync local_sgd (averaging every 8 steps), adaptive none"),
+    (["adaptive=accordion_sync"], "sync local_sgd (averaging every 2 steps at first), adaptive accordion_sync"),
+    (["sync=hierarchical"], "sync hierarchical (averaging every 16 steps), adaptive none"),
+])  # fmt: skip
+def test_the_header_tells_the_first_period(overrides, told):
+    assert told in train.header(config.compose(overrides), Layout("simulated", 1, 4))
 
 
 # ---- real runs: 24 steps, 6 an epoch
@@ -252,7 +294,30 @@ def test_qsr_lengthens_at_the_drops_and_ends_with_the_run(tmp_path):
 def test_qsr_warms_up_with_a_period_of_its_own(tmp_path):
     options = ["adaptive.qsr.alpha=0.016", "adaptive.qsr.warmup_period=1", "schedule.warmup_epochs=1", "sync.period=3"]
     steps, _ = averagings(tmp_path, "adaptive=qsr", *options)
-    assert steps == [1, 2, 3, 4, 5, 6, 7, 10, 13, 17, 21, 24]
+    assert steps == [1, 2, 3, 4, 5, 6, 9, 12, 16, 20, 24]
+
+
+def test_qsr_does_not_warm_up_where_nothing_rises(tmp_path):
+    options = ["adaptive.qsr.alpha=0.016", "adaptive.qsr.warmup_period=1", "schedule.warmup_epochs=1", "sync.period=3"]
+    steps, _ = averagings(tmp_path, "adaptive=qsr", *options, "schedule.lr_scaling=none")
+    assert steps[:4] == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("phase1", ["gradient", "model"])
+def test_qsr_knows_the_first_round_at_the_switch(tmp_path, phase1):
+    """Synchronous at 0.08 until step 12, then 0.008, and 0.0008 from step 18 on: H is 4, 400."""
+    options = ["adaptive.qsr.alpha=0.016", f"sync.phase1={phase1}", "sync.period=2"]
+    steps, _ = averagings(tmp_path, "sync=post_local_sgd", "adaptive=qsr", *options)
+    assert [step for step in steps if step > 12] == [16, 20, 24]
+
+
+def test_adacomm_begins_at_the_switch(tmp_path):
+    """Synchronous until step 12, intervals of 3: F_0 is of steps 12 to 15, in which the first period is in force."""
+    options = ["adaptive.adacomm.every=3", "sync.period=3", "epochs=6", "schedule.milestones=[2]"]
+    steps, trainer = averagings(tmp_path, "sync=post_local_sgd", "adaptive=adacomm", *options)
+    made = decisions(trainer, "adacomm")
+    assert [d["step"] for d in made][:2] == [14, 17] and made[0]["reason"] == "first loss" and made[0]["period"] == 3
+    assert [step for step in steps if step > 12][:2] == [15, 18]
 
 
 def test_qsr_under_slowmo(tmp_path):

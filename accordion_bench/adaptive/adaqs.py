@@ -28,6 +28,7 @@ class AdaQS(Policy):
     """
 
     knobs = ("bits",)
+    level_keys = ("initial", "cap")
     signal = "msdr_local"
 
     def __init__(

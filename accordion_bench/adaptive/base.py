@@ -20,6 +20,7 @@ class Policy:
         refines: it starts from what an earlier policy in the list has decided, so that it may drive the same.
         when: `epoch`: `update` runs at the end of every epoch; `exchange`: after the exchanges that are `due`.
         knobs: compressor knobs that it can steer, where it drives levels; empty = all.
+        level_keys: the options that say its strongest level and its others.
         syncs: synchronisation schemes (names of YAML files) of which it needs one; empty = any.
         needs_gradients: what it looks at must be gradients, which local methods do not exchange.
     """
@@ -28,6 +29,7 @@ class Policy:
     refines: bool = False
     when: str = "epoch"
     knobs: tuple[str, ...] = ()
+    level_keys: tuple[str, str] = ("strong", "weak")
     syncs: tuple[str, ...] = ()
     needs_gradients: bool = False
 

@@ -46,6 +46,7 @@ class GraVAC(Policy):
 
     when = "exchange"
     knobs = ("density",)
+    level_keys = ("smallest", "mildest")
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from accordion_bench.check import ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 WORDS = ("weak", "strong", "dense")
-DROP = 0.7  # a learning rate of at most this times the last epoch's has dropped
 
 
 class LevelSchedule(Policy):
@@ -21,7 +20,8 @@ class LevelSchedule(Policy):
 
     Args:
         critical: [[first, end], ...], the critical epochs; [] = none, [[0, null]] = all. null = the first fifteenth of
-            the run, and as many epochs after the first drop of the learning rate (20 + 20 of 300).
+            the run, and as many epochs after the first drop of the learning rate, at once to 0.7 of what it was or
+            less (20 + 20 of 300).
         inside: level in critical epochs; null = weak.
         outside: level in all others; null = strong.
         ranges: [[first, end, level], ...], which give every epoch exactly one level; then the others are null.
@@ -54,7 +54,9 @@ class LevelSchedule(Policy):
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         used = [("ranges", r[2]) for r in self.ranges or []] or [("inside", self.inside), ("outside", self.outside)]
-        return tuple(sorted({self.value(key, level, knob, pair) for key, level in used}))
+        found = sorted((self.value(key, level, knob, pair), key) for key, level in used)
+        self.level_keys = found[0][1], found[-1][1]
+        return tuple(sorted({value for value, _ in found}))
 
     def value(self, key: str, level: Any, knob: str, pair: tuple[float, float]) -> float:
         """The knob's value for a word or a number."""
@@ -87,10 +89,11 @@ class LevelSchedule(Policy):
     def default_critical(self, run: Run) -> list[list[int]]:
         """The paper's critical epochs, as shares of the run."""
         length = max(1, round(run.epochs / 15))
-        factors = [run.schedule(float(epoch)) for epoch in range(run.epochs)]
-        drop = next((e for e in range(length, run.epochs) if factors[e] <= DROP * factors[e - 1]), run.epochs)
-        after = [[drop, min(drop + length, run.epochs)]] if drop < run.epochs else []
-        return [[0, length], *after]
+        drop = run.first_drop()
+        if drop is None:
+            return [[0, length]]
+        end = min(drop + length, run.epochs)
+        return [[0, end]] if drop <= length else [[0, length], [drop, end]]
 
     def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
         key = "inside" if self.ranges is None else "ranges"

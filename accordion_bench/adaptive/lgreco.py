@@ -60,6 +60,7 @@ class LGreCo(Policy):
         self.samples = check.integer("samples", samples, at_least=1, instead=10)
         self.every = None if every is None else check.integer("every", every, at_least=1, instead=100)
         self.reference, self.levels = reference, levels
+        self.level_keys = ("reference",) * 2 if levels is None else ("levels",) * 2
         self.follows = False
         self.budget: dict[str, int] = {}  # b, as indices into the ladder
         self._decision: dict[str, Any] = {}

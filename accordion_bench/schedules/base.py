@@ -21,6 +21,11 @@ class Schedule:
         check.choice("lr_scaling", lr_scaling, ["linear", "sqrt", "none"])
         self.scale = {"linear": float(workers), "sqrt": math.sqrt(workers), "none": 1.0}[lr_scaling]
 
+    @property
+    def rises_until(self) -> int:
+        """The epoch from which on the learning rate does not rise; 0 where it never does."""
+        return self.warmup_epochs if self.scale != 1 else 0
+
     def warmup(self, epoch: float) -> float:
         """1 + (s - 1) min(epoch / warmup_epochs, 1)."""
         done = 1.0 if self.warmup_epochs == 0 else min(epoch / self.warmup_epochs, 1.0)

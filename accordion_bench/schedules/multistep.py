@@ -32,6 +32,10 @@ class MultiStep(Schedule):
         self.gamma = check.number("gamma", gamma, above=0, at_most=1, instead=0.1)
         self.lag = check.boolean("lag", lag, instead=False)
 
+    @property
+    def rises_until(self) -> int:
+        return super().rises_until + (self.lag and super().rises_until > 0)
+
     def __call__(self, epoch: float) -> float:
         epoch = int(epoch)
         warm, cut = (max(epoch - 1, 0), epoch - 2) if self.lag else (epoch, epoch)

@@ -62,6 +62,11 @@ class Sync:
         return trainer.axis.shared
 
     @property
+    def averaging(self) -> bool:
+        """Whether the last step was a local one, so that an exchange after it was an averaging of local steps."""
+        return False
+
+    @property
     def exchange(self) -> Exchange:
         """The exchange of all workers that is in force now."""
         raise NotImplementedError

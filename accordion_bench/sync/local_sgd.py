@@ -7,7 +7,6 @@ units of the parameters.
 """
 
 import inspect
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -98,7 +97,7 @@ class LocalSGD(Sync):
     # ---- before the run
 
     def check(self, cfg: Config, run: Run) -> None:
-        if self.switch_step is None and self.switch_epoch(run) is None:
+        if self.switch_step is None and run.first_drop() is None:
             rule = "a number of steps where the learning rate never drops at once, to 0.7 or less"
             raise ValueRefused("sync.switch_step", rule, None, run.steps // 2)
         if self.switch_step is not None and self.switch_step >= run.steps:
@@ -106,11 +105,6 @@ class LocalSGD(Sync):
             raise ValueRefused("sync.switch_step", rule, self.switch_step, run.steps // 2)
         if self.groups is not None:
             refuse_groups(self.groups, cfg, run)
-
-    def switch_epoch(self, run: Run) -> int | None:
-        """The epoch that starts with the first drop of the learning rate, at once to 0.7 of what it was or less."""
-        drops = (e for e in range(1, run.epochs) if run.schedule(e) <= 0.7 * run.schedule(math.nextafter(e, 0)))
-        return next(drops, None)
 
     def start(self, plan: Plan) -> Plan:
         return replace(plan, period=self.period or 1)
@@ -123,7 +117,7 @@ class LocalSGD(Sync):
         self.every_step = EveryStep()
         if self.gradient_exchange:
             self.every_step.begin(trainer)
-        self.switch = self.switch_epoch(trainer.run) if self.switch_step is None else None
+        self.switch = trainer.run.first_drop() if self.switch_step is None else None
         if not self.gradient_exchange:
             self.fork(trainer)
 
@@ -146,6 +140,10 @@ class LocalSGD(Sync):
 
     # ---- the steps
 
+    @property
+    def averaging(self) -> bool:
+        return self.count > 0
+
     def switched(self, trainer: "Trainer") -> bool:
         """Whether the synchronous steps are over."""
         return trainer.now >= self.switch if self.switch is not None else trainer.step >= (self.switch_step or 0)
@@ -153,6 +151,7 @@ class LocalSGD(Sync):
     def step(self, trainer: "Trainer", lr: float) -> None:
         local = self.switched(trainer)
         if local and not self.forked:
+            trainer.decisions.units_change()
             self.fork(trainer)
         if not self.forked:
             self.every_step.step(trainer, lr)

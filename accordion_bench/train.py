@@ -147,7 +147,9 @@ def header(cfg: Config, where: Layout) -> str:
     momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.owns else ""
     local = ""
     if parts.sync.local:
-        momentum, local = "", f", sync {choices['sync']} (averaging every {parts.sync.period} steps)"
+        driven = " at first" * any(policy.drives == "period" for policy in parts.policies.values())
+        period = parts.plan_for([]).period
+        momentum, local = "", f", sync {choices['sync']} (averaging every {period} steps{driven})"
     adaptive = ", ".join(cfg.get("adaptive") or {}) or "none"
     place = f"{where.processes} process{'es' * (where.processes > 1)} x {where.workers_per_process} on {where.device}"
     return (

@@ -146,9 +146,18 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
     custom = compressor.get("levels", "uniform") not in ("uniform", "exponential")
     dataset, schedule, epochs = cfg.get("choices", {}).get("dataset"), cfg["schedule"], cfg["epochs"]
     accordion, late = adaptive.get("accordion", {}), schedule.get("milestones") or []
+    local = not build(sync, "sync").gradient_exchange
+    of_gradients = ("worker_momentum", "weight_decay_mode", "residual_units", "zero_lr")
+    set_first = [
+        f"adaptive.{name}{f'.{key}' if key else ''} sets the first one"
+        for name, key in (("accordion_sync", ""), ("adacomm", "initial"), ("qsr", "base_period"))
+        if name in adaptive and (not key or adaptive[name].get(key) is not None)
+    ]
     rules = [
         (f"compressor.{knob}", bool(steering), f"adaptive={','.join(steering)} sets the {knob}"),
         *((f"compressor.{key}", not feedback, "compressor.error_feedback is false") for key in residual),
+        *((f"compressor.{key}", local, "no gradients are exchanged") for key in of_gradients),
+        *(("sync.period", True, why) for why in set_first),
         ("sync.phase1", sync.get("switch_step") == 0, "sync.switch_step is 0"),
         ("sync.merge_alpha", sync.get("merge") == "cocod", "sync.merge is cocod"),
         ("compressor.zero_lr", compressor.get("residual_units") == "gradient", "compressor.residual_units is gradient"),
@@ -196,12 +205,28 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         ("comm.timeout", cfg["comm"]["backend"] == "simulated", "workers in one process wait for nobody"),
     ]
     idle = [f"{key} has no effect here: {why}" for key, idle, why in rules if key in typed and idle]
-    return list(dict.fromkeys(idle)) + _growing(cfg)
+    return list(dict.fromkeys(idle)) + _seldom(cfg, typed) + _growing(cfg)
+
+
+def _seldom(cfg: Config, typed: set[str]) -> list[str]:
+    """A warning where the run ends before its first averaging, and with it the only outer step that may be."""
+    parts = components(cfg, cfg["workers"])
+    period, sync, run = parts.plan_for([]).period, parts.sync, parts.run
+    switch = getattr(sync, "switch_step", 0)
+    steps = run.steps - ((run.first_drop() or 0) * run.steps_per_epoch() if switch is None else switch)
+    if not sync.local or period <= steps:
+        return []
+    name, outer = cfg["choices"]["sync"], cfg["sync"].get("outer_optimizer", "none")
+    if outer != "none":
+        return [f"sync={name} takes no outer step here: a round has {period} steps, and the workers only {steps}"]
+    if "sync.period" in typed and cfg["sync"]["period"] == period:
+        return [f"sync.period has no effect here: workers take only {steps} steps, and meet at the end alone"]
+    return []
 
 
 def _growing(cfg: Config) -> list[str]:
     """A warning where error feedback wraps what is no contraction."""
-    compressor = wrapped_compressor(cfg["compressor"], cfg["optimizer"]).compressor
+    compressor = wrapped_compressor(cfg["compressor"]).compressor
     feeds_back = cfg["compressor"].get("error_feedback") and not getattr(compressor, "takes_error_feedback", False)
     if not (feeds_back and compressor.unbiased and cfg["choices"]["compressor"] != "none"):
         return []

@@ -307,6 +307,14 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
         (["compressor=threshold", "compressor.threshold=1", "compressor.sample_share=0.1"], "compressor.sample_share"),
         (["compressor=qsgd", "adaptive=alqn", "adaptive.alqn.num_components=9"], "adaptive.alqn.num_components"),
         (["compressor=qsgd", "adaptive=[accordion,alq]", "compressor.bits=3"], "compressor.bits"),
+        (["sync=local_sgd", "sync.period=1000"], "sync.period"),
+        (["sync=post_local_sgd", "sync.period=361"], "sync.period"),
+        (["adaptive=accordion_sync", "sync.period=4"], "sync.period"),
+        (["adaptive=adacomm", "adaptive.adacomm.initial=16", "sync.period=4"], "sync.period"),
+        (["adaptive=qsr", "adaptive.qsr.base_period=4", "sync.period=5"], "sync.period"),
+        ([DISTEF, "sync=diloco", "compressor.worker_momentum=true"], "compressor.worker_momentum"),
+        ([DISTEF, "sync=local_sgd", "compressor.zero_lr=flush"], "compressor.zero_lr"),
+        ([DISTEF, "sync=local_sgd", "compressor.weight_decay_mode=decoupled"], "compressor.weight_decay_mode"),
     ],
 )
 def test_a_setting_without_effect_warns(overrides, key, capsys):
@@ -314,6 +322,20 @@ def test_a_setting_without_effect_warns(overrides, key, capsys):
         train.run(config.compose(overrides), command.typed(overrides))
     warnings = capsys.readouterr().err.splitlines()
     assert [w for w in warnings if w.startswith(f"warning: {key} has no effect here: ")] == warnings != []
+
+
+@pytest.mark.parametrize("overrides", [["sync=diloco", "epochs=2"], ["sync=slowmo", "sync.period=1000"]])
+def test_a_run_without_an_outer_step_warns(overrides, capsys):
+    with pytest.raises(AssertionError, match="not refused"):
+        train.run(config.compose(overrides), command.typed(overrides))
+    assert re.fullmatch(r"warning: sync=\w+ takes no outer step here: .*\n", capsys.readouterr().err)
+
+
+def test_periods_with_an_effect_do_not_warn(capsys):
+    overrides = ["sync=post_local_sgd", "sync.period=360", "adaptive=adacomm", "adaptive.adacomm.max_period=360"]
+    with pytest.raises(AssertionError, match="not refused"):
+        train.run(config.compose(overrides), command.typed(overrides))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("option", ["levels=[-1,-0.2,0.1,1]", "bucket_size=null"])

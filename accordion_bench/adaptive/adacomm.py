@@ -16,14 +16,17 @@ class AdaComm(Policy):
 
     F_l is the training loss of all workers, mean over the l-th interval of `every` steps, eta_l the learning rate after
     it; F_0 and eta_0 belong to the first interval, in which tau_0 is in force. Decided at the first averaging after an
-    interval, of what the workers have seen by then; the loss travels at every averaging, 8 bytes.
+    interval, of what the workers have seen by then; the loss travels at every averaging, 8 bytes. Synchronous steps
+    before the local ones do not count: the first interval begins after them.
 
     Where the root is not below the last tau, `paper` halves it, but only while the learning rate is as it was: a drop
     makes the root larger by itself, and may raise tau; a warm-up may not. `paddle` has tau_0 inside the root and never
     halves. The last tau stays where the learning rate is 0, and after a loss that is 0 or not finite.
 
     Args:
-        every: steps in an interval, not seconds, so that runs repeat; shorter = the period falls sooner.
+        every: steps in an interval, not seconds, so that runs repeat; shorter = the period falls sooner. Less than half
+            the steps of the run as they are at the start: a policy that enlarges the batch, or a late switch to local
+            steps, can leave fewer than two intervals.
         initial: tau_0; null = sync.period.
         max_period: the longest period that a drop of the learning rate may lead to.
         rule: `paper`; `paddle`: ceil(sqrt(eta_0 / eta_l x F_l / F_0 x tau_0)), as in PaddlePaddle's code.
@@ -78,6 +81,9 @@ class AdaComm(Policy):
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
         steps = signals.step + 1
+        if not signals.local:  # of a synchronous step: intervals begin with the local ones
+            self.loss_sum, self.begun, self.read, self._decision = 0.0, steps, steps, {}
+            return plan
         self.loss_sum += (math.nan if signals.loss is None else signals.loss) * (steps - self.read)
         self.read = steps
         self._decision = {}

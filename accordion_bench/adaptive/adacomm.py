@@ -63,8 +63,8 @@ class AdaComm(Policy):
         if run.steps < 3:
             epochs, every = -(-3 // run.steps_per_epoch()), "" if self.every == 1 else " adaptive.adacomm.every=1"
             raise check.ConfigError(
-                f"epochs must be at least {epochs} for adaptive.adacomm, which compares the losses of two intervals, got "
-                f"{run.epochs}; type epochs={epochs}{every}"
+                f"epochs must be at least {epochs} for adaptive.adacomm, which compares the losses of two intervals, "
+                f"got {run.epochs}; type epochs={epochs}{every}"
             )
         if 2 * self.every >= run.steps:
             rule = f"less than half the {run.steps} steps of the run, because the losses of two intervals are compared"

@@ -45,8 +45,8 @@ class GrowBatch(Policy):
         factors = [run.schedule(float(epoch)) for epoch in range(run.epochs)]
         if run.epochs > 1 and not any(after < before for before, after in itertools.pairwise(factors)):
             raise ConfigError(
-                "adaptive.grow_batch needs a schedule that lowers the learning rate from one epoch to the next, got one "
-                f"that never does; type {lowering(run.schedule)}"
+                "adaptive.grow_batch needs a schedule that lowers the learning rate from one epoch to the next, got "
+                f"one that never does; type {lowering(run.schedule)}"
             )
         if not self.first < self.most <= limit:
             tenth = f" (null is a tenth of the samples over all workers, {self.most})" if self.cap is None else ""

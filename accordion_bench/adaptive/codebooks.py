@@ -20,9 +20,9 @@ from accordion_bench.statistics import POWER
 class FittedCodebook(Policy):
     """L = argmin psi(L), psi(L) = sum_j integral of (L_(j+1) - r)(r - L_j) dF, for every number of bits in the ladder.
 
-    Decided after the steps `update_at` and every `update_every`, from the buckets of the last `stat_samples` steps'
-    gradients of all workers, before residual and momentum; no extra passes. A relative error of d psi(L) is expected of
-    buckets of d coordinates.
+    Decided after the exchanges `update_at` and every `update_every`, from the buckets of what all workers exchange in
+    the last `stat_samples` of them, before residual and momentum; no extra passes. A relative error of d psi(L) is
+    expected of buckets of d coordinates.
 
     Args:
         method: `alq` (free levels, coordinate descent), `alqg` (free levels, safeguarded gradient descent), `amq` (one
@@ -32,9 +32,9 @@ class FittedCodebook(Policy):
         norm_weight: a bucket counts with its norm `squared`, as in the error; `first` power (the official code);
             `none`. Not for `single`, where every coordinate counts alike.
         num_components: of the mixture: the buckets of largest norm; more = slower and more control bytes.
-        stat_samples: steps up to the update whose gradients are looked at; more = less noise.
-        update_at: steps after which the levels are fitted, counted from 0.
-        update_every: and after every so many steps; null = never again.
+        stat_samples: exchanges up to the update that are looked at; more = less noise.
+        update_at: exchanges after which the levels are fitted, counted from 0.
+        update_every: and after every so many exchanges; null = never again.
         initial: levels before the first update: `exponential` (p = 1/2), or the `compressor`'s own.
         solver: `exact`, or `official`, which stops where the paper's code stops (no zero level; alq and amq only).
 

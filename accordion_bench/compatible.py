@@ -124,6 +124,12 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
         return
     if compressor.knob is None or (policy.knobs and compressor.knob not in policy.knobs):
         kind = f"the knob {' or '.join(policy.knobs)}" if policy.knobs else "levels"
+        knob, instead = compressor.knob_with
+        if knob and (not policy.knobs or knob in policy.knobs):
+            raise ConfigError(
+                f"adaptive={name} needs a compressor with {kind} to choose from, got one whose fixed levels leave "
+                f"nothing to choose; type {instead}"
+            )
         fitting = [
             f"compressor={c}" for c, knob in knobs().items() if knob and (not policy.knobs or knob in policy.knobs)
         ]

@@ -134,7 +134,12 @@ def _codebooks(
     own = {b: compressor.codebook(b) for b in bits}
     books = {b: tuple(torch.tensor(levels).tolist()) for b, levels in own.items() if levels is not None}
     if not books:
-        name = cfg.get("choices", {}).get("compressor", "this one")
+        name, (knob, instead) = cfg.get("choices", {}).get("compressor", "this one"), compressor.knob_with
+        if knob == "bits":
+            raise ConfigError(
+                f"adaptive={driver} needs a compressor with a codebook to replace, got one whose levels are fixed; "
+                f"type {instead}"
+            )
         raise ConfigError(
             f"adaptive={driver} needs a compressor with a codebook of its own, got compressor={name}; "
             "type compressor=qsgd"

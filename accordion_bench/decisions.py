@@ -63,6 +63,8 @@ class Decisions:
     def begin_epoch(self, trainer: "Trainer") -> None:
         """Start the epoch's sums; the trainer is about to forget the last epoch's loss."""
         self.unread_loss += trainer.loss_sum
+        for policy in self.policies.values():
+            policy.begin_epoch(trainer.epoch, self.exchanges, trainer.plan)
         self.epoch_sums.begin(self.needs(trainer.epoch))
 
     def look_at(
@@ -76,7 +78,7 @@ class Decisions:
             self.statistics.add(statistics, buckets)
         levels = sorted(int(name.removeprefix("probe:")) for name in needs if name.startswith("probe:"))
         if self.comm.leader and "recent" in needs:
-            own = exchanges[0].error_fed(xs_W[0], lr)
+            own = exchanges[0].fed(xs_W[0], plan, trainer.step, trainer.now, lr)
             self.recent = [a + b for a, b in zip(self.recent, own, strict=True)] if self.recent else own
             self.recent_count += 1
         if self.comm.leader and levels:
@@ -92,11 +94,11 @@ class Decisions:
         mean: bool,
     ) -> dict[int, dict[str, Measured]]:
         """What some levels would cost and lose on worker 0; of `xs_W`, or of the mean of the recent exchanges."""
-        if mean:  # it has its residuals in it, and the learning rate
-            xs_W, lr = [total / self.recent_count for total in self.recent], 1.0
+        if mean:
+            xs_W = [total / self.recent_count for total in self.recent]
             self.recent, self.recent_count = [], 0
         step, now = trainer.step, trainer.now
-        return {i: exchange.measured(xs_W, i, trainer.plan, step, now, lr, error_fed=mean) for i in levels}
+        return {i: exchange.measured(xs_W, i, trainer.plan, step, now, lr, fed=mean) for i in levels}
 
     def look_back(
         self, trainer: "Trainer", exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]
@@ -174,6 +176,7 @@ class Decisions:
             trainer.step,
             self.exchanges,
             trainer.steps_left,
+            epoch_steps=trainer.step_in_epoch,
         )
         return decisions | self._agreed(trainer, policies, signals)
 

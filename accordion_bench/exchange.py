@@ -110,13 +110,21 @@ class Exchange:
         return self.compressor.probe(self.as_sent(xs_W), ctx, self.state, self.comm.workers)
 
     @torch.no_grad()
-    def error_fed(self, xs_W: Sequence[Tensor], lr: float = 1.0) -> list[Tensor]:
-        """What the first local worker would send before compression, with its residual, [1, ...] as it travels."""
-        scale = lr if self.compressor.units == "parameter" else 1.0
-        residuals = [self.state.get(spec.name, {}).get("residual_W") for spec in self.sent]
-        own = [x_W[:1] * scale for x_W in self.as_sent([x_W[:1] for x_W in xs_W])]
-        decay = getattr(self.compressor, "residual_decay", 1.0)
-        return [x if e_W is None else x + decay * e_W[:1] for x, e_W in zip(own, residuals, strict=True)]
+    def fed(
+        self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0, lr: float | Sequence[float] = 1.0
+    ) -> list[Tensor]:
+        """What the first local worker would compress, with its residual and momentum, [1, ...] as it travels."""
+        own, ctx = self.as_sent([x_W[:1] for x_W in xs_W]), self.context(plan, step, lr, epoch)
+        fed = self.compressor.fed(own, ctx, self._of_first(), self.comm.workers)
+        # not a view of gradients that the next step overwrites
+        return [p.clone() if p.data_ptr() == x.data_ptr() else p for p, x in zip(fed, own, strict=True)]
+
+    def _of_first(self) -> State:
+        """The state of the first local worker alone, not copied."""
+        return {
+            name: {key: value[:1] if key.endswith("_W") else value for key, value in entries.items()}
+            for name, entries in self.state.items()
+        }
 
     @torch.no_grad()
     def measured(
@@ -127,27 +135,22 @@ class Exchange:
         step: int,
         epoch: float = 0,
         lr: float = 1.0,
-        error_fed: bool = False,
+        fed: bool = False,
     ) -> dict[str, Measured]:
         """What one level of the ladder would cost and lose on the first local worker, per tensor that has levels.
 
         Args:
-            xs_W: what is to be exchanged, or, with `error_fed`, what `error_fed` has made of it.
+            xs_W: what is to be exchanged, or, where `fed`, what `fed` has made of it.
             level: index into the ladder.
-            plan, step, epoch, lr, error_fed: as for an exchange; `error_fed` leaves the residuals out.
+            plan, step, epoch, lr: as for an exchange.
+            fed: residual, momentum and learning rate are in `xs_W`.
         """
-        first = {
-            name: {key: value[:1] if key.endswith("_W") else value for key, value in entries.items()}
-            for name, entries in self.state.items()
-        }
-        if error_fed:
-            for entries in first.values():
-                if "residual_W" in entries:
-                    entries["residual_W"] = torch.zeros_like(entries["residual_W"])
         everywhere = plan.with_levels(dict.fromkeys(plan.levels, level))
         ctx = self.context(everywhere, step, lr, epoch)
-        own = list(xs_W) if error_fed else self.as_sent([x_W[:1] for x_W in xs_W])
-        probe = self.compressor.probe(own, ctx, first, self.comm.workers)
+        own, probe_of = list(xs_W), self.compressor.probe_fed
+        if not fed:
+            own, probe_of = self.as_sent([x_W[:1] for x_W in xs_W]), self.compressor.probe
+        probe = probe_of(own, ctx, self._of_first(), self.comm.workers)
         named = zip(self.sent, probe.measured, strict=True)
         return {spec.name: found for spec, found in named if spec.name in plan.levels}
 

@@ -136,13 +136,13 @@ class Measured(NamedTuple):
     error: ||p - C(p)||^2.
     norm: ||p||.
     sent_norm: ||C(p)||.
-    payload_bytes: of one worker.
+    wire_bytes: sent by one worker's own link, as the ledger counts it.
     """
 
     error: float
     norm: float
     sent_norm: float
-    payload_bytes: float
+    wire_bytes: float
 
 
 class SquareNorms(NamedTuple):
@@ -176,6 +176,7 @@ class Signals:
         loss: training loss of all workers, mean over the steps since it was last read; where `loss` was asked for.
         probes: per index into the ladder, per tensor name, what that level would cost and lose; where asked for.
         square_norms: of this exchange's gradients, where asked for; None at the end of an epoch.
+        epoch_steps: optimizer steps of the epoch that has ended, over which `values` were summed; 0 within an epoch.
         local: the exchange was an averaging of local steps; false for one in a synchronous step.
     """
 
@@ -191,6 +192,7 @@ class Signals:
     loss: float | None = None
     probes: Mapping[int, Mapping[str, Measured]] = field(default_factory=dict)
     square_norms: SquareNorms | None = None
+    epoch_steps: int = 0
     local: bool = True
 
 

@@ -13,6 +13,11 @@ class Policy:
 
     An exchange is an optimizer step with sync=every_step, and one averaging with a local method.
 
+    Every process of a run has its policies. `begin_epoch`, `needs`, `due` and `needs_at` run on all of them and must
+    give the same answer everywhere, because collectives hang on it: they may use the options, what `start` was given,
+    and what `begin_epoch` tells. `update` and `decision` run on the leader alone; what `update` notes is unknown
+    elsewhere. `state_dict` is the leader's, and a resumed run gives it to all.
+
     Class attributes:
         drives: what it steers: `level` (the compressor's rank, density or bits), `codebook` (its quantisation
             levels), `batch` (samples per worker and step, with the learning rate's factor), `period` (local steps
@@ -23,6 +28,7 @@ class Policy:
         level_keys: the options that say its strongest level and its others.
         syncs: synchronisation schemes (names of YAML files) of which it needs one; empty = any.
         needs_gradients: what it looks at must be gradients, which local methods do not exchange.
+        intervals: how many times its option `interval`, in epochs, must pass before it can decide; 0 = has none.
     """
 
     drives: str = "level"
@@ -32,6 +38,7 @@ class Policy:
     level_keys: tuple[str, str] = ("strong", "weak")
     syncs: tuple[str, ...] = ()
     needs_gradients: bool = False
+    intervals: int = 0
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         """The values that this policy chooses from, strong first; `pair` is the compressor's own (strong, weak).
@@ -39,6 +46,9 @@ class Policy:
         A run's ladder holds the values of all its policies, strong first.
         """
         raise NotImplementedError
+
+    def begin_epoch(self, epoch: int, exchange: int, plan: Plan) -> None:
+        """On every process, at the start of every epoch: the exchanges made so far, and the plan that is in force."""
 
     def needs(self, epoch: int) -> frozenset[str]:
         """The signals to collect during this epoch, see `signals.py`; what nobody needs is not computed."""

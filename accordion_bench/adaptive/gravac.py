@@ -15,7 +15,7 @@ class GraVAC(Policy):
     """One density for all tensors: the candidate's if gain >= eps; else `mildest` if its gain >= eps; else dense.
 
         gain(d) = smoothed sum_l ||C_d(p_l)|| / smoothed sum_l ||p_l||          p = what worker 0 is to send
-        score(d) = gain(d) / (compute_seconds + 8 bytes(d) / bandwidth)
+        score(d) = gain(d) / (compute_seconds + 8 wire_bytes(d) / bandwidth)     wire_bytes: sent by one worker's link
 
     The candidate starts at `mildest`; after every `interval` exchanges it is scored and multiplied by `step`, until the
     two best scores differ by less than omega (relative): then the smaller density of the two stays. A new candidate is
@@ -79,6 +79,7 @@ class GraVAC(Policy):
         self.candidate = 0  # index into densities
         self.since = 0  # first exchange of the candidate
         self.searching = True
+        self.level = 0  # decided last, as an index into the ladder; another policy may have refined it since
         self.scores: dict[int, float] = {}
         self.sums: dict[int, tuple[float, float]] = {}  # per density smoothed norms, of what is sent and of all
         self._decision: dict[str, Any] = {}
@@ -97,7 +98,8 @@ class GraVAC(Policy):
     def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
         self._index = [ladder.values.index(density) for density in self.densities]
         self._dense = ladder.values.index(DENSE)
-        return plan.with_levels(dict.fromkeys(plan.levels, self._index[0]))
+        self.level = self._index[0]
+        return plan.with_levels(dict.fromkeys(plan.levels, self.level))
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
         probes = {i: signals.probes.get(self._index[i]) for i in {0, self.candidate}}
@@ -111,7 +113,7 @@ class GraVAC(Policy):
         if gain >= self.eps or mildest_gain >= self.eps or done < self.window:
             chosen = self.candidate if gain >= self.eps and done >= self.window else 0
             level, density = self._index[chosen], self.densities[chosen]
-        changed = any(level != now for now in plan.levels.values())
+        changed, self.level = level != self.level, level
         scored = self.searching and done - self.since >= self.interval
         if changed or scored:
             sent, norm = self.sums[self.candidate]
@@ -140,8 +142,8 @@ class GraVAC(Policy):
 
     def throughput(self, probe: Mapping[str, Measured]) -> float:
         """Steps per second of the modelled link."""
-        payload = sum(found.payload_bytes for found in probe.values())
-        return 1 / (self.compute_seconds + 8 * payload / self.bandwidth)
+        seconds = self.compute_seconds + 8 * sum(found.wire_bytes for found in probe.values()) / self.bandwidth
+        return 1 / seconds if seconds else 1.0  # a lone worker sends nothing: gains alone count
 
     def _search(self, gain: float, probe: Mapping[str, Measured], done: int) -> None:
         """Score the candidate and choose the next one, or the one that stays."""
@@ -166,10 +168,11 @@ class GraVAC(Policy):
         return self._decision
 
     def state_dict(self) -> dict[str, Any]:
-        kept = ("candidate", "since", "searching")
+        kept = ("candidate", "since", "searching", "level")
         return {**{key: getattr(self, key) for key in kept}, "scores": dict(self.scores), "sums": dict(self.sums)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.candidate, self.since, self.searching = state["candidate"], state["since"], state["searching"]
+        self.candidate, self.since = state["candidate"], state["since"]
+        self.searching, self.level = state["searching"], state["level"]
         self.scores = dict(state["scores"])
         self.sums = {i: (sent, norm) for i, (sent, norm) in state["sums"].items()}

@@ -4,21 +4,23 @@ from typing import Any
 
 from accordion_bench import check
 
+BITS = (2, 8)  # fewest and most
 DENSE: dict[str, float] = {"rank": 1_000_000, "density": 1.0}
 """Levels that leave nothing out, where a knob has one; a rank is cut to the smaller side of each matrix."""
 
 
-def check_level(key: str, value: Any, knob: str, instead: float) -> float:
-    """A value that the knob can take: a share for `density`, 2 to 8 for `bits`, else an integer of at least 1.
+def check_level(key: str, value: Any, knob: str, instead: Any) -> float:
+    """A value that the knob can take: a share for `density`, `BITS` for `bits`, else an integer of at least 1.
 
     Raises:
         ValueRefused: with `instead` as what to type.
     """
     if knob == "density":
         return check.number(key, value, above=0, at_most=1, instead=instead)
-    least, most = (2, 8) if knob == "bits" else (1, DENSE["rank"])
+    least, most = BITS if knob == "bits" else (1, DENSE["rank"])
     if type(value) is not int or not least <= value <= most:
-        raise check.ValueRefused(key, f"an integer from {least} to {most:g}, as a {knob}", value, instead)
+        name = "number of bits" if knob == "bits" else knob
+        raise check.ValueRefused(key, f"an integer from {least} to {most:g}, as a {name}", value, instead)
     return value
 
 

@@ -62,9 +62,10 @@ class LevelSchedule(Policy):
         """The knob's value for a word or a number."""
         if level in ("weak", "strong"):
             return pair[level == "weak"]
+        instead = [[*r[:2], "weak" if r[2] == level else r[2]] for r in self.ranges or []] or "weak"
         if level == "dense" and knob not in DENSE:
-            raise ValueRefused(key, f"made of weak, strong and a number of {knob}, which has no dense", level, "weak")
-        return DENSE[knob] if level == "dense" else check_level(key, level, knob, pair[1])
+            raise ValueRefused(key, f"made of weak, strong and a number of {knob}, which has no dense", level, instead)
+        return DENSE[knob] if level == "dense" else check_level(key, level, knob, instead)
 
     def by_epoch(self, run: Run) -> list[Any]:
         """The level of each epoch, as configured.

@@ -8,7 +8,7 @@ import numpy as np
 
 from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
-from accordion_bench.adaptive.knobs import check_level, is_positive
+from accordion_bench.adaptive.knobs import BITS, check_level, is_positive
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 CELLS = 10_000
@@ -18,10 +18,11 @@ MOST = 9  # levels that are looked at where none are given
 class LGreCo(Policy):
     """min sum_l bytes(l, r_l)  subject to  sum_l err(l, r_l) <= alpha sum_l err(l, b_l),  by dynamic programming.
 
-    err(l, r) = ||p_l - C_r(p_l)||, p_l being the mean of what worker 0 was to send (residual included) in the last
-    `samples` exchanges; one compression of that mean per level, from the compressor's present state (the published code
-    takes five power iterations or an SVD for a rank). b is the uniform `reference`; or, where an earlier policy drives
-    levels (adaptive=[accordion,lgreco]), what that one has decided last, which holds until the next refinement.
+    bytes(l, r) is what one worker's link sends. err(l, r) = ||p_l - C_r(p_l)||, p_l being the mean of what worker 0 was
+    to send (residual included) in the last `samples` exchanges; one compression of that mean per level, from the
+    compressor's present state (the published code takes five power iterations or an SVD for a rank). b is the uniform
+    `reference`; or, where an earlier policy drives levels (adaptive=[accordion,lgreco]), what that one has decided
+    last, which holds until the next refinement.
 
     The axis of errors has 10,000 cells; errors are rounded up, to one cell at least. What was to be refined stays where
     rounding hides that it is as cheap. Where alpha is below what the levels can reach, each tensor gets the level of
@@ -35,7 +36,9 @@ class LGreCo(Policy):
             doubled up to four times the reference or the compressor's weak one; 9 at most. The reference and an earlier
             policy's levels are always among them.
         samples: exchanges that count.
-        every: exchanges between refinements, each after the first `samples` of them; null = about once per epoch.
+        every: exchanges between refinements, each after the first `samples` of them; null = once per epoch, after its
+            first `samples` exchanges. An epoch that has fewer leaves the rest to the next one; from then on as many as
+            the last epoch had are enough.
 
     Source: Alimohammadi et al. 2022 (arXiv 2210.17357) and its published code.
     """
@@ -63,6 +66,9 @@ class LGreCo(Policy):
         self.level_keys = ("reference",) * 2 if levels is None else ("levels",) * 2
         self.follows = False
         self.budget: dict[str, int] = {}  # b, as indices into the ladder
+        self.window = samples  # exchanges that count, with `every` or without
+        self.begun = 0  # exchanges before this epoch
+        self.first, self.last = 0, samples - 1  # exchanges that count in this epoch, without `every`
         self._decision: dict[str, Any] = {}
 
     # ---- before the run
@@ -76,12 +82,13 @@ class LGreCo(Policy):
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         reference = self.uniform(knob, pair)
         if self.levels is not None:
-            return tuple(sorted({check_level("levels", level, knob, pair[1]) for level in self.levels} | {reference}))
+            levels = {check_level("levels", level, knob, list(pair)) for level in self.levels}
+            return tuple(sorted(levels | {reference}))
         if knob == "density":
             top = min(1.0, max(4 * reference, pair[1]))
             doubled = [reference * 2.0**i for i in range(-2, 40) if reference * 2.0**i <= top]
             return tuple(sorted({*doubled[:: -(-len(doubled) // MOST)], reference}))
-        least, most = (2, 8) if knob == "bits" else (1, math.inf)
+        least, most = BITS if knob == "bits" else (1, math.inf)
         first, last = int(max(least, reference // 2)), int(min(most, 2 * reference))
         if last - first < MOST:
             return tuple(range(first, last + 1))
@@ -92,7 +99,9 @@ class LGreCo(Policy):
 
     def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
         self.values = ladder.values
-        self.spacing = self.every or max(1, run.steps_per_epoch(plan.batch_size) // plan.period)
+        # a local method's first epoch; elsewhere a shorter first window does no harm
+        self.window = min(self.samples, self.every or max(1, run.steps_per_epoch(plan.batch_size) // plan.period))
+        self.first, self.last = 0, self.window - 1
         if not self.follows:
             level = ladder.values.index(self.uniform(ladder.knob, ladder.pair))
             self.budget = dict.fromkeys(plan.levels, level)
@@ -100,16 +109,27 @@ class LGreCo(Policy):
 
     # ---- in the run
 
-    @property
-    def window(self) -> int:
-        """Exchanges that count, at the start of each `spacing`."""
-        return min(self.samples, self.spacing)
+    def begin_epoch(self, epoch: int, exchange: int, plan: Plan) -> None:
+        if epoch:
+            self.window = max(1, min(self.samples, self.every or exchange - self.begun))
+        self.begun = exchange
+        if exchange > self.last:
+            self.first = exchange
+        self.last = max(exchange, self.first + self.window - 1)
+
+    def counted(self, exchange: int) -> tuple[int, int]:
+        """The first and the last exchange that count for the refinement at or before this time."""
+        if not self.every:
+            return self.first, self.last
+        first = exchange - exchange % self.every
+        return first, first + self.window - 1
 
     def due(self, exchange: int) -> bool:
-        return exchange % self.spacing == self.window - 1
+        return exchange == self.counted(exchange)[1]
 
     def needs_at(self, exchange: int) -> frozenset[str]:
-        recent = ["recent"] if exchange % self.spacing < self.window else []
+        first, last = self.counted(exchange)
+        recent = ["recent"] if first <= exchange <= last else []
         probes = [f"probe:{i}" for i in range(len(self.values))] if self.due(exchange) else []
         return frozenset(recent + probes)
 
@@ -119,10 +139,10 @@ class LGreCo(Policy):
         if not names or any(i not in signals.probes for i in range(count)):
             return plan
         errors = np.array([[math.sqrt(signals.probes[i][name].error) for i in range(count)] for name in names])
-        payload = np.array([[signals.probes[i][name].payload_bytes for i in range(count)] for name in names])
+        wire = np.array([[signals.probes[i][name].wire_bytes for i in range(count)] for name in names])
         refined = [self.budget[name] for name in names]
         limit = self.alpha * total(errors, refined)
-        chosen = choose(errors, payload, refined, limit)
+        chosen = choose(errors, wire, refined, limit)
         self._decision = {
             "exchange": signals.exchange,
             "names": names,
@@ -130,8 +150,8 @@ class LGreCo(Policy):
             "levels": [self.values[i] for i in chosen],
             "error_limit": limit,
             "error": total(errors, chosen),
-            "payload_bytes_before": total(payload, refined),
-            "payload_bytes": total(payload, chosen),
+            "wire_bytes_before": total(wire, refined),
+            "wire_bytes": total(wire, chosen),
             "errors": {str(self.values[i]): errors[:, i].tolist() for i in range(count)},
         }
         return plan.with_levels(dict(zip(names, chosen, strict=True)))
@@ -140,10 +160,12 @@ class LGreCo(Policy):
         return self._decision
 
     def state_dict(self) -> dict[str, Any]:
-        return {"budget": dict(self.budget)}
+        kept = ("window", "begun", "first", "last")
+        return {"budget": dict(self.budget), **{key: getattr(self, key) for key in kept}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.budget = dict(state["budget"])
+        self.window, self.begun, self.first, self.last = (state[k] for k in ("window", "begun", "first", "last"))
 
 
 def total(table: np.ndarray, levels: Sequence[int]) -> float:
@@ -151,34 +173,34 @@ def total(table: np.ndarray, levels: Sequence[int]) -> float:
     return float(table[np.arange(len(levels)), levels].sum())
 
 
-def choose(errors: np.ndarray, payload: np.ndarray, refined: Sequence[int], limit: float) -> list[int]:
+def choose(errors: np.ndarray, sizes: np.ndarray, refined: Sequence[int], limit: float) -> list[int]:
     """The levels with the fewest bytes at an error of at most `limit`.
 
     Args:
-        errors, payload: [tensors, levels].
+        errors, sizes: [tensors, levels].
         refined: levels that stay where nothing better is found.
         limit: on the sum of errors.
     """
     within = total(errors, refined) <= limit
     if limit <= 0:  # nothing is lost, or nothing may be
         return list(refined) if within else errors.argmin(1).tolist()
-    found = fewest_bytes(np.maximum(np.ceil(errors / (limit / CELLS)), 1), payload, CELLS)
+    found = fewest_bytes(np.maximum(np.ceil(errors / (limit / CELLS)), 1), sizes, CELLS)
     if found is None:
         return list(refined) if within else errors.argmin(1).tolist()
 
     def cost(levels: Sequence[int]) -> tuple[float, float]:
-        return total(payload, levels), total(errors, levels)
+        return total(sizes, levels), total(errors, levels)
 
     return list(refined) if within and cost(refined) <= cost(found) else found
 
 
-def fewest_bytes(cells: np.ndarray, payload: np.ndarray, limit: int) -> list[int] | None:
-    """argmin sum_l payload[l, r_l] subject to sum_l cells[l, r_l] <= limit, with the fewest cells among equals.
+def fewest_bytes(cells: np.ndarray, sizes: np.ndarray, limit: int) -> list[int] | None:
+    """argmin sum_l sizes[l, r_l] subject to sum_l cells[l, r_l] <= limit, with the fewest cells among equals.
 
-    f_l(c) = min_r f_(l-1)(c - cells[l, r]) + payload[l, r], exact for integers.
+    f_l(c) = min_r f_(l-1)(c - cells[l, r]) + sizes[l, r], exact for integers.
 
     Args:
-        cells, payload: [tensors, levels]; cells hold integers of at least 1.
+        cells, sizes: [tensors, levels]; cells hold integers of at least 1.
         limit: largest sum of cells.
 
     Returns:
@@ -187,7 +209,7 @@ def fewest_bytes(cells: np.ndarray, payload: np.ndarray, limit: int) -> list[int
     best = np.full(limit + 1, np.inf)
     best[0] = 0
     choices = np.zeros((len(cells), limit + 1), dtype=np.int16)
-    for row, (steps, prices) in enumerate(zip(cells, payload, strict=True)):
+    for row, (steps, prices) in enumerate(zip(cells, sizes, strict=True)):
         new = np.full(limit + 1, np.inf)
         for level, (step, price) in enumerate(zip(steps, prices, strict=True)):
             if step > limit:

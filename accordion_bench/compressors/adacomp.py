@@ -117,6 +117,10 @@ class AdaComp(Wrapper):
                 e_W.zero_()
         return out
 
+    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+        residuals_W = [state.get(spec.name, {}).get("residual_W", 0) for spec in ctx.specs]
+        return [x_W + e_W for x_W, e_W in zip(xs_W, residuals_W, strict=True)]
+
     @torch.no_grad()
     def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         """Of e + g; what would be lost is the next e."""
@@ -124,17 +128,20 @@ class AdaComp(Wrapper):
         after = copy.deepcopy(state)
         self.exchange(xs_W, ctx, after, alone)
         errors, measured, all_lost, everything = [], [], 0.0, 0.0
-        payload = [self.payload_bytes(spec, level, workers) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
-        for spec, x_W, cost in zip(ctx.specs, xs_W, payload, strict=True):
-            p_W, lost_W = x_W, torch.zeros_like(x_W)
-            if spec.name in state:
-                p_W, lost_W = x_W + state[spec.name]["residual_W"], after[spec.name]["residual_W"]
+        pairs = list(zip(ctx.specs, ctx.levels, strict=True))
+        payload = [self.payload_bytes(spec, level, workers) for spec, level in pairs]
+        for (spec, level), p_W in zip(pairs, self.fed(xs_W, ctx, state, workers), strict=True):
+            lost_W = after[spec.name]["residual_W"] if spec.name in state else torch.zeros_like(p_W)
             lost, whole = (t.double().flatten(1).square().sum(1) for t in (lost_W, p_W))
             sent_norm = float((p_W[0] - lost_W[0]).double().norm())
-            measured.append(Measured(float(lost[0]), float(whole[0].sqrt()), sent_norm, cost))
+            wire = self.wire_bytes(spec, level, workers)
+            measured.append(Measured(float(lost[0]), float(whole[0].sqrt()), sent_norm, wire))
             errors.append(float(torch.where(whole > 0, lost / whole.clamp_min(1e-300), 0).mean()))
             all_lost, everything = all_lost + float(lost.sum()), everything + float(whole.sum())
         return Probe(errors, all_lost / everything if everything else 0.0, payload, [], measured)
+
+    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+        raise NotImplementedError("which entries are sent depends on the newest gradient, too")
 
 
 def selected(grown_W: Tensor, x_W: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -85,6 +85,7 @@ class Compressor:
 
     Class attributes:
         knob: the option that policies may steer (`rank`, `density`, `bits`), or None.
+        knob_with: (knob, what to type to have it), where an option has taken the knob away.
         pair: (strong, weak) levels that `adaptive=accordion` uses unless told otherwise.
         min_ndim: tensors with fewer dimensions always travel dense.
         whole_model: whether `compressor.scope=model` (all tensors as one vector) makes sense.
@@ -103,6 +104,7 @@ class Compressor:
     """
 
     knob: str | None = None
+    knob_with: tuple[str, str] = ("", "")
     pair: tuple[float, float] = (0, 0)
     min_ndim: int = 1
     whole_model: bool = False
@@ -163,6 +165,14 @@ class Compressor:
         """Bytes that one worker hands to the collectives for this tensor (mean over workers); `level` None = dense."""
         raise NotImplementedError
 
+    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        """Bytes that one worker's link sends for this tensor (mean over workers); here all is all-reduced."""
+        return ring(workers) * self.payload_bytes(spec, level, workers)
+
+    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+        """What would be compressed of tensors [W, ...]: with residual and momentum; changes nothing."""
+        return list(xs_W)
+
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
         """The normalised buckets of each local worker's tensors, for policies that fit codebooks; None = has none."""
         return None
@@ -177,26 +187,32 @@ class Compressor:
             state: as for `exchange`; not changed.
             workers: of the whole run, for the bytes.
         """
+        return self.probe_fed(self.fed(xs_W, ctx, state, workers), ctx, state, workers)
+
+    @torch.no_grad()
+    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+        """The same of what `fed` has made, or of a mean of several of these."""
         alone = Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")
         out = self.exchange(xs_W, ctx, copy.deepcopy(state), alone)
         pairs = zip(ctx.specs, ctx.levels, strict=True)
-        payload = [self.payload_bytes(spec, level, workers) for spec, level in pairs]
+        sizes = [[f(s, level, workers) for f in (self.payload_bytes, self.wire_bytes)] for s, level in pairs]
         errors, measured, all_lost, everything = [], [], 0.0, 0.0
         for i, x_W in enumerate(xs_W):
             lost_W = x_W.clone()
             out.subtract_sent_(i, lost_W)
             lost, whole = lost_W.double().flatten(1).square().sum(1), x_W.double().flatten(1).square().sum(1)
             sent_norm = float((x_W[0] - lost_W[0]).double().norm())
-            measured.append(Measured(float(lost[0]), float(whole[0].sqrt()), sent_norm, payload[i]))
+            measured.append(Measured(float(lost[0]), float(whole[0].sqrt()), sent_norm, sizes[i][1]))
             errors.append(float(torch.where(whole > 0, lost / whole.clamp_min(1e-300), 0).mean()))
             all_lost, everything = all_lost + float(lost.sum()), everything + float(whole.sum())
         total = all_lost / everything if everything else 0.0
-        return Probe(errors, total, payload, [moments(own) for own in self.buckets_of(xs_W, ctx) or []], measured)
+        buckets = [moments(own) for own in self.buckets_of(xs_W, ctx) or []]
+        return Probe(errors, total, [payload for payload, _ in sizes], buckets, measured)
 
 
 DECLARED = (
-    "knob", "pair", "min_ndim", "whole_model", "reduces", "unbiased", "draws", "sum_eps", "collectives", "because",
-    "collective", "fixed_size", "units", "owns", "weight_decay_mode",
+    "knob", "knob_with", "pair", "min_ndim", "whole_model", "reduces", "unbiased", "draws", "sum_eps", "collectives",
+    "because", "collective", "fixed_size", "units", "owns", "weight_decay_mode",
 )  # fmt: skip
 
 
@@ -243,6 +259,15 @@ class Wrapper(Compressor):
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         return self.inner.payload_bytes(spec, level, workers)
 
+    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        return self.inner.wire_bytes(spec, level, workers)
+
+    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+        return self.inner.fed(xs_W, ctx, state, workers)
+
+    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+        return self.inner.probe_fed(xs_W, ctx, state, workers)
+
 
 def check_collective(compressor: Compressor, value: str) -> str:
     """Refuse a collective that cannot carry this compressor's messages.
@@ -256,6 +281,11 @@ def check_collective(compressor: Compressor, value: str) -> str:
         rule = f"{' or '.join(compressor.collectives)}, because {compressor.because}"
         raise check.ValueRefused("collective", rule, value, compressor.collectives[0])
     return value
+
+
+def ring(workers: int) -> float:
+    """Bytes that each worker's link sends per byte of a ring all-reduce: 2 (A-1) / A."""
+    return 2 * (workers - 1) / workers
 
 
 def dense_bytes(spec: TensorSpec) -> int:

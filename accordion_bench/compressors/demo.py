@@ -16,7 +16,7 @@ from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
 from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.oneshot import non_finite, rows_of
 from accordion_bench.plan import TensorSpec
@@ -111,6 +111,14 @@ class DeMo(Compressor):
         chunks, k = self.chunks(spec), int(level)
         answer = 0 if self.gathers(chunks, k, workers) else answer_bytes(chunks)
         return chunks.count * (self.chunk_bytes(chunks, k) + answer / workers)
+
+    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        if level is None or not self.compresses(spec, level):
+            return ring(workers) * dense_bytes(spec)
+        chunks, k = self.chunks(spec), int(level)
+        if self.gathers(chunks, k, workers):
+            return (workers - 1) * chunks.count * self.chunk_bytes(chunks, k)
+        return ring(workers) / 2 * chunks.count * (self.chunk_bytes(chunks, k) + answer_bytes(chunks))
 
     # ---- one step
 
@@ -242,15 +250,18 @@ class DeMo(Compressor):
             mean.scatter_add_(1, positions, values / senders.gather(1, positions))
         return mean
 
-    @torch.no_grad()
-    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        """As for any compressor, where x is what is compressed: decay d + lr g."""
-        moved_W, empty = [], {}
+    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+        """decay d + lr g."""
+        moved_W = []
         for spec, x_W, lr in zip(ctx.specs, xs_W, ctx.lrs, strict=True):
-            delta_W = state[spec.name]["delta_W"]
-            moved_W.append(self.decay * self.chunks(spec).inverse(delta_W).view(x_W.shape) + lr * x_W)
-            empty[spec.name] = {"delta_W": torch.zeros_like(delta_W)}
-        return super().probe(moved_W, replace(ctx, lrs=[1.0] * len(xs_W)), empty, workers)
+            d_W = self.chunks(spec).inverse(state[spec.name]["delta_W"]).view(x_W.shape)
+            moved_W.append(self.decay * d_W + lr * x_W)
+        return moved_W
+
+    @torch.no_grad()
+    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+        empty = {spec.name: {"delta_W": torch.zeros_like(state[spec.name]["delta_W"])} for spec in ctx.specs}
+        return super().probe_fed(xs_W, replace(ctx, lrs=[1.0] * len(xs_W)), empty, workers)
 
 
 def answer_bytes(chunks: Chunks) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
-from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper
+from accordion_bench.compressors.base import Context, Exchanged, State, Wrapper
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.plan import TensorSpec
 
@@ -95,9 +95,12 @@ class DGC(Wrapper):
                 u.mul_(self.momentum).add_(g)
                 v.add_(u)
 
-    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        """Of the message alone: v is a sum over many steps, and no measure of what this gradient loses."""
-        return self.inner.probe(xs_W, ctx, state, workers)
+    @torch.no_grad()
+    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+        """v, after this gradient."""
+        us_W, vs_W = ([state[spec.name][key].clone() for spec in ctx.specs] for key in ("u_W", "v_W"))
+        self._accumulate(clipped(xs_W, self.clip, workers), us_W, vs_W)
+        return vs_W
 
 
 def clipped(xs_W: Sequence[Tensor], clip: float | None, workers: int) -> Sequence[Tensor]:

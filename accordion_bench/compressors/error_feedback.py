@@ -8,7 +8,7 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.plan import TensorSpec
 
@@ -69,12 +69,12 @@ class ErrorFeedback(Wrapper):
         return [state.get(spec.name, {}).get("residual_W") for spec in ctx.specs]
 
     @torch.no_grad()
-    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         scales = ctx.lrs if self.units == "parameter" else [1.0] * len(xs_W)
         terms = zip(xs_W, self._residuals(ctx, state), scales, strict=True)
         decay = self.residual_decay
         ps_W = [x * scale if e is None else torch.add(e * decay, x, alpha=scale) for x, e, scale in terms]
-        return self.inner.probe(ps_W, ctx, state, workers)
+        return self.inner.fed(ps_W, ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         scales = ctx.lrs if self.units == "parameter" else [1.0] * len(xs_W)

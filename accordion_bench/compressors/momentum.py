@@ -8,7 +8,7 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
 from accordion_bench.plan import TensorSpec
 
 
@@ -44,10 +44,10 @@ class WorkerMomentum(Wrapper):
         return state
 
     @torch.no_grad()
-    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         ms_W = [x + self.momentum * state[s.name]["momentum_W"] for x, s in zip(xs_W, ctx.specs, strict=True)]
         sent_W = [torch.add(x, m, alpha=self.momentum) for x, m in zip(xs_W, ms_W, strict=True)]
-        return self.inner.probe(sent_W if self.nesterov else ms_W, ctx, state, workers)
+        return self.inner.fed(sent_W if self.nesterov else ms_W, ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]

@@ -13,7 +13,7 @@ from accordion_bench import memory, rng
 from accordion_bench.blocks import as_matrices
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import codes, entropy
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.plan import TensorSpec
 
@@ -113,6 +113,11 @@ class OneShot(Compressor):
         if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
             return dense_bytes(spec)
         return self._sent_bytes(spec, level)
+
+    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
+            return ring(workers) * dense_bytes(spec)
+        return (workers - 1) * self._sent_bytes(spec, level)
 
     def keys(self, ctx: Context, name: str, workers: Sequence[int], purpose: str = "") -> list[int]:
         """Keys for the rounding noise of one tensor, a different one for each worker."""

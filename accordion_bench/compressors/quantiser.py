@@ -62,7 +62,8 @@ class Quantiser(OneShot):
         self.zero_level = check.boolean("zero_level", zero_level)
         self.p = check.number("p", p, above=0, below=1, instead=0.5)
         if self.custom:
-            self.knob = None
+            self.knob, typed = None, "" if bits else " compressor.bits=4"
+            self.knob_with = "bits", f"compressor.levels=uniform{typed}"
             bits = codebooks.bits_of(self.custom) if bits is None else bits
         self.bits = self.check_level("bits", bits)
         self.bucket_size = None if bucket_size is None else check.integer("bucket_size", bucket_size, at_least=1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from accordion_bench import check
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import codes, levels
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import OneShot, rows_of
 from accordion_bench.plan import TensorSpec
@@ -86,6 +86,11 @@ class TernGrad(Compressor):
         if level is None or not self.pays(spec, workers):
             return dense_bytes(spec)
         return 4 + codes.code_bytes(spec.numel, len(TERNARY))
+
+    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        if level is None or not self.pays(spec, workers):
+            return ring(workers) * dense_bytes(spec)
+        return ring(workers) * 4 + (workers - 1) * codes.code_bytes(spec.numel, len(TERNARY))
 
     def largest(self, x_W: Tensor) -> Tensor:
         """min(max |v_w|, clip sigma_w) of the local workers, the largest of them."""

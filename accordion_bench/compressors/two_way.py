@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accordion_bench import check, memory
 from accordion_bench.comm import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes, ring
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
 from accordion_bench.compressors.tiles import tiles
 from accordion_bench.plan import TensorSpec
@@ -117,15 +117,15 @@ class TwoWay(Wrapper):
         return by_name
 
     @torch.no_grad()
-    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         """As the local workers alone would exchange, with pieces for so many owners."""
         alone = TwoWay(self.inner, False, self.server, self.align, self.ties)
         alone.pieces = alone._by_name(ctx.specs, len(xs_W[0]) if xs_W else 1)
         pairs = zip(ctx.specs, ctx.levels, strict=True)
-        payload = [self.payload_bytes(spec, level, workers) for spec, level in pairs]
-        probe = Compressor.probe(alone, xs_W, ctx, {}, workers)
-        measured = [m._replace(payload_bytes=size) for m, size in zip(probe.measured, payload, strict=True)]
-        return probe._replace(payload_bytes=payload, measured=measured)
+        sizes = [[f(s, level, workers) for f in (self.payload_bytes, self.wire_bytes)] for s, level in pairs]
+        probe = Compressor.probe_fed(alone, xs_W, ctx, {}, workers)
+        measured = [m._replace(wire_bytes=wire) for m, (_, wire) in zip(probe.measured, sizes, strict=True)]
+        return probe._replace(payload_bytes=[payload for payload, _ in sizes], measured=measured)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
@@ -150,6 +150,11 @@ class TwoWay(Wrapper):
         if level is None or not self.compresses(spec, level) or not self.pays(spec, level):
             return dense_bytes(spec)
         return self._message_bytes(spec, level) * (1 + 1 / workers)
+
+    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        if level is None or not self.compresses(spec, level) or not self.pays(spec, level):
+            return ring(workers) * dense_bytes(spec)
+        return ring(workers) * self._message_bytes(spec, level)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         W, first, named = comm.local_workers, comm.first_worker, comm.first_named

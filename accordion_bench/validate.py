@@ -145,7 +145,9 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
     fits = [(f"adaptive.{name}", node["fit"]) for name, node in adaptive.items() if "fit" in node]
     custom = compressor.get("levels", "uniform") not in ("uniform", "exponential")
     dataset, schedule, epochs = cfg.get("choices", {}).get("dataset"), cfg["schedule"], cfg["epochs"]
-    accordion, late = adaptive.get("accordion", {}), schedule.get("milestones") or []
+    looks = [(name, target(n, "").intervals * n.get("interval", 0)) for name, n in adaptive.items()]
+    adaqs, late = adaptive.get("adaqs", {}), schedule.get("milestones") or []
+    no_room, adaqs_options = bool(adaqs) and adaqs["initial"] == adaqs["cap"], ("initial", "cap", "factor", "interval")
     local = not build(sync, "sync").gradient_exchange
     of_gradients = ("worker_momentum", "weight_decay_mode", "residual_units", "zero_lr")
     set_first = [
@@ -176,7 +178,8 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         ("compressor.on_switch", not steering, "no policy changes the rank"),
         ("compressor.on_switch", not compressor.get("warm_start", True), "compressor.warm_start is false"),
         ("compressor.eps", compressor.get("orthonormalisation") == "qr", "compressor.orthonormalisation=qr needs none"),
-        ("adaptive.accordion.interval", accordion.get("interval", 0) >= epochs, f"the run has {epochs} epochs"),
+        *((f"adaptive.{name}.interval", seldom >= epochs, f"the run has {epochs} epochs") for name, seldom in looks),
+        *((f"adaptive.adaqs.{key}", no_room, "initial = cap leaves no bit to add") for key in adaqs_options),
         ("adaptive.accordion_batch.factor", switch.get("large_batch") is not None, "large_batch is set"),
         *(
             (f"adaptive.accordion_batch.{key}", switch.get("fixed_switch") is not None, "fixed_switch is set")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from accordion_bench import config
-from accordion_bench.adaptive.accordion import Accordion, CriticalRegime
+from accordion_bench.adaptive.accordion import Accordion
+from accordion_bench.adaptive.critical import CriticalRegime
 from accordion_bench.build import target
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm

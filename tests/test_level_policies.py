@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import yaml
 
 from accordion_bench import checkpoint, config, train
 from accordion_bench.adaptive.accordion import Accordion
+from accordion_bench.adaptive.accordion_batch import AccordionBatch
 from accordion_bench.adaptive.adaqs import AdaQS
 from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.gravac import GraVAC
@@ -24,6 +26,7 @@ from accordion_bench.adaptive.level_schedule import LevelSchedule
 from accordion_bench.adaptive.lgreco import CELLS, LGreCo, choose, fewest_bytes, total
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
+from accordion_bench.decisions import Decisions
 from accordion_bench.plan import Ladder, Measured, Plan, Run, Signals
 from accordion_bench.record import RunFolder
 from accordion_bench.schedules.constant import Constant
@@ -31,8 +34,9 @@ from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals import GradientSums
 from accordion_bench.trainer import Trainer
+from accordion_bench.validate import without_effect
 from tests import tiny
-from tests.helpers import SPECS, gradients
+from tests.helpers import SPECS, compressor, exchange_for, gradients, yaml_names
 from tests.test_resume import differences, state, without_times
 
 PAIRS = {"rank": (1, 2), "density": (0.1, 0.99), "bits": (3, 8)}
@@ -149,7 +153,7 @@ SCHEDULE = ["adaptive=schedule", "compressor=powersgd", "epochs=60"]
         ("ranges=[[0,20,weak],[20,59,strong]]", "gives each of the 60 epochs one level .epoch 59 has none"),
         ("ranges=[[5,null,weak]]", r"epoch 0 has none.*type .*=\[\[0,null,weak\]\]"),
         ("ranges=[[0,60,feeble]]", "ranges must be null or a list of .first epoch, end, level., got"),
-        ("ranges=[[0,60,1.5]]", "ranges must be an integer from 1 to 1e.06, as a rank, got 1.5"),
+        ("ranges=[[0,60,1.5]]", r"ranges must be an integer from 1 .*, as a rank, got 1.5; .*ranges=\[\[0,60,weak\]\]"),
         ("ranges=[]", "ranges must be null or a list"),
         ("critical=[[0,20],[10,30]]", r"epoch 10 has two.*type .*critical=\[\[0,10\],\[10,30\]\]"),
         ("critical=[[0,20],[50,70]]", r"\[50,70\] goes beyond the run.*critical=\[\[0,20\],\[50,null\]\]"),
@@ -180,7 +184,7 @@ def test_other_refusals():
     assert "inside must be null where ranges say it" in told
     told = refused("adaptive=schedule", "compressor=qsgd", "adaptive.schedule.outside=dense")
     assert "outside must be made of weak, strong and a number of bits" in told
-    assert "an integer from 2 to 8, as a bits" in refused(
+    assert "an integer from 2 to 8, as a number of bits" in refused(
         "adaptive=schedule", "compressor=qsgd", "adaptive.schedule.outside=9"
     )
 
@@ -479,7 +483,7 @@ def test_uniform_reference_by_hand():
     assert values(plan, ladder) == [1, 3]
     decision = policy.decision()
     assert (decision["error_limit"], decision["error"]) == pytest.approx((5.9, 5.0))
-    assert (decision["payload_bytes_before"], decision["payload_bytes"]) == (40, 40)
+    assert (decision["wire_bytes_before"], decision["wire_bytes"]) == (40, 40)
     assert decision["errors"]["3"] == pytest.approx([1.9, 1.0]) and decision["refined"] == [2, 2]
     # the limit is the reference's, not that of its own decision
     plan = policy.update(Signals(0, 0.1, 0.1, exchange=5, probes=measured(ladder, ERRORS)), plan)
@@ -492,8 +496,54 @@ def test_what_it_asks_for():
     asked = [policy.needs_at(exchange) for exchange in range(7)]
     assert asked == [{"recent"}, probing, set(), set(), set(), {"recent"}, probing]
     assert [exchange for exchange in range(7) if policy.due(exchange)] == [1, 6]
-    once_per_epoch, _, _ = started(LGreCo(samples=10), "rank", run=Run(train_size=64, batch_size=4, workers=2))
-    assert once_per_epoch.spacing == 4 and once_per_epoch.window == 4  # 32 per worker, batches of 8
+
+
+def refinements(per_epoch, **options):
+    """Per epoch the exchanges (counted in it) that refine, and how many exchanges each of them looks at."""
+    run = Run(epochs=len(per_epoch), train_size=45 * 8, batch_size=8)
+    policy, _, plan = started(LGreCo(**options), "rank", run=run)
+    out, done, counted = [], 0, 0
+    for epoch, exchanges in enumerate(per_epoch):
+        policy.begin_epoch(epoch, done, plan)
+        found = []
+        for exchange in range(done, done + exchanges):
+            counted += "recent" in policy.needs_at(exchange)
+            assert policy.due(exchange) == ("probe:0" in policy.needs_at(exchange))
+            if policy.due(exchange):
+                found.append((exchange - done, counted))
+                counted = 0
+        out.append(found)
+        done += exchanges
+    return out
+
+
+def test_once_per_epoch_however_often_is_exchanged():
+    """Exchanges per epoch as with every_step, local_sgd, post_local_sgd, hierarchical; a batch that grows; every=7."""
+    assert refinements([45] * 3) == [[(9, 10)]] * 3
+    local, _, plan = started(LGreCo(), "rank", run=Run(train_size=45 * 8, batch_size=8))
+    local.start(replace(plan, period=8), Ladder("rank", (1, 2, 3, 4), (1, 2)), Run(train_size=45 * 8, batch_size=8))
+    assert [exchange for exchange in range(5) if local.due(exchange)] == [4]
+    assert refinements([5] * 4) == [[], [(0, 6)], [(4, 5)], [(4, 5)]]
+    assert refinements([45, 45, 5, 5, 5]) == [[(9, 10)], [(9, 10)], [], [(0, 6)], [(4, 5)]]
+    assert refinements([11, 11, 11]) == [[(9, 10)]] * 3
+    assert refinements([45, 6, 6, 6]) == [[(9, 10)], [], [(0, 7)], [(5, 6)]]
+    assert refinements([0, 1, 0, 0, 1, 1], samples=3) == [[], [(0, 1)], [], [], [(0, 1)], [(0, 1)]]
+    assert refinements([10, 4], samples=2, every=7) == [[(1, 2), (8, 2)], []]
+
+
+def test_refines_in_every_epoch_of_every_scheme(tmp_path):
+    """6 steps per epoch: synchronous, then local from step 12 on; groups that meet every 2 steps; and all processes
+    would agree, because `update` has no part in it."""
+    common = ["adaptive=lgreco", "compressor=topk", "adaptive.lgreco.samples=2", "epochs=4"]
+    schemes = {
+        "post": ["sync=post_local_sgd", "sync.switch_step=12", "sync.period=2"],
+        "groups": ["sync=hierarchical", "sync.groups=[[2,2],[6,4]]"],
+        "seldom": ["sync=local_sgd", "sync.period=6"],
+    }
+    for name, scheme in schemes.items():
+        train.run(tiny.cfg(tmp_path / name, *common, *scheme))
+        rows = RunFolder(tiny.only(tmp_path / name)).read_metrics()
+        assert [len(row["decisions"]["lgreco"]["updates"]) for row in rows] == [1] * 4, name
 
 
 @pytest.mark.parametrize(
@@ -573,7 +623,7 @@ def test_a_decision_equal_to_the_refined_levels_is_a_decision():
         (["adaptive.lgreco.alpha=0"], "lgreco.alpha must be a number above 0, got 0; type adaptive.lgreco.alpha=1"),
         (["adaptive.lgreco.reference=0.5"], "lgreco.reference must be an integer .* as a rank, got 0.5; type .*=2"),
         (["adaptive.lgreco.reference=x"], "lgreco.reference must be null or a number above 0"),
-        (["adaptive.lgreco.levels=[1,2.5]"], "lgreco.levels must be an integer from 1 .*, got 2.5"),
+        (["adaptive.lgreco.levels=[1,2.5]"], r"lgreco.levels must be an integer from 1 .*, got 2.5; .*levels=\[1,2\]"),
         (["adaptive.lgreco.levels=[]"], "lgreco.levels must be null or a list of numbers"),
         (["adaptive.lgreco.samples=0"], "lgreco.samples must be an integer of at least 1"),
         (["adaptive.lgreco.every=0"], "lgreco.every must be an integer of at least 1"),
@@ -583,6 +633,216 @@ def test_a_decision_equal_to_the_refined_levels_is_a_decision():
 )
 def test_refused_lgreco(options, told):
     assert re.search(told, refused("adaptive=lgreco", "compressor=powersgd", *options))
+
+
+# ---- what they measure
+
+WIRE = {
+    "topk": [{"density": d} for d in (0.001, 0.02, 0.3, 1.0)],
+    "powersgd": [{"rank": r} for r in (1, 4, 64)],
+    "qsgd": [{"bits": b, "collective": c} for b in (2, 4, 8) for c in ("all_gather", "two_way")],
+    "demo": [{"k": k} for k in (1, 32, 4096)],
+}
+SIZED = [name for name in yaml_names("compressor") if compressor(name).compressor.fixed_size]
+WIRE = {name: WIRE.get(name, [{}]) for name in SIZED}
+
+
+@pytest.mark.parametrize("workers", [1, 4, 16])
+@pytest.mark.parametrize(("name", "options"), [(name, o) for name, found in WIRE.items() for o in found], ids=str)
+def test_wire_bytes_are_the_ledgers(name, options, workers):
+    exchange, plan = exchange_for(name, workers, dtype=torch.float32, **options)
+    exchange(gradients(workers=workers, dtype=torch.float32).tensors, plan, 0, 0.1)
+    levels = zip(exchange.sent, exchange.levels(plan, 0), strict=True)
+    said = sum(exchange.compressor.wire_bytes(spec, level, workers) for spec, level in levels)
+    assert said * workers == pytest.approx(exchange.comm.ledger.counts["wire"], rel=1e-12)
+    if exchange.compressor.knob:
+        probed = exchange.measured(gradients(workers=workers, dtype=torch.float32).tensors, 0, plan, 1)
+        dense = sum(4 * s.numel for s in exchange.sent if s.name not in probed) * 2 * (workers - 1) / workers
+        assert sum(found.wire_bytes for found in probed.values()) + dense == pytest.approx(said)
+
+
+FED = {
+    "topk": {},
+    "powersgd": {},
+    "qsgd": {"collective": "two_way", "error_feedback": True},
+    "demo": {"k": 4},
+    "dgc": {"clip": 1.0},
+    "distefblocksgd": {},
+    "efsignsgd": {},
+    "signum": {},
+}
+
+
+@pytest.mark.parametrize("name", FED)
+def test_what_is_measured_is_what_would_be_sent(name):
+    """With residual, momentum and learning rate, applied once: a mean over one exchange is that exchange."""
+    exchange, plan = exchange_for(name, **FED[name])
+    for step in range(3):
+        exchange(gradients(step=step).tensors, plan, step, 0.3)
+    xs_W = gradients(step=3).tensors
+    before = copy.deepcopy(exchange.state)
+    fed = exchange.fed(xs_W, plan, 3, lr=0.3)
+    direct = exchange.compressor.probe(
+        [x_W[:1] for x_W in xs_W], exchange.context(plan, 3, 0.3), exchange._of_first(), 4
+    ).measured
+    again = exchange.compressor.probe_fed(fed, exchange.context(plan, 3, 1.0), exchange._of_first(), 4).measured
+    assert again == direct
+    assert [found.norm for found in again] == pytest.approx([float(p.norm()) for p in fed])
+    if exchange.compressor.knob:
+        assert exchange.measured(fed, 0, plan, 3, fed=True) == exchange.measured(xs_W, 0, plan, 3, 0, 0.3)
+    for name_, entries in before.items():
+        assert all(torch.equal(value, exchange.state[name_][key]) for key, value in entries.items())
+
+
+def test_demo_is_fed_its_momentum_and_the_learning_rate():
+    exchange, plan = exchange_for("demo", k=4)
+    exchange(gradients().tensors, plan, 0, 0.3)
+    xs_W = gradients(step=1).tensors
+    demo = exchange.compressor
+    for spec, x_W, p in zip(SPECS, xs_W, exchange.fed(xs_W, plan, 1, lr=0.3), strict=True):
+        d = demo.chunks(spec).inverse(exchange.state[spec.name]["delta_W"][:1]).view(p.shape)
+        assert torch.allclose(p, 0.999 * d + 0.3 * x_W[:1])
+
+
+def test_dgc_is_fed_all_that_it_has_not_sent():
+    """Of what it is fed, entries are sent (rounded to float32) or stay as they are."""
+    exchange, plan = exchange_for("dgc", density=0.05, warmup_epochs=0)
+    exchange(gradients().tensors, plan, 0, 0.3)
+    xs_W = gradients(step=1).tensors
+    fed = exchange.fed(xs_W, plan, 1)
+    exchange(xs_W, plan, 1, 0.3)
+    for spec, p in zip(SPECS, fed, strict=True):
+        left = exchange.state[spec.name]["v_W"][:1]
+        assert bool(((left == p) | (left.abs() <= 1e-6 * p.abs())).all())
+
+
+def test_a_lone_worker_sends_nothing_and_gains_decide():
+    assert GraVAC().throughput({"a": Measured(0.0, 1.0, 1.0, 0.0)}) == 1.0
+
+
+# ---- side by side
+
+
+def test_gravac_leaves_refined_levels_alone():
+    """Its own density has not changed, whatever another policy has made of it since."""
+    gravac, ladder, plan = started(GraVAC(**GRAVAC), "density")
+    lgreco = LGreCo()
+    both = [gravac, lgreco]
+    refined = plan.with_levels({"b": 0})
+    seen = probes(ladder, d0_4=0.9, d0_2=0.85)
+    assert gravac.update(Signals(0, 0.1, 0.1, exchange=0, probes=seen), refined) is refined
+    decided = gravac.update(Signals(0, 0.1, 0.1, exchange=1, probes=probes(ladder, d0_4=0.1)), refined)
+    assert decided is not refined and values(decided, ladder) == [1.0, 1.0]
+    tell_followers(both, gravac, decided)
+    assert lgreco.budget == decided.levels
+    other, _, _ = started(GraVAC(**GRAVAC), "density")
+    other.load_state_dict(gravac.state_dict())
+    refined = decided.with_levels({"a": 0})
+    low = probes(ladder, d0_4=0.1)
+    assert other.update(Signals(0, 0.1, 0.1, exchange=2, probes=low), refined) is refined
+
+
+def test_another_batch_is_no_critical_regime(tmp_path):
+    """6 steps per epoch, then 1: sums of 6 gradients and of 1 are not compared, neither by levels nor by periods."""
+    switch = [f"adaptive.accordion_batch.{o}" for o in ("fixed_switch=2", "factor=6", "lr_scaling=none")]
+    options = [f"adaptive.accordion.{o}" for o in ("interval=1", "min_hold=0", "eta=0.6")]
+    options += ["compressor=powersgd", "compressor.min_compression_rate=0", "schedule=constant", *switch, *options]
+    train.run(tiny.cfg(tmp_path, "adaptive=[accordion_batch,accordion]", *options, "epochs=5"))
+    rows = RunFolder(tiny.only(tmp_path)).read_metrics()
+    told = [row["decisions"]["accordion"] for row in rows]
+    assert [found["reason"] for found in told] == ["first check", "norm", "other batch size", "norm", "norm"]
+    # a ratio of 6 would have been critical in all tensors
+    assert all(new < 0.4 * old for old, new in zip(told[2]["norm_before"], told[2]["norm"], strict=True))
+    assert told[2]["critical"] is None and rows[3]["plan"]["levels"] == rows[2]["plan"]["levels"]
+    assert told[3]["norm_before"] == told[2]["norm"]
+
+
+def test_a_ratio_of_another_batch_is_not_compared():
+    policy, ladder, plan = started(AdaQS(interval=1), "bits", "a")
+    seen, found = [(8.0, 6), (1.0, 1), (0.9, 1), (0.5, 1)], []
+    for epoch, (ratio, steps) in enumerate(seen):
+        signals = Signals(epoch, 0.1, 0.1, {"msdr_local": {"a": ratio, "model": ratio}}, epoch_steps=steps)
+        plan = policy.update(signals, plan)
+        found += values(plan, ladder)
+    assert found == [2, 2, 2, 3]
+
+
+def test_after_the_switch_of_the_batch_nobody_collects(tmp_path):
+    """On all processes alike: what `update` has seen is known to the leader alone, the plan to everybody."""
+    leader, follower = AccordionBatch(interval=1, factor=2), AccordionBatch(interval=1, factor=2)
+    run = Run(epochs=9, train_size=64, batch_size=4)
+    plan, _ = (policy.start(Plan(batch_size=4), Ladder(), run) for policy in (leader, follower))
+    for epoch in range(3):
+        for policy in (leader, follower):
+            policy.begin_epoch(epoch, 0, plan)
+        assert leader.needs(epoch) == follower.needs(epoch) == ({leader.signal} if epoch < 2 else set())
+        plan = leader.update(Signals(epoch, 0.1, 0.1, {leader.signal: {"model": 1.0}}), plan)
+    assert plan.batch_size == 8 and leader.decision() == {}
+    resumed = AccordionBatch(interval=1, factor=2)
+    resumed.load_state_dict(leader.state_dict())
+    assert resumed.needs(3) == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            ["batch_size=200", "factor=1000"],
+            "at most 45 .* enlarge it 8 times.*, got 200; type batch_size=45 .*factor=8",
+        ),
+        (["batch_size=400", "large_batch=800"], "batch_size must be below 360 .*, got 400; .*=45 .*large_batch=360"),
+        (["batch_size=400", "large_batch=100"], "batch_size must be below 360 .*, got 400; type batch_size=45$"),
+        (["batch_size=360", "large_batch=360"], "batch_size must be below 360 .*, got 360; type batch_size=45$"),
+        (["batch_size=100", "large_batch=100"], "large_batch must be above batch_size=100 .*, got 100; .*=360"),
+        (["batch_size=2", "factor=1000"], "factor must be at most 180 .*, got 1000; type .*factor=180"),
+    ],
+)
+def test_refused_large_batches(options, told):
+    typed = [o if o.startswith("batch_size") else f"adaptive.accordion_batch.{o}" for o in options]
+    cfg = {o.partition("=")[0]: o for o in typed}
+    with pytest.raises(ConfigError) as caught:
+        config.components(config.compose(["adaptive=accordion_batch", *cfg.values()]), workers=4)
+    sentence = str(caught.value)
+    assert re.search(told, sentence), sentence
+    assert "8 times" not in sentence or not any("large_batch" in o for o in options)
+    again = {o.partition("=")[0]: o for o in sentence.rpartition("; type ")[2].split()}
+    config.components(config.compose(["adaptive=accordion_batch", *(cfg | again).values()]), workers=4)
+
+
+FIXED = ["compressor=qsgd", "compressor.levels=[-1,0,1]"]
+
+
+@pytest.mark.parametrize("policy", ["accordion", "adaqs", "lgreco", "alq"])
+@pytest.mark.parametrize("bits", [[], ["compressor.bits=null"]])
+def test_fixed_levels_leave_nothing_to_choose(policy, bits):
+    typed = [f"adaptive={policy}", *FIXED, *(bits or ["compressor.bits=2"])]
+    with pytest.raises(ConfigError, match=r"levels .*; type compressor\.levels=uniform") as caught:
+        config.components(config.compose(typed), workers=4)
+    again = {o.partition("=")[0]: o for o in str(caught.value).rpartition("; type ")[2].split()}
+    merged = {o.partition("=")[0]: o for o in typed} | again
+    config.components(config.compose(list(merged.values())), workers=4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["adaptive=adaqs", "compressor=qsgd", "adaptive.adaqs.interval=4", "epochs=8"], "adaptive.adaqs.interval"),
+        (["adaptive=accordion_sync", "adaptive.accordion_sync.interval=8", "epochs=8"], "accordion_sync.interval"),
+        (["adaptive=accordion_batch", "adaptive.accordion_batch.interval=9", "epochs=8"], "accordion_batch.interval"),
+        (["adaptive=adaqs", "compressor=qsgd", "adaptive.adaqs.initial=8"], "adaptive.adaqs.initial"),
+        (["adaptive=adaqs", "compressor=qsgd", "adaptive.adaqs.cap=2"], "adaptive.adaqs.cap"),
+        (["adaptive=gravac", "compressor=topk", "adaptive.gravac.interval=2000", "epochs=8"], ""),
+        (["adaptive=adaqs", "compressor=qsgd", "adaptive.adaqs.interval=3", "epochs=8"], ""),
+    ],
+)
+def test_policies_that_never_decide_warn(overrides, key):
+    typed = {o.partition("=")[0] for o in overrides if "." in o.partition("=")[0]}
+    found = [
+        told
+        for told in without_effect(config.compose([*overrides, "workers=4"]), typed)
+        if told.startswith("adaptive.")
+    ]
+    assert len(found) == bool(key) and all(key in told for told in found)
 
 
 # ---- all of them
@@ -666,7 +926,7 @@ def test_accordions_decisions_are_what_is_refined(straight):
         (update,) = row["decisions"]["lgreco"]["updates"]
         expected = [1 if critical and not flag else 2 for flag in critical or [True] * len(update["names"])]
         assert update["refined"] == expected
-        assert update["payload_bytes"] <= update["payload_bytes_before"]
+        assert update["wire_bytes"] <= update["wire_bytes_before"]
         assert update["error"] <= update["error_limit"] * (1 + 1e-9)
         found = row["decisions"]["accordion"]["critical"]
         if found is True:
@@ -678,25 +938,19 @@ def test_accordions_decisions_are_what_is_refined(straight):
 
 def test_only_worker_0_is_asked(straight, tmp_path, monkeypatch):
     """Other workers' gradients may be anything: the probes that decide are those of the first row."""
-    original = Trainer.probed
-    seen = []
+    expected = {arm: straight(arm).read_metrics() for arm in ("gravac", "lgreco")}
+    original, seen = Decisions.look_at, []
 
-    def probed(self, exchange, xs_W, levels, recent, lr):
-        poisoned = [torch.cat([x_W[:1], x_W[1:] * 100 + 7]) for x_W in xs_W]
-        mine, rest = list(self.recent), self.recent_count
-        a = original(self, exchange, xs_W, levels, recent, lr)
-        after, count = self.recent, self.recent_count
-        self.recent, self.recent_count = mine, rest
-        b = original(self, exchange, poisoned, levels, recent, lr)
-        self.recent, self.recent_count = after, count
-        seen.append(a == b)
-        return a
+    def look_at(self, trainer, exchanges, xs_W, lr):
+        poisoned = [[torch.cat([x_W[:1], x_W[1:] * 100 + 7]) for x_W in own] for own in xs_W]
+        original(self, trainer, exchanges, poisoned, lr)
+        seen.append(trainer.step)
 
-    monkeypatch.setattr(Trainer, "probed", probed)
-    for arm in ("gravac", "lgreco"):
-        rows = trained(tmp_path / arm, arm).read_metrics()
-        assert [without_times(r) for r in rows] == [without_times(r) for r in straight(arm).read_metrics()]
-    assert all(seen) and len(seen) == 2 * 4 * tiny.STEPS
+    monkeypatch.setattr(Decisions, "look_at", look_at)
+    for arm, rows in expected.items():
+        again = trained(tmp_path / arm, arm).read_metrics()
+        assert [without_times(row) for row in again] == [without_times(row) for row in rows]
+    assert seen == 2 * list(range(4 * tiny.STEPS))
 
 
 def test_state_round_trips():

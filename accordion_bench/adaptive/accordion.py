@@ -3,46 +3,24 @@
 from typing import Any
 
 from accordion_bench import check
-from accordion_bench.adaptive.base import Policy
-from accordion_bench.adaptive.critical import STATISTICS, CriticalRegime
+from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 
-class Accordion(Policy):
+class Accordion(Detecting):
     """Detector x actuator: the critical-regime test per tensor chooses between two levels of the compressor's knob.
 
     Args:
-        statistic: what is summed over the epoch: `local`: worker 0's gradients (the official code); `mean`: their mean
-            over workers (one dense all-reduce per check, in control_bytes); `update`: the decoded updates (free).
-        eta, interval, lr_drop_ratio, min_hold: the detector's, see `CriticalRegime`.
         weak: level in critical regimes, e.g. rank 2; null = the compressor's own pair.
         strong: level elsewhere, e.g. rank 1; more compression than `weak`.
+        options: the detector's, see `Detecting`.
     """
 
     drives = "level"
 
-    def __init__(
-        self,
-        statistic: str = "local",
-        eta: float = 0.5,
-        interval: int = 5,
-        lr_drop_ratio: float = 0.5,
-        min_hold: int | None = None,
-        weak: float | None = None,
-        strong: float | None = None,
-    ) -> None:
-        self.statistic = check.choice("statistic", statistic, STATISTICS)
+    def __init__(self, weak: float | None = None, strong: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self.weak, self.strong = weak, strong
-        self.detector = CriticalRegime(eta, interval, lr_drop_ratio, min_hold)
-        self._decision: dict[str, Any] = {}
-
-    @property
-    def signal(self) -> str:
-        """The signal that the detector reads."""
-        return f"norm_of_sum_{self.statistic}"
-
-    def needs(self, epoch: int) -> frozenset[str]:
-        return frozenset([self.signal]) if self.detector.due(epoch) else frozenset()
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         strong = pair[0] if self.strong is None else self.strong
@@ -62,25 +40,9 @@ class Accordion(Policy):
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
         names = list(plan.levels)
-        values = signals.values.get(self.signal)
-        norms = None if values is None else [values[name] for name in names]
-        before, held = self.detector.saved, self.detector.held(signals.epoch)
-        critical = self.detector.update(signals.epoch, norms, signals.lr, signals.next_lr)
-        if norms is None and critical is None:
-            self._decision = {}
-            return plan
-        reason = "learning-rate drop" if critical is True else "held" if held else "norm" if before else "first check"
-        self._decision = {"names": names, "norm_before": before, "norm": norms, "critical": critical, "reason": reason}
+        critical = self.detect(signals, names)
+        if self._decision:
+            self._decision = {"names": names, **self._decision}
         if critical is None:
             return plan
-        flags = [critical] * len(names) if isinstance(critical, bool) else critical
-        return plan.with_levels({name: self._levels[flag] for name, flag in zip(names, flags, strict=True)})
-
-    def decision(self) -> dict[str, Any]:
-        return self._decision
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.detector.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.detector.load_state_dict(state)
+        return plan.with_levels({name: self._levels[flag] for name, flag in zip(names, critical, strict=True)})

@@ -5,6 +5,7 @@ from typing import Any
 
 from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.knobs import BITS
 from accordion_bench.check import ValueRefused
 from accordion_bench.exchange import WHOLE_MODEL
 from accordion_bench.plan import Ladder, Plan, Run, Signals
@@ -14,8 +15,9 @@ class AdaQS(Policy):
     """b <- b + 1 when MSDR(e) <= MSDR(at the last change) / factor, up to `cap`; never back.
 
     MSDR = ||m|| / sqrt(sum_i v_i), m and v being mean and variance of each coordinate of worker 0's gradient over the
-    steps of an epoch. It is looked at in the last epoch of every `interval`; the first look sets what is compared with.
-    A ratio without meaning (nothing varies, or a zero gradient) decides nothing.
+    steps of an epoch. It is looked at in the last epoch of every `interval`; the first look sets what is compared with,
+    and so does the first one after the batch, with which v falls, has changed. A ratio without meaning (nothing varies,
+    or a zero gradient) decides nothing.
 
     Args:
         factor: by which MSDR must have dropped; lower = bits come sooner.
@@ -28,6 +30,7 @@ class AdaQS(Policy):
     """
 
     knobs = ("bits",)
+    intervals = 2  # the first look decides nothing
     level_keys = ("initial", "cap")
     signal = "msdr_local"
 
@@ -36,14 +39,17 @@ class AdaQS(Policy):
     ) -> None:
         self.factor = check.number("factor", factor, above=1, instead=2)
         self.interval = check.integer("interval", interval, at_least=1, instead=5)
-        for key, value, least in (("initial", initial, 2), ("cap", cap, initial)):
-            if type(value) is not int or not least <= value <= 8:
-                rule = f"an integer from {least} to 8" + (", with initial at its lower end" if key == "cap" else "")
-                raise ValueRefused(key, rule, value, 8 if key == "cap" else 2)
+        fewest, most = BITS
+        for key, value, least in (("initial", initial, fewest), ("cap", cap, initial)):
+            if type(value) is not int or not least <= value <= most:
+                rule = f"an integer from {least} to {most}"
+                rule += ", with initial at its lower end" if key == "cap" else ""
+                raise ValueRefused(key, rule, value, most if key == "cap" else fewest)
         self.initial, self.cap = initial, cap
         self.scope = check.choice("scope", scope, ["tensor", WHOLE_MODEL])
         self.bits: dict[str, int] = {}
         self.saved: dict[str, float] = {}
+        self.steps = 0  # of the epochs of `saved`
         self._decision: dict[str, Any] = {}
 
     def needs(self, epoch: int) -> frozenset[str]:
@@ -63,6 +69,8 @@ class AdaQS(Policy):
         self._decision = {}
         if values is None:
             return plan
+        if signals.epoch_steps != self.steps:
+            self.saved, self.steps = {}, signals.epoch_steps
         seen = {key: values[key] for key in self.bits if key in values}
         before = {key: self.saved.get(key) for key in seen}
         raised = [key for key, value in seen.items() if self._look(key, value)]
@@ -96,7 +104,7 @@ class AdaQS(Policy):
         return self._decision
 
     def state_dict(self) -> dict[str, Any]:
-        return {"bits": dict(self.bits), "saved": dict(self.saved)}
+        return {"bits": dict(self.bits), "saved": dict(self.saved), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.bits, self.saved = dict(state["bits"]), dict(state["saved"])
+        self.bits, self.saved, self.steps = dict(state["bits"]), dict(state["saved"]), state["steps"]

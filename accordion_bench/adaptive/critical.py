@@ -1,9 +1,12 @@
-"""The critical-regime test that all forms of Accordion share."""
+"""What all forms of Accordion share: the critical-regime test, and the policy around it."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from accordion_bench import check
+from accordion_bench.adaptive.base import Policy
+from accordion_bench.plan import Signals
 from accordion_bench.record import log
 
 STATISTICS = ("local", "mean", "update")
@@ -12,7 +15,9 @@ STATISTICS = ("local", "mean", "update")
 class CriticalRegime:
     """The detector, per tensor: critical <=> |s(e-T) - s(e)| >= eta s(e-T), with s(e) = || sum of gradients of e ||.
 
-    A value of None in `critical` means that this epoch decided nothing (no check, no history yet, or held).
+    A value of None in `critical` means that this epoch decided nothing (no check, nothing to compare with, or held).
+    s sums over steps: norms of epochs of different length (the batch has changed) are not compared; the new one is kept
+    for the next check.
 
     Args:
         eta: relative change of the norm from which a regime is critical; lower = critical more often.
@@ -32,6 +37,7 @@ class CriticalRegime:
             check.integer("min_hold", min_hold, at_least=0)
         self.min_hold = interval if min_hold is None else min_hold
         self.saved: list[float] | None = None
+        self.steps = 0  # of the epoch of `saved`
         self.last_drop: int | None = None
 
     def due(self, epoch: int) -> bool:
@@ -42,7 +48,13 @@ class CriticalRegime:
         """Whether a check at the end of this epoch is skipped, because the learning rate has just dropped."""
         return self.last_drop is not None and epoch - self.last_drop < self.min_hold
 
-    def update(self, epoch: int, norms: list[float] | None, lr: float, next_lr: float) -> list[bool] | bool | None:
+    def comparable(self, steps: int) -> bool:
+        """Whether there is a norm to compare with, of an epoch of as many steps."""
+        return self.saved is not None and self.steps == steps
+
+    def update(
+        self, epoch: int, norms: list[float] | None, lr: float, next_lr: float, steps: int = 0
+    ) -> list[bool] | bool | None:
         """Decide at the end of an epoch.
 
         Args:
@@ -50,15 +62,16 @@ class CriticalRegime:
             norms: s(e) per tensor, where a check is due.
             lr: learning rate of this epoch.
             next_lr: learning rate of the next one.
+            steps: optimizer steps of this epoch.
 
         Returns:
             critical or not per tensor; True = all, because the learning rate drops; None = nothing changes.
         """
         critical = None
         if self.due(epoch) and norms is not None and not self.held(epoch):
-            if self.saved is not None:
+            if self.saved is not None and self.comparable(steps):
                 critical = [self.changed(old, new) for old, new in zip(self.saved, norms, strict=True)]
-            self.saved = norms
+            self.saved, self.steps = norms, steps
         if next_lr < lr and next_lr <= self.lr_drop_ratio * lr:
             self.last_drop = epoch + 1
             return True
@@ -72,9 +85,61 @@ class CriticalRegime:
         return abs(old - new) >= self.eta * old
 
     def state_dict(self) -> dict[str, Any]:
-        """The norms of the last check, and when the learning rate last dropped."""
-        return {"saved": self.saved, "last_drop": self.last_drop}
+        """The norms of the last check with the steps they are of, and when the learning rate last dropped."""
+        return {"saved": self.saved, "steps": self.steps, "last_drop": self.last_drop}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.saved, self.last_drop = state["saved"], state["last_drop"]
+        self.saved, self.steps, self.last_drop = state["saved"], state["steps"], state["last_drop"]
+
+
+class Detecting(Policy):
+    """A policy that asks the detector at the ends of epochs; what follows from the answer is the subclass's.
+
+    Args:
+        statistic: what is summed over the epoch: `local`: worker 0's gradients (the official code); `mean`: their mean
+            over workers (one dense all-reduce per check, in control_bytes); `update`: the decoded updates (free).
+        eta, interval, lr_drop_ratio, min_hold: the detector's, see `CriticalRegime`.
+    """
+
+    intervals = 1
+
+    def __init__(
+        self,
+        statistic: str = "local",
+        eta: float = 0.5,
+        interval: int = 5,
+        lr_drop_ratio: float = 0.5,
+        min_hold: int | None = None,
+    ) -> None:
+        self.signal = f"norm_of_sum_{check.choice('statistic', statistic, STATISTICS)}"
+        self.detector = CriticalRegime(eta, interval, lr_drop_ratio, min_hold)
+        self._decision: dict[str, Any] = {}
+
+    def needs(self, epoch: int) -> frozenset[str]:
+        return frozenset([self.signal]) if self.detector.due(epoch) else frozenset()
+
+    def detect(self, signals: Signals, names: Sequence[str]) -> list[bool] | None:
+        """Critical or not, by name; None = nothing changes. The decision notes what was seen, and why."""
+        values, detector = signals.values.get(self.signal), self.detector
+        norms = None if values is None else [values[name] for name in names]
+        before, held = detector.saved, detector.held(signals.epoch)
+        alike = detector.comparable(signals.epoch_steps)
+        found = detector.update(signals.epoch, norms, signals.lr, signals.next_lr, signals.epoch_steps)
+        if norms is None and found is None:
+            self._decision = {}
+            return None
+        skipped = "held" if held else "first check" if before is None else "other batch size"
+        reason = "learning-rate drop" if found is True else "norm" if alike and not held else skipped
+        critical = [found] * len(names) if isinstance(found, bool) else found
+        self._decision = {"norm_before": before, "norm": norms, "critical": critical, "reason": reason}
+        return critical
+
+    def decision(self) -> dict[str, Any]:
+        return self._decision
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.detector.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.detector.load_state_dict(state)

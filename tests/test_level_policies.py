@@ -977,3 +977,26 @@ def test_state_round_trips():
         assert other.state_dict() == policy.state_dict()
         for other_key, value in policy.state_dict().items():
             assert isinstance(value, dict | int | float | bool), other_key
+
+
+SWITCH = ("interval=1", "eta=9", "factor=2", "statistic=mean")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["adaptive=accordion_batch", *(f"adaptive.accordion_batch.{o}" for o in SWITCH)],
+        ["adaptive=lgreco", "compressor=topk", "sync=post_local_sgd", "sync.switch_step=7", "sync.period=2"],
+    ],
+    ids=["accordion_batch", "lgreco"],
+)
+def test_two_processes_ask_for_the_same(overrides, tmp_path):
+    """Only the leader decides; all know when to collect and when not, or they would wait for each other for ever."""
+    rows = {}
+    for name, processes in (("one", ["comm=simulated"]), ("two", ["comm=gloo", "comm.processes=2"])):
+        train.run(tiny.cfg(tmp_path / name, *overrides, *processes, "schedule.warmup_epochs=0"))
+        rows[name] = RunFolder(tiny.only(tmp_path / name)).read_metrics()
+    for one, two in zip(rows["one"], rows["two"], strict=True):
+        assert one["plan"] == two["plan"] and one["control_bytes"] == two["control_bytes"]
+        assert one["decisions"].keys() == two["decisions"].keys()

@@ -647,7 +647,7 @@ SIZED = [name for name in yaml_names("compressor") if compressor(name).compresso
 WIRE = {name: WIRE.get(name, [{}]) for name in SIZED}
 
 
-@pytest.mark.parametrize("workers", [1, 4, 16])
+@pytest.mark.parametrize("workers", [4, 16])
 @pytest.mark.parametrize(("name", "options"), [(name, o) for name, found in WIRE.items() for o in found], ids=str)
 def test_wire_bytes_are_the_ledgers(name, options, workers):
     exchange, plan = exchange_for(name, workers, dtype=torch.float32, **options)

@@ -108,11 +108,16 @@ def forest(arms: Sequence[Arm]) -> Figure:
 
 def modelled(arms: Sequence[Arm]) -> dict[str, Figure]:
     """The figure of modelled time, where all arms have it."""
-    return {"tradeoff": tradeoff(arms)} if all(arm.values("modelled_seconds") for arm in arms) else {}
+    known = all(arm.values("modelled_seconds") for arm in arms) and any(arm.mean("wire_bytes") for arm in arms)
+    return {"tradeoff": tradeoff(arms)} if known else {}
 
 
 def tradeoff(arms: Sequence[Arm]) -> Figure:
-    """Accuracy after the last epoch against bytes on the wire, and against modelled time: one marker per arm."""
+    """Accuracy after the last epoch against bytes on the wire, and against modelled time: one marker per arm.
+
+    Arms that send nothing, like the one-worker control, have no place on either axis.
+    """
+    arms = [arm for arm in arms if arm.mean("wire_bytes")]
     size = (10, 4.2 + 0.24 * math.ceil(len(arms) / 3))
     figure, panels = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
     ys = [[100 * run.rows[-1][arm.metric] for run in arm.runs] for arm in arms]

@@ -252,7 +252,7 @@ def test_a_run_that_was_stopped_and_resumed_is_the_straight_one(tmp_path, stop_a
             train.run(cfg)
         ends.append(test_resume.state(tiny.only(tmp_path / name)))
     assert test_resume.differences(*ends) == []
-    assert ends[0]["files"]["worker-2.pt"]["compressor"]["a.weight"]["v_W"].abs().sum() > 0
+    assert ends[0]["files"]["worker-2.pt"]["exchange_states"]["gradient"]["a.weight"]["v_W"].abs().sum() > 0
 
 
 def test_momentum_is_the_optimizers_own():

@@ -1,11 +1,10 @@
-"""Comm: collectives over (worker axis x process group); Ledger: every byte counted once.
+"""Comm: collectives over (worker axis x process group).
 
 Tensor suffixes: W local workers, A all workers. A tensor `x_W` has the local workers as dimension 0.
 """
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,140 +12,7 @@ from torch import Tensor
 
 from accordion_bench import memory
 from accordion_bench.clock import Clock
-
-
-class Ledger:
-    """Bytes of one run as cumulative integers.
-
-    `payload_bytes` is what one worker hands to the collectives; `wire_bytes` what one worker's own link sends under the
-    collective's algorithm (mean over workers): ring all-reduce 2(A-1)/A x payload, all-gather (A-1) x payload,
-    all-to-all (A-1)/A x payload, broadcast along a chain (A-1)/A x payload.
-
-    Groups that exchange side by side may spend differently from process to process. Until `settled`, `counts` lacks
-    what they have spent, and `views` holds what all of the run would have spent if it had spent as this process.
-
-    Args:
-        workers: all workers of the run, A.
-    """
-
-    fields = (
-        "payload",
-        "wire",
-        "inner_wire",
-        "rounds",
-        "control",
-        "control_wire",
-        "control_rounds",
-        "eval",
-        "setup",
-        "dense",
-        "dense_wire",
-        "dense_rounds",
-        "entropy",
-    )
-    viewed = ("payload", "wire", "entropy")
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        # payload, wire and their dense twins are sums over the workers, so that they stay integers
-        self.counts = dict.fromkeys(self.fields, 0)
-        self.views = dict.fromkeys(self.viewed, 0)
-
-    def all_reduce(self, nbytes: int) -> None:
-        """Charge a ring all-reduce to which each worker hands `nbytes`."""
-        self._payload(nbytes, wire=2 * (self.workers - 1) * nbytes, rounds=2 * (self.workers - 1))
-
-    def all_gather(self, nbytes: int) -> None:
-        """Charge an all-gather to which each worker hands `nbytes`."""
-        self._payload(nbytes, wire=self.workers * (self.workers - 1) * nbytes, rounds=self.workers - 1)
-
-    def all_gather_uneven(self, sizes_A: Sequence[int]) -> None:
-        """Charge an all-gather of messages that differ in size, sent as they are."""
-        self._charge(sum(sizes_A), wire=(self.workers - 1) * sum(sizes_A), rounds=self.workers - 1)
-
-    def all_to_all(self, sizes_A: Sequence[int]) -> None:
-        """Charge an all-to-all in which every worker sends `sizes_A[w]` bytes to worker w; its own part stays."""
-        self._charge(self.workers * sum(sizes_A), wire=(self.workers - 1) * sum(sizes_A), rounds=self.workers - 1)
-
-    def _payload(self, nbytes: int, wire: int, rounds: int) -> None:
-        self._charge(self.workers * nbytes, wire, rounds)
-
-    def _charge(self, payload: int, wire: int, rounds: int) -> None:
-        self.counts["payload"] += payload
-        self.counts["wire"] += wire
-        self.counts["rounds"] += rounds
-
-    def dense_step(self, numel: int) -> None:
-        """Count what an fp32 ring all-reduce of `numel` coordinates would have cost in this step."""
-        self.counts["dense"] += self.workers * 4 * numel
-        self.counts["dense_wire"] += 2 * (self.workers - 1) * 4 * numel
-        self.counts["dense_rounds"] += 2 * (self.workers - 1)
-
-    def absorb(self, inner: Sequence["Ledger"]) -> None:
-        """Add what the groups of this process have just spent to its view of the run, and clear it.
-
-        Args:
-            inner: the ledgers of the local groups, which exchange side by side. How many rounds they take does not
-                depend on data.
-        """
-        alike = self.workers // (inner[0].workers * len(inner))  # processes, or groups of several processes
-        for name in self.viewed:
-            self.views[name] += alike * sum(ledger.counts[name] for ledger in inner)
-        self.counts["rounds"] += max(ledger.counts["rounds"] for ledger in inner)
-        for ledger in inner:
-            ledger.counts = dict.fromkeys(self.fields, 0)
-
-    def settled(self, views: Sequence[int]) -> None:
-        """Count what groups have spent, and forget this process's view of it.
-
-        Args:
-            views: the mean of `views` over processes. It is an integer: each group stands in as many views as it has
-                processes, times the number of groups of that many processes.
-        """
-        self.views = dict.fromkeys(self.viewed, 0)
-        for name, spent in zip(self.viewed, views, strict=True):
-            self.counts[name] += spent
-            self.counts["inner_wire"] += spent if name == "wire" else 0
-
-    def charge(self, account: str, nbytes: int, wire: int = 0, rounds: int = 0) -> None:
-        """Charge `control`, `eval` or `setup` traffic that each worker sends or receives once.
-
-        Args:
-            account: of the three.
-            nbytes: of one worker's message.
-            wire: bytes on all links, noted for `control` alone: the others are on no clock.
-            rounds: one after another, noted likewise.
-        """
-        self.counts[account] += nbytes
-        if account == "control":
-            self.counts["control_wire"] += wire
-            self.counts["control_rounds"] += rounds
-
-    def columns(self) -> dict[str, Any]:
-        """The ledger as it stands in every metrics row; bytes of one worker. Unsettled, it is this process's view.
-
-        `inner_wire_bytes` is the part of `wire_bytes` that stays inside groups smaller than all workers.
-        `entropy_bytes` is what the payload would be with entropy-coded messages, where a compressor counts that.
-        """
-        c, mean = dict(self.counts), lambda total: round(total / self.workers)
-        for name, spent in self.views.items():
-            c[name] += spent
-        c["inner_wire"] += self.views["wire"]
-        return {
-            "payload_bytes": mean(c["payload"]),
-            "wire_bytes": mean(c["wire"]),
-            "inner_wire_bytes": mean(c["inner_wire"]),
-            "rounds": c["rounds"],
-            "control_bytes": c["control"],
-            "control_wire_bytes": mean(c["control_wire"]),
-            "control_rounds": c["control_rounds"],
-            "eval_bytes": c["eval"],
-            "setup_bytes": c["setup"],
-            "dense_bytes": mean(c["dense"]),
-            "dense_wire_bytes": mean(c["dense_wire"]),
-            "dense_rounds": c["dense_rounds"],
-            "entropy_bytes": mean(c["entropy"]) if c["entropy"] else None,
-        }
+from accordion_bench.ledger import Ledger
 
 
 CHUNK = 1 << 15  # coordinates that stay in a processor's cache between two operations

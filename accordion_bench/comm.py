@@ -14,7 +14,6 @@ from accordion_bench import memory
 from accordion_bench.clock import Clock
 from accordion_bench.ledger import Ledger
 
-
 CHUNK = 1 << 15  # coordinates that stay in a processor's cache between two operations
 
 

@@ -5,8 +5,6 @@ from typing import Any
 
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
-KNOBS = ("level", "codebook", "batch", "period")
-
 
 class Policy:
     """A policy edits the plan at the end of an epoch or after an exchange; it sees signals, never a compressor.

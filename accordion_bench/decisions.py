@@ -45,6 +45,7 @@ class Decisions:
         self.statistics = BucketStatistics(comm)
         self.probes: dict[int, dict[str, Measured]] = {}
         self.square_norms: SquareNorms | None = None
+        self.asked: frozenset[str] = frozenset()
         self.recent: list[Tensor] = []
         self.recent_count = self.exchanges = self.loss_read_at = 0
         self.unread_loss = torch.zeros((), dtype=torch.float64, device=like.device)
@@ -72,6 +73,7 @@ class Decisions:
     ) -> None:
         """Before an exchange: look at what each local group is to exchange, tensors [rows, ...]."""
         needs, plan = self.needs_at(), trainer.plan
+        self.asked = needs
         if statistics := frozenset(name for name in needs if name.startswith(BUCKET_STATISTICS)):
             pairs = zip(exchanges, xs_W, strict=True)
             buckets = [rows for e, x_W in pairs for rows in e.buckets(x_W, plan, trainer.step, trainer.now)]
@@ -104,7 +106,7 @@ class Decisions:
         self, trainer: "Trainer", exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]
     ) -> None:
         """After the exchange: look at what the first local group has got."""
-        if "square_norms" in self.needs_at():
+        if "square_norms" in self.asked:
             samples = len(trainer.sampler.batch(self.comm.first_worker, trainer.step_in_epoch))
             self.square_norms = square_norms(exchange, xs_W, updates, samples)
         self.epoch_sums.add_updates(updates)

@@ -157,8 +157,9 @@ class Trainer:
 
     def fork_optimizer(self) -> None:
         """One inner optimizer for each replica, in the state of the common one, which is given up."""
+        compressor = self.parts.differences().compressor
         for replica in self.axis.replicas:
-            optimizer = config.build_optimizer(self.cfg, self.parts.differences().compressor, replica)
+            optimizer = config.build_optimizer(self.cfg, compressor, replica)
             for mine, common in zip(replica, self.axis.params, strict=True):
                 state = self.optimizer.state.get(common, {})
                 optimizer.state[mine] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}

@@ -4,14 +4,12 @@
     python -m scripts.bench_local step        # some
 """
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Callable
 
 from accordion_bench.comm import Comm
-from accordion_bench.record import environment
-from scripts.bench_step import BIG, MODELS, PEAK, interleaved, line, our_step, row, trainer_for
+from scripts.bench_step import BIG, MODELS, PEAK, command_line, interleaved, line, our_step, row, trainer_for
 
 NEVER = "sync.period=1000000000"
 
@@ -58,19 +56,5 @@ def bench_memory(rounds: int) -> None:
         line(f"{name} beside local SGD, per process, in models", "resnet18, 2 workers", "", other - few, 2.0)
 
 
-def main() -> None:
-    """The command line."""
-    benches = {"step": bench_step, "memory": bench_memory}
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="*", choices=[*benches, []], default=[])
-    parser.add_argument("--rounds", type=int, default=30)
-    arguments = parser.parse_args()
-    about = environment()
-    print(f"commit {about['commit']}, {about['processor']}, {about['cpu_cores']} cores, {about['versions']}\n")
-    print("| what | setting | ours | measured: ratio, median (quartiles) | target | met |\n|---|---|---|---|---|---|")
-    for name in arguments.which or benches:
-        benches[name](arguments.rounds)
-
-
 if __name__ == "__main__":
-    main()
+    command_line({"step": bench_step, "memory": bench_memory}, __doc__, rounds=30)

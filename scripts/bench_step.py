@@ -224,19 +224,17 @@ def bench_start(rounds: int) -> None:
     line(f"the same beyond `import torch` ({torch_alone:.2f} s)", "default run", "", total - torch_alone, 2, " s")
 
 
-def main() -> None:
-    """The command line."""
-    benches = {
-        "start": bench_start,
-        "plain": bench_plain,
-        "workers": bench_workers,
-        "detector": bench_detector,
-        "ddp": bench_ddp,
-        "memory": bench_memory,
-    }
-    parser = argparse.ArgumentParser(description=__doc__)
+def command_line(benches: dict[str, Callable[[int], None]], description: str | None, rounds: int) -> None:
+    """Run the benches that are named, or all, and print where and with what.
+
+    Args:
+        benches: by name; each takes the number of rounds.
+        description: for --help.
+        rounds: unless told otherwise.
+    """
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("which", nargs="*", choices=[*benches, []], default=[])
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=rounds)
     arguments = parser.parse_args()
     about = environment()
     print(f"commit {about['commit']}, {about['processor']}, {about['cpu_cores']} cores, {about['versions']}\n")
@@ -246,4 +244,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    every = {
+        "start": bench_start,
+        "plain": bench_plain,
+        "workers": bench_workers,
+        "detector": bench_detector,
+        "ddp": bench_ddp,
+        "memory": bench_memory,
+    }
+    command_line(every, __doc__, rounds=40)

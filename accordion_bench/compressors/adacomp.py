@@ -14,9 +14,9 @@ from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
-from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper
+from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper, alone
 from accordion_bench.compressors.oneshot import OneShot, non_finite
-from accordion_bench.plan import Measured, TensorSpec
+from accordion_bench.plan import TensorSpec
 
 HEADER = 8  # bytes of a message before its entries: the scale, and how many entries follow
 
@@ -124,21 +124,14 @@ class AdaComp(Wrapper):
     @torch.no_grad()
     def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         """Of e + g; what would be lost is the next e."""
-        alone = Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")
-        after = copy.deepcopy(state)
-        self.exchange(xs_W, ctx, after, alone)
-        errors, measured, all_lost, everything = [], [], 0.0, 0.0
-        pairs = list(zip(ctx.specs, ctx.levels, strict=True))
-        payload = [self.payload_bytes(spec, level, workers) for spec, level in pairs]
-        for (spec, level), p_W in zip(pairs, self.fed(xs_W, ctx, state, workers), strict=True):
-            lost_W = after[spec.name]["residual_W"] if spec.name in state else torch.zeros_like(p_W)
-            lost, whole = (t.double().flatten(1).square().sum(1) for t in (lost_W, p_W))
-            sent_norm = float((p_W[0] - lost_W[0]).double().norm())
-            wire = self.wire_bytes(spec, level, workers)
-            measured.append(Measured(float(lost[0]), float(whole[0].sqrt()), sent_norm, wire))
-            errors.append(float(torch.where(whole > 0, lost / whole.clamp_min(1e-300), 0).mean()))
-            all_lost, everything = all_lost + float(lost.sum()), everything + float(whole.sum())
-        return Probe(errors, all_lost / everything if everything else 0.0, payload, [], measured)
+        after, ps_W = copy.deepcopy(state), self.fed(xs_W, ctx, state, workers)
+        self.exchange(xs_W, ctx, after, alone(xs_W))
+
+        def lost(i: int) -> Tensor:
+            name = ctx.specs[i].name
+            return after[name]["residual_W"] if name in state else torch.zeros_like(ps_W[i])
+
+        return self.probe_of(ps_W, lost, ctx, workers)
 
     def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         raise NotImplementedError("which entries are sent depends on the newest gradient, too")

@@ -192,21 +192,36 @@ class Compressor:
     @torch.no_grad()
     def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         """The same of what `fed` has made, or of a mean of several of these."""
-        alone = Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")
-        out = self.exchange(xs_W, ctx, copy.deepcopy(state), alone)
+        out = self.exchange(xs_W, ctx, copy.deepcopy(state), alone(xs_W))
+
+        def lost(i: int) -> Tensor:
+            lost_W = xs_W[i].clone()
+            out.subtract_sent_(i, lost_W)
+            return lost_W
+
+        return self.probe_of(xs_W, lost, ctx, workers)
+
+    def probe_of(self, ps_W: Sequence[Tensor], lost: Callable[[int], Tensor], ctx: Context, workers: int) -> Probe:
+        """The probe of what would be sent, when it is known what is lost.
+
+        Args:
+            ps_W: what would be sent [W, ...], per tensor.
+            lost: called with each index, returns p - C(p) [W, ...].
+            ctx: the levels.
+            workers: of the whole run.
+        """
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         sizes = [[f(s, level, workers) for f in (self.payload_bytes, self.wire_bytes)] for s, level in pairs]
         errors, measured, all_lost, everything = [], [], 0.0, 0.0
-        for i, x_W in enumerate(xs_W):
-            lost_W = x_W.clone()
-            out.subtract_sent_(i, lost_W)
-            lost, whole = lost_W.double().flatten(1).square().sum(1), x_W.double().flatten(1).square().sum(1)
-            sent_norm = float((x_W[0] - lost_W[0]).double().norm())
-            measured.append(Measured(float(lost[0]), float(whole[0].sqrt()), sent_norm, sizes[i][1]))
-            errors.append(float(torch.where(whole > 0, lost / whole.clamp_min(1e-300), 0).mean()))
-            all_lost, everything = all_lost + float(lost.sum()), everything + float(whole.sum())
+        for i, p_W in enumerate(ps_W):
+            lost_W = lost(i)
+            part, whole = lost_W.double().flatten(1).square().sum(1), p_W.double().flatten(1).square().sum(1)
+            sent_norm = float((p_W[0] - lost_W[0]).double().norm())
+            measured.append(Measured(float(part[0]), float(whole[0].sqrt()), sent_norm, sizes[i][1]))
+            errors.append(float(torch.where(whole > 0, part / whole.clamp_min(1e-300), 0).mean()))
+            all_lost, everything = all_lost + float(part.sum()), everything + float(whole.sum())
         total = all_lost / everything if everything else 0.0
-        buckets = [moments(own) for own in self.buckets_of(xs_W, ctx) or []]
+        buckets = [moments(own) for own in self.buckets_of(ps_W, ctx) or []]
         return Probe(errors, total, [payload for payload, _ in sizes], buckets, measured)
 
 
@@ -281,6 +296,11 @@ def check_collective(compressor: Compressor, value: str) -> str:
         rule = f"{' or '.join(compressor.collectives)}, because {compressor.because}"
         raise check.ValueRefused("collective", rule, value, compressor.collectives[0])
     return value
+
+
+def alone(xs_W: Sequence[Tensor]) -> Comm:
+    """The workers whose tensors [W, ...] these are, as if there were no others."""
+    return Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")
 
 
 def ring(workers: int) -> float:

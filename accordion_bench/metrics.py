@@ -1,0 +1,58 @@
+"""Metrics: what a run is judged by, which direction is better, and how a value is written."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Args:
+        name: the column in metrics.jsonl.
+        higher_is_better: direction.
+        percent: a share in [0, 1], written in percent.
+    """
+
+    name: str
+    higher_is_better: bool
+    percent: bool
+
+    @property
+    def worst(self) -> float:
+        """What every value is better than."""
+        return -math.inf if self.higher_is_better else math.inf
+
+    def better(self, a: float, b: float) -> bool:
+        """Whether a is better than b."""
+        return a > b if self.higher_is_better else a < b
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Whether a value is at least as good as a target."""
+        return not self.better(target, value)
+
+    def scaled(self, value: float) -> float:
+        """The number that is written: percent for shares."""
+        return 100 * value if self.percent else value
+
+    @property
+    def unit(self) -> str:
+        """Of the number that is written: `%` or none."""
+        return "%" if self.percent else ""
+
+    @property
+    def points(self) -> str:
+        """What differences of it are counted in."""
+        return "points"
+
+    def show(self, value: float) -> str:
+        """`95.61 %`, `97.2`."""
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
+
+METRICS = {m.name: m for m in (Metric("accuracy", True, True), Metric("perplexity", False, False))}
+
+
+def metric(name: str) -> Metric:
+    """The metric of that name; an unknown one counts as a number of which more is better."""
+    return METRICS.get(name, Metric(name, True, False))

@@ -47,7 +47,10 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
     from hydra.types import RunMode
     from omegaconf import DictConfig, OmegaConf
 
+    from accordion_bench import scale
     from accordion_bench.config_dir import conf_dir
+
+    scale.register()
 
     @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def task(composed: DictConfig) -> float:

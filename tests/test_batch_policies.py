@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 
 import pytest
 import torch
@@ -90,6 +91,22 @@ class TestAccordionBatch:
             "norm_before": [1.0], "norm": [1.0], "critical": False, "reason": "norm", "batch_size": 1024,
             "lr_factor": 8.0,
         }  # fmt: skip
+
+
+def test_after_the_switch_of_the_batch_nobody_collects(tmp_path):
+    """On all processes alike: what `update` has seen is known to the leader alone, the plan to everybody."""
+    leader, follower = AccordionBatch(interval=1, factor=2), AccordionBatch(interval=1, factor=2)
+    run = Run(epochs=9, train_size=64, batch_size=4)
+    plan, _ = (policy.start(Plan(batch_size=4), Ladder(), run) for policy in (leader, follower))
+    for epoch in range(3):
+        for policy in (leader, follower):
+            policy.begin_epoch(epoch, 0, plan)
+        assert leader.needs(epoch) == follower.needs(epoch) == ({leader.signal} if epoch < 2 else set())
+        plan = leader.update(Signals(epoch, 0.1, 0.1, {leader.signal: {"model": 1.0}}), plan)
+    assert plan.batch_size == 8 and leader.decision() == {}
+    resumed = AccordionBatch(interval=1, factor=2)
+    resumed.load_state_dict(leader.state_dict())
+    assert resumed.needs(3) == set()
 
 
 class TestAdaBatch:
@@ -263,6 +280,32 @@ def test_refused_before_the_run(overrides, told):
     if overrides[0] != "adaptive=adabatch" or "batch_size" in advice:  # there it is one of two
         typed = {item.partition("=")[0]: item for item in [*overrides, *advice.split()]}
         config.components(config.compose(list(typed.values())), workers=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            ["batch_size=200", "factor=1000"],
+            "at most 45 .* enlarge it 8 times.*, got 200; type batch_size=45 .*factor=8",
+        ),
+        (["batch_size=400", "large_batch=800"], "batch_size must be below 360 .*, got 400; .*=45 .*large_batch=360"),
+        (["batch_size=400", "large_batch=100"], "batch_size must be below 360 .*, got 400; type batch_size=45$"),
+        (["batch_size=360", "large_batch=360"], "batch_size must be below 360 .*, got 360; type batch_size=45$"),
+        (["batch_size=100", "large_batch=100"], "large_batch must be above batch_size=100 .*, got 100; .*=360"),
+        (["batch_size=2", "factor=1000"], "factor must be at most 180 .*, got 1000; type .*factor=180"),
+    ],
+)
+def test_refused_large_batches(options, told):
+    typed = [o if o.startswith("batch_size") else f"adaptive.accordion_batch.{o}" for o in options]
+    cfg = {o.partition("=")[0]: o for o in typed}
+    with pytest.raises(ConfigError) as caught:
+        config.components(config.compose(["adaptive=accordion_batch", *cfg.values()]), workers=4)
+    sentence = str(caught.value)
+    assert re.search(told, sentence), sentence
+    assert "8 times" not in sentence or not any("large_batch" in o for o in options)
+    again = {o.partition("=")[0]: o for o in sentence.rpartition("; type ")[2].split()}
+    config.components(config.compose(["adaptive=accordion_batch", *(cfg | again).values()]), workers=4)
 
 
 def test_one_worker_has_no_noise_to_measure():

@@ -1,10 +1,12 @@
 """The one entry: validate everything, make the run folder, launch, summarise; returns the final metric."""
 
+import contextlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import launch
+from accordion_bench import launch, same
 from accordion_bench.check import ConfigError, show
 from accordion_bench.config import components
 from accordion_bench.layout import Layout, layout
@@ -15,15 +17,16 @@ from accordion_bench.validate import validate, without_effect
 Config = dict[str, Any]
 
 # what may differ between a run and its continuation
-FREE_ON_RESUME = ("resume", "checkpoint", "tracker", "paths", "comm", "device")
+FREE_ON_RESUME = (*same.FREE, "comm", "device")
 
 
-def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
+def run(cfg: Config, typed: dict[str, Any] | None = None, note: dict[str, Any] | None = None) -> float:
     """Run one configuration to the end.
 
     Args:
         cfg: the resolved configuration (`config.compose` or the command line makes it).
         typed: the keys that the user has typed; for warnings, and to compare with a run that is resumed.
+        note: gets `folder` as soon as there is one, and `status`: done or skipped.
 
     Returns:
         the final metric.
@@ -32,7 +35,7 @@ def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
         ConfigError: a value breaks a rule; nothing has been touched.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    typed = typed or {}
+    typed, note = typed or {}, {} if note is None else note
     if cfg["resume"] is not None:
         cfg = resumed_config(cfg, set(typed))
     validate(cfg)
@@ -44,24 +47,55 @@ def run(cfg: Config, typed: dict[str, Any] | None = None) -> float:
         for warning in without_effect(placed, set(typed)):
             print(f"warning: {warning}", file=sys.stderr)
     with launch.joined(cfg, where) as store:
+        found, done = _earlier(cfg, leader, store)
+        if found and done:
+            note |= {"folder": found, "status": "skipped"}
+            return _skip(RunFolder(found)) if leader else float("nan")
+        if found:
+            cfg = {**cfg, "resume": found}
         launch.prepare_data(cfg, where, store)
         folder = _folder(cfg, leader, store)
-        if leader:
-            print(header(cfg, where), flush=True)
-        try:
-            launch.run(cfg, where, folder, store)
-        except BaseException as error:
-            if leader and not folder.done:
-                folder.write_json("summary.json", unfinished(folder, error))
-            if isinstance(error, KeyboardInterrupt):
-                hint = f"continue with: python -m accordion_bench resume={folder.path}"
-                error.args = (f"{str(error) or 'stopped'}; {hint}" if leader else "stopped",)
-            raise
+        note["folder"] = str(folder.path)
+        with same.held(folder) if leader else contextlib.nullcontext():
+            if leader:
+                print(*[f"going on with {found}"] * bool(found), header(cfg, where), sep="\n", flush=True)
+            try:
+                launch.run(cfg, where, folder, store)
+            except BaseException as error:
+                if leader and not folder.done:
+                    folder.write_json("summary.json", unfinished(folder, error))
+                if isinstance(error, KeyboardInterrupt):
+                    hint = f"continue with: python -m accordion_bench resume={folder.path}"
+                    error.args = (f"{str(error) or 'stopped'}; {hint}" if leader else "stopped",)
+                raise
+    note["status"] = "done"
     if not leader:
         return float("nan")
     summary = folder.read_json("summary.json")
     print(footer(summary, cfg, folder.path), flush=True)
     return summary["metric"]
+
+
+def _earlier(cfg: Config, leader: bool, store: Any) -> tuple[str, bool]:
+    """(folder, whether it is finished) of the run that `resume_sweep` finds; the leader looks, the others hear of it.
+
+    The folder is "" where there is none.
+    """
+    if not cfg["resume_sweep"] or cfg["resume"] is not None:
+        return "", False
+    if not leader:
+        return tuple(json.loads(store.get("earlier").decode()))
+    folder = same.earlier(cfg)
+    found = (str(folder.path), folder.done) if folder else ("", False)
+    if store is not None:
+        store.set("earlier", json.dumps(found))
+    return found
+
+
+def _skip(folder: RunFolder) -> float:
+    """The metric of a run that is done already."""
+    print(f"done already: {folder.path}", flush=True)
+    return folder.read_json("summary.json")["metric"]
 
 
 def _folder(cfg: Config, leader: bool, store: Any) -> RunFolder:
@@ -109,6 +143,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
                 f"type resume={cfg['resume']} alone"
             )
     moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
+    merged = {**{key: cfg[key] for key in same.FREE if key in cfg}, **merged}  # of runs from before there was that key
     return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
 
 

@@ -10,9 +10,10 @@ from scipy import stats
 
 from accordion_bench.report.labels import is_dense, policies_of
 from accordion_bench.report.load import Run, flat
+from accordion_bench.same import FREE as ALWAYS_FREE
 
 # what does not change what a run computes
-FREE = ("seed", "paths", "resume", "tracker", "checkpoint", "choices")
+FREE = (*ALWAYS_FREE, "seed", "choices")
 # what must be equal before two arms are compared at all
 SETTING = ("model", "dataset", "workers", "batch_size", "epochs")
 # what is compared: nobody needs to be told that these differ from dense

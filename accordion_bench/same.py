@@ -1,0 +1,87 @@
+"""Sameness: which earlier run is the one that is asked for, and whether somebody is running it."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.check import ConfigError
+from accordion_bench.record import RunFolder
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: nothing counts as held there
+    fcntl = None  # type: ignore[assignment]
+
+Config = dict[str, Any]
+
+# run-level keys that decide no result
+FREE = ("paths", "tracker", "resume", "resume_sweep", "checkpoint")
+# plain top-level numbers, which look the same in every config.yaml: read before YAML is parsed
+QUICK = ("seed", "epochs", "batch_size")
+
+
+def decisive(cfg: Config) -> Config:
+    """Everything that decides the result, the seed included.
+
+    `choices` are only names; an option that is null is left out, as in runs from before there was that option.
+    """
+    kept = {key: value for key, value in cfg.items() if key not in (*FREE, "choices") and value is not None}
+    return {"scale": "full", **kept}
+
+
+def earlier(cfg: Config) -> RunFolder | None:
+    """The newest run under `paths.runs` with this configuration: a finished one, else one that can be continued.
+
+    Args:
+        cfg: as it would be saved, with the number of workers.
+
+    Returns:
+        the folder of a finished run, or of one with a checkpoint that nobody is running; None where there is neither.
+    """
+    from accordion_bench import checkpoint  # imports torch, which reports do without
+
+    wanted, unfinished = decisive(cfg), None
+    lines = {f"{key}: {cfg[key]}" for key in QUICK}
+    for file in sorted(Path(cfg["paths"]["runs"]).glob("*/config.yaml"), reverse=True):
+        folder = RunFolder(file.parent)
+        if not folder.done and (unfinished or checkpoint.latest(folder.path) is None):
+            continue
+        if not lines <= set(file.read_text().splitlines()) or _decisive(file) != wanted:
+            continue
+        if folder.done:
+            return folder
+        with contextlib.suppress(ConfigError, PermissionError), held(folder):
+            unfinished = folder
+    return unfinished
+
+
+def _decisive(file: Path) -> Config | None:
+    import yaml
+
+    try:
+        saved = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError:
+        return None
+    return decisive(saved) if isinstance(saved, dict) else None
+
+
+@contextlib.contextmanager
+def held(folder: RunFolder) -> Iterator[None]:
+    """Hold a run's folder against other processes. The lock goes with the process, however that ends.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    with open(folder.path / "run.log", "a") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"resume must be a run that nobody is running, got {folder.path}, which another process is; "
+                "wait for its end, or type resume=null"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield

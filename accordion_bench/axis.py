@@ -130,6 +130,14 @@ class WorkerAxis:
         return total
 
     @torch.no_grad()
+    def clip(self, norm: float) -> None:
+        """Scale each worker's gradients down to a global L2 norm of at most `norm`."""
+        for row in range(self._W):
+            own = [g_W[row] for g_W in self.gradients_W]
+            total = torch.stack(torch._foreach_norm(own)).norm()
+            torch._foreach_mul_(own, (norm / total).clamp_max(1.0))
+
+    @torch.no_grad()
     def pull(self, anchor: Sequence[Tensor], alpha: float) -> None:
         """x <- (1 - alpha) x + alpha anchor for every local worker."""
         for replica in self.replicas:

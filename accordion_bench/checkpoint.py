@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PER_WORKER = "_W"
 PROGRESS = ("epoch", "step", "step_in_epoch", "best", "to_target")
-DECIDED = ("made", "exchanges", "loss_read_at", "recent_count")
+DECIDED = ("compression_error", "made", "exchanges", "loss_read_at", "recent_count")
 SUMMED = ("norm_of_sum_mean",)  # signals that are sums over the local workers; the others are the leader's
 
 
@@ -130,6 +130,7 @@ def _worker_state(trainer: "Trainer", row: int) -> dict[str, Any]:
         "buffers": {name: buffer_W[row].clone() for name, buffer_W in trainer.axis.buffers_W.items()},
         "replica": replica,
         "sync": trainer.sync.worker_state(row),
+        "task": trainer.task.worker_state(row),
         "exchange_states": {place.name: _rows(place, row) for place in places},
         # a group's own state is the leader's to save only where everybody is in it
         "groups": {p.name: _common(p) for p in places if p.exchange.comm is not trainer.comm},
@@ -156,6 +157,7 @@ def _load_worker(state: dict[str, Any], trainer: "Trainer", row: int) -> None:
         trainer.optimizers[row].state.clear()
         _load_optimizer(trainer.optimizers[row], names, own, replica["optimizer"])
     trainer.sync.load_worker_state(row, state["sync"])
+    trainer.task.load_worker_state(row, state["task"], trainer.device)
     for place in trainer.sync.exchanges():
         if row not in place.rows:
             continue

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from accordion_bench import scale
 from accordion_bench.adaptive.base import Policy, in_order, tell_followers
-from accordion_bench.build import Config, build
+from accordion_bench.build import Config, build, target
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.compatible import refuse_driven, refuse_pairs
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.config_dir import conf_dir
-from accordion_bench.datasets.images import ImageDataset
+from accordion_bench.datasets.base import Dataset
 from accordion_bench.exchange import levelled, sent_specs
 from accordion_bench.optimizers import without_dynamo
 from accordion_bench.plan import Ladder, Plan, Run, TensorSpec
@@ -37,7 +38,7 @@ class Components:
     codebooks: dict[int, tuple[float, ...]]
     schedule: Schedule
     sync: Sync
-    dataset: ImageDataset
+    dataset: Dataset
     run: Run
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> Plan:
@@ -147,9 +148,25 @@ def _codebooks(
     return books
 
 
-def build_model(cfg: Config, dataset: ImageDataset) -> nn.Module:
-    """The model for a data set, with random weights."""
-    return build(cfg["model"], "model", in_channels=dataset.in_channels, num_classes=dataset.num_classes)
+def build_model(cfg: Config, dataset: Dataset) -> nn.Module:
+    """The model for a data set, with random weights.
+
+    Raises:
+        ConfigError: the model is of another task, or needs larger images.
+    """
+    model, choices = target(cfg["model"], "model"), cfg.get("choices", {})
+    name, data = choices.get("model", "this one"), choices.get("dataset", "this one")
+    task = getattr(model, "task", "images")
+    if task != dataset.task:
+        instead = {"images": "dataset=digits", "text": "dataset=pydocs"}[task]
+        raise ConfigError(f"model={name} needs a data set of {task}, got dataset={data}; type {instead}")
+    smallest, size = getattr(model, "min_size", 1), getattr(dataset, "image_size", 1)
+    if task == "images" and size < smallest:
+        raise ConfigError(
+            f"model={name} needs images of at least {smallest} x {smallest} pixels, got dataset={data} with {size}; "
+            "type model=resnet20, or dataset=cifar10"
+        )
+    return build(cfg["model"], "model", **dataset.model_arguments())
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
@@ -157,6 +174,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
+    scale.register()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         full = hydra_compose("config", list(overrides), return_hydra_config=True)
     return resolve(full, full.hydra.runtime.choices)
@@ -170,6 +188,8 @@ def resolve(composed: Any, choices: Any) -> Config:
     cfg = OmegaConf.to_container(own, resolve=True)
     assert isinstance(cfg, dict)
     names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
+    if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
+        names["experiment"] = setup["experiment"] + ", faithful" * bool(setup.get("faithful"))
     return {**cfg, "choices": {key: _listed(value) for key, value in names.items()}}
 
 

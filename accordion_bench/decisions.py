@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accordion_bench.adaptive.base import Policy, tell_followers
 from accordion_bench.comm import Comm
-from accordion_bench.exchange import Exchange
+from accordion_bench.exchange import WHOLE_MODEL, Exchange
 from accordion_bench.noise import square_norms
 from accordion_bench.plan import Measured, Signals, SquareNorms, TensorSpec
 from accordion_bench.signals import GradientSums
@@ -18,6 +18,7 @@ from accordion_bench.statistics import BucketStatistics
 if TYPE_CHECKING:
     from accordion_bench.trainer import Trainer
 
+NORMS = "norm_of_sum_local"
 BUCKET_STATISTICS = ("bucket_moments", "pooled_moments", "histogram")
 
 
@@ -29,8 +30,11 @@ class Decisions:
         specs: the trained tensors.
         comm: collectives; what policies cost is charged to control_bytes.
         like: gives type and device.
+        measure: what is to be recorded whatever policies want to know, as in the configuration.
 
     Attributes:
+        norms: of the last epoch's summed gradients of worker 0, per tensor, where measured.
+        compression_error: of worker 0's first message of the epoch, where measured.
         epoch_sums: signals of a whole epoch.
         statistics: of the quantiser's buckets.
         recent, recent_count: sum of what worker 0 would have sent in the last exchanges, residual included.
@@ -39,8 +43,18 @@ class Decisions:
         unread_loss, loss_read_at: training loss of earlier epochs that `read_loss` has not seen, and its last step.
     """
 
-    def __init__(self, policies: dict[str, Policy], specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> None:
+    def __init__(
+        self,
+        policies: dict[str, Policy],
+        specs: Sequence[TensorSpec],
+        comm: Comm,
+        like: Tensor,
+        measure: dict[str, bool] | None = None,
+    ) -> None:
         self.policies, self.comm = policies, comm
+        self.measure = measure or {}
+        self.norms: dict[str, float] = {}
+        self.compression_error: float | None = None
         self.epoch_sums = GradientSums(specs, comm, like)
         self.statistics = BucketStatistics(comm)
         self.probes: dict[int, dict[str, Measured]] = {}
@@ -55,7 +69,8 @@ class Decisions:
 
     def needs(self, epoch: int) -> frozenset[str]:
         """Of an epoch."""
-        return frozenset().union(*(policy.needs(epoch) for policy in self.policies.values()))
+        wanted = frozenset([NORMS] if self.measure.get("norms") else [])
+        return wanted.union(*(policy.needs(epoch) for policy in self.policies.values()))
 
     def needs_at(self) -> frozenset[str]:
         """Of the exchange that is to come."""
@@ -64,6 +79,7 @@ class Decisions:
     def begin_epoch(self, trainer: "Trainer") -> None:
         """Start the epoch's sums; the trainer is about to forget the last epoch's loss."""
         self.unread_loss += trainer.loss_sum
+        self.compression_error = None
         for policy in self.policies.values():
             policy.begin_epoch(trainer.epoch, self.exchanges, trainer.plan)
         self.epoch_sums.begin(self.needs(trainer.epoch))
@@ -74,6 +90,9 @@ class Decisions:
         """Before an exchange: look at what each local group is to exchange, tensors [rows, ...]."""
         needs, plan = self.needs_at(), trainer.plan
         self.asked = needs
+        if self.comm.leader and self.measure.get("error") and self.compression_error is None:
+            probe = exchanges[0].probe(xs_W[0], plan, trainer.step, trainer.now, lr, first=True)
+            self.compression_error = probe.total_error
         if statistics := frozenset(name for name in needs if name.startswith(BUCKET_STATISTICS)):
             pairs = zip(exchanges, xs_W, strict=True)
             buckets = [rows for e, x_W in pairs for rows in e.buckets(x_W, plan, trainer.step, trainer.now)]
@@ -167,6 +186,8 @@ class Decisions:
         """Let the policies that decide per epoch edit the plan; returns what was decided in this epoch, by policy."""
         decisions: dict[str, Any] = {name: {"updates": made} for name, made in self.made.items()}
         self.made = {}
+        sums = self.epoch_sums.read()
+        self.norms = {name: norm for name, norm in sums.get(NORMS, {}).items() if name != WHOLE_MODEL}
         policies = {name: policy for name, policy in self.policies.items() if policy.when == "epoch"}
         if not policies:
             return decisions
@@ -174,13 +195,18 @@ class Decisions:
             trainer.epoch,
             trainer.lr(0),
             trainer.lr(0, trainer.epoch + 1),
-            self.epoch_sums.read(),
+            sums,
             trainer.step,
             self.exchanges,
             trainer.steps_left,
             epoch_steps=trainer.step_in_epoch,
         )
         return decisions | self._agreed(trainer, policies, signals)
+
+    def measured(self) -> dict[str, Any]:
+        """Columns that `measure` asks for, of the epoch that has ended."""
+        columns: dict[str, Any] = {"norms": self.norms} if self.measure.get("norms") else {}
+        return columns | ({"compression_error": self.compression_error} if self.measure.get("error") else {})
 
     def _agreed(self, trainer: "Trainer", policies: dict[str, Policy], signals: Signals) -> dict[str, Any]:
         """Update on the leader, then broadcast; returns what was decided."""

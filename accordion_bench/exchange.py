@@ -103,11 +103,24 @@ class Exchange:
 
     @torch.no_grad()
     def probe(
-        self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0, lr: float | Sequence[float] = 1.0
+        self,
+        xs_W: Sequence[Tensor],
+        plan: Plan,
+        step: int,
+        epoch: float = 0,
+        lr: float | Sequence[float] = 1.0,
+        first: bool = False,
     ) -> Probe:
-        """Error and bytes per sent tensor as under the plan, of the local workers; changes and sends nothing."""
-        ctx = self.context(plan, step, lr, epoch)
-        return self.compressor.probe(self.as_sent(xs_W), ctx, self.state, self.comm.workers)
+        """Error and bytes per sent tensor as under the plan; changes and sends nothing.
+
+        Args:
+            xs_W, plan, step, epoch, lr: as for an exchange.
+            first: of the first local worker alone, not of all.
+        """
+        ctx, state = self.context(plan, step, lr, epoch), self.state
+        if first:
+            xs_W, state = [x_W[:1] for x_W in xs_W], self._of_first()
+        return self.compressor.probe(self.as_sent(xs_W), ctx, state, self.comm.workers)
 
     @torch.no_grad()
     def fed(

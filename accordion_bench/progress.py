@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from accordion_bench.metrics import Metric
+
 if TYPE_CHECKING:
     from accordion_bench.trainer import Trainer
 
@@ -22,7 +24,7 @@ class Progress:
     def __init__(self, leader: bool) -> None:
         self.shown = leader and sys.stderr.isatty()
         self.bar: tqdm | None = None
-        self.metric: float | None = None
+        self.evaluated: tuple[Metric, float] | None = None
         self._next = 0.0
 
     def begin(self, total: int, done: int) -> None:
@@ -41,13 +43,14 @@ class Progress:
             mean = trainer.loss_sum.item() / (max(trainer.step_in_epoch, 1) * trainer.comm.local_workers)
             payload = trainer.comm.ledger.columns()["payload_bytes"]
             figures = {"loss": f"{mean:.3f}", "sent": human_bytes(payload)}
-            if self.metric is not None:
-                figures["accuracy"] = f"{self.metric:.1%}"
+            if self.evaluated:
+                metric, value = self.evaluated
+                figures[metric.name] = metric.show(value)
             self.bar.set_postfix(figures)
 
-    def epoch(self, metric: float) -> None:
+    def epoch(self, metric: Metric, value: float) -> None:
         """Note the newest evaluation."""
-        self.metric = metric
+        self.evaluated = metric, value
 
     def close(self) -> None:
         """Remove the bar."""

@@ -16,7 +16,8 @@ class Sampler:
         size: training samples.
         workers: A.
         seed: of the run.
-        sharding: `reshuffled` in every epoch or `static`.
+        sharding: `reshuffled` in every epoch, `static`, or `consecutive`: samples are segments of one sequence, cut
+            into A x batch size strands; a worker's next batch continues its strands. Batches are always whole.
     """
 
     def __init__(self, size: int, workers: int, seed: int, sharding: str = "reshuffled") -> None:
@@ -29,13 +30,18 @@ class Sampler:
 
     def begin_epoch(self, epoch: int, batch_size: int) -> None:
         """Draw the order of this epoch."""
+        self._batch_size = batch_size
+        if self.sharding == "consecutive":
+            return
         keyed = 0 if self.sharding == "static" else epoch
         order = torch.randperm(self.size, generator=rng.generator(self.seed, "order", keyed))
         total = self.per_worker * self.workers
         order = order.repeat(-(-total // self.size))[:total]
         self._shards = order.view(self.per_worker, self.workers).T
-        self._batch_size = batch_size
 
     def batch(self, worker: int, step: int) -> Tensor:
         """Indices of one worker's samples in one step of the epoch."""
+        if self.sharding == "consecutive":
+            strands = worker * self._batch_size + torch.arange(self._batch_size)
+            return (strands * self.steps(self._batch_size) + step) % self.size
         return self._shards[worker, step * self._batch_size : (step + 1) * self._batch_size]

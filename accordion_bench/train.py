@@ -10,6 +10,7 @@ from accordion_bench import launch, same
 from accordion_bench.check import ConfigError, show
 from accordion_bench.config import components
 from accordion_bench.layout import Layout, layout
+from accordion_bench.metrics import metric
 from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
 from accordion_bench.validate import validate, without_effect
@@ -204,20 +205,20 @@ def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
             ratio = f"{dense / sent:.3g}x less than dense, {human_bytes(dense)}" if sent else "nothing to send"
         else:
             ratio = f"{sent / dense:.3g}x MORE than dense, {human_bytes(dense)}"
-        return f"{name:<10}{human_bytes(sent)} per worker ({ratio})"
+        return f"{name:<11}{human_bytes(sent)} per worker ({ratio})"
 
-    simulated = summary["comm_seconds"] is None
+    simulated, judged = summary["comm_seconds"] is None, metric(summary["metric_name"])
     lines = [
-        f"{summary['metric_name']:<10}{summary['metric']:.2%} at the end, {summary['best_metric']:.2%} best "
+        f"{judged.name:<11}{judged.show(summary['metric'])} at the end, {judged.show(summary['best_metric'])} best "
         f"({summary['steps']} steps)",
         line("payload", summary["payload_bytes"], summary["dense_bytes"]),
         line("wire", summary["wire_bytes"], summary["dense_wire_bytes"]),
         *([line("entropy", entropy, summary["dense_bytes"])] if (entropy := summary["entropy_bytes"]) else []),
-        f"{'control':<10}{human_bytes(summary['control_bytes'])} of decisions and checks, "
+        f"{'control':<11}{human_bytes(summary['control_bytes'])} of decisions and checks, "
         f"{human_bytes(summary['eval_bytes'])} for evaluation",
-        f"{'time':<10}{summary['seconds']:.1f} s of training"
+        f"{'time':<11}{summary['seconds']:.1f} s of training"
         + (" (workers share a process: no communication time)" if simulated else ""),
-        f"{'modelled':<10}{summary['modelled_seconds']:.3g} s for one worker on {cfg['choices']['network']}, "
+        f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {cfg['choices']['network']}, "
         f"{summary['modelled_comm_seconds']:.3g} s of it communication "
         f"(dense {summary['modelled_dense_comm_seconds']:.3g} s)",
         str(path),

@@ -1,13 +1,11 @@
 """The loop: one training step reads from top to bottom."""
 
 import contextlib
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from accordion_bench import checkpoint, config
@@ -24,11 +22,11 @@ from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
 from accordion_bench.rng import kept_rng, key, seeded
 from accordion_bench.sampler import Sampler
+from accordion_bench.tasks import Task, task_of
 from accordion_bench.trackers.base import Tracker
 
-METRIC = "accuracy"
-EVAL_BATCH = 512
 RECOMPUTE_BATCHES = 128
+OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error")
 
 
 class Trainer:
@@ -41,7 +39,7 @@ class Trainer:
 
     Attributes, by role:
         what is trained: axis (model, gradients, buffers), optimizer or optimizers (of replicas), schedule,
-            data, sampler
+            task, data, sampler, batches (of this epoch)
         what is exchanged: sync (with its exchanges), comm
         what adapts: plan, ladder, decisions (with the policies and what they want to know)
         where it stands: epoch, step, step_in_epoch, loss_sum, best, to_target
@@ -54,6 +52,7 @@ class Trainer:
         seed = cfg["seed"]
         parts = config.components(cfg, comm.workers)
 
+        self.task: Task = task_of(parts.dataset)
         self.data = parts.dataset.load(cfg["paths"]["data"], seed, self.device)
         self.sampler = Sampler(self.data.train_size, comm.workers, seed, parts.dataset.sharding)
         with seeded(key(seed, "model")):
@@ -68,12 +67,12 @@ class Trainer:
 
         specs, like = self.axis.specs, self.axis.params[0]
         self.ladder, self.plan = parts.ladder, parts.plan_for(specs)
-        self.decisions = Decisions(parts.policies, specs, comm, like)
+        self.decisions = Decisions(parts.policies, specs, comm, like, cfg["measure"])
         self.just_exchanged: tuple[Exchange, list[Tensor]] | None = None
 
         self.epoch = self.step = self.step_in_epoch = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.best = -math.inf
+        self.best = self.task.metric.worst
         self.to_target: dict[str, float] = {}
         self.progress = Progress(comm.leader)
         self.tracker: Tracker = build(cfg["tracker"], "tracker")
@@ -88,11 +87,12 @@ class Trainer:
         losses = []
         with kept_rng(self.device):
             for row in range(comm.local_workers):
-                indices = self.sampler.batch(comm.first_worker + row, self.step_in_epoch)
-                x, y = self.data.train_batch(indices.to(self.device))
+                x, y = next(self.batches)
                 self.clock.lap("data")
                 losses.append(self._backward(row, x, y))
                 self.clock.lap("compute")
+        if self.cfg["clip_norm"]:
+            axis.clip(self.cfg["clip_norm"])
         loss = torch.stack(losses)
         self.loss_sum += loss.double().sum()
         self.clock.lap("compute")
@@ -171,7 +171,7 @@ class Trainer:
         xs, ys = x.split(size), y.split(size)
 
         def share_of_loss(i: int) -> Tensor:
-            return F.cross_entropy(self.axis.model(xs[i]), ys[i]) * (len(ys[i]) / len(y))
+            return self.task.loss(self.axis.model, xs[i], ys[i], row, i) * (len(ys[i]) / len(y))
 
         return self.axis.backward(row, self.step, share_of_loss, len(xs))
 
@@ -237,10 +237,17 @@ class Trainer:
         if self.step_in_epoch == 0:
             self.decisions.begin_epoch(self)
             self.loss_sum.zero_()
+            self.task.begin_epoch()
         self.sampler.begin_epoch(self.epoch, self.plan.batch_size)
-        self.data.begin_epoch(self.epoch)
+        steps = range(self.step_in_epoch, self.steps_per_epoch)
+        self.batches = self.data.train_batches(self.epoch, self.upcoming(steps))
         self.axis.model.train()
         self.clock.start()
+
+    def upcoming(self, steps: range) -> Iterator[Tensor]:
+        """Sample numbers of the local workers' batches, in the order in which they are wanted."""
+        workers = range(self.comm.first_worker, self.comm.first_worker + self.comm.local_workers)
+        return (self.sampler.batch(worker, step) for step in steps for worker in workers)
 
     def end_epoch(self) -> None:
         """Decide, evaluate, write the row."""
@@ -250,30 +257,33 @@ class Trainer:
         self.comm.agree(self.checksum(), "the parameters")
         # the plan, and with it the steps per epoch, may be the next epoch's already
         steps = self.comm.sum_(self.loss_sum.clone(), "eval") / (self.step_in_epoch * self.comm.workers)
-        train_loss, (test_loss, metric) = float(steps), self.evaluate()
+        train_loss, evaluated = float(steps), self.evaluate()
+        metric, name = evaluated[self.task.metric.name], self.task.metric.name
         self.comm.settle()
         row: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,
             "lr": lr,
             "train_loss": train_loss,
-            "test_loss": test_loss,
-            METRIC: metric,
+            **evaluated,
             **self.comm.ledger.columns(),
             **self.clock.columns(self.comm.local_workers == 1),
             **self.network.columns(self.comm),
             "plan": plan_record(plan, self.ladder),
             "decisions": decisions,
+            **self.decisions.measured(),
         }
-        self.best = max(self.best, metric)
+        if self.task.metric.better(metric, self.best):
+            self.best = metric
         target = self.cfg["target"]
-        if target is not None and metric >= target and not self.to_target:
+        if target is not None and self.task.metric.reaches(metric, target) and not self.to_target:
             self.to_target = {key: row[key] for key in ("seconds", "payload_bytes")}
         if self.comm.leader:
             self.folder.append_metrics(row)
             self.tracker.log(row)
-            log.info("epoch %d: losses %.4f %.4f, %s %.4f", self.epoch, train_loss, test_loss, METRIC, metric)
-        self.progress.epoch(metric)
+            losses = train_loss, evaluated["test_loss"]
+            log.info("epoch %d: losses %.4f %.4f, %s %.4f", self.epoch, *losses, name, metric)
+        self.progress.epoch(self.task.metric, metric)
         self.epoch += 1
         self.step_in_epoch = 0
 
@@ -289,45 +299,42 @@ class Trainer:
         return int(torch.stack(bits).sum())
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[float, float]:
-        """(loss, accuracy) of the consensus model on the test set; training state stays as it is."""
+    def evaluate(self) -> dict[str, float]:
+        """Evaluation columns of the consensus model; training state stays as it is."""
         axis, comm = self.axis, self.comm
         kept, values = None, self.sync.consensus(self)
         if axis.bn == "recompute":
-            batches = min(RECOMPUTE_BATCHES, self.step_in_epoch)
+            count = min(RECOMPUTE_BATCHES, self.step_in_epoch)
+            rows = range(comm.local_workers)
+            # worker by worker, unlike training
+            order = (self.sampler.batch(comm.first_worker + row, batch) for row in rows for batch in range(count))
+            batches = self.data.train_batches(self.epoch, order)
 
             def forward(row: int, batch: int) -> None:
                 axis.seed_dropout("recompute", self.step, row, batch)
-                indices = self.sampler.batch(comm.first_worker + row, batch).to(self.device)
-                axis.model(self.data.train_batch(indices)[0])
+                axis.model(next(batches)[0])
 
             with kept_rng(self.device):
-                kept = axis.recompute_buffers(values, forward, batches)
+                kept = axis.recompute_buffers(values, forward, count)
         axis.model.eval()
-        totals = torch.zeros(3, dtype=torch.float64, device=self.device)
+        totals = []
         for row, buffers in enumerate(axis.consensus_buffers()):
             axis.evaluate_with(values, buffers)
-            first = min(comm.first_worker + row, self.data.test_size)
-            share = torch.arange(first, self.data.test_size, comm.workers, device=self.device)
-            for indices in share.split(EVAL_BATCH):
-                x, y = self.data.test_batch(indices)
-                output = axis.model(x)
-                totals[0] += F.cross_entropy(output, y, reduction="sum").double()
-                totals[1] += (output.argmax(1) == y).sum()
-                totals[2] += len(y)
+            share = self.task.totals(axis.model, self.data, comm.first_worker + row, comm.workers)
+            totals.append(share.to(self.device))
         if kept is not None:
             axis.buffers_W = kept
         axis.evaluate_with(axis.shared, {})
-        loss, correct, count = comm.sum_(totals, "eval").tolist()
-        return loss / count, correct / count
+        return self.task.columns(comm.sum_(torch.stack(totals).sum(0), "eval").tolist())
 
     def summary(self) -> dict[str, Any]:
         """summary.json: the final metric, the ledger and the clock."""
         row = self.folder.read_metrics()[-1] if self.comm.leader else {}
-        kept = {k: v for k, v in row.items() if k not in ("epoch", "step", "lr", "plan", "decisions", METRIC)}
+        name = self.task.metric.name
+        kept = {k: v for k, v in row.items() if k not in (*OF_AN_EPOCH, name)}
         return {
-            "metric_name": METRIC,
-            "metric": row.get(METRIC),
+            "metric_name": name,
+            "metric": row.get(name),
             "best_metric": self.best,
             "steps": self.step,
             "epochs": self.epoch,

@@ -13,6 +13,8 @@ from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.layout import layout, placed
+from accordion_bench.scale import SCALES
+from accordion_bench.tasks import task_of
 from accordion_bench.wrapped import FEEDBACK, SERVER, wrapped_compressor
 
 
@@ -29,9 +31,14 @@ def validate(cfg: Config) -> None:
     if cfg["micro_batch_size"] is not None:
         check.integer("micro_batch_size", cfg["micro_batch_size"], at_least=1, instead=cfg["batch_size"])
     check.choice("bn", cfg["bn"], BN_POLICIES)
-    if cfg["target"] is not None:
-        check.number("target", cfg["target"], above=0, at_most=1, instead=0.9)
+    if cfg["clip_norm"] is not None:
+        check.number("clip_norm", cfg["clip_norm"], above=0, instead=1.0)
+    check.choice("scale", cfg["scale"], SCALES)
+    if cfg["scale"] != "full" and "experiment" not in cfg.get("choices", {}):
+        raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", cfg["scale"], "full")
     check.integer("checkpoint.every", cfg["checkpoint"]["every"], at_least=0)
+    for key in ("norms", "error"):
+        check.boolean(f"measure.{key}", cfg["measure"][key], instead=True)
     for key, folder in (("data", "data"), ("runs", "results/runs")):
         if not cfg["paths"][key]:
             raise ValueRefused(f"paths.{key}", "a folder", "''", folder)
@@ -42,6 +49,9 @@ def validate(cfg: Config) -> None:
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = components(placed(cfg, where := layout(cfg)), where.workers)
+    if cfg["target"] is not None:
+        share = {"at_most": 1} if task_of(parts.dataset).metric.percent else {}
+        check.number("target", cfg["target"], above=0, instead=0.9 if share else 100, **share)
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
     with rng.kept_rng():
         model = build_model(cfg, parts.dataset)
@@ -61,7 +71,8 @@ def _check_kinds(cfg: Config) -> None:
         ConfigError: for the first option that differs.
     """
     declared = _declared(cfg)
-    for prefix in ("", "checkpoint.", "paths.", "comm."):  # options of other groups are their constructors' to refuse
+    # options of other groups are their constructors' to refuse
+    for prefix in ("", "checkpoint.", "measure.", "paths.", "comm."):
         here, there = (cfg.get(prefix[:-1]), declared.get(prefix[:-1])) if prefix else (cfg, declared)
         if not isinstance(here, dict) or not there:
             continue

@@ -26,7 +26,7 @@ def never_launched(monkeypatch, tmp_path):
         raise AssertionError("not refused")
 
     monkeypatch.setattr(launch, "joined", joined)
-    monkeypatch.setattr(config.ImageDataset, "prepare", lambda self, root: None)
+    monkeypatch.setattr(config.Dataset, "prepare", lambda self, root: None)
     monkeypatch.setattr("accordion_bench.datasets.cifar.Cifar.prepare", lambda self, root: None)
     monkeypatch.chdir(tmp_path)
     yield

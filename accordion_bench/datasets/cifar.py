@@ -21,7 +21,7 @@ class Cifar(ImageDataset):
         subset, limit_eval, sharding: see `ImageDataset`.
     """
 
-    in_channels = 3
+    in_channels, image_size = 3, 32
     train_size = 50_000
 
     def __init__(self, classes: int, augment: bool = True, **options) -> None:

@@ -14,7 +14,7 @@ TRAIN = 1437  # the first four fifths, in the file's order; the rest is for eval
 class Digits(ImageDataset):
     """1,437 training and 360 test images, 10 classes, one channel; no augmentation."""
 
-    in_channels, num_classes = 1, 10
+    in_channels, num_classes, image_size = 1, 10, 8
     train_size = 1437
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:

@@ -1,9 +1,12 @@
 """Image classification data in memory: batches by index, augmentation in one vectorised pass."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from accordion_bench import check, rng
+from accordion_bench import rng
+from accordion_bench.datasets.base import Batches, Dataset
 
 
 class ImageData:
@@ -37,6 +40,17 @@ class ImageData:
         if self.flip:
             self._flips = torch.randint(0, 2, (self.train_size,), generator=generator).bool().to(device)
 
+    def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
+        """Augmented, normalised images and labels for each index tensor in turn."""
+        self.begin_epoch(epoch)
+        for indices in batches:
+            yield self.train_batch(indices.to(self.train_labels.device))
+
+    def test_batches(self, batches: Iterable[Tensor]) -> Batches:
+        """Normalised images and labels for each index tensor in turn."""
+        for indices in batches:
+            yield self.test_batch(indices.to(self.test_labels.device))
+
     def train_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Augmented, normalised images and labels."""
         images = self.train_images[indices]
@@ -67,46 +81,23 @@ class ImageData:
         return images[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-class ImageDataset:
-    """A data set that can be checked before it is loaded.
+class ImageDataset(Dataset):
+    """Images with one label each.
 
     Args:
-        subset: use only this many training images, chosen by the seed; null = all.
-        limit_eval: evaluate on the first so many test images; null = all.
-        sharding: `reshuffled` over workers in every epoch, or `static`: each worker sees the same images in the same
-            order in every epoch (Accordion's code).
+        subset, limit_eval, sharding: see `Dataset`.
 
     Class attributes:
-        in_channels, num_classes: what a model must accept.
-        train_size: training images of the whole set.
+        in_channels, num_classes, image_size: what a model must accept.
     """
 
+    task = "images"
     in_channels: int
     num_classes: int
-    train_size: int
+    image_size: int
 
-    def __init__(self, subset: int | None = None, limit_eval: int | None = None, sharding: str = "reshuffled") -> None:
-        for key, value in (("subset", subset), ("limit_eval", limit_eval)):
-            if value is not None:
-                check.integer(key, value, at_least=1, instead=1000)
-        self.subset, self.limit_eval = subset, limit_eval
-        self.sharding = check.choice("sharding", sharding, ["reshuffled", "static"])
-
-    @property
-    def train_count(self) -> int:
-        """Training images of a run."""
-        return min(self.subset or self.train_size, self.train_size)
-
-    def prepare(self, root: str) -> None:
-        """Make sure that the data is under `root`, downloading it where needed.
-
-        Raises:
-            ConfigError: it is not there and cannot be fetched.
-        """
-
-    def load(self, root: str, seed: int, device: torch.device) -> ImageData:
-        """Read the data."""
-        raise NotImplementedError
+    def model_arguments(self) -> dict[str, int]:
+        return {"in_channels": self.in_channels, "num_classes": self.num_classes}
 
     def cut(self, train, test, seed: int):
         """Apply `subset` and `limit_eval` to (images, labels) pairs."""

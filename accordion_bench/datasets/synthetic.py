@@ -31,7 +31,7 @@ class Synthetic(ImageDataset):
         sizes = {"size": size, "channels": channels, "train_size": train_size, "test_size": test_size}
         for key, value in sizes.items():
             check.integer(key, value, at_least=1)
-        self.size, self.in_channels = size, channels
+        self.size, self.image_size, self.in_channels = size, size, channels
         self.num_classes = check.integer("classes", classes, at_least=2)
         self.train_size, self.test_size = train_size, test_size
         self.noise = check.number("noise", noise, at_least=0, instead=1)

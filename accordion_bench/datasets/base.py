@@ -1,0 +1,73 @@
+"""What every data set is: checked before it is loaded, then read in batches, in the order asked for."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from accordion_bench import check
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+class Data(Protocol):
+    """A loaded data set; batches are on the device, and a loader may read ahead, in the order given.
+
+    Attributes:
+        train_size, test_size: samples.
+    """
+
+    train_size: int
+    test_size: int
+
+    def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
+        """Inputs and targets, augmented as the epoch says, for each index tensor in turn."""
+
+    def test_batches(self, batches: Iterable[Tensor]) -> Batches:
+        """Inputs and targets for each index tensor in turn."""
+
+
+class Dataset:
+    """A data set that can be checked before it is loaded.
+
+    Args:
+        subset: use only this many training samples, chosen by the seed; null = all.
+        limit_eval: evaluate on the first so many samples; null = all.
+        sharding: `reshuffled` over workers in every epoch, or `static`: each worker sees the same samples in the same
+            order in every epoch (Accordion's code).
+
+    Class attributes:
+        task: `images` or `text`.
+        train_size: training samples of the whole set.
+    """
+
+    task: str
+    train_size: int
+
+    def __init__(self, subset: int | None = None, limit_eval: int | None = None, sharding: str = "reshuffled") -> None:
+        for key, value in (("subset", subset), ("limit_eval", limit_eval)):
+            if value is not None:
+                check.integer(key, value, at_least=1, instead=1000)
+        self.subset, self.limit_eval = subset, limit_eval
+        self.sharding = check.choice("sharding", sharding, ["reshuffled", "static"])
+
+    @property
+    def train_count(self) -> int:
+        """Training samples of a run."""
+        return min(self.subset or self.train_size, self.train_size)
+
+    def model_arguments(self) -> dict[str, Any]:
+        """What a model must be told of the data, by the names of its constructor."""
+        raise NotImplementedError
+
+    def prepare(self, root: str) -> None:
+        """Make sure that the data is under `root`, downloading it where needed.
+
+        Raises:
+            ConfigError: it is not there and cannot be fetched.
+        """
+
+    def load(self, root: str, seed: int, device: torch.device) -> Data:
+        """Read the data."""
+        raise NotImplementedError

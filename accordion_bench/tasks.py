@@ -1,0 +1,125 @@
+"""Tasks: loss and evaluation of what is trained: images with labels, or the next word of a text."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from accordion_bench.datasets.base import Data, Dataset
+from accordion_bench.metrics import METRICS, Metric
+
+EVAL_BATCH = 512
+
+
+class Task:
+    """What the trainer must know of a task.
+
+    Class attributes:
+        metric: what a run is judged by.
+    """
+
+    metric: Metric
+
+    def begin_epoch(self) -> None:
+        """Before the first step of an epoch."""
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
+        """Mean loss of one micro-batch of a local worker."""
+        raise NotImplementedError
+
+    def totals(self, model: nn.Module, data: Data, worker: int, workers: int) -> Tensor:
+        """Sums over one worker's share of the evaluation data, float64; added up over workers they give `columns`."""
+        raise NotImplementedError
+
+    def columns(self, totals: list[float]) -> dict[str, float]:
+        """Evaluation columns of a metrics row: `test_loss`, the metric, and others."""
+        raise NotImplementedError
+
+    def worker_state(self, row: int) -> dict[Any, Any]:
+        """What belongs to one local worker in mid-epoch."""
+        return {}
+
+    def load_worker_state(self, row: int, state: dict[Any, Any], device: torch.device) -> None:
+        """Continue from `worker_state()`."""
+
+
+class Images(Task):
+    """Cross-entropy of one label per image; accuracy."""
+
+    metric = METRICS["accuracy"]
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    def totals(self, model: nn.Module, data: Data, worker: int, workers: int) -> Tensor:
+        totals: Tensor | None = None
+        share = torch.arange(min(worker, data.test_size), data.test_size, workers)
+        for x, y in data.test_batches(share.split(EVAL_BATCH) if len(share) else []):
+            output = model(x)
+            loss, correct = F.cross_entropy(output, y, reduction="sum"), (output.argmax(1) == y).sum()
+            found = torch.stack([loss.double(), correct.double(), torch.full_like(loss, len(y), dtype=torch.float64)])
+            totals = found if totals is None else totals + found
+        return torch.zeros(3, dtype=torch.float64) if totals is None else totals
+
+    def columns(self, totals: list[float]) -> dict[str, float]:
+        loss, correct, count = totals
+        return {"test_loss": loss / count, "accuracy": correct / count}
+
+
+class Text(Task):
+    """Cross-entropy of the next word, in nats; perplexity = exp(mean cross-entropy).
+
+    Truncated backpropagation through time: a worker's model goes on from the state in which its last step has left it,
+    from zeros at the start of an epoch. Every split is evaluated whole, in strands of its own, so that the result does
+    not depend on the number of workers.
+
+    Args:
+        metric_split: the split that `perplexity` is of, `test` or `valid`.
+    """
+
+    metric = METRICS["perplexity"]
+
+    def __init__(self, metric_split: str = "test") -> None:
+        self.metric_split = metric_split
+        self.states: dict[int, dict[int, tuple[Tensor, ...]]] = {}
+
+    def begin_epoch(self) -> None:
+        self.states.clear()
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
+        states = self.states.setdefault(row, {})
+        logits, state = model(x, states.get(micro))
+        states[micro] = tuple(part.detach() for part in state)
+        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+    def totals(self, model: nn.Module, data: Any, worker: int, workers: int) -> Tensor:
+        totals = []
+        for split in data.splits:
+            total, state = torch.zeros(2, dtype=torch.float64, device=data.device), None
+            for x, y in data.strands(split, worker, workers):
+                logits, state = model(x, state)
+                total[0] += F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").double()
+                total[1] += (y >= 0).sum()
+            totals.append(total)
+        return torch.cat(totals)
+
+    def columns(self, totals: list[float]) -> dict[str, float]:
+        losses = {"test": totals[0] / totals[1], "valid": totals[2] / totals[3]}
+        perplexity = {split: torch.tensor(loss, dtype=torch.float64).exp().item() for split, loss in losses.items()}
+        return {
+            "test_loss": losses["test"],
+            "perplexity": perplexity[self.metric_split],
+            **{f"{split}_perplexity": perplexity[split] for split in ("test", "valid")},
+        }
+
+    def worker_state(self, row: int) -> dict[Any, Any]:
+        return {micro: [part.clone() for part in state] for micro, state in self.states.get(row, {}).items()}
+
+    def load_worker_state(self, row: int, state: dict[Any, Any], device: torch.device) -> None:
+        self.states[row] = {micro: tuple(part.to(device) for part in parts) for micro, parts in state.items()}
+
+
+def task_of(dataset: Dataset) -> Task:
+    """The task of a data set."""
+    return Text(getattr(dataset, "metric_split", "test")) if dataset.task == "text" else Images()

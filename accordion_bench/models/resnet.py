@@ -4,10 +4,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accordion_bench import check
+from accordion_bench.models.weights import kaiming_
 
 
 def _conv3x3(channels_in: int, channels: int, stride: int) -> nn.Conv2d:
     return nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+
+
+def _conv1x1(channels_in: int, channels: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(channels_in, channels, 1, stride, bias=False)
 
 
 class BasicBlock(nn.Module):
@@ -17,6 +22,8 @@ class BasicBlock(nn.Module):
         shortcut: `A`: subsample and pad with zero channels, no parameters. `B`: 1x1 convolution and BatchNorm.
     """
 
+    expansion = 1
+
     def __init__(self, channels_in: int, channels: int, stride: int, shortcut: str) -> None:
         super().__init__()
         self.conv1, self.bn1 = _conv3x3(channels_in, channels, stride), nn.BatchNorm2d(channels)
@@ -24,8 +31,7 @@ class BasicBlock(nn.Module):
         self.stride, self.padding = stride, channels - channels_in
         self.shortcut: nn.Module | None = None
         if shortcut == "B" and (stride != 1 or self.padding):
-            projection = nn.Conv2d(channels_in, channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
+            self.shortcut = nn.Sequential(_conv1x1(channels_in, channels, stride), nn.BatchNorm2d(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
@@ -36,33 +42,61 @@ class BasicBlock(nn.Module):
         return F.relu(y + x)
 
 
+class Bottleneck(nn.Module):
+    """1x1, 3x3 (which has the stride) and 1x1 convolutions, four times as wide at the end; shortcuts are option B."""
+
+    expansion = 4
+
+    def __init__(self, channels_in: int, channels: int, stride: int, shortcut: str) -> None:
+        super().__init__()
+        check.choice("shortcut", shortcut, ["B"])
+        wide = self.expansion * channels
+        self.conv1, self.bn1 = _conv1x1(channels_in, channels), nn.BatchNorm2d(channels)
+        self.conv2, self.bn2 = _conv3x3(channels, channels, stride), nn.BatchNorm2d(channels)
+        self.conv3, self.bn3 = _conv1x1(channels, wide), nn.BatchNorm2d(wide)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != wide:
+            self.shortcut = nn.Sequential(_conv1x1(channels_in, wide, stride), nn.BatchNorm2d(wide))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
+
+
 class ResNet(nn.Module):
-    """Stages of basic blocks; every stage after the first halves the resolution.
+    """Stages of blocks; every stage after the first halves the resolution.
 
     Args:
         in_channels, num_classes: of the data set.
-        widths: channels of each stage.
-        blocks: basic blocks of each stage.
+        widths: channels of each stage, before the block's expansion.
+        blocks: blocks of each stage.
         shortcut: `A` (He et al.'s CIFAR networks) or `B` (ResNet-18).
+        block: `BasicBlock` or `Bottleneck`.
     """
 
     def __init__(
-        self, in_channels: int, num_classes: int, widths: list[int], blocks: list[int], shortcut: str = "A"
+        self,
+        in_channels: int,
+        num_classes: int,
+        widths: list[int],
+        blocks: list[int],
+        shortcut: str = "A",
+        block: type[BasicBlock | Bottleneck] = BasicBlock,
     ) -> None:
         super().__init__()
+        check.choice("shortcut", shortcut, ["A", "B"])
         self.conv, self.bn = _conv3x3(in_channels, widths[0], 1), nn.BatchNorm2d(widths[0])
         stages, channels = [], widths[0]
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             layers = []
-            for block in range(count):
-                layers.append(BasicBlock(channels, width, 2 if stage and not block else 1, shortcut))
-                channels = width
+            for i in range(count):
+                layers.append(block(channels, width, 2 if stage and not i else 1, shortcut))
+                channels = block.expansion * width
             stages.append(nn.Sequential(*layers))
         self.stages = nn.Sequential(*stages)
         self.fc = nn.Linear(channels, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        kaiming_(self)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.stages(F.relu(self.bn(self.conv(x))))
@@ -88,3 +122,17 @@ class ResNet18(ResNet):
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes, [64, 128, 256, 512], [2, 2, 2, 2], "B")
+
+
+class ResNet34(ResNet):
+    """ResNet-34 with a 3x3 stem: 21,282,122 parameters with 10 classes."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__(in_channels, num_classes, [64, 128, 256, 512], [3, 4, 6, 3], "B")
+
+
+class ResNet50(ResNet):
+    """ResNet-50 with a 3x3 stem, bottleneck blocks: 23,520,842 parameters with 10 classes."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__(in_channels, num_classes, [64, 128, 256, 512], [3, 4, 6, 3], "B", Bottleneck)

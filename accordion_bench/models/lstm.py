@@ -1,0 +1,65 @@
+"""LSTM language model."""
+
+import torch
+from torch import Tensor, nn
+
+from accordion_bench import check
+
+State = tuple[Tensor, Tensor]  # (h, c), [layers, B, hidden] each
+
+
+class LSTM(nn.Module):
+    """logits_t = V y_t + b, y = d(LSTM(.. d(LSTM(d(E[tokens]))))), d dropout; with tied weights V is E.
+
+    First values as in the usual word-level language models: E and V uniform in +-0.1, b = 0; the recurrent layers
+    keep torch's, uniform in +-1 / sqrt(hidden).
+
+    Args:
+        vocabulary: number of tokens.
+        hidden: units of each layer, and the length of a token's embedding.
+        layers: recurrent layers.
+        dropout: share of activations that is zeroed after the embedding, between layers and after the last one.
+        tied: embedding and output layer are one tensor (Press and Wolf 2017; Inan et al. 2017).
+
+    3 layers x 650, tied, has 31,819,578 parameters with WikiText-2's 33,278 tokens, as in the Accordion experiments.
+    Source: Zaremba et al. 2014 (arXiv 1409.2329).
+    """
+
+    task = "text"
+
+    def __init__(
+        self, vocabulary: int, hidden: int = 650, layers: int = 3, dropout: float = 0.4, tied: bool = True
+    ) -> None:
+        super().__init__()
+        check.integer("vocabulary", vocabulary, at_least=2)
+        check.integer("hidden", hidden, at_least=1, instead=650)
+        check.integer("layers", layers, at_least=1, instead=3)
+        dropout = check.number("dropout", dropout, at_least=0, below=1, instead=0.4)
+        check.boolean("tied", tied)
+        self.dropout = nn.Dropout(dropout)
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        # one module per layer: cuDNN's dropout between layers has a generator of its own, which no seed reaches
+        self.recurrent = nn.ModuleList(nn.LSTM(hidden, hidden, batch_first=True) for _ in range(layers))
+        self.decoder = nn.Linear(hidden, vocabulary)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        if tied:
+            self.decoder.weight = self.embedding.weight
+        else:
+            nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
+        nn.init.zeros_(self.decoder.bias)
+
+    def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Logits [B, T, vocabulary] for the token after each of tokens [B, T], and the state after the last one.
+
+        state: None = zeros, or what an earlier call returned; gradients flow through it unless the caller detaches it.
+        """
+        y = self.dropout(self.embedding(tokens))
+        ends = []
+        for i, layer in enumerate(self.recurrent):
+            # cuDNN refuses states that are not contiguous, such as slices of a batch
+            begin = None if state is None else (state[0][i : i + 1].contiguous(), state[1][i : i + 1].contiguous())
+            y, end = layer(y, begin)
+            y = self.dropout(y)
+            ends.append(end)
+        h, c = (torch.cat(parts) for parts in zip(*ends, strict=True))
+        return self.decoder(y), (h, c)

@@ -1,0 +1,57 @@
+"""torchvision's classifiers in their ImageNet form."""
+
+from torch import Tensor, nn
+
+from accordion_bench import check
+from accordion_bench.check import ConfigError, ValueRefused
+
+# smallest image side that a family accepts, where that is not 1; maxvit and vit accept none above 224
+MIN_SIZE = {
+    "alexnet": 63,
+    "convnext": 32,
+    "densenet": 29,
+    "googlenet": 15,
+    "inception": 75,
+    "maxvit": 221,
+    "squeezenet1_0": 21,
+    "squeezenet1_1": 17,
+    "swin": 4,
+    "vgg": 32,
+    "vit": 224,
+}
+
+
+class Torchvision(nn.Module):
+    """A classifier of torchvision with its own random first weights, never pretrained ones.
+
+    Networks with auxiliary heads (googlenet, inception_v3) are built without them, so that they return plain logits.
+
+    Args:
+        in_channels: 3; torchvision's networks take colour images.
+        num_classes: of the data set.
+        name: as torchvision.models.list_models spells it.
+
+    Attributes:
+        min_size: pixels of the smallest image side.
+    """
+
+    min_size = 1
+
+    def __init__(self, in_channels: int, num_classes: int, name: str) -> None:
+        super().__init__()
+        from torchvision import models  # takes seconds to import: only runs that need it pay
+
+        names = models.list_models(module=models)
+        if name not in names:
+            raise ValueRefused("name", "a classifier of torchvision", name, check.closest(str(name), names))
+        if in_channels != 3:
+            raise ConfigError(
+                f"model must be one that takes {in_channels} channel{'s' if in_channels > 1 else ''} with this dataset,"
+                f" got torchvision's {name}, which takes 3; type model=resnet18, or a dataset of colour images"
+            )
+        plain = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        self.network = models.get_model(name, weights=None, num_classes=num_classes, **plain)
+        self.min_size = next((size for family, size in MIN_SIZE.items() if name.startswith(family)), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)

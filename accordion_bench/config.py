@@ -160,13 +160,14 @@ def build_model(cfg: Config, dataset: Dataset) -> nn.Module:
     if task != dataset.task:
         instead = {"images": "dataset=digits", "text": "dataset=pydocs"}[task]
         raise ConfigError(f"model={name} needs a data set of {task}, got dataset={data}; type {instead}")
-    smallest, size = getattr(model, "min_size", 1), getattr(dataset, "image_size", 1)
+    built = build(cfg["model"], "model", **dataset.model_arguments())
+    smallest, size = getattr(built, "min_size", 1), getattr(dataset, "image_size", 1)
     if task == "images" and size < smallest:
         raise ConfigError(
             f"model={name} needs images of at least {smallest} x {smallest} pixels, got dataset={data} with {size}; "
             "type model=resnet20, or dataset=cifar10"
         )
-    return build(cfg["model"], "model", **dataset.model_arguments())
+    return built
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:

@@ -51,7 +51,15 @@ DISTEF = "compressor=distefblocksgd"
 REFUSED = [
     (["compressor=powersdg"], "compressor must be one of adacomp, .*, trn, got powersdg; type compressor=powersgd"),
     (["adaptive=[accordion,foo]"], "adaptive must be one of accordion, .*, none, .*, got foo"),
-    (["model=resnet19"], "model must be one of resnet18, resnet20, resnet8, got resnet19"),
+    (["model=resnet19"], "model must be one of densenet, .*, vgg19, got resnet19; type model=resnet"),
+    (["model=lstm"], "model=lstm needs a data set of text, got dataset=digits; type dataset=pydocs"),
+    (["dataset=pydocs"], "model=resnet8 needs a data set of images, got dataset=pydocs; type dataset=digits"),
+    (["model=vgg16"], "model=vgg16 needs images of at least 32 x 32 pixels, got dataset=digits with 8; type"),
+    (["clip_norm=0"], "clip_norm must be a number above 0, got 0; type clip_norm=1.0"),
+    (["scale=tniy"], "scale must be one of full, small, tiny, got tniy; type scale=tiny"),
+    (["scale=tiny"], "scale must be full without \\+experiment=NAME, .*, got tiny; type scale=full"),
+    (["measure.norms=1"], "measure.norms must be true or false, got 1"),
+    (["measure.foo=true"], "measure.foo is no option here"),
     (["compressor="], "compressor must be one of .*, got nothing; type compressor="),
     (["compressor=null"], "must be given by name, got NoneType; type GROUP=NAME"),
     ([POWERSGD, "compressor.rnak=1"], "compressor.rnak is no option here; type compressor.rank"),
@@ -144,7 +152,8 @@ def test_more_processes_than_gpus():
 
 # ---- every option of every YAML file, fed with a value of the wrong kind
 
-FREE_TEXT = {"paths.data", "paths.runs", "tracker.project"}  # may be called nonsense
+FREE_TEXT = {"paths.data", "paths.runs", "tracker.project", "dataset.folder"}  # may be called nonsense
+TEXTS = {f"dataset={name}" for name in ("wikitext2", "ptb", "pydocs", "synthetic_text")}
 GROUPS = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
@@ -178,6 +187,10 @@ def _target_of(cfg: dict, key: str) -> str | None:
 @pytest.mark.parametrize("choice", options())
 def test_wrong_kind_in_plain_yaml(choice):
     overrides = [choice] if choice else []
+    if choice in TEXTS:
+        overrides += ["model=lstm_small"]
+    if "lstm" in choice:
+        overrides += ["dataset=synthetic_text"]
     if "adaptive=" in choice:
         _, name = choice.split("=")
         fitting = next(c for c in ("qsgd", "topk") if matrix.of_pair("compressor", c, "adaptive", name) is None)

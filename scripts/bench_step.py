@@ -45,6 +45,7 @@ def our_step(trainer: Trainer) -> Callable[[], None]:
     def step() -> None:
         if trainer.step_in_epoch >= trainer.steps_per_epoch - 1:
             trainer.step_in_epoch = 0
+            trainer.begin_epoch()
         trainer.train_step()
 
     return step

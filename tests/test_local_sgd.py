@@ -228,7 +228,7 @@ def test_evaluation_in_mid_round_changes_nothing(tmp_path, sync, bn):
     net = ["model._target_=tests.tiny.Net", f"bn={bn}", f"sync={sync}", "epochs=2"]
     net += ["sync.groups=[[2,2],[8,4]]"] if sync == "hierarchical" else ["sync.period=4"]
     evaluated, blind = trainer_for(tmp_path, *net), trainer_for(tmp_path, *net)
-    blind.evaluate = lambda: (0.0, 0.0)
+    blind.evaluate = lambda: {"test_loss": 0.0, "accuracy": 0.0}
     for run in (evaluated, blind):
         local.fitted(run)
     assert evaluated.folder.read_metrics()[0]["test_loss"] > 0
@@ -258,7 +258,7 @@ def test_what_is_evaluated_is_the_mean_with_its_own_statistics(tmp_path):
         evaluate_with(values, buffers)
 
     run.axis.recompute_buffers, run.axis.evaluate_with = spied, seen
-    assert math.isfinite(run.evaluate()[0])
+    assert math.isfinite(run.evaluate()["test_loss"])
     for values in used.values():
         assert deviation(values, local.mean(before)) < 1e-6
     assert len(used) == 2 and deviation(used["evaluated"], run.axis.shared) > 1e-4

@@ -49,6 +49,7 @@ class Exchange:
         self.state: State = compressor.init(self.sent, comm, like.float() if like.element_size() == 2 else like)
         self.what = "gradient"  # for messages
         self.numel = sum(spec.numel for spec in specs)
+        self._counted: tuple[list[float | None], int | None] = [], 0
 
     def levels(self, plan: Plan, step: int, epoch: float = 0) -> list[float | None]:
         """The knob's value for each sent tensor, 1 without a knob; None = dense."""
@@ -69,6 +70,15 @@ class Exchange:
         levels = self.levels(plan, step, epoch)
         pairs = zip(self.sent, levels, strict=True)
         return round(sum(self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs))
+
+    def paper_floats(self, levels: list[float | None]) -> int | None:
+        """Volume of one exchange at these levels as the Accordion paper counts it; None = it has no count for this."""
+        if levels != self._counted[0]:  # a plan lasts for many steps
+            pairs = zip(self.sent, levels, strict=True)
+            counts = [self.compressor.paper_floats(spec, level, self.comm.workers) for spec, level in pairs]
+            known = [count for count in counts if count is not None]
+            self._counted = levels, sum(known) if len(known) == len(counts) else None
+        return self._counted[1]
 
     @torch.no_grad()
     def __call__(
@@ -94,6 +104,7 @@ class Exchange:
             raise NonFinite(f"{bad} is not finite")
         ctx = self.context(plan, step, lr, epoch)
         updates = self.compressor.exchange(self.as_sent(xs_W), ctx, self.state, self.comm).update
+        self.comm.ledger.paper_count(self.paper_floats(list(ctx.levels)))
         out: list[Tensor] = [updates[0]] * len(self.specs) if self.specs else []
         for update, unit in zip(updates, self.units, strict=True):
             parts = [update] if self.scope == "tensor" else update.view(-1).split([self.specs[i].numel for i in unit])

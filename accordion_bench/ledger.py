@@ -32,6 +32,8 @@ class Ledger:
         "dense_wire",
         "dense_rounds",
         "entropy",
+        "paper_floats",
+        "uncounted",
     )
     viewed = ("payload", "wire", "entropy")
 
@@ -71,6 +73,11 @@ class Ledger:
         self.counts["dense_wire"] += 2 * (self.workers - 1) * 4 * numel
         self.counts["dense_rounds"] += 2 * (self.workers - 1)
 
+    def paper_count(self, floats: int | None) -> None:
+        """Count an exchange as the Accordion paper does, in floats of one worker; None = the paper has no count."""
+        self.counts["paper_floats"] += floats or 0
+        self.counts["uncounted"] += floats is None
+
     def absorb(self, inner: Sequence["Ledger"]) -> None:
         """Add what the groups of this process have just spent to its view of the run, and clear it.
 
@@ -81,7 +88,8 @@ class Ledger:
         alike = self.workers // (inner[0].workers * len(inner))  # processes, or groups of several processes
         for name in self.viewed:
             self.views[name] += alike * sum(ledger.counts[name] for ledger in inner)
-        self.counts["rounds"] += max(ledger.counts["rounds"] for ledger in inner)
+        for name in ("rounds", "paper_floats", "uncounted"):  # of one worker, equal in all groups
+            self.counts[name] += max(ledger.counts[name] for ledger in inner)
         for ledger in inner:
             ledger.counts = dict.fromkeys(self.fields, 0)
 
@@ -116,6 +124,7 @@ class Ledger:
 
         `inner_wire_bytes` is the part of `wire_bytes` that stays inside groups smaller than all workers.
         `entropy_bytes` is what the payload would be with entropy-coded messages, where a compressor counts that.
+        `paper_floats` is the volume as the Accordion paper counts it, whatever is really sent; None = it has no count.
         """
         c, mean = dict(self.counts), lambda total: round(total / self.workers)
         for name, spent in self.views.items():
@@ -135,4 +144,5 @@ class Ledger:
             "dense_wire_bytes": mean(c["dense_wire"]),
             "dense_rounds": c["dense_rounds"],
             "entropy_bytes": mean(c["entropy"]) if c["entropy"] else None,
+            "paper_floats": None if c["uncounted"] else c["paper_floats"],
         }

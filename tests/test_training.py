@@ -205,7 +205,7 @@ def test_metrics_and_summary_have_every_column(tmp_path):
     expected += ["dense_rounds", "control_rounds"]
     expected += [*(f"modelled_{part}seconds" for part in ("", "comm_", "dense_comm_"))]
     expected += ["epoch", "step", "lr", "train_loss", "test_loss", "accuracy", "plan", "decisions"]
-    assert sorted(rows[1]) == sorted([*expected, "entropy_bytes"]) and rows[1]["entropy_bytes"] is None
+    assert sorted(rows[1]) == sorted([*expected, "entropy_bytes", "paper_floats"]) and rows[1]["entropy_bytes"] is None
     assert all(isinstance(rows[1][f"{c}_bytes"], int) for c in bytes_columns)
     exclusive = sum(rows[1][f"{c}_seconds"] for c in ("data", "compute", "exposed", "update", "policy"))
     assert exclusive == pytest.approx(rows[1]["seconds"], rel=0.02)

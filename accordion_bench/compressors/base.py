@@ -169,6 +169,14 @@ class Compressor:
         """Bytes that one worker's link sends for this tensor (mean over workers); here all is all-reduced."""
         return ring(workers) * self.payload_bytes(spec, level, workers)
 
+    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int | None:
+        """Floats of one exchange of this tensor as the Accordion paper counts them; None = it has no count for this.
+
+        The count is that of its tables, whatever this implementation sends. Source: derived from Agarwal et al.,
+        MLSys 2021 (arXiv 2010.16248), and its official code.
+        """
+        return spec.numel if level is None else None
+
     def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """What would be compressed of tensors [W, ...]: with residual and momentum; changes nothing."""
         return list(xs_W)
@@ -276,6 +284,9 @@ class Wrapper(Compressor):
 
     def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         return self.inner.wire_bytes(spec, level, workers)
+
+    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int | None:
+        return self.inner.paper_floats(spec, level, workers)
 
     def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         return self.inner.fed(xs_W, ctx, state, workers)

@@ -23,3 +23,6 @@ class Dense(Compressor):
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         return dense_bytes(spec)
+
+    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
+        return spec.numel

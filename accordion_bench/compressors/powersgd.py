@@ -68,6 +68,12 @@ class PowerSGD(Compressor):
         rank = self.factor_rank(spec, level)
         return dense_bytes(spec) if rank is None else 4 * rank * sum(spec.matrix)
 
+    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
+        """(n + m) min(n, m, r), also where this is more than n m; a rank beyond both sides is dense."""
+        if level is None or spec.ndim < self.min_ndim or level > max(spec.matrix):
+            return spec.numel
+        return min(*spec.matrix, int(level)) * sum(spec.matrix)
+
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
         dense = [i for i, rank in enumerate(ranks) if rank is None]

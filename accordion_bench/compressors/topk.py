@@ -53,6 +53,12 @@ class TopK(OneShot):
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return wire.sparse_bytes(spec.numel, self.kept(spec, level))
 
+    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
+        """2 A floor(K numel): an index counts as one float, and every worker's message."""
+        if level is None or spec.ndim < self.min_ndim:
+            return spec.numel
+        return 2 * workers * kept_entries(spec.numel, level, 0)
+
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         indices_R = top_indices(x_R, self.kept(spec, level))
         return wire.encode_sparse(indices_R, torch.stack(values_at(x_R, list(indices_R))), spec.numel)

@@ -5,6 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from accordion_bench.errors import explain
 
@@ -22,12 +23,15 @@ def main() -> None:
         _hydra_main(failures, lambda: signal.signal(signal.SIGINT, before))
     except KeyboardInterrupt as stop:
         print(str(stop) or "stopped", file=sys.stderr)
-        raise SystemExit(128 + getattr(stop, "signum", signal.SIGINT)) from None
+        failures.append(128 + getattr(stop, "signum", signal.SIGINT))
     except Exception as error:
-        raise SystemExit(_tell(error)) from None
+        failures.append(_tell(error))
     finally:
         signal.signal(signal.SIGINT, before)
-    if failures:
+    from accordion_bench import sweep
+
+    failures.append(sweep.close())
+    if max(failures):
         raise SystemExit(max(failures))
 
 
@@ -47,26 +51,32 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
     from hydra.types import RunMode
     from omegaconf import DictConfig, OmegaConf
 
-    from accordion_bench import scale
+    from accordion_bench import scale, sweep
     from accordion_bench.config_dir import conf_dir
 
     scale.register()
 
     @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def task(composed: DictConfig) -> float:
+        hydra_config = HydraConfig.get()
+        sweep.limit_threads(hydra_config.launcher)
         from accordion_bench import config, train
 
         imported()
-        hydra_config = HydraConfig.get()
+        scale.register()  # maybe in a process that a launcher has started
         overrides = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
         assert isinstance(overrides, list)
         cell = f"{' '.join(overrides)}: " if hydra_config.mode == RunMode.MULTIRUN else ""
-        try:
+
+        def run(note: dict[str, Any]) -> float:
             cfg = config.resolve(composed, hydra_config.runtime.choices)
-            return train.run(cfg, typed(overrides))
-        except Exception as error:  # noted here, so that the other cells of a multirun still run
+            return train.run(cfg, typed(overrides), note)
+
+        def tell(error: Exception) -> int:  # noted here, so that the other cells of a multirun still run
             failures.append(_tell(error, cell))
-            return float("nan")
+            return failures[-1]
+
+        return sweep.cell(overrides, run, tell)
 
     task()
 

@@ -42,8 +42,13 @@ def cfg(runs: Path, *overrides: str) -> dict:
 
 def only(runs: Path) -> Path:
     """The one run folder."""
-    (folder,) = (path for path in runs.iterdir() if not path.name.startswith("."))
+    (folder,) = folders(runs)
     return folder
+
+
+def folders(runs: Path) -> list[Path]:
+    """All run folders; of a sweep there are `.multirun` and sweep.jsonl, too."""
+    return sorted(path for path in runs.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 class Net(nn.Module):

@@ -1,0 +1,228 @@
+"""Sweeps: one line of sweep.jsonl for each cell, whichever process runs it; and Ctrl-C while others train."""
+
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from accordion_bench.errors import explain
+from accordion_bench.interrupt import AT_ONCE, Interrupted
+
+FILE = "sweep.jsonl"  # under paths.runs
+STOP = (signal.SIGINT, signal.SIGTERM)
+_stopped = False  # whether this process, a worker of joblib, has been told to stop
+
+
+class Sweep(Callback):
+    """One command; Hydra makes it (`hydra.callbacks`), and hands copies to the processes that its launcher starts.
+
+    Attributes:
+        file: the record; None for a single run.
+        name: marks the record's lines of this sweep.
+        pid: the process that the user has started.
+        launcher: `basic`, `joblib` or another one's class.
+    """
+
+    def __init__(self) -> None:
+        self.file: Path | None = None
+        self.name, self.pid, self.launcher = "", os.getpid(), "basic"
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """In the process that the user has started, before any cell."""
+        global current
+        current = self
+        self.file = Path(config.paths.runs).absolute() / FILE
+        self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self.launcher = config.hydra.launcher._target_.rpartition(".")[2].removesuffix("Launcher").lower()
+        if self.launcher == "joblib":
+            self._pass_signals_on()
+        elif self.launcher != "basic":  # this process only waits
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        """In the process of a cell, before it."""
+        global current
+        current = self
+
+    def _pass_signals_on(self) -> None:
+        """Ctrl-C is for the workers to answer: they finish a step and save, while this process waits for them.
+
+        A worker that has nothing to do must not die of it, as joblib then kills the others: workers inherit that the
+        signal is blocked, and open up for it in their cells.
+        """
+        resource_tracker.ensure_running()  # else it is started with the workers, and leaves the signals unblocked
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+
+        def wait() -> None:
+            first = signal.sigwait(STOP)
+            began = time.monotonic()
+            self._kill_workers(first)
+            while time.monotonic() < began + AT_ONCE:  # launchers and `timeout` deliver one of them twice
+                signal.sigwait(STOP)
+            self._kill_workers(signal.SIGKILL)
+            os._exit(128 + first)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    @staticmethod
+    def _kill_workers(signum: int) -> None:
+        for child in multiprocessing.active_children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid or 0, signum)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Append one whole line to the record; only the leader of several processes does."""
+        if self.file is None or int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))):
+            return
+        whole = (json.dumps({"sweep": self.name, **line}) + "\n").encode()
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.file, "ab", buffering=0) as file:
+                file.write(whole)
+        except OSError as error:
+            print(f"warning: the record of the sweep cannot be written: {error}", file=sys.stderr)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The last line of each cell of this sweep."""
+        if self.file is None or not self.file.exists():
+            return []
+        found = {}
+        for text in self.file.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # torn, by a full disk
+                line = json.loads(text)
+                if line["sweep"] == self.name:
+                    found[tuple(line["overrides"])] = line
+        return list(found.values())
+
+
+current = Sweep()  # of this process
+
+
+def cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell: Callable[[Exception], int]) -> float:
+    """Run one cell and record what became of it.
+
+    Args:
+        overrides: what makes this cell.
+        run: trains; gets a dict that it fills with `folder` and `status`, returns the metric.
+        tell: tells the user of an error, returns the exit status.
+
+    Returns:
+        the metric; NaN for a cell that failed, or was stopped in a process of the launcher.
+
+    Raises:
+        KeyboardInterrupt: the cell was stopped, in the process that the user has started.
+    """
+    global _stopped
+    note: dict[str, Any] = {}
+    line: dict[str, Any] = {"overrides": overrides, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "metric": None}
+    began, metric = time.monotonic(), math.nan
+    try:
+        with _listening():
+            if _stopped:
+                return math.nan
+            metric = run(note)
+        line |= {"status": note.get("status", "done"), "exit_status": 0}
+        line["metric"] = metric if math.isfinite(metric) else None
+    except (KeyboardInterrupt, SystemExit) as stop:
+        _stopped = os.getpid() != current.pid
+        status = 128 + getattr(stop, "signum", signal.SIGINT)
+        line |= {"status": "interrupted", "exit_status": status, "error": str(stop)}
+        if not _stopped or isinstance(stop, SystemExit):  # a launcher that ends the process wants to start it anew
+            raise
+    except Exception as error:
+        status = tell(error)
+        refused = status == 2 and "folder" not in note
+        line |= {"status": "refused" if refused else "failed", "exit_status": status, "error": _sentence(error)}
+    finally:
+        if "status" in line:
+            current.append(line | {"folder": note.get("folder"), "seconds": round(time.monotonic() - began, 3)})
+    return metric
+
+
+def _sentence(error: Exception) -> str:
+    """What the user can act on, or the traceback's last line."""
+    return explain(error) or "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[None]:
+    """A worker of joblib hears signals from here on; outside cells it only notes them."""
+    if os.getpid() == current.pid or current.launcher != "joblib":
+        yield
+        return
+    for signum in STOP:
+        signal.signal(signum, _note)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
+    for signum in STOP:
+        signal.signal(signum, _raise)
+    try:
+        yield
+    finally:
+        for signum in STOP:
+            signal.signal(signum, _note)
+
+
+def _note(signum: int, frame: FrameType | None) -> None:
+    global _stopped
+    _stopped = True
+
+
+def _raise(signum: int, frame: FrameType | None) -> None:
+    global _stopped
+    if not _stopped:
+        _stopped = True
+        raise Interrupted(None, signum)
+
+
+def limit_threads(launcher: DictConfig) -> None:
+    """As many threads as cores were asked for, where the user has not said how many; joblib does so by itself.
+
+    Call it before torch is imported.
+    """
+    if launcher.get("cpus_per_task"):
+        os.environ.setdefault("OMP_NUM_THREADS", str(launcher.cpus_per_task))
+
+
+def close() -> int:
+    """After the last cell, in the process that the user has started: tell which cells failed.
+
+    Returns:
+        the exit status: 0, or the worst cell's.
+    """
+    global current
+    sweep, current = current, Sweep()
+    if sweep.file is None:
+        return 0
+    lines = sweep.lines()
+    if sweep.launcher not in ("basic", "joblib"):  # what cells have printed stands in the launcher's files
+        for line in lines:
+            print(f"{line['status']:<12}{line['folder'] or _varying(line, lines)}")
+    missing = [line for line in lines if line["exit_status"]]
+    if missing:
+        print(f"{len(missing)} of {len(lines)} cells did not come to their end ({sweep.file}):", file=sys.stderr)
+        for line in missing:
+            print(f"  {line['status']}: {_varying(line, lines)}: {line['error']}", file=sys.stderr)
+    if any(line["status"] != "refused" for line in missing):
+        print("type the same command with resume_sweep=true to run what is missing", file=sys.stderr)
+    return max([line["exit_status"] for line in lines], default=0)
+
+
+def _varying(line: dict[str, Any], lines: list[dict[str, Any]]) -> str:
+    """The overrides in which a cell differs from others; all of them, where it is alone."""
+    shared = set.intersection(*(set(other["overrides"]) for other in lines)) if len(lines) > 1 else set()
+    return " ".join(item for item in line["overrides"] if item not in shared) or " ".join(line["overrides"])

@@ -1,6 +1,7 @@
 """Sameness: which earlier run is the one that is asked for, and whether somebody is running it."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def earlier(cfg: Config) -> RunFolder | None:
         folder = RunFolder(file.parent)
         if not folder.done and (unfinished or checkpoint.latest(folder.path) is None):
             continue
-        if not lines <= set(file.read_text().splitlines()) or _decisive(file) != wanted:
+        if not lines <= set(file.read_text().splitlines()) or _decisive(file, file.stat().st_mtime_ns) != wanted:
             continue
         if folder.done:
             return folder
@@ -56,7 +57,8 @@ def earlier(cfg: Config) -> RunFolder | None:
     return unfinished
 
 
-def _decisive(file: Path) -> Config | None:
+@functools.cache  # the cells of a sweep look at the same folders
+def _decisive(file: Path, changed: int) -> Config | None:
     import yaml
 
     try:

@@ -1,4 +1,4 @@
-"""Sampler: which worker sees which training images in which step; a function of (seed, epoch, step, worker) alone."""
+"""Sampler: which worker sees which training samples in which step; a function of (seed, epoch, step, worker) alone."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ class Sampler:
         workers: A.
         seed: of the run.
         sharding: `reshuffled` in every epoch, `static`, or `consecutive`: samples are segments of one sequence, cut
-            into A x batch size strands; a worker's next batch continues its strands. Batches are always whole.
+            into A x batch size strands of equal length, the last ones filled up from its beginning; entry i of a
+            worker's next batch continues entry i. Batches are always whole.
     """
 
     def __init__(self, size: int, workers: int, seed: int, sharding: str = "reshuffled") -> None:

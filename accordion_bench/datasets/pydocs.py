@@ -1,15 +1,15 @@
 """Python's own documentation: the topics behind `help()`, which ship with every CPython."""
 
-import collections
 import functools
 import re
+from collections.abc import Mapping
 
 import torch
 
 from accordion_bench import check
-from accordion_bench.datasets.text import EOS, TextData, TextDataset, numbers
+from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.datasets.text import EOS, UNKNOWN, TextData, TextDataset, by_frequency, numbers
 
-UNKNOWN = "<unk>"
 WORD = re.compile(r"[A-Za-z_]+|\d|[^\w\s]")
 PART = 8  # one topic in so many is for validation, and one for the test
 
@@ -32,9 +32,12 @@ class PyDocs(TextDataset):
     @functools.cached_property
     def words(self) -> list[str]:
         """The vocabulary, most frequent word first."""
-        counts = collections.Counter(splits()["train"])
-        often = sorted((word for word, n in counts.items() if n >= self.min_count), key=lambda w: (-counts[w], w))
-        return [UNKNOWN, *often]
+        counts = by_frequency(splits()["train"])
+        most = counts[0][1]
+        if self.min_count > most:
+            rule = f"at most {most}, how often the most frequent word occurs"
+            raise ValueRefused("dataset.min_count", rule, self.min_count, 2)
+        return [UNKNOWN, *(word for word, count in counts if count >= self.min_count)]
 
     @property
     def vocabulary(self) -> int:  # type: ignore[override]
@@ -50,15 +53,33 @@ class PyDocs(TextDataset):
 
 @functools.cache
 def splits() -> dict[str, list[str]]:
-    """The words of the `train`, `valid` and `test` topics."""
-    from pydoc_data.topics import topics
+    """The words of the `train`, `valid` and `test` topics.
 
-    seen: set[str] = set()
+    Raises:
+        ConfigError: this Python has no documentation.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise ConfigError(
+            "dataset=pydocs needs the standard library's pydoc_data, got a Python without it; type "
+            "dataset=synthetic_text"
+        ) from None
+    return split(topics)
+
+
+def split(topics: Mapping[str, str]) -> dict[str, list[str]]:
+    """Of every `PART` topics in alphabetical order the last is for the test and the one before it for validation.
+
+    A paragraph is kept where it occurs first; spaces, line breaks and capitals make no other paragraph.
+    """
+    seen: set[tuple[str, ...]] = set()
     found: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for i, name in enumerate(sorted(topics)):
-        split = {PART - 2: "valid", PART - 1: "test"}.get(i % PART, "train")
+        part = {PART - 2: "valid", PART - 1: "test"}.get(i % PART, "train")
         for paragraph in topics[name].split("\n\n"):
-            if paragraph not in seen:
-                seen.add(paragraph)
-                found[split] += [*WORD.findall(paragraph.lower()), EOS]
+            words = tuple(WORD.findall(paragraph.lower()))
+            if words and words not in seen:
+                seen.add(words)
+                found[part] += [*words, EOS]
     return found

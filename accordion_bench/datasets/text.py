@@ -1,8 +1,11 @@
 """Text as one long sequence of words: segments for truncated backpropagation, strands for evaluation."""
 
+import collections
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,8 +13,9 @@ from accordion_bench import check
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.datasets.base import Batches, Dataset
 
-EOS = "<eos>"
+EOS, UNKNOWN = "<eos>", "<unk>"
 STRANDS = 32  # in which an evaluation split is read, each from a zero state
+STRETCH = 32  # words that a strand goes on at once; bounds the memory of the logits
 IGNORED = -100  # the target that no loss counts
 
 
@@ -25,7 +29,6 @@ class TextData:
         train, test, valid: word numbers [n], int64.
         bptt: words per segment.
         device: where everything lives.
-        shards: of an evaluation split; 1 reads each split in `STRANDS` strands, any worker its share of them.
     """
 
     splits = ("test", "valid")
@@ -51,15 +54,19 @@ class TextData:
         raise NotImplementedError("text is evaluated by strands")
 
     def strands(self, split: str, worker: int, workers: int) -> Batches:
-        """One worker's share of a split's strands, segment by segment; targets past the end are `IGNORED`."""
+        """One worker's share of a split's strands, stretch by stretch, whatever bptt is.
+
+        Strands are equally long pieces of the split, which follow each other; the last ones are filled up.
+
+        Yields:
+            words [strands, STRETCH] and the words after them; past the end of the split these are `IGNORED`.
+        """
         words = self.words[split]
         count = len(words) - 1
         length = -(-count // STRANDS)
         mine = torch.arange(worker, STRANDS, workers, device=self.device)[:, None] * length
-        for start in range(0, length, self.bptt):
-            at = mine + torch.arange(start, min(start + self.bptt, length), device=self.device)
-            if not at.numel():
-                return
+        for start in range(0, length if len(mine) else 0, STRETCH):
+            at = mine + torch.arange(start, min(start + STRETCH, length), device=self.device)
             inside = at < count
             y = torch.where(inside, words[(at + 1).clamp_max(count)], IGNORED)
             yield words[at.clamp_max(count)], y
@@ -72,7 +79,7 @@ class TextDataset(Dataset):
         bptt: words per training segment; gradients reach no further back.
         metric_split: the split that `perplexity` is of: `test`, or `valid` (Accordion's published perplexities).
         subset: use only the first so many training words; null = all.
-        limit_eval: evaluate on the first so many words of each split; null = all.
+        limit_eval: evaluate on the first so many words of each split, 2 at least; null = all.
 
     Attributes:
         vocabulary: number of different words.
@@ -92,6 +99,8 @@ class TextDataset(Dataset):
         self.sharding = "consecutive"
         if subset is not None and subset <= bptt:
             raise ValueRefused("subset", f"more than bptt={bptt} words", subset, 100 * bptt)
+        if limit_eval == 1:
+            raise ValueRefused("limit_eval", "at least 2, a word and the one after it", limit_eval, 10000)
 
     @property
     def train_size(self) -> int:  # type: ignore[override]
@@ -100,13 +109,26 @@ class TextDataset(Dataset):
     @property
     def train_count(self) -> int:
         """Training segments of a run."""
-        return (min(self.subset or self.train_words, self.train_words) - 1) // self.bptt
+        words = min(self.subset or self.train_words, self.train_words)
+        if words <= self.bptt:
+            rule = f"below {words}, the words of the training split"
+            raise ValueRefused("dataset.bptt", rule, self.bptt, max(1, min(30, words - 1)))
+        return (words - 1) // self.bptt
 
     def model_arguments(self) -> dict[str, int]:
         return {"vocabulary": self.vocabulary}
 
     def numbered(self, splits: Mapping[str, Tensor], device: torch.device) -> TextData:
-        """The splits `train`, `test`, `valid` as numbers, cut to `subset` and `limit_eval`."""
+        """The splits `train`, `test`, `valid` as numbers, cut to `subset` and `limit_eval`.
+
+        Raises:
+            ConfigError: a split has no word after another.
+        """
+        for name, words in splits.items():
+            if len(words) < 2:
+                raise ConfigError(
+                    f"dataset must have at least 2 words in its {name} split, got {len(words)}; type another paths.data"
+                )
         train = splits["train"][: self.subset]
         test, valid = (splits[name][: self.limit_eval] for name in ("test", "valid"))
         return TextData(train, test, valid, self.bptt, device)
@@ -119,14 +141,20 @@ def numbers(texts: Mapping[str, list[str]], words: list[str]) -> dict[str, Tenso
         ConfigError: there is such a word, and no `<unk>`.
     """
     number = {word: i for i, word in enumerate(words)}
-    unknown = number.get("<unk>")
+    unknown = number.get(UNKNOWN, -1)
     found = {}
     for split, tokens in texts.items():
-        ids = [number.get(token, unknown) for token in tokens]
-        if None in ids:
+        ids = np.fromiter(map(number.get, tokens, repeat(unknown)), np.int64, len(tokens))
+        if unknown < 0 and (strange := np.flatnonzero(ids < 0)).size:
             raise ConfigError(
-                f"dataset must be made of known words, got {tokens[ids.index(None)]!r} in its {split} split and no "
-                "<unk> in the training split; type another paths.data"
+                f"dataset must be made of known words, got {tokens[strange[0]]!r} in its {split} split and no "
+                f"{UNKNOWN} in the training split; type another paths.data"
             )
-        found[split] = torch.tensor(ids, dtype=torch.int64)
+        found[split] = torch.from_numpy(ids)
     return found
+
+
+def by_frequency(tokens: Iterable[str]) -> list[tuple[str, int]]:
+    """The different words and how often they occur, most frequent first; equally frequent ones by their letters."""
+    counts = collections.Counter(tokens)
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

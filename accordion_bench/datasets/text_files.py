@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from accordion_bench import check
-from accordion_bench.check import ConfigError
-from accordion_bench.datasets.text import EOS, TextData, TextDataset, numbers
+from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.datasets.text import EOS, TextData, TextDataset, by_frequency, numbers
 
 SPLITS = ("train", "valid", "test")
 
@@ -30,42 +30,55 @@ class TextFiles(TextDataset):
     ) -> None:
         super().__init__(**options)
         self.folder, self.files = folder, files
-        if not isinstance(files, list) or len(files) != 3:
-            raise check.ValueRefused("files", "three names: training, validation, test", files, list(SPLITS))
+        if not (isinstance(files, list) and len(files) == 3 and all(isinstance(name, str) and name for name in files)):
+            raise ValueRefused("files", "three names: training, validation, test", files, [f"*{s}*" for s in SPLITS])
         self.vocabulary = check.integer("vocabulary", vocabulary, at_least=2, instead=33278)
         self.train_words = check.integer("train_words", train_words, at_least=2, instead=2088628)
         self.lower = check.boolean("lower", lower, instead=False)
 
-    def _paths(self, root: str) -> dict[str, Path]:
-        found = zip(SPLITS, (sorted(Path(root, self.folder).glob(name)) for name in self.files), strict=True)
-        return {split: paths[0] for split, paths in found if paths}
-
     def prepare(self, root: str) -> None:
-        there = self._paths(root)
-        missing = [name for split, name in zip(SPLITS, self.files, strict=True) if split not in there]
-        if missing:
+        self.paths(root)
+
+    def paths(self, root: str) -> dict[str, Path]:
+        """The file of each split.
+
+        Raises:
+            ConfigError: there is none, or several could be meant.
+        """
+        found = [sorted(path for path in Path(root, self.folder).glob(name) if path.is_file()) for name in self.files]
+        if missing := [name for name, paths in zip(self.files, found, strict=True) if not paths]:
             raise ConfigError(
                 f"paths.data must hold the files {', '.join(missing)} in the folder {self.folder}, got {root} without "
                 "them; type paths.data=FOLDER, or dataset=pydocs, which needs no files"
             )
+        if several := next((paths for paths in found if len(paths) > 1), None):
+            named = check.show([paths[0].name for paths in found])
+            raise ConfigError(
+                f"dataset.files must name one file each, got {' and '.join(path.name for path in several)} for one of "
+                f"them in {several[0].parent}; type 'dataset.files={named}', or other names"
+            )
+        return {split: path for split, (path,) in zip(SPLITS, found, strict=True)}
 
     def load(self, root: str, seed: int, device: torch.device) -> TextData:
-        texts = {split: read_words(path, self.lower) for split, path in self._paths(root).items()}
-        counts = dict.fromkeys(texts["train"], 0)
-        for word in texts["train"]:
-            counts[word] += 1
-        words = sorted(counts, key=lambda word: (-counts[word], word))
+        texts = {split: read_words(path, self.lower) for split, path in self.paths(root).items()}
+        words = [word for word, _ in by_frequency(texts["train"])]
         for key, declared, found in (
             ("vocabulary", self.vocabulary, len(words)),
             ("train_words", self.train_words, len(texts["train"])),
         ):
             if declared != found:
-                raise check.ValueRefused(f"dataset.{key}", f"what is in {self.folder}, {found}", declared, found)
+                raise ValueRefused(f"dataset.{key}", f"what is in {self.folder}, {found}", declared, found)
         return self.numbered(numbers(texts, words), device)
 
 
 def read_words(path: Path, lower: bool = False) -> list[str]:
-    """The words of a file, with `<eos>` at the end of each line."""
-    text = path.read_text(encoding="utf-8")
-    lines = (text.lower() if lower else text).splitlines()
-    return [word for line in lines for word in [*line.split(), EOS]]
+    """The words of a file, with `<eos>` at the end of each line.
+
+    Raises:
+        ConfigError: it is no text.
+    """
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return [word for line in lines for word in [*(line.lower() if lower else line).split(), EOS]]
+    except UnicodeDecodeError:
+        raise ConfigError(f"dataset.files must be text in UTF-8, got {path}; type another paths.data") from None

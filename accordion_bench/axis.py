@@ -134,8 +134,11 @@ class WorkerAxis:
         """Scale each worker's gradients down to a global L2 norm of at most `norm`."""
         for row in range(self._W):
             own = [g_W[row] for g_W in self.gradients_W]
-            total = torch.stack(torch._foreach_norm(own)).norm()
-            torch._foreach_mul_(own, (norm / total).clamp_max(1.0))
+            # row by row: one float32 sum over millions of entries would be wrong in its third digit
+            rows = [torch.linalg.vector_norm(g.flatten(1) if g.ndim > 1 else g, dim=-1).flatten() for g in own]
+            total = torch.cat(rows).norm()
+            # what is not finite stays as it is, so that the refusal names the right parameter
+            torch._foreach_mul_(own, torch.where(total.isfinite(), (norm / total).clamp_max(1.0), 1.0))
 
     @torch.no_grad()
     def pull(self, anchor: Sequence[Tensor], alpha: float) -> None:

@@ -29,7 +29,7 @@ class Metric:
 
     def reaches(self, value: float, target: float) -> bool:
         """Whether a value is at least as good as a target."""
-        return not self.better(target, value)
+        return value >= target if self.higher_is_better else value <= target
 
     def scaled(self, value: float) -> float:
         """The number that is written: percent for shares."""

@@ -303,7 +303,7 @@ class Trainer:
         """Evaluation columns of the consensus model; training state stays as it is."""
         axis, comm = self.axis, self.comm
         kept, values = None, self.sync.consensus(self)
-        if axis.bn == "recompute":
+        if axis.bn == "recompute" and axis.buffers_W:
             count = min(RECOMPUTE_BATCHES, self.step_in_epoch)
             rows = range(comm.local_workers)
             # worker by worker, unlike training

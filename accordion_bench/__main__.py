@@ -70,7 +70,8 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
 
         def run(note: dict[str, Any]) -> float:
             cfg = config.resolve(composed, hydra_config.runtime.choices)
-            return train.run(cfg, typed(overrides), note)
+            equal = sweep.current.finished() if "experiment" in cfg["choices"] else None
+            return train.run(cfg, typed(overrides), note, equal)
 
         def tell(error: Exception) -> int:  # noted here, so that the other cells of a multirun still run
             failures.append(_tell(error, cell))

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,12 @@ def decisive(cfg: Config) -> Config:
     return {"scale": "full", **kept}
 
 
-def earlier(cfg: Config) -> RunFolder | None:
-    """The newest run under `paths.runs` with this configuration: a finished one, else one that can be continued.
+def earlier(cfg: Config, among: Sequence[str] | None = None) -> RunFolder | None:
+    """The newest run with this configuration: a finished one, else one that can be continued.
 
     Args:
         cfg: as it would be saved, with the number of workers.
+        among: folders to look at; None = all under `paths.runs`.
 
     Returns:
         the folder of a finished run, or of one with a checkpoint that nobody is running; None where there is neither.
@@ -44,7 +45,9 @@ def earlier(cfg: Config) -> RunFolder | None:
 
     wanted, unfinished = decisive(cfg), None
     lines = {f"{key}: {cfg[key]}" for key in QUICK}
-    for file in sorted(Path(cfg["paths"]["runs"]).glob("*/config.yaml"), reverse=True):
+    named = [Path(folder, "config.yaml") for folder in among or []]
+    files = Path(cfg["paths"]["runs"]).glob("*/config.yaml") if among is None else named
+    for file in sorted(files, reverse=True):
         folder = RunFolder(file.parent)
         if not folder.done and (unfinished or checkpoint.latest(folder.path) is None):
             continue

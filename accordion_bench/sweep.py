@@ -109,6 +109,13 @@ class Sweep(Callback):
                     found[tuple(line["overrides"])] = line
         return list(found.values())
 
+    def finished(self) -> list[str] | None:
+        """Folders of this sweep's finished cells; None for a single run.
+
+        An experiment may sweep an option that only some of its arms read: cells that come out equal train once.
+        """
+        return None if self.file is None else [line["folder"] for line in self.lines() if line["status"] == "done"]
+
 
 current = Sweep()  # of this process
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,19 @@ Config = dict[str, Any]
 FREE_ON_RESUME = (*same.FREE, "comm", "device")
 
 
-def run(cfg: Config, typed: dict[str, Any] | None = None, note: dict[str, Any] | None = None) -> float:
+def run(
+    cfg: Config,
+    typed: dict[str, Any] | None = None,
+    note: dict[str, Any] | None = None,
+    among: Sequence[str] | None = None,
+) -> float:
     """Run one configuration to the end.
 
     Args:
         cfg: the resolved configuration (`config.compose` or the command line makes it).
         typed: the keys that the user has typed; for warnings, and to compare with a run that is resumed.
         note: gets `folder` as soon as there is one, and `status`: done or skipped.
+        among: finished runs, of which one with this configuration does instead of another run.
 
     Returns:
         the final metric.
@@ -48,7 +55,7 @@ def run(cfg: Config, typed: dict[str, Any] | None = None, note: dict[str, Any] |
         for warning in without_effect(placed, set(typed)):
             print(f"warning: {warning}", file=sys.stderr)
     with launch.joined(cfg, where) as store:
-        found, done = _earlier(cfg, leader, store)
+        found, done = _earlier(cfg, leader, store, among)
         if found and done:
             note |= {"folder": found, "status": "skipped"}
             return _skip(RunFolder(found)) if leader else float("nan")
@@ -77,16 +84,18 @@ def run(cfg: Config, typed: dict[str, Any] | None = None, note: dict[str, Any] |
     return summary["metric"]
 
 
-def _earlier(cfg: Config, leader: bool, store: Any) -> tuple[str, bool]:
-    """(folder, whether it is finished) of the run that `resume_sweep` finds; the leader looks, the others hear of it.
+def _earlier(cfg: Config, leader: bool, store: Any, among: Sequence[str] | None) -> tuple[str, bool]:
+    """(folder, whether it is finished) of a run that is there already; the leader looks, the others hear of it.
+
+    With `resume_sweep` it may be any run under `paths.runs`, else a finished one `among` those that are named.
 
     The folder is "" where there is none.
     """
-    if not cfg["resume_sweep"] or cfg["resume"] is not None:
+    if cfg["resume"] is not None or not (cfg["resume_sweep"] or among is not None):
         return "", False
     if not leader:
         return tuple(json.loads(store.get("earlier").decode()))
-    folder = same.earlier(cfg)
+    folder = same.earlier(cfg, None if cfg["resume_sweep"] else among)
     found = (str(folder.path), folder.done) if folder else ("", False)
     if store is not None:
         store.set("earlier", json.dumps(found))

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The papers' experiments at a scale that two CPU cores can do, on real CIFAR-10 and WikiText-2: runs, tables, figures.
+#
+#   scripts/papers.sh DATA [PART...]     DATA holds cifar-10-batches-py and wikitext-2; PART: accordion alq local text report
+#
+# Every part can be stopped and started again: what is done is skipped.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+data=$(realpath "${1:?type scripts/papers.sh DATA}")
+shift
+parts=${*:-accordion alq local text report}
+python=${PYTHON:-.venv/bin/python}
+runs=results/runs/papers
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+sweep() {
+    local experiment=$1
+    shift
+    "$python" -m accordion_bench -m "+experiment=$experiment" scale=small seed=0,1,2 resume_sweep=true \
+        "paths.data=$data" "paths.runs=$runs/$experiment" "$@"
+}
+images=(model=resnet8 dataset.subset=5000 dataset.limit_eval=2000 epochs=20)
+
+for part in $parts; do
+    case $part in
+    accordion)
+        sweep accordion/table1_resnet18 "${images[@]}" measure.norms=true
+        sweep accordion/table3_resnet18 "${images[@]}"
+        ;;
+    alq) sweep alq/table2 "${images[@]}" measure.error=true ;;
+    local) sweep local_sgd/cifar "${images[@]}" ;;
+    text) sweep accordion/lstm model=lstm_small dataset=pydocs ;;
+    report)
+        for folder in "$runs"/*/*; do
+            "$python" -m accordion_bench.report "$folder" --out "results/papers/${folder#"$runs"/}"
+        done
+        ;;
+    esac
+done

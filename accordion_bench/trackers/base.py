@@ -17,6 +17,12 @@ class Tracker:
         """The run has come to its end."""
 
 
-def scalars(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row, without the plan and decisions."""
-    return {key: value for key, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+def scalars(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a row; nested ones as `plan/batch_size`, `plan/levels/fc.weight`. Lists are left out."""
+    found: dict[str, float] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            found |= scalars(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}{key}"] = value
+    return found

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.check import ConfigError
+from accordion_bench.record import RunFolder
 from accordion_bench.trackers.base import Tracker, scalars
 
 
 class TensorBoard(Tracker):
-    """Writes every row as scalars into the run folder's `tensorboard/`."""
+    """Writes every row as scalars over steps into the run folder's `tensorboard/`."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("tensorboard") is None:
@@ -18,7 +19,9 @@ class TensorBoard(Tracker):
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        rows = RunFolder(folder).read_metrics()
+        # of a resumed run: what it had written beyond its checkpoint is written again
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=rows[-1]["step"] + 1 if rows else None)
 
     def log(self, row: dict[str, Any]) -> None:
         for name, value in scalars(row).items():

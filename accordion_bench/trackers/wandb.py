@@ -1,38 +1,115 @@
 """Weights & Biases."""
 
+import atexit
 import importlib.util
+import re
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from accordion_bench import check
-from accordion_bench.check import ConfigError
+from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.metrics import METRICS
+from accordion_bench.record import log
 from accordion_bench.trackers.base import Tracker, scalars
+
+# what curves may be drawn against, instead of wandb's own step; the first is what they are drawn against at first
+AXES = ("payload_bytes", "wire_bytes", "seconds", "modelled_seconds", "epoch")
+CURVES = (*METRICS, "test_loss", "train_loss")
+TAG = 64  # characters; wandb takes no longer ones
+_running: Any = None  # this process's run, until its end
+
+
+def _give_up() -> None:
+    """A run did not come to its end: the next one starts, or the process ends."""
+    global _running
+    if _running is not None:
+        _running.finish(exit_code=1)
+    _running = None
 
 
 class Wandb(Tracker):
-    """Logs every row to wandb.
+    """Logs the configuration, every row, the run's figures and its summary to wandb.
+
+    Metrics and losses are drawn against payload bytes; wire bytes, seconds, modelled seconds and epochs can be chosen.
+    A resumed run goes on under its old id.
 
     Args:
         mode: `offline` writes into the run folder and needs neither account nor network (`wandb sync` uploads it
             later); `online` uploads.
         project: wandb's project.
+        figures: draw the report's figures of this run at its end; a few seconds, in no measured time.
     """
 
-    def __init__(self, mode: str = "offline", project: str = "accordion_bench") -> None:
-        self.mode = check.choice("mode", mode, ["offline", "online"])
+    def __init__(self, mode: str = "offline", project: str = "accordion_bench", figures: bool = True) -> None:
+        self.mode: Any = check.choice("mode", mode, ["offline", "online"])
+        self.figures = check.boolean("figures", figures)
+        if not isinstance(project, str) or not re.fullmatch(r"[^/\\#?%:]{1,128}", project):
+            raise ValueRefused("project", r"1 to 128 characters without / \ # ? % :", project, "accordion_bench")
         self.project = project
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError("tracker=wandb needs the package wandb; type pip install wandb, or tracker=none")
 
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
+        global _running
         import wandb  # a second to import
 
-        options: dict[str, Any] = {"project": self.project, "name": folder.name, "dir": str(folder), "mode": self.mode}
-        self.run = wandb.init(config=cfg, settings={"silent": True}, reinit="create_new", **options)
+        from accordion_bench.report.labels import label
+
+        _give_up()
+        self.folder, choices = folder, cfg["choices"]
+        try:
+            self.run = wandb.init(
+                project=self.project,
+                mode=self.mode,
+                dir=str(folder),
+                id=folder.name[-128:],
+                name=folder.name,
+                resume="allow",
+                group=choices.get("experiment") or f"{choices['model']} on {choices['dataset']}",
+                job_type=label(cfg),
+                tags=sorted({name[:TAG] for value in choices.values() for name in value.split(",") if name}),
+                config=cfg,
+                settings=wandb.Settings(silent=True, console="off"),  # run.log has what the run says
+                reinit="create_new",
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"tracker.mode={self.mode} must reach wandb, got: {' '.join(str(error).split())}; "
+                "type wandb login, or tracker.mode=offline"
+            ) from error
+        for axis in AXES:
+            self.run.define_metric(axis)
+        for curve in CURVES:
+            self.run.define_metric(curve, step_metric=AXES[0])
+        _running = self.run
+        atexit.unregister(_give_up)
+        atexit.register(_give_up)  # before wandb's own, which would call it a success
 
     def log(self, row: dict[str, Any]) -> None:
-        self.run.log(scalars(row), step=row["step"])
+        self.run.log(scalars(row), step=row["step"], commit=True)  # a killed run has lost nothing
 
     def finish(self, summary: dict[str, Any]) -> None:
+        global _running
+        if self.figures:
+            try:
+                self._log_figures(summary)
+            except Exception:  # must not cost the run
+                log.exception("the figures for wandb could not be drawn")
         self.run.summary.update(scalars(summary))
         self.run.finish()
+        _running = None
+
+    def _log_figures(self, summary: dict[str, Any]) -> None:
+        """The report's figures of this run alone, which is not marked as done yet."""
+        import wandb
+
+        from accordion_bench.report.arms import group
+        from accordion_bench.report.figures import draw_all
+        from accordion_bench.report.load import read_run
+
+        arms, _ = group([replace(read_run(self.folder), summary=summary, problem="")])
+        with tempfile.TemporaryDirectory() as out:
+            drawn = {f"figures/{png.stem}": wandb.Image(str(png)) for png in draw_all(arms, Path(out))}
+            self.run.log(drawn)

@@ -190,6 +190,9 @@ def resolve(composed: Any, choices: Any) -> Config:
     assert isinstance(cfg, dict)
     names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
     if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
+        if "experiment" not in setup:
+            rule = f"experiment must be a whole one, got {_listed(names.get('experiment', 'none'))}, a part of others"
+            raise ConfigError(f"{rule}; type +experiment=accordion/table1_resnet18, or another of docs/experiments.md")
         names["experiment"] = setup["experiment"] + ", faithful" * bool(setup.get("faithful"))
     return {**cfg, "choices": {key: _listed(value) for key, value in names.items()}}
 

@@ -11,6 +11,9 @@ from accordion_bench.errors import explain
 
 # Hydra is imported inside main: spawned processes import this module, and must not pay for it
 
+# what joblib and submitit raise for a process that has ended without a word
+LOST = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError")
+
 
 def main() -> None:
     """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
@@ -37,12 +40,25 @@ def main() -> None:
 
 def _tell(error: Exception, cell: str = "") -> int:
     """Print what the user can act on in one line, anything else with its traceback; returns the exit status."""
-    sentence = explain(error)
+    if type(error).__name__ in LOST:
+        print(f"a process of the sweep was killed (out of memory?): {str(error).splitlines()[0]}", file=sys.stderr)
+        print("type the same command with resume_sweep=true to run what is missing", file=sys.stderr)
+        return 1
+    sentence = _no_launcher(error) or explain(error)
     if sentence is None:
         traceback.print_exception(error)
         return 1
     print(cell + sentence, file=sys.stderr)
     return 2
+
+
+def _no_launcher(error: Exception) -> str | None:
+    """The sentence for `hydra/launcher=joblib` where that is not installed."""
+    group, _, name = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+    if group.lstrip("/") != "hydra/launcher":
+        return None
+    there = ", ".join(getattr(error, "options", None) or ["basic"])
+    return f"hydra/launcher must be one of {there}, got {name}; type pip install 'accordion-bench[sweeps]' for others"
 
 
 def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -99,7 +99,7 @@ class Sweep(Callback):
 
     def lines(self) -> list[dict[str, Any]]:
         """The last line of each cell of this sweep."""
-        if self.file is None or not self.file.exists():
+        if self.file is None or not self.file.is_file():
             return []
         found = {}
         for text in self.file.read_text().splitlines():
@@ -196,13 +196,13 @@ def _raise(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(None, signum)
 
 
-def limit_threads(launcher: DictConfig) -> None:
+def limit_threads(launcher: Mapping[str, Any]) -> None:
     """As many threads as cores were asked for, where the user has not said how many; joblib does so by itself.
 
     Call it before torch is imported.
     """
     if launcher.get("cpus_per_task"):
-        os.environ.setdefault("OMP_NUM_THREADS", str(launcher.cpus_per_task))
+        os.environ.setdefault("OMP_NUM_THREADS", str(launcher["cpus_per_task"]))
 
 
 def close() -> int:

@@ -16,9 +16,10 @@ sweep() {
     local experiment=$1
     shift
     "$python" -m accordion_bench -m "+experiment=$experiment" scale=small seed=0,1,2 resume_sweep=true \
-        "paths.data=$data" "paths.runs=$runs/$experiment" "$@"
+        "paths.data=$data" "paths.runs=$runs/$part" "$@" || failed=1
 }
-images=(model=resnet8 dataset.subset=5000 dataset.limit_eval=2000 epochs=20)
+images=(model=resnet8 dataset.subset=4000 dataset.limit_eval=2000 epochs=12)
+failed=0
 
 for part in $parts; do
     case $part in
@@ -30,9 +31,10 @@ for part in $parts; do
     local) sweep local_sgd/cifar "${images[@]}" ;;
     text) sweep accordion/lstm model=lstm_small dataset=pydocs ;;
     report)
-        for folder in "$runs"/*/*; do
+        for folder in "$runs"/*; do
             "$python" -m accordion_bench.report "$folder" --out "results/papers/${folder#"$runs"/}"
         done
         ;;
     esac
 done
+exit $failed

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from typing import Any
 
 import matplotlib as mpl
@@ -9,12 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.transforms import offset_copy
 
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.labels import knob_of, pair_of, show_level
 from accordion_bench.report.load import Run
 
-STRONG, WEAK, DENSE = "#56B4E9", "#D55E00", "#BBBBBB"  # Okabe and Ito's sky blue and vermilion
+LADDER, DENSE = "viridis", "#DDDDDD"  # levels from dark (strong) to light (weak): no method has these colours
+LABELLED = 24  # layers at most that have their names beside them
 LR_DROP = 0.5  # a learning rate of at most this times the last one is a drop
 
 
@@ -33,64 +36,79 @@ def lr_drops(run: Run) -> list[int]:
 
 
 def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
-    """Parameters that travel dense at this level; none where this version cannot rebuild the run's model."""
-    return _dense_layers(json.dumps(config), level)
+    """Parameters that travel dense at a level; none where this version cannot rebuild the run's model."""
+    from accordion_bench import config as run_config
+
+    try:
+        parts = run_config.components(config, workers=1)
+        task = {"model": config["model"], "dataset": config["dataset"]}
+        shapes = _shapes(json.dumps(task, sort_keys=True))
+        return frozenset(spec.name for spec in shapes if not parts.wrapped.compressor.compresses(spec, level))
+    except Exception:  # an older run's options may have no meaning today; the map is then drawn without this detail
+        return frozenset()
 
 
 @functools.cache
-def _dense_layers(config_json: str, level: float) -> frozenset[str]:
+def _shapes(task_json: str) -> tuple[Any, ...]:
+    """The trained tensors of a model for a data set: runs that differ in their compressor share them."""
     from accordion_bench import config as run_config
+    from accordion_bench.build import build
     from accordion_bench.plan import TensorSpec
+    from accordion_bench.rng import kept_rng
 
-    config = json.loads(config_json)
-    try:
-        parts = run_config.components(config, workers=1)
-        model = run_config.build_model(config, parts.dataset)
-    except Exception:  # an older run's options may have no meaning today; the map is then drawn without this detail
-        return frozenset()
-    specs = [TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
-    return frozenset(spec.name for spec in specs if not parts.wrapped.compressor.compresses(spec, level))
+    task = json.loads(task_json)
+    with kept_rng():
+        model = run_config.build_model(task, build(task["dataset"], "dataset"))
+    return tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
 
 
-def level_map(axes: Axes, arm: Arm) -> None:
-    """Layers by epochs of an arm's first seed: colours are levels, triangles decisions, lines learning-rate drops."""
+def level_map(axes: Axes, arm: Arm) -> tuple[list[Any], str]:
+    """Layers by epochs of an arm's first seed: colours are levels, triangles decisions, lines learning-rate drops.
+
+    Returns:
+        the entries of its legend, and its title.
+    """
     run = arm.runs[0]
     levels, epochs = levels_by_layer(run), len(run.rows)
     used = sorted({level for row in levels.values() for level in row if level is not None})
     dense = {level: dense_layers(run.config, level) & levels.keys() for level in used}
     colours = _colours(run, used)
-    grid = np.ones((len(levels), epochs, 4))
-    for i, (layer, row) in enumerate(levels.items()):
-        for epoch, level in enumerate(row):
-            if level is not None:
-                grid[i, epoch] = mpl.colors.to_rgba(DENSE if layer in dense[level] else colours[level])
+    rgba = {level: mpl.colors.to_rgba(colour) for level, colour in colours.items()}
+    grey, nothing = mpl.colors.to_rgba(DENSE), (1.0, 1.0, 1.0, 1.0)
+    grid = [
+        [nothing if level is None else grey if layer in dense[level] else rgba[level] for level in row]
+        for layer, row in levels.items()
+    ]
     bottom = len(levels) - 0.5
-    axes.imshow(grid, aspect="auto", interpolation="nearest", extent=(-0.5, epochs - 0.5, bottom, -0.5))
-    axes.vlines([epoch - 0.5 for epoch in lr_drops(run)], -0.5, bottom, color="black", linestyle="--", linewidth=1.2)
-    decided = [row["epoch"] + 0.5 for row in run.rows if row.get("decisions")]
-    axes.plot(decided, [-0.8] * len(decided), "v", color="black", markersize=4)
+    axes.imshow(np.array(grid), aspect="auto", interpolation="nearest", extent=(0.5, epochs + 0.5, bottom, -0.5))
+    axes.vlines([epoch + 0.5 for epoch in lr_drops(run)], -0.5, bottom, color="black", linestyle="--", linewidth=1)
+    decided = [row["epoch"] + 1.5 for row in run.rows if row.get("decisions")]
+    above = offset_copy(axes.get_xaxis_transform(), axes.get_figure(root=True), y=4, units="points")
+    axes.plot(decided, [1] * len(decided), "v", color="black", markersize=2.5, clip_on=False, transform=above)
 
-    size = 8 if len(levels) < 30 else 5
-    axes.set_yticks(range(len(levels)), [layer.removesuffix(".weight") for layer in levels], fontsize=size)
-    axes.set_yticks(np.arange(len(levels) - 1) + 0.5, minor=True)
-    axes.grid(axis="y", which="minor", color="white", linewidth=1)
+    step = math.ceil(len(levels) / LABELLED)
+    names = [layer.removesuffix(".weight") for layer in levels]
+    axes.set_yticks(range(0, len(levels), step), names[::step])
+    if len(levels) <= LABELLED:
+        axes.hlines(np.arange(len(levels) - 1) + 0.5, 0.5, epochs + 0.5, color="white", linewidth=0.5)
     axes.tick_params(axis="y", which="both", length=0)
     axes.spines[:].set_visible(False)
-    axes.set_ylim(bottom, -1.1)
-    axes.set_xlabel("epoch")
-    axes.set_title(f"{arm.label}: level of each layer, seed {run.seed}", loc="left", fontsize=11)
-    _legend(axes, run, colours, [level for level in used if dense[level]])
+    axes.set_ylim(bottom, -0.5)
+    axes.set_xlim(0.5, epochs + 0.5)
+    axes.set_xlabel("training [epochs]")
+    axes.set_ylabel("layer")
+    handles = _handles(run, colours, [level for level in used if dense[level]], bool(decided))
+    return handles, f"{arm.label}: level of each layer, seed {run.seed}"
 
 
 def _colours(run: Run, used: list[float]) -> dict[float, Any]:
-    """Weak and strong in two colours; the levels of a longer ladder from dark (strong) to light."""
-    weak, strong = pair_of(run.config) or (used[-1], used[0])
-    if {weak, strong} >= set(used):
-        return {weak: WEAK, strong: STRONG}
-    return {level: mpl.colormaps["cividis"](i / max(len(used) - 1, 1)) for i, level in enumerate(used)}
+    """The levels from dark (strong) to light (weak); of a pair both, though only one may be used."""
+    pair = pair_of(run.config) or []
+    ladder = sorted(pair if set(pair) >= set(used) else used)
+    return {level: mpl.colormaps[LADDER](0.15 + 0.6 * i / max(len(ladder) - 1, 1)) for i, level in enumerate(ladder)}
 
 
-def _legend(axes: Axes, run: Run, colours: dict[float, Any], dense: list[float]) -> None:
+def _handles(run: Run, colours: dict[float, Any], dense: list[float], decided: bool) -> list[Any]:
     knob = knob_of(run.config["compressor"])
     names = {min(colours): " (strong)", max(colours): " (weak)"} if len(colours) > 1 else {}
     handles: list[Any] = [
@@ -99,6 +117,7 @@ def _legend(axes: Axes, run: Run, colours: dict[float, Any], dense: list[float])
     if dense:
         handles.append(Patch(color=DENSE, label=f"dense: {show_level(knob, *reversed(dense))} saves too little"))
     if lr_drops(run):
-        handles.append(Line2D([], [], color="black", linestyle="--", linewidth=1.2, label="learning rate drops"))
-    handles.append(Line2D([], [], color="black", linestyle="", marker="v", markersize=4, label="decision"))
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=3, fontsize=9)
+        handles.append(Line2D([], [], color="black", linestyle="--", linewidth=1, label="learning rate drops"))
+    if decided:
+        handles.append(Line2D([], [], color="black", linestyle="", marker="v", markersize=3, label="decision"))
+    return handles

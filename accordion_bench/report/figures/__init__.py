@@ -1,0 +1,103 @@
+"""Figures: what the runs of one setting, or of several, show. One room per figure; `style` is what they share."""
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from accordion_bench.report.arms import Arm
+from accordion_bench.report.figures.breakdown import breakdown
+from accordion_bench.report.figures.curves import (
+    accuracy_bytes,
+    accuracy_epoch,
+    accuracy_modelled,
+    accuracy_time,
+    accuracy_wire,
+)
+from accordion_bench.report.figures.forest import forest
+from accordion_bench.report.figures.levels import level_maps, side_by_side, with_levels
+from accordion_bench.report.figures.norms import norms
+from accordion_bench.report.figures.series import WORST
+from accordion_bench.report.figures.style import STYLE, save
+from accordion_bench.report.figures.sweeps import bits_bucket, period
+from accordion_bench.report.figures.tradeoff import modelled, pareto, tradeoff
+from accordion_bench.report.figures.variance import variance
+from accordion_bench.report.figures.workers import workers
+
+__all__ = ["MANY", "NAMES", "STYLE", "WORST", "draw_across", "draw_all", "modelled", "save", "tradeoff", "workers"]
+
+MANY = 10  # arms, beyond which `comparison` has rows instead of curves
+BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s
+NAMES = (
+    "comparison",
+    "forest",
+    "accuracy_epoch",
+    "accuracy_bytes",
+    "accuracy_wire",
+    "accuracy_time",
+    "accuracy_modelled",
+    "pareto",
+    "tradeoff",
+    "breakdown",
+    "levels",
+    "norms",
+    "variance",
+    "bits_bucket",
+    "period",
+    "workers",
+)
+
+
+def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "", bandwidths: Sequence[float] = BANDWIDTHS) -> list[Path]:
+    """Write every figure that the arms of one setting allow, as PNG and PDF; returns the PNG files.
+
+    Args:
+        arms: of one setting.
+        out: folder.
+        suffix: of the file names.
+        bandwidths: bit/s of the links whose modelled time is drawn.
+    """
+    gc.freeze()  # the rows of all runs are millions of objects, which every collection would look through
+    try:
+        with mpl.rc_context(STYLE):
+            return [save(figure, out / f"{name}{suffix}") for name, figure in figures_of(arms, bandwidths).items()]
+    finally:
+        gc.unfreeze()
+
+
+def figures_of(arms: Sequence[Arm], bandwidths: Sequence[float] = BANDWIDTHS) -> dict[str, Figure]:
+    """The figures of one setting by name, in the order of NAMES; those that would say nothing are left out."""
+    adaptive = with_levels(arms)
+    rooms: dict[str, Callable[[], Figure | None]] = {
+        "comparison": lambda: forest(arms) if len(arms) > MANY else side_by_side(arms, adaptive[:1]),
+        "forest": lambda: forest(arms) if 1 < len(arms) <= MANY else None,
+        "accuracy_epoch": lambda: accuracy_epoch(arms),
+        "accuracy_bytes": lambda: accuracy_bytes(arms),
+        "accuracy_wire": lambda: accuracy_wire(arms),
+        "accuracy_time": lambda: accuracy_time(arms),
+        "accuracy_modelled": lambda: accuracy_modelled(arms, bandwidths),
+        "pareto": lambda: pareto(arms),
+        "tradeoff": lambda: modelled(arms).get("tradeoff"),
+        "breakdown": lambda: breakdown(arms),
+        "levels": lambda: level_maps(adaptive) if adaptive else None,
+        "norms": lambda: norms(arms),
+        "variance": lambda: variance(arms),
+        "bits_bucket": lambda: bits_bucket(arms),
+        "period": lambda: period(arms),
+    }
+    drawn = {name: draw() for name, draw in rooms.items()}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def draw_across(settings: Sequence[Sequence[Arm]], out: Path) -> list[Path]:
+    """Write the figures that compare settings, as PNG and PDF; returns the PNG files.
+
+    Args:
+        settings: the arms of each setting.
+        out: folder.
+    """
+    with mpl.rc_context(STYLE):
+        figure = workers(settings)
+        return [] if figure is None else [save(figure, out / "workers")]

@@ -1,0 +1,195 @@
+"""Learning curves: the metric against epochs, bytes, measured time, and modelled time on links of other bandwidths."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from accordion_bench.report.arms import Arm
+from accordion_bench.report.colours import Look, looks
+from accordion_bench.report.figures.series import (
+    Array,
+    column,
+    ends,
+    interval,
+    metric_of,
+    modelled_seconds,
+    score_limits,
+    scores,
+    seeds,
+    several,
+)
+from accordion_bench.report.figures.style import Sheet, bytes_axis, entry, interval_bar, metric_label
+from accordion_bench.report.words import heading
+
+TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
+IN_A_PANEL = 7  # of that many, besides dense
+PAYLOAD = "payload of a worker [bytes, log scale]"
+WIRE = "sent by a worker's link [bytes, log scale]"
+
+Drawn = tuple[Arm, Look]
+
+
+def accuracy_epoch(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against epochs."""
+    return _figure(
+        arms, lambda arm: column(arm, "epoch") + 1, "training [epochs]", bars=False
+    )  # all end at one place, each bar upon the others
+
+
+def accuracy_bytes(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against what one worker has handed to the collectives."""
+    return _figure(arms, lambda arm: column(arm, "payload_bytes"), PAYLOAD)
+
+
+def accuracy_wire(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against what one worker's own link has sent."""
+    return _figure(arms, lambda arm: column(arm, "wire_bytes"), WIRE)
+
+
+def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against measured time, where all arms have measured their communication."""
+    if not all(arm.values("comm_seconds") for arm in arms):
+        return None
+    return _figure(arms, lambda arm: column(arm, "seconds"), "measured training time [s]")
+
+
+def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figure | None:
+    """The metric against modelled time, one panel for each bandwidth; with many arms only where each one ends.
+
+    Args:
+        arms: of one setting.
+        bandwidths: bit/s of each worker's link.
+    """
+    times = [{arm.label: modelled_seconds(arm, bandwidth) for arm in arms} for bandwidth in bandwidths]
+    shown = [
+        pair for pair in _drawn(arms) if all(np.isfinite(of[pair[0].label]).any() for of in times) and _sends(pair[0])
+    ]
+    if len(shown) < 2 or _short(arms):
+        return None
+    sheet = Sheet(len(bandwidths), height=2.0)
+    limits, many = limits_of(shown), len(shown) > TOGETHER
+    for axes, bandwidth, of in zip(sheet.panels, bandwidths, times, strict=True):
+        curves(axes, shown, lambda arm, of=of: of[arm.label], limits, many)  # type: ignore[misc]
+        sheet.titles[axes] = f"{bandwidth / 1e9:g} Gbit/s"
+        axes.set_xlabel("modelled time [s]")
+        axes.set_xlim(left=0)
+    latencies = sorted({arm.config["network"]["latency"] * 1e6 for arm, _ in shown})
+    told = (
+        f"Modelled, not measured: measured computation of one worker + 8 x wire bytes / bandwidth + rounds x "
+        f"{', '.join(f'{latency:g}' for latency in latencies)} µs"
+    )
+    return sheet.finish(
+        heading(arms[0]), f"{told}; {points_note(arms) if many else footnote(arms)}", handles(shown, not many)
+    )
+
+
+def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bool = True) -> Figure | None:
+    """One panel, or several with dense in each where there are many arms."""
+    shown = [pair for pair in _drawn(arms) if "bytes" not in label or _sends(pair[0])]
+    if not shown or _short(arms):
+        return None
+    parts = panes(shown)
+    sheet = Sheet(len(parts), height=2.1)
+    limits, xs = limits_of(shown), {arm.label: x(arm) for arm, _ in shown}
+    spent = np.concatenate([own.ravel() for own in xs.values()])
+    for axes, part in zip(sheet.panels, parts, strict=True):
+        curves(axes, part, lambda arm: xs[arm.label], limits, bars=bars)
+        axes.set_xlabel(label)
+        if "bytes" in label:
+            bytes_axis(axes, float(spent[spent > 0].min()), float(spent.max()))
+    return sheet.finish(heading(arms[0]), footnote(arms, bars), handles(shown))
+
+
+def curves(
+    axes: Axes,
+    shown: Sequence[Drawn],
+    x: Callable[[Arm], Array],
+    limits: tuple[float, float] | None = None,
+    only_ends: bool = False,
+    bars: bool = True,
+) -> None:
+    """One curve per arm: mean over the seeds epoch by epoch, band = their range, marker = end with 95 % t-interval.
+
+    Args:
+        axes: to draw on.
+        shown: arms with their looks.
+        x: an arm's values [seeds, epochs] on the other axis.
+        limits: of the metric's axis; None = those of the arms.
+        only_ends: markers alone.
+        bars: whether intervals are drawn.
+    """
+    arms = [arm for arm, _ in shown]
+    for i, (arm, look) in enumerate(shown):
+        xs, ys = x(arm).mean(axis=0), scores(arm)
+        mean, last = ys.mean(axis=0), ends(arm)
+        if not only_ends:
+            every = max(len(xs) // 4, 1)
+            some = {
+                **look.point,
+                "linestyle": look.line,
+                "markevery": (i * every // len(shown), every),
+                "markersize": 3,
+            }
+            axes.plot(xs, mean, zorder=2, **some)
+            if arm.n > 1:
+                low, high = ys.min(axis=0), ys.max(axis=0)
+                axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
+        if bars:
+            interval_bar(axes, xs[-1], float(np.mean(last)), interval(last), color=look.colour, zorder=3)
+        axes.plot(xs[-1:], [np.mean(last)], zorder=4, **look.point)
+    axes.set_ylim(limits or limits_of(shown))
+    axes.set_ylabel(metric_label(metric_of(arms)))
+    axes.grid()
+
+
+def limits_of(shown: Sequence[Drawn]) -> tuple[float, float]:
+    """(bottom, top) of the metric's axis for these arms."""
+    arms = [arm for arm, _ in shown]
+    return score_limits(arms, [scores(arm).mean(axis=0) for arm in arms])
+
+
+def panes(shown: Sequence[Drawn]) -> list[list[Drawn]]:
+    """Arms by panel: all in one, or a few in each with dense ones in all; arms of one colour stay together."""
+    if len(shown) <= TOGETHER:
+        return [list(shown)]
+    dense = [pair for pair in shown if pair[0].dense]
+    colours = list(dict.fromkeys(look.colour for _, look in shown))
+    rest = sorted((pair for pair in shown if not pair[0].dense), key=lambda pair: colours.index(pair[1].colour))
+    size = math.ceil(len(rest) / math.ceil(len(rest) / IN_A_PANEL))
+    return [dense + rest[i : i + size] for i in range(0, len(rest), size)]
+
+
+def handles(shown: Sequence[Drawn], line: bool = True) -> list[Any]:
+    """The legend: every arm with the metric after its last epoch."""
+    show = metric_of([arm for arm, _ in shown]).show
+    return [entry(look, f"{arm.label}: {show(arm.mean('metric'))}", line) for arm, look in shown]
+
+
+def points_note(arms: Sequence[Arm], bars: bool = True) -> str:
+    """Seeds, and what markers and bars are, where there are no lines."""
+    return f"{seeds(arms)}; after the last epoch" + "; bars: Student's 95 % t-interval" * (bars and several(arms))
+
+
+def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
+    """Seeds, and what lines, bands and markers are."""
+    with_bands = "lines: mean over the seeds; bands: their range" + "; bars: Student's 95 % t-interval" * bars
+    lines = with_bands if several(arms) else "no intervals"
+    return f"{seeds(arms)}; {lines}; large markers: after the last epoch; early epochs may be cut off."
+
+
+def _drawn(arms: Sequence[Arm]) -> list[Drawn]:
+    return list(zip(arms, looks(arms), strict=True))
+
+
+def _sends(arm: Arm) -> bool:
+    """Whether an arm has a place on an axis of bytes: one worker alone has none."""
+    return bool(arm.mean("wire_bytes"))
+
+
+def _short(arms: Sequence[Arm]) -> bool:
+    """Whether there is no curve to see."""
+    return all(len(run.rows) < 2 for arm in arms for run in arm.runs)

@@ -64,7 +64,7 @@ class TextData:
         words = self.words[split]
         count = len(words) - 1
         length = -(-count // STRANDS)
-        mine = torch.arange(worker, STRANDS, workers, device=self.device)[:, None] * length
+        mine = torch.arange(STRANDS, device=self.device)[worker::workers, None] * length
         for start in range(0, length if len(mine) else 0, STRETCH):
             at = mine + torch.arange(start, min(start + STRETCH, length), device=self.device)
             inside = at < count

@@ -11,6 +11,7 @@ from accordion_bench.config_dir import conf_dir
 from accordion_bench.report import (
     arms,
     figures,
+    intervals,
     labels,
     levels,
     load,
@@ -126,6 +127,12 @@ def grouped(root):
     return arms.group(load.read_runs([root]))[0]
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    """For tests that look at something else: figures take longest."""
+    monkeypatch.setattr(figures, "draw_all", lambda *_: [])
+
+
 # ---- loading
 
 
@@ -155,18 +162,19 @@ def test_torn_last_line_is_left_out(tmp_path):
     assert len(load_metrics([tmp_path])) == 3
 
 
-@pytest.mark.parametrize("broken", ["done", "summary.json", "metrics.jsonl", "config.yaml"])
+@pytest.mark.parametrize("broken", ["done", "summary.json", "metrics.jsonl", "config.yaml", "all"])
 @pytest.mark.parametrize("how", ["absent", "torn"])
-def test_broken_runs_are_listed_and_in_no_mean(tmp_path, broken, how, capsys):
+def test_broken_runs_are_listed_and_in_no_mean(tmp_path, broken, how, capsys, no_figures):
     run_folder(tmp_path, accuracy=0.9)
     path = run_folder(tmp_path, accuracy=0.1, seed=1)
-    if how == "torn" and broken != "done":
-        (path / broken).write_bytes((path / broken).read_bytes()[:150] + b"\xff")
-    else:
-        (path / broken).unlink()
+    for file in list(path.iterdir()) if broken == "all" else [path / broken]:
+        if how == "torn" and broken not in ("done", "all"):
+            file.write_bytes(file.read_bytes()[:150] + b"\xff")
+        else:
+            file.unlink()
     assert report_main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "Unfinished, in no mean" in said
+    assert ("Skipped: no run in it" if broken == "all" else "Unfinished, in no mean") in said
     assert path.name in said
     assert "90.00 %" in said
     assert [arm.n for arm in grouped(tmp_path)] == [1]
@@ -276,10 +284,32 @@ def test_student_interval_by_hand():
 
 def test_welch_interval_by_hand():
     # equal n and equal variances: 4 degrees of freedom, t = 2.776445; sqrt(1/3 + 1/3)
-    gap, half = arms.difference([2, 3, 4], [1, 2, 3])
-    assert (gap, half) == (pytest.approx(1), pytest.approx(2.776445 * math.sqrt(2 / 3), abs=1e-6))
-    assert arms.difference([1, 1], [2, 2]) == (-1, 0)
-    assert math.isnan(arms.difference([1], [2, 3])[1])
+    found = intervals.difference([2, 3, 4], [1, 2, 3])
+    assert (found.gap, found.half) == (pytest.approx(1), pytest.approx(2.776445 * math.sqrt(2 / 3), abs=1e-6))
+    assert (found.how, found.shown) == ("Welch", False)
+    assert math.isnan(intervals.difference([1], [2, 3]).half)
+    assert intervals.difference([1], [2, 3]).shown is None
+
+
+def test_paired_interval_by_hand():
+    # differences 1, 2, 3: mean 2, s = 1, t(0.975, 2) = 4.302653
+    found = intervals.difference([11, 2, 33], [10, 0, 30], ((0, 1, 2), (0, 1, 2)))
+    assert (found.gap, found.half) == (pytest.approx(2), pytest.approx(4.302653 / math.sqrt(3), abs=1e-6))
+    assert (found.how, found.shown) == ("paired by seed", False)
+
+
+@pytest.mark.parametrize("seeds", [((0, 1, 2), (0, 1, 3)), ((0, 1, 2), (0, 1)), ((None,) * 2, (None,) * 2), ((), ())])
+def test_other_seeds_are_not_paired(seeds):
+    a, b = [1, 2, 4][: len(seeds[0]) or 3], [2, 5, 3][: len(seeds[1]) or 3]
+    assert intervals.difference(a, b, seeds).how == "Welch"
+
+
+def test_no_spread_is_no_interval():
+    """Three seeds that differ by the same image each: an interval of width 0 would claim too much."""
+    for seeds in (((0, 1, 2), (0, 1, 2)), ((), ())):
+        found = intervals.difference([0.9, 0.9, 0.9], [0.8, 0.8, 0.8], seeds)
+        assert found.constant and math.isnan(found.half) and found.shown is None
+    assert intervals.difference([0.9, 0.7], [0.8, 0.6], ((0, 1), (0, 1))).constant  # up to rounding
 
 
 def test_dense_baseline_is_the_nearest_of_the_same_setting(tmp_path):
@@ -311,13 +341,14 @@ def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
         run_folder(tmp_path, "powersgd", payload=100, seed=seed, command=typed)
     found = grouped(tmp_path)
     (sentence,) = words.verdicts(found)
-    assert "nothing is said about accuracy or time against dense" in sentence
+    assert "nothing is said about accuracy, bytes or time against dense" in sentence
     assert "python -m accordion_bench -m compressor=none adaptive=none epochs=4 seed=0,1" in sentence
     numbers = table.tidy(found).iloc[0]
-    assert numbers["payload_times_less"] == 10  # by the run's own count of dense bytes
-    assert math.isnan(numbers["accuracy_minus_dense"])
-    assert math.isnan(numbers["seconds_over_dense"])
-    assert "an fp32 all-reduce of the same tensors in the same steps" in words.captions(found)[1]
+    for column in ("payload_times_less", "wire_times_less", "accuracy_minus_dense", "seconds_over_dense"):
+        assert math.isnan(numbers[column]), column
+    assert "without a dense run there are no ratios" in words.captions(found)[1]
+    text = table.markdown(table.tidy(found))
+    assert "x less" not in text and "dense" not in text and "x)" not in text
 
 
 def test_more_than_dense_is_said(tmp_path):
@@ -336,15 +367,24 @@ def test_one_seed_says_nothing_about_noise(tmp_path):
     assert "±" not in table.markdown(table.tidy(grouped(tmp_path)))
 
 
-@pytest.mark.parametrize(("low", "expected"), [(0.895, "within noise"), (0.8, "more than noise")])
-def test_noise_over_seeds(tmp_path, low, expected):
+@pytest.mark.parametrize(
+    ("low", "expected", "cell"),
+    [
+        (0.899, "no difference shown, the 95 % interval", "no difference shown (-0.10 ± 2.48)"),
+        (0.85, "worse by more than noise, the 95 % interval", " -5.00 ± 2.48 |"),
+        (0.95, "better by more than noise, the 95 % interval", " +5.00 ± 2.48 |"),
+    ],
+)
+def test_noise_over_seeds(tmp_path, low, expected, cell):
     for seed, wiggle in enumerate((0, 0.01, 0.02)):
-        run_folder(tmp_path, "none", seed=seed, accuracy=0.9 + wiggle)
-        run_folder(tmp_path, "powersgd", seed=seed, accuracy=low + wiggle)
+        run_folder(tmp_path, "none", seed=seed, accuracy=0.9)
+        run_folder(tmp_path, "powersgd", seed=seed, accuracy=low + wiggle - 0.01)
     (sentence,) = words.verdicts(grouped(tmp_path))
     assert expected in sentence
-    assert "points below dense" in sentence
-    assert "91.00 ± 2.48 %" in table.markdown(table.tidy(grouped(tmp_path)))
+    assert "(paired by seed, n = 3)" in sentence
+    assert f"points {'above' if low > 0.9 else 'below'} dense" in sentence
+    assert cell in table.markdown(table.tidy(grouped(tmp_path)))
+    assert f"{100 * low:.2f} ± 2.48 %" in table.markdown(table.tidy(grouped(tmp_path)))
 
 
 def test_communication_time_is_shown_only_where_measured(tmp_path):
@@ -355,7 +395,7 @@ def test_communication_time_is_shown_only_where_measured(tmp_path):
     assert "communication" in table.markdown(table.tidy(grouped(tmp_path / "b")))
 
 
-@pytest.mark.parametrize(("slower", "expected"), [(0.1, "within noise"), (20, "7.67x")])
+@pytest.mark.parametrize(("slower", "expected"), [(0.1, "no difference shown"), (20, "7.67x")])
 def test_times_within_noise_give_no_ratio(tmp_path, slower, expected):
     for seed, wiggle in enumerate((0, 1, 2)):
         run_folder(tmp_path, "none", seed=seed, seconds=2.0 + wiggle)
@@ -410,7 +450,9 @@ def test_a_report_end_to_end(tmp_path, capsys):
     assert "Accordion (TopK 99/10 %)" in capsys.readouterr().out
     stems = ("accuracy_bytes", "accuracy_time", "levels", "comparison")
     figures = {f"{stem}.{ending}" for stem in stems for ending in ("png", "pdf")}
-    assert {path.name for path in out.iterdir()} == figures | {"table.csv", "table.md", "README.md"}
+    written = {path.name for path in out.iterdir()}
+    assert {"table.csv", "table.md", "table.tex", "report.html", "README.md"} | figures <= written
+    assert "levels-7.png" not in written
     assert all((out / name).stat().st_size > 5000 for name in figures)
     assert list(pd.read_csv(out / "table.csv")["n"]) == [2, 2]
     readme = (out / "README.md").read_text()
@@ -450,7 +492,7 @@ def test_many_arms_are_rows_instead_of_curves(tmp_path):
         for seed in (0, 1):
             run_folder(tmp_path / "runs", name, seed=seed, payload=1000 - i, accuracy=0.9 + seed / 100)
     write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
-    assert {p.name for p in (tmp_path / "out").glob("*.png")} == {"comparison.png"}
+    assert (tmp_path / "out" / "comparison.png").exists()
     figure = figures.forest(grouped(tmp_path / "runs"))
     rows = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert len(rows) > figures.MANY and rows[-1].startswith("dense") and rows[-1].endswith("kB")

@@ -1,10 +1,12 @@
-"""python -m accordion_bench.report RUN...: the comparison table on stdout, table and figures in --out."""
+"""python -m accordion_bench.report RUN...: the comparison table on stdout; tables, figures and a page in --out."""
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
-from accordion_bench.report import load, write
+from accordion_bench import check
+from accordion_bench.report import absent, load, write
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -12,12 +14,22 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("accordion_bench.report", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders that contain some")
     parser.add_argument(
-        "--out", type=Path, default=Path("results/report"), help="folder for table and figures (%(default)s)"
+        "--out", type=Path, default=Path("results/report"), help="folder for tables and figures (%(default)s)"
+    )
+    parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
+    parser.add_argument(
+        "--bandwidths", default="1e8,1e9,1e10", help="of the links in figures of modelled time, bit/s (%(default)s)"
     )
     args = parser.parse_args(argv)
-    for path in args.runs:
-        if not load.find_runs([path]):
-            print(f"warning: no run in {path}", file=sys.stderr)
+    try:
+        formats = [check.choice("--formats", name.strip(), write.FORMATS) for name in args.formats.split(",")]
+        bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
+    except check.ValueRefused as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    folders = absent.no_runs(args.runs)
+    for name, why in folders:
+        print(f"warning: {name}: {why}", file=sys.stderr)
     runs = load.read_runs(args.runs)
     if not runs:
         print(
@@ -26,8 +38,16 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    print(write.write(runs, args.out))
+    print(write.write(runs, args.out, folders, formats, bandwidths))
     return 0
+
+
+def _bandwidth(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    return check.number("--bandwidths", text if math.isnan(value) else value, above=0, instead=1e9)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,23 @@
-"""Arms: runs that differ only in their seed; and what may be said about two of them."""
+"""Arms: runs that differ only in their seed; and which of them may be compared."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from scipy import stats
-
-from accordion_bench.report.labels import is_dense, policies_of
+from accordion_bench.report.intervals import half_width as half_width
+from accordion_bench.report.labels import drives, is_dense, policies_of
 from accordion_bench.report.load import Run, flat
 from accordion_bench.same import FREE as ALWAYS_FREE
 
 # what does not change what a run computes
-FREE = (*ALWAYS_FREE, "seed", "choices")
-# what must be equal before two arms are compared at all
-SETTING = ("model", "dataset", "workers", "batch_size", "epochs")
+FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target")
+# what must be equal before two arms are compared at all; batch sizes may differ inside one experiment
+SETTING = ("model", "dataset", "workers", "epochs", "scale")
 # what is compared: nobody needs to be told that these differ from dense
-METHOD = ("compressor", "sync", "adaptive")
-QUANTILE = 0.975  # of Student's t, for two-sided 95 % intervals
+METHOD = ("compressor", "sync", "adaptive", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,14 @@ class Arm:
     Args:
         label: as in tables and figures; unique within a report.
         runs: by rising seed.
+        setting: one text for everything that must be equal before arms are compared.
+        batches: batch sizes per worker of all arms of the setting.
     """
 
     label: str
     runs: tuple[Run, ...]
+    setting: str = ""
+    batches: tuple[int, ...] = ()
 
     @property
     def n(self) -> int:
@@ -51,18 +54,44 @@ class Arm:
 
     @property
     def metric(self) -> str:
-        """The name of what is evaluated, e.g. accuracy: a column of metrics.jsonl, a share in [0, 1]."""
+        """The name of what is evaluated, a column of metrics.jsonl: see `accordion_bench.metrics`."""
         return self.runs[0].summary.get("metric_name", "accuracy")
 
     @property
-    def setting(self) -> str:
-        """One text for everything that must be equal before arms are compared."""
-        return json.dumps({key: fingerprint(self.runs[0]).get(key) for key in SETTING}, sort_keys=True)
+    def scale(self) -> str:
+        """`full`, or the shorter form of an experiment: `small`, `tiny`."""
+        return self.config.get("scale") or "full"
+
+    @property
+    def workers(self) -> int:
+        """How many really ran."""
+        return int(self.runs[0].summary["workers"])
+
+    @property
+    def batch(self) -> int:
+        """Samples per step over all workers, at the start of the run."""
+        return self.workers * self.config["batch_size"]
+
+    @property
+    def batch_text(self) -> str:
+        """`batch 512` over all workers; `batch 512 at first` where a policy changes it."""
+        grows = any(drives(policy) == "batch" for policy in policies_of(self.config).values())
+        return f"batch {self.batch}" + " at first" * grows
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """What defines the arm, by dotted keys."""
+        return flat(fingerprint(self.runs[0]))
+
+    def chosen(self, group: str) -> str:
+        """What was chosen in a config group, or told by a preset (`arm`, `experiment`); "" for nothing."""
+        return (self.config.get("choices") or {}).get(group) or ""
 
     def values(self, column: str) -> list[float]:
         """A column of summary.json over the seeds; empty where a run has none (null)."""
         found = [run.summary.get(column) for run in self.runs]
-        return [float(value) for value in found if value is not None] if None not in found else []
+        known = [float(value) for value in found if isinstance(value, int | float)]
+        return known if len(known) == len(found) else []
 
     def mean(self, column: str) -> float:
         """Mean of a summary column over the seeds; NaN where there is none."""
@@ -71,9 +100,13 @@ class Arm:
 
 
 def fingerprint(run: Run) -> dict[str, Any]:
-    """The configuration without what may differ inside an arm, with the number of workers that really ran."""
-    kept = {key: value for key, value in run.config.items() if key not in FREE}
+    """The configuration without what may differ inside an arm, with the number of workers that really ran.
+
+    An option that is null is left out, as in runs from before there was that option.
+    """
+    kept = {key: value for key, value in run.config.items() if key not in FREE and value is not None}
     kept["adaptive"] = policies_of(run.config)  # a preset changes no result: its scheme stands under sync
+    kept["scale"] = run.config.get("scale") or "full"
     return {**kept, "workers": run.summary.get("workers", run.config.get("workers"))}
 
 
@@ -90,30 +123,64 @@ def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
         seeds[run.seed] = newest
         repeats += older
     grouped = [tuple(sorted(seeds.values(), key=lambda run: run.seed or 0)) for seeds in arms.values()]
-    return _told_apart([Arm(members[0].label, members) for members in grouped]), repeats
+    return _told_apart(_placed([Arm(members[0].label, members) for members in grouped])), repeats
 
 
 def _started(run: Run) -> tuple[str, str]:
     return run.environment.get("started", ""), run.path.name
 
 
+def _placed(arms: Sequence[Arm]) -> list[Arm]:
+    """Each arm with its setting: one batch size, or those that one experiment compares; then labels say the batch."""
+    rooms: list[set[tuple[str, str]]] = []
+    doors = [_doors(arm) for arm in arms]
+    for own in doors:
+        joined = [room for room in rooms if room & own]
+        rooms = [room for room in rooms if not room & own] + [own.union(*joined)]
+    homes = [next(i for i, room in enumerate(rooms) if room & own) for own in doors]
+    placed = []
+    for arm, home in zip(arms, homes, strict=True):
+        together = [other for other, at in zip(arms, homes, strict=True) if at == home]
+        batches = sorted({other.config["batch_size"] for other in together if "batch_size" in other.config})
+        label = f"{arm.label}, {arm.batch_text}" if len(batches) > 1 else arm.label
+        placed.append(replace(arm, label=label, setting=json.dumps(sorted(rooms[home])), batches=tuple(batches)))
+    return placed
+
+
+def _doors(arm: Arm) -> set[tuple[str, str]]:
+    """What leads into the same setting: the batch size, and the experiments of an arm."""
+    same = json.dumps([arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING)], sort_keys=True)
+    experiments = {(run.config.get("choices") or {}).get("experiment") for run in arm.runs}
+    return {(same, f"batch_size {arm.config.get('batch_size')}"), *((same, str(name)) for name in experiments if name)}
+
+
 def _told_apart(arms: list[Arm]) -> list[Arm]:
-    """Where arms of one setting share a label, add the options in which they differ."""
+    """Where arms of one setting share a label, add their names in the experiment, or the options that differ."""
     result = []
     for arm in arms:
         twins = [other for other in arms if (other.label, other.setting) == (arm.label, arm.setting)]
-        leaves = [flat(fingerprint(twin.runs[0])) for twin in twins]
-        own = flat(fingerprint(arm.runs[0]))
-        keys = sorted({key for leaf in leaves for key in leaf.keys() | own.keys() if leaf.get(key) != own.get(key)})
-        short = [key.rpartition(".")[2] for key in keys]
-        names = short if len(set(short)) == len(short) else keys
-        told = ", ".join(f"{name}={own.get(key)}" for name, key in zip(names, keys, strict=True))
-        result.append(replace(arm, label=f"{arm.label}, {told}") if told else arm)
+        if len(twins) == 1:
+            result.append(arm)
+            continue
+        names = [twin.chosen("arm") for twin in twins]
+        told = arm.chosen("arm") if all(names) and len(set(names)) == len(names) else _differing(arm, twins)
+        result.append(replace(arm, label=f"{arm.label}, {told}"))
     return result
 
 
+def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
+    """Options that tell an arm from its twins: `lr=0.1, error_feedback=True`."""
+    own = arm.options
+    leaves = [twin.options for twin in twins]
+    keys = sorted({key for leaf in leaves for key in leaf.keys() | own.keys() if leaf.get(key) != own.get(key)})
+    short = [key.rpartition(".")[2] for key in keys]
+    names = short if len(set(short)) == len(short) else keys
+    return ", ".join(f"{name}={own.get(key)}" for name, key in zip(names, keys, strict=True))
+
+
 def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Arms that may be compared with each other: same model, data, workers, batch and epochs."""
+    """Arms that may be compared with each other: same metric, model, data, workers, epochs, scale and (see `_placed`)
+    batch."""
     found: dict[str, list[Arm]] = {}
     for arm in arms:
         found.setdefault(arm.setting, []).append(arm)
@@ -121,49 +188,24 @@ def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
 
 
 def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """The dense arm of the same setting that differs least in everything else; None where none was given."""
+    """The dense arm of the same setting that differs least in everything else; None where none was given.
+
+    Of a dense arm it is the arm itself, or the nearest dense one with the smallest batch of the setting.
+    """
     dense = [other for other in arms if other.dense and other.setting == arm.setting]
-    return min(dense, key=lambda other: len(differences(arm, other)), default=None)
+    if arm.dense:
+        smallest = min((other.batch for other in dense), default=0)
+        dense = [other for other in dense if other.batch == smallest]
+    return min(dense, key=lambda other: (other.batch != arm.batch, len(differences(arm, other))), default=None)
 
 
 def differences(arm: Arm, other: Arm) -> list[str]:
-    """Options outside compressor, scheme and policy in which two arms differ, as `key value (other value)`.
+    """Options outside compressor, scheme, policy and batch in which two arms differ, as `key value (other value)`.
 
     Of a group with another class only the name.
     """
-    own, theirs = (
-        {k: v for k, v in flat(fingerprint(a.runs[0])).items() if k.split(".")[0] not in METHOD} for a in (arm, other)
-    )
+    own, theirs = ({k: v for k, v in a.options.items() if k.split(".")[0] not in METHOD} for a in (arm, other))
     keys = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
     other_class = {key.split(".")[0] for key in keys if key.endswith("._target_")}
-    names = [
-        f"{name} {arm.config['choices'].get(name)} ({other.config['choices'].get(name)})"
-        for name in sorted(other_class)
-    ]
+    names = [f"{name} {arm.chosen(name) or None} ({other.chosen(name) or None})" for name in sorted(other_class)]
     return names + [f"{k} {own.get(k)} ({theirs.get(k)})" for k in keys if k.split(".")[0] not in other_class]
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Half of Student's 95 % t-interval of a mean, with n - 1 degrees of freedom; NaN below two values."""
-    if len(values) < 2:
-        return math.nan
-    return float(stats.t.ppf(QUANTILE, len(values) - 1)) * standard_error(values)
-
-
-def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """(mean(a) - mean(b), half of Welch's 95 % t-interval of it); the half is NaN where a side has only one value."""
-    gap = math.fsum(a) / len(a) - math.fsum(b) / len(b)
-    if min(len(a), len(b)) < 2:
-        return gap, math.nan
-    variances = standard_error(a) ** 2, standard_error(b) ** 2
-    if sum(variances) == 0:
-        return gap, 0.0
-    freedom = sum(variances) ** 2 / sum(v**2 / (len(x) - 1) for v, x in zip(variances, (a, b), strict=True))
-    return gap, float(stats.t.ppf(QUANTILE, freedom)) * math.sqrt(sum(variances))
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """s / sqrt(n) with the sample's standard deviation s."""
-    n = len(values)
-    mean = math.fsum(values) / n
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)

@@ -16,6 +16,19 @@ def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
         runs: whose.
         commands: that say the same as the runs' own in fewer lines.
     """
+    lines = [
+        "## Where this comes from\n",
+        *(f"- {key}: {value}" for key, value in facts(runs).items()),
+        f"- reported on {time.strftime('%Y-%m-%d')}\n",
+        "```",
+        *(commands or own_commands(runs)),
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def facts(runs: Sequence[Run]) -> dict[str, str]:
+    """How many runs, their seeds, commit, hardware and versions."""
 
     def said(key: str) -> str:
         return ", ".join(dict.fromkeys(str(run.environment.get(key) or "unknown") for run in runs))
@@ -23,18 +36,17 @@ def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
     versions: dict[str, Any] = {}
     for run in runs:
         versions |= {f"{name} {version}": None for name, version in (run.environment.get("versions") or {}).items()}
-    lines = [
-        "## Where this comes from\n",
-        f"- runs: {len(runs)}; seeds: {', '.join(dict.fromkeys(str(run.seed) for run in runs))}",
-        f"- commit: {said('commit')}",
-        f"- hardware: {'; '.join(dict.fromkeys(machine(run) for run in runs))}",
-        f"- versions: Python {said('python')}, {', '.join(versions)}",
-        f"- reported on {time.strftime('%Y-%m-%d')}\n",
-        "```",
-        *(commands or dict.fromkeys(command(run) for run in runs)),
-        "```",
-    ]
-    return "\n".join(lines)
+    return {
+        "runs": f"{len(runs)}; seeds: {', '.join(dict.fromkeys(str(run.seed) for run in runs))}",
+        "commit": said("commit"),
+        "hardware": "; ".join(dict.fromkeys(machine(run) for run in runs)),
+        "versions": ", ".join([f"Python {said('python')}", *versions]),
+    }
+
+
+def own_commands(runs: Sequence[Run]) -> list[str]:
+    """What was typed for some runs, each command once."""
+    return list(dict.fromkeys(command(run) for run in runs))
 
 
 def command(run: Run) -> str:
@@ -43,24 +55,32 @@ def command(run: Run) -> str:
 
 
 def dense_command(arm: Arm) -> str:
-    """The command of an arm's runs, made dense."""
-    replaced = ("compressor", "adaptive", "sync", "seed", "resume", "-m", "--multirun")
-    kept = [word for word in _typed(arm.runs[0]) if _key(word).split(".")[0] not in replaced]
-    sweep = ["-m"] if arm.n > 1 or {"-m", "--multirun"} & set(_typed(arm.runs[0])) else []
+    """The command of an arm's runs, made dense; of an experiment's arms, its dense arm."""
+    replaced = ("compressor", "adaptive", "sync", "seed", "resume", "arm", "-m", "--multirun")
+    typed = _typed(arm.runs[0])
+    kept = [word for word in typed if _key(word).split(".")[0] not in replaced]
+    sweep = ["-m"] if arm.n > 1 or {"-m", "--multirun"} & set(typed) else []
     seeds = f"seed={','.join(map(str, arm.seeds))}"
-    return shlex.join(["python", "-m", "accordion_bench", *sweep, "compressor=none", "adaptive=none", *kept, seeds])
+    dense = ["compressor=none", "adaptive=none", *kept]
+    if any(_key(word) == "experiment" for word in typed):
+        dense = [*kept, "+arm=dense"]  # after the experiment, which would have the last word
+    return shlex.join(["python", "-m", "accordion_bench", *sweep, *dense, seeds])
 
 
 def machine(run: Run) -> str:
     """Processor and GPUs of a run."""
     environment = run.environment
     cores = f"{environment.get('processor') or 'unknown processor'}, {environment.get('cpu_cores', '?')} cores"
-    return ", ".join([cores, *(environment.get("gpus") or [])])
+    return ", ".join([cores, *map(str, environment.get("gpus") or [])])
 
 
 def _typed(run: Run) -> list[str]:
     """The words after the program's name."""
-    words = shlex.split(run.environment.get("command", ""))
+    typed = run.environment.get("command", "")
+    try:
+        words = shlex.split(typed)
+    except ValueError:  # a quotation that does not end
+        words = typed.split()
     names = ("accordion_bench", "accordion-bench", "__main__.py")
     start = next((i + 1 for i, word in enumerate(words) if word.endswith(names)), len(words))
     return [word for word in words[start:] if not _key(word).startswith("paths.")]

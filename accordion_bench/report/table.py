@@ -1,140 +1,114 @@
-"""The comparison table: as numbers for table.csv, and aligned Markdown for people."""
+"""The comparison table for people: cells of text, and aligned Markdown."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from accordion_bench.metrics import Metric, metric
 from accordion_bench.progress import human_bytes
-from accordion_bench.report.arms import Arm, baseline, difference, half_width, standard_error
-from accordion_bench.report.provenance import machine
+from accordion_bench.report.numbers import tidy as tidy
 
 NONE = "–"
+NO_DIFFERENCE = "no difference shown"
+BILLIONS = 1e10  # floats, from which the paper counts in billions
 
-
-def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
-    """One row per arm, numbers only: what table.csv holds.
-
-    Ratios are times less than dense (below 1: MORE than dense), against the dense run that was measured, or, where none
-    was given, against the dense_bytes that each run counts for its own steps.
-    """
-    rows = []
-    for arm in arms:
-        dense, config = baseline(arm, arms), arm.config
-        accuracy = arm.values("metric")
-        gap, gap_half = difference(accuracy, dense.values("metric")) if dense else (math.nan, math.nan)
-        rows.append(
-            {
-                "model": config["choices"]["model"],
-                "dataset": config["choices"]["dataset"],
-                "workers": arm.runs[0].summary["workers"],
-                "batch_size": config["batch_size"],
-                "epochs": config["epochs"],
-                "arm": arm.label,
-                "n": arm.n,
-                "seeds": " ".join(map(str, arm.seeds)),
-                "accuracy": arm.mean("metric"),
-                "accuracy_ci95": half_width(accuracy),
-                "accuracy_std": standard_error(accuracy) * math.sqrt(arm.n) if arm.n > 1 else math.nan,
-                "best_accuracy": arm.mean("best_metric"),
-                "accuracy_minus_dense": gap,
-                "accuracy_minus_dense_ci95": gap_half,
-                "payload_bytes": arm.mean("payload_bytes"),
-                "payload_times_less": _times_less(arm, dense, "payload_bytes", "dense_bytes"),
-                "wire_bytes": arm.mean("wire_bytes"),
-                "wire_times_less": _times_less(arm, dense, "wire_bytes", "dense_wire_bytes"),
-                "rounds": arm.mean("rounds"),
-                "rounds_times_less": _times_less(arm, dense, "rounds", "dense_rounds"),
-                "seconds": arm.mean("seconds"),
-                "seconds_ci95": half_width(arm.values("seconds")),
-                "exposed_seconds": arm.mean("exposed_seconds"),
-                "comm_seconds": arm.mean("comm_seconds"),
-                "seconds_over_dense": _seconds_over(arm, dense),
-                "seconds_within_noise": _within_noise(arm, dense, "seconds"),
-                "network": config["choices"].get("network", ""),
-                "modelled_seconds": arm.mean("modelled_seconds"),
-                "modelled_seconds_ci95": half_width(arm.values("modelled_seconds")),
-                "modelled_comm_seconds": arm.mean("modelled_comm_seconds"),
-                "modelled_seconds_over_dense": _over(arm, dense, "modelled_seconds"),
-                "modelled_seconds_within_noise": _within_noise(arm, dense, "modelled_seconds"),
-                "baseline": dense.label if dense else "",
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _times_less(arm: Arm, dense: Arm | None, sent: str, own_dense: str) -> float:
-    reference = dense.mean(sent) if dense else arm.mean(own_dense)
-    return reference / arm.mean(sent) if arm.mean(sent) else math.inf
-
-
-def _seconds_over(arm: Arm, dense: Arm | None) -> float:
-    """Ratio of measured times; NaN where they do not compare: communication measured in one only."""
-    if dense is None or bool(arm.values("comm_seconds")) != bool(dense.values("comm_seconds")):
-        return math.nan
-    return _over(arm, dense, "seconds")
-
-
-def _over(arm: Arm, dense: Arm | None, column: str) -> float:
-    """Ratio of times; NaN where a side has none, or another machine."""
-    if dense is None or len({machine(run) for run in (*arm.runs, *dense.runs)}) > 1:
-        return math.nan
-    return arm.mean(column) / dense.mean(column)
-
-
-def _within_noise(arm: Arm, dense: Arm | None, column: str) -> bool:
-    if dense is None or arm is dense or not arm.values(column) or not dense.values(column):
-        return False
-    gap, half = difference(arm.values(column), dense.values(column))
-    return abs(gap) <= half
+Row = Mapping[Any, Any]
+Column = tuple[str, Callable[[Row], str]]
 
 
 def markdown(table: pd.DataFrame) -> str:
     """The table of one setting, for people."""
-    columns = [
-        "arm",
-        "n",
-        "accuracy, final",
-        "best",
-        "payload",
-        "vs dense",
-        "wire",
-        "vs dense",
-        "time",
-        "vs dense",
-        "exchange",
+    return aligned(cells(table))
+
+
+def cells(table: pd.DataFrame, paper: bool = False) -> list[list[str]]:
+    """Text of the table of one setting: the headings, then a row per arm.
+
+    Args:
+        table: of `tidy`.
+        paper: only what papers show: what was evaluated, data sent and time, with their ratios.
+    """
+    columns = [*_judged(table, paper), *_sent(table, paper), *_time(table, paper), *_paper_count(table)]
+    return [[heading for heading, _ in columns]] + [
+        [show(row) for _, show in columns] for row in table.to_dict("records")
     ]
-    measured = table["comm_seconds"].notna().any()
-    if measured:
-        columns.append("communication")
-    modelled = table["modelled_seconds"].notna().any()
-    if modelled:
-        columns += ["rounds", "modelled time", "vs dense", "modelled comm."]
-    cells = [columns]
-    for row in table.to_dict("records"):
-        line = [
-            row["arm"],
-            str(row["n"]),
-            _percent(row["accuracy"], row["accuracy_ci95"]),
-            _percent(row["best_accuracy"]),
-        ]
-        line += [human_bytes(row["payload_bytes"]), show_times(row["payload_times_less"])]
-        line += [human_bytes(row["wire_bytes"]), show_times(row["wire_times_less"])]
-        line += [_seconds(row["seconds"], row["seconds_ci95"]), show_ratio(row, "seconds")]
-        line += [_if_known(row["exposed_seconds"], "{:.1f} s")]
-        if measured:
-            line.append(_if_known(row["comm_seconds"], "{:.1f} s"))
-        if modelled:
-            line += [_if_known(row["rounds"], "{:,.0f}")]
-            line += [_seconds(row["modelled_seconds"], row["modelled_seconds_ci95"])]
-            line += [show_ratio(row, "modelled_seconds"), _if_known(row["modelled_comm_seconds"], "{:.2f} s")]
-        cells.append(line)
-    return aligned(cells)
+
+
+def _judged(table: pd.DataFrame, paper: bool) -> list[Column]:
+    judged = metric(table["metric"].iloc[0])
+    name = judged.name
+    columns: list[Column] = [
+        ("arm", lambda row: row["arm"]),
+        ("n", lambda row: str(row["n"])),
+        (f"{name}, final", lambda row: show_value(judged, row[name], row[f"{name}_ci95"])),
+    ]
+    if not paper:
+        columns.append(("best", lambda row: show_value(judged, row[f"best_{name}"])))
+    if (table["baseline"] != "").any():
+        columns.append((f"minus dense, {judged.points}", lambda row: show_difference(judged, row)))
+    return columns
+
+
+def _sent(table: pd.DataFrame, paper: bool) -> list[Column]:
+    def volume(name: str) -> Callable[[Row], str]:
+        return lambda row: _with(human_bytes(row[f"{name}_bytes"]), show_times(row[f"{name}_times_less"]))
+
+    return [(name, volume(name)) for name in (("payload",) if paper else ("payload", "wire"))]
+
+
+def _time(table: pd.DataFrame, paper: bool) -> list[Column]:
+    def seconds(column: str) -> Callable[[Row], str]:
+        return lambda row: _with(_seconds(row[column], row[f"{column}_ci95"]), show_ratio(row, column))
+
+    columns: list[Column] = [("time", seconds("seconds"))]
+    if not paper:
+        columns.append(("exchange", lambda row: _seconds(row["exposed_seconds"])))
+        if table["comm_seconds"].notna().any():
+            columns.append(("communication", lambda row: _seconds(row["comm_seconds"])))
+    if table["modelled_seconds"].notna().any():
+        columns.append(("modelled time", seconds("modelled_seconds")))
+        if not paper:
+            columns.append(("modelled comm.", lambda row: _seconds(row["modelled_comm_seconds"])))
+            columns.append(("rounds", lambda row: _if_known(row["rounds"], "{:,.0f}")))
+    return columns
+
+
+def _paper_count(table: pd.DataFrame) -> list[Column]:
+    """The floats that the paper would count, and times less than the reference of the paper's tables."""
+    if not table["paper_floats"].notna().all():
+        return []
+    named = paper_reference(table)
+    if named is None:
+        return [("paper's count", lambda row: show_floats(row["paper_floats"]))]
+    most = float(table.loc[table["arm"] == named, "paper_floats"].iloc[0])
+
+    def count(row: Row) -> str:
+        told = "" if row["arm"] in (named, row["baseline"]) else show_times(_quotient(most, row["paper_floats"]))
+        return _with(show_floats(row["paper_floats"]), told)
+
+    return [(f"paper's count (vs {named})", count)]
+
+
+def paper_reference(table: pd.DataFrame) -> str | None:
+    """The arm that the papers' ratios are against: the compressed one that sends most; between batch sizes, dense.
+
+    None where there is no such arm, and without a dense run: that ratio may stand beside the one to dense, never alone.
+    """
+    others = table[table["arm"] != table["baseline"]]
+    if not (table["baseline"] != "").all() or not len(others):
+        return None
+    if table["batch_size"].nunique() > 1:
+        return str(table["baseline"].iloc[0])
+    dense = set(table.loc[table["arm"] == table["baseline"], "paper_floats"])
+    others = others[~others["paper_floats"].isin(dense)]  # fp16: as many floats as fp32
+    return str(others["arm"].iloc[int(others["paper_floats"].argmax())]) if len(others) > 1 else None
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> str:
     """Rows of cells, the heading first, as Markdown that also reads well in a terminal."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in cells]
     widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]
     rows = [
         [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
@@ -144,8 +118,38 @@ def aligned(cells: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:]))
 
 
+def show_value(judged: Metric, value: float, half: float = math.nan) -> str:
+    """`91.00 ± 2.48 %`, `97.62 ± 1.3`; without interval `91.00 %`."""
+    if math.isnan(half):
+        return judged.show(value)
+    if judged.percent:
+        return f"{judged.scaled(value):.2f} ± {judged.scaled(half):.2f} {judged.unit}"
+    return f"{judged.show(value)} ± {half:.2g}"
+
+
+def show_difference(judged: Metric, row: Row) -> str:
+    """`-2.50 ± 1.19`; `no difference shown (-0.28 ± 1.31)` where the interval holds 0; a bare number without one."""
+    gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
+    if math.isnan(gap):
+        return NONE
+    number = signed(judged, gap) + ("" if math.isnan(half) else f" ± {size(judged, half)}")
+    return f"{NO_DIFFERENCE} ({number})" if row["difference_shown"] == "no" else number
+
+
+def signed(judged: Metric, gap: float) -> str:
+    """A difference with its sign: `-0.28`, `+1.3`."""
+    return f"{judged.scaled(gap):+.2f}" if judged.percent else f"{gap:+.3g}"
+
+
+def size(judged: Metric, gap: float) -> str:
+    """A difference without its sign: `0.28`, `1.3`."""
+    return signed(judged, abs(gap)).removeprefix("+")
+
+
 def show_times(times_less: float) -> str:
-    """9.19 as `9.19x less`, 0.5 as `2x MORE`."""
+    """9.19 as `9.19x less`, 0.5 as `2x MORE`; NaN, where there is nothing to compare with, as a dash."""
+    if math.isnan(times_less):
+        return NONE
     if math.isinf(times_less):
         return "nothing sent"
     if times_less == 1:
@@ -153,19 +157,29 @@ def show_times(times_less: float) -> str:
     return f"{times_less:.3g}x less" if times_less > 1 else f"{1 / times_less:.3g}x MORE"
 
 
-def show_ratio(row: Mapping[Any, Any], column: str) -> str:
-    """A time over dense's: `0.52x`, or that noise hides it."""
-    return "within noise" if row[f"{column}_within_noise"] else _if_known(row[f"{column}_over_dense"], "{:.2f}x")
+def show_ratio(row: Row, column: str) -> str:
+    """A time over dense's: `0.52x`, or that none was shown to differ."""
+    return NO_DIFFERENCE if row[f"{column}_within_noise"] else _if_known(row[f"{column}_over_dense"], "{:.2f}x")
 
 
-def _percent(value: float, half: float = math.nan) -> str:
-    return f"{100 * value:.2f} %" if math.isnan(half) else f"{100 * value:.2f} ± {100 * half:.2f} %"
+def show_floats(count: float) -> str:
+    """`2418.4 M`, `328.51 B`: million and billion floats, as papers count."""
+    return f"{count / 1e9:.5g} B" if count >= BILLIONS else f"{count / 1e6:.5g} M"
 
 
-def _seconds(value: float, half: float) -> str:
+def _with(value: str, told: str) -> str:
+    return f"{value} ({told})" if told not in ("", NONE) else value
+
+
+def _quotient(a: float, b: float) -> float:
+    return a / b if b else math.inf
+
+
+def _seconds(value: float, half: float = math.nan) -> str:
     if math.isnan(value):
         return NONE
-    return f"{value:.1f} s" if math.isnan(half) else f"{value:.1f} ± {half:.1f} s"
+    places = 1 if value >= 1 else 2
+    return f"{value:.{places}f} s" if math.isnan(half) else f"{value:.{places}f} ± {half:.{places}f} s"
 
 
 def _if_known(value: float, form: str) -> str:

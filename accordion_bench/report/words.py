@@ -1,48 +1,100 @@
-"""What is said about a table: what its numbers are, one plain sentence per arm, and what is in no mean."""
+"""What is said about a table: its heading, what its numbers are, and what is in no mean."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from accordion_bench.report.arms import Arm, baseline, differences
+from accordion_bench.metrics import metric
+from accordion_bench.report.arms import Arm, baseline
 from accordion_bench.report.load import Run
-from accordion_bench.report.provenance import dense_command, machine
-from accordion_bench.report.table import show_times, tidy
+from accordion_bench.report.numbers import tidy
+from accordion_bench.report.provenance import machine
+from accordion_bench.report.table import paper_reference
+from accordion_bench.report.verdicts import verdicts as verdicts
+
+FIGURES = {
+    "comparison": "Arms side by side",
+    "forest": "After the last epoch, one row per arm",
+    "accuracy_epoch": "Against epochs",
+    "accuracy_bytes": "Against payload",
+    "accuracy_wire": "Against bytes on the wire",
+    "accuracy_time": "Against measured time",
+    "accuracy_modelled": "Against modelled time",
+    "pareto": "What no other arm beats in both metric and bytes",
+    "tradeoff": "Against bytes on the wire and modelled time",
+    "breakdown": "Where the time goes",
+    "levels": "Level of each layer in each epoch",
+    "norms": "Norms of the summed gradients",
+    "variance": "Compression error",
+    "bits_bucket": "Against bits and bucket size",
+    "period": "Against the period",
+    "workers": "Against the number of workers",
+}
 
 
 def heading(arm: Arm) -> str:
-    """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`."""
-    config, workers = arm.config, arm.runs[0].summary["workers"]
+    """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; ends with the scale where that is not full."""
+    config, sizes = arm.config, arm.batches or (arm.config["batch_size"],)
     task = f"{config['choices']['model']} on {config['choices']['dataset']}"
-    return f"{task}, {workers} workers x {config['batch_size']} samples, {config['epochs']} epochs"
+    workers = f"{arm.workers} worker{'s' * (arm.workers != 1)} x {' or '.join(map(str, sizes))} samples"
+    scale = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
+    return f"{task}, {workers}, {config['epochs']} epoch{'s' * (config['epochs'] != 1)}{scale}"
 
 
-def captions(arms: Sequence[Arm]) -> list[str]:
-    """What a reader must know about the numbers of one setting."""
+def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
+    """What a reader must know about the numbers of one setting.
+
+    Args:
+        arms: of the setting.
+        paper: of the table that holds only what papers show.
+    """
+    lines = [evaluated(arms, paper), sent(arms, paper), time(arms, paper)]
+    lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]
+    if experiments := sorted({arm.chosen("experiment") for arm in arms} - {""}):
+        lines.append(f"Experiment: {'; '.join(experiments)}.")
+    return lines
+
+
+def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
+    """What the metric's numbers and intervals are."""
+    judged = metric(arms[0].metric)
     several = max(arm.n for arm in arms) > 1
     interval = "mean ± Student's 95 % t-interval over n seeds" if several else "one seed per arm, so no intervals"
-    accuracy = f"{arms[0].metric.capitalize()}: after the last epoch, {interval}; best: of all epochs."
-    if images := arms[0].runs[0].summary.get("test_size"):
-        accuracy += f" One of the {images:,} test images is {100 / images:.2g} points."
-    time = "Time: training, without evaluation and warm-up; exchange: the part that is codec and communication."
+    text = f"{judged.name.capitalize()}: after the last epoch, {interval}" + "; best: of all epochs" * (not paper) + "."
+    text += "" if judged.higher_is_better else " Lower is better."
+    images = arms[0].runs[0].summary.get("test_size")
+    if judged.name == "accuracy" and images:
+        text += f" One of the {images:,} test images is {100 / images:.2g} points."
+    if several and any(arm.dense for arm in arms):
+        text += (
+            " Difference to dense: 95 % t-interval of the seed-by-seed differences where both arms have the same seeds,"
+            ' else Welch\'s; "no difference shown": it holds 0.'
+        )
+    return text
+
+
+def sent(arms: Sequence[Arm], paper: bool = False) -> str:
+    """What payload and wire are, and what they are compared with."""
+    text = "Payload: what one worker hands to the collectives" + "; wire: what its own link sends" * (not paper)
+    dense = list(dict.fromkeys(base.label for arm in arms if (base := baseline(arm, arms))))
+    if not dense:
+        return f"{text}; without a dense run there are no ratios."
+    measured = "dense run" if dense == ["dense"] else f"run of {' or '.join(dense)}"
+    return f"{text}; {'' if paper else 'both '}against the measured {measured}."
+
+
+def time(arms: Sequence[Arm], paper: bool = False) -> str:
+    """What the measured times hold, and which of them do not compare."""
+    exchange = "; exchange: the part that is codec and communication" * (not paper)
+    text = f"Time: training, without evaluation and warm-up{exchange}."
     if shared := [arm.label for arm in arms if not arm.values("comm_seconds")]:
         whose = "The" if len(shared) == len(arms) else f"{', '.join(shared)}: the"
-        time += f" {whose} workers share a process: no communication time was measured; time is compute and codec only."
-    if not several:
-        time += " One run per arm: other work on the machine is in its time."
+        text += f" {whose} workers share a process: no communication time was measured; time is compute and codec only."
+    if max(arm.n for arm in arms) == 1:
+        text += " One run per arm: other work on the machine is in its time."
     machines = sorted({machine(run) for arm in arms for run in arm.runs})
     if len(machines) > 1:
-        time += f" The runs come from different machines ({'; '.join(machines)}); only times of one machine compare."
-    return [accuracy, sent(arms), time, *modelled(arms)]
-
-
-def sent(arms: Sequence[Arm]) -> str:
-    """What payload and wire are, and what they are compared with."""
-    dense = any(arm.dense for arm in arms)
-    reference = "the measured dense run" if dense else "an fp32 all-reduce of the same tensors in the same steps"
-    return (
-        f"Payload: what one worker hands to the collectives; wire: what its own link sends; both against {reference}."
-    )
+        text += f" The runs come from different machines ({'; '.join(machines)}); only times of one machine compare."
+    return text
 
 
 def modelled(arms: Sequence[Arm]) -> list[str]:
@@ -63,48 +115,27 @@ def link(network: dict[str, Any]) -> str:
     return f"{network['bandwidth'] / 1e9:g} Gbit/s and {network['latency'] * 1e6:g} µs per round"
 
 
-def verdicts(arms: Sequence[Arm]) -> list[str]:
-    """One plain sentence per arm against dense; without a dense run, the command that adds one."""
-    if not any(arm.dense for arm in arms):
-        return [
-            "No dense run of this setting is among those given: nothing is said about accuracy or time against dense. "
-            f"Add one: {dense_command(arms[0])}"
-        ]
-    rows = tidy(arms).to_dict("records")
-    pairs = [(arm, baseline(arm, arms)) for arm in arms]
-    return [verdict(a, row, d) for (a, d), row in zip(pairs, rows, strict=True) if d is not None and a is not d]
+def paper_count(arms: Sequence[Arm]) -> list[str]:
+    """What the paper's count is, where all arms have it."""
+    if not all(arm.values("paper_floats") for arm in arms):
+        return []
+    reference = paper_reference(tidy(arms))
+    against = f"; its ratios, as in the paper's tables, are against {reference}" if reference else ""
+    return [f"Paper's count: floats as the paper counts them, no bytes on any link{against}."]
 
 
-def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
-    """Bytes, accuracy and noise of one arm against dense, in words.
-
-    Args:
-        arm: the arm.
-        row: its row of `table.tidy`.
-        dense: its baseline.
-    """
-    payload, wire = show_times(row["payload_times_less"]), show_times(row["wire_times_less"])
-    sends = f"payload {payload} as dense" if payload == "the same" else f"payload {payload} than dense"
-    if wire != payload:
-        sends += f", wire {wire}"
-    gap, half = 100 * row["accuracy_minus_dense"], 100 * row["accuracy_minus_dense_ci95"]
-    accuracy = f"{arm.metric} equal to dense"
-    if gap:
-        accuracy = f"{arm.metric} {abs(gap):.2f} points {'below' if gap < 0 else 'above'} dense"
-        if images := arm.runs[0].summary.get("test_size"):
-            accuracy += f" ({_count(abs(gap) / 100 * images)} of {images:,} test images)"
-    interval = f"the 95 % interval of the difference is {gap - half:+.2f} to {gap + half:+.2f} points"
-    if math.isnan(half):
-        noise = "one seed: no statement about noise" if arm.n == 1 else "dense has one seed: no statement about noise"
-    else:
-        noise = f"within noise, {interval}" if abs(gap) <= half else f"more than noise, {interval}"
-    other = differences(arm, dense)
-    note = f"; beware, dense differs in more than compression: {', '.join(other)}" if other else ""
-    return f"{arm.label}: {sends}; {accuracy}; {noise}{note}."
+def scaled_down(arms: Sequence[Arm]) -> list[str]:
+    """That these are no numbers to compare with a paper's, where the experiment was shortened."""
+    scale = arms[0].scale
+    if scale == "full":
+        return []
+    return [f"Scale {scale}: fewer epochs and less data than the experiment's; no number here compares with a paper's."]
 
 
-def _count(images: float) -> str:
-    return f"{images:.2g}" if images < 100 else f"{images:.0f}"
+def figure(stem: str) -> str:
+    """What a figure shows, by the name of its file."""
+    name = stem.partition("-")[0]
+    return FIGURES.get(name, name.replace("_", " "))
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
@@ -116,3 +147,13 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
         last = f"epoch {done} of {epochs} was the last" if done else f"no epoch of {epochs} was finished"
         lines.append(f"{run.path.name} ({run.label}, seed {run.seed}): {run.problem}; {last}")
     return lines
+
+
+def repeated(runs: Sequence[Run]) -> list[str]:
+    """One line for each run whose seed a newer run of the same arm has."""
+    return [f"{run.path.name} ({run.label}, seed {run.seed})" for run in runs]
+
+
+def skipped(folders: Sequence[tuple[str, str]]) -> list[str]:
+    """One line for each folder or cell without a run."""
+    return [f"{name}: {why}" for name, why in folders]

@@ -1,55 +1,98 @@
-"""The report's folder: table.csv, table.md, figures, and a README.md that says where they come from."""
+"""The report's folder: tables, figures, one HTML page, and a README.md that says where they come from."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from accordion_bench.report import figures, words
+from accordion_bench.report import figures, latex, words
 from accordion_bench.report.arms import Arm, group, settings
+from accordion_bench.report.draw import draw
 from accordion_bench.report.load import Run
+from accordion_bench.report.page import Section, page
 from accordion_bench.report.provenance import provenance
-from accordion_bench.report.table import markdown, tidy
+from accordion_bench.report.table import cells, markdown, tidy
+
+FORMATS = ("md", "csv", "latex", "html")
+TABLES = ("table.md", "table.csv", "table.tex", "report.html")
 
 
-def write(runs: Sequence[Run], out: Path) -> str:
+def write(
+    runs: Sequence[Run],
+    out: Path,
+    folders: Sequence[tuple[str, str]] = (),
+    formats: Sequence[str] = FORMATS,
+    bandwidths: Sequence[float] = figures.BANDWIDTHS,
+) -> str:
     """Write everything about some runs; returns the text for stdout.
 
     Args:
         runs: finished and unfinished ones.
         out: folder; made where missing.
+        folders: names of those without a run, and why; see `absent.no_runs`.
+        formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
+        bandwidths: bit/s of the links in figures of modelled time.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for old in [*out.glob("*.png"), *out.glob("*.pdf")]:
-        if old.name.startswith(figures.NAMES):
-            old.unlink()  # of another report: it would not belong to this table
+    clear(out)
     arms, repeats = group(runs)
-    parts = settings(arms)
-    text = "\n\n".join(filter(None, [*map(section, parts), notes(runs, repeats)])) + "\n"
-    (out / "table.md").write_text(text)
-    readme = [text.rstrip()]
-    if arms:
+    parts, absent = settings(arms), left_out(runs, repeats, folders)
+    sections = [Section(*pair) for pair in zip(parts, draw(parts, out, bandwidths), strict=True)]
+    across = figures.draw_across(parts, out)
+    text = "\n\n".join([*map(section, parts), *notes(absent)]) + "\n"
+    if "md" in formats:
+        (out / "table.md").write_text(text)
+        (out / "README.md").write_text(readme(text, sections, across))
+    if "csv" in formats and parts:
         pd.concat(map(tidy, parts)).to_csv(out / "table.csv", index=False)
-        for i, members in enumerate(parts):
-            figures.draw_all(members, out, f"-{i + 1}" if len(parts) > 1 else "")
-        readme += [f"![{png.stem}]({png.name})" for png in sorted(out.glob("comparison*.png"))]
-        readme.append(provenance([run for arm in arms for run in arm.runs]))
-    (out / "README.md").write_text("\n\n".join(readme) + "\n")
-    return f"{text}\ntable and figures: {out}"
+    if "latex" in formats and parts:
+        (out / "table.tex").write_text("\n\n".join(map(tex, parts, range(1, len(parts) + 1))) + "\n")
+    if "html" in formats:
+        (out / "report.html").write_text(page(sections, across, absent))
+    return f"{text}\ntables and figures: {out}"
+
+
+def clear(out: Path) -> None:
+    """Remove what another report has left behind: it would not belong to this one."""
+    drawn = [file for file in (*out.glob("*.png"), *out.glob("*.pdf")) if file.name.startswith(figures.NAMES)]
+    for old in (*drawn, *map(out.joinpath, TABLES)):
+        old.unlink(missing_ok=True)
 
 
 def section(arms: Sequence[Arm]) -> str:
-    """Heading, table, verdicts and captions of one setting."""
+    """Heading, table, verdicts and captions of one setting, as Markdown."""
     lists = ["\n".join(f"- {line}" for line in lines) for lines in (words.verdicts(arms), words.captions(arms))]
     return "\n\n".join(filter(None, [f"## {words.heading(arms[0])}", markdown(tidy(arms)), *lists]))
 
 
-def notes(runs: Sequence[Run], repeats: Sequence[Run]) -> str:
-    """What is in no mean, and why."""
-    parts = []
-    if unfinished := words.unfinished([run for run in runs if not run.finished]):
-        parts.append("Unfinished, in no mean:\n\n" + "\n".join(f"- {line}" for line in unfinished))
-    if repeats:
-        lines = [f"- {run.path.name} ({run.label}, seed {run.seed})" for run in repeats]
-        parts.append("Repeats of a seed, in no mean (the newest run counts):\n\n" + "\n".join(lines))
-    return "\n\n".join(parts)
+def tex(arms: Sequence[Arm], number: int) -> str:
+    """The table of one setting as papers print it, as LaTeX."""
+    caption = " ".join([f"{words.heading(arms[0])}.", *words.captions(arms, paper=True)])
+    return latex.table(cells(tidy(arms), paper=True), caption, f"accordion-bench-{number}")
+
+
+def left_out(
+    runs: Sequence[Run], repeats: Sequence[Run], folders: Sequence[tuple[str, str]]
+) -> dict[str, Sequence[str]]:
+    """Heading -> lines, for what is in no mean."""
+    found = {
+        "Unfinished, in no mean": words.unfinished([run for run in runs if not run.finished]),
+        "Repeats of a seed, in no mean (the newest run counts)": words.repeated(repeats),
+        "Skipped: no run in it": words.skipped(folders),
+    }
+    return {heading: lines for heading, lines in found.items() if lines}
+
+
+def notes(absent: dict[str, Sequence[str]]) -> list[str]:
+    """What is in no mean, as Markdown."""
+    return [f"{heading}:\n\n" + "\n".join(f"- {line}" for line in lines) for heading, lines in absent.items()]
+
+
+def readme(text: str, sections: Sequence[Section], across: Sequence[Path]) -> str:
+    """The tables, the figures that compare arms, and where they come from."""
+    parts = [text.rstrip()]
+    if sections:
+        pngs = [png for section in sections for png in section.figures if png.name.startswith("comparison")]
+        parts += [f"![{png.stem}]({png.name})" for png in (*pngs, *across)]
+        parts.append(provenance([run for section in sections for arm in section.arms for run in arm.runs]))
+    return "\n\n".join(parts) + "\n"

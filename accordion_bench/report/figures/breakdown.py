@@ -13,13 +13,13 @@ from accordion_bench.report.figures.series import seeds
 from accordion_bench.report.figures.style import Sheet
 from accordion_bench.report.words import heading
 
-# Tol's light scheme (2021): these are parts of a step, no methods, and neighbours are apart under colour blindness
+# Tol's light colours (2021) and a purple: these are no methods; neighbours are apart under colour blindness
 PARTS = {
     "data": "#DDDDDD",
     "compute": "#77AADD",
     "encode": "#EEDD88",
     "communication": "#EE8866",
-    "decode": "#FFAABB",
+    "decode": "#AA4499",
     "exchange": "#EE8866",
     "update": "#44BB99",
     "policy": "#444444",
@@ -70,7 +70,8 @@ def parts(arm: Arm) -> dict[str, float]:
     """Seconds of a step by part, mean over the seeds; the first step is on no clock."""
     found = dict.fromkeys(PARTS, 0.0)
     for run in arm.runs:
-        row, steps = run.rows[-1], max(run.rows[-1]["step"] - 1, 1) * arm.n
+        row = run.rows[-1]
+        steps = max((row.get("step") or 0) - 1, 1) * arm.n
         for part in ("data", "compute", "update", "policy"):
             found[part] += row.get(f"{part}_seconds", 0.0) / steps
         if row.get("comm_seconds") is None:

@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.figures.style import Sheet
 from accordion_bench.report.figures.sweeps import Line, draw, note
-from accordion_bench.report.labels import label
 
 
 def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
@@ -33,31 +32,24 @@ def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
 
 def task(arm: Arm) -> str:
     """What is trained, without the number of workers: `resnet8 on digits, 60 epochs`, with the scale of small runs."""
-    scale = arm.config.get("scale") or "full"
-    small = "" if scale == "full" else f", scale {scale}"
-    return (
-        f"{arm.config['choices']['model']} on {arm.config['choices']['dataset']}, {arm.config['epochs']} epochs{small}"
-    )
+    small = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
+    return f"{arm.chosen('model')} on {arm.chosen('dataset')}, {arm.config['epochs']} epochs{small}"
 
 
 def by_method(arms: Sequence[Arm]) -> list[Line]:
     """Lines of at least two numbers of workers: arms of one name, by batch size where a number occurs twice."""
     named: dict[str, list[Arm]] = {}
     for arm in arms:
-        named.setdefault(label(arm.config).removesuffix(", 1 worker"), []).append(arm)
+        name = arm.label.replace(f", {arm.batch_text}", "").replace(", 1 worker", "")
+        named.setdefault(name, []).append(arm)
     lines: list[Line] = []
     for name, members in named.items():
         parts = {name: members}
-        if len({count(arm) for arm in members}) < len(members):
+        if len({arm.workers for arm in members}) < len(members):
             sizes = sorted({arm.config["batch_size"] for arm in members})
             parts = {f"{name}, {b} samples each": [a for a in members if a.config["batch_size"] == b] for b in sizes}
         for own, group in parts.items():
-            points = sorted({count(arm): arm for arm in group}.items())
+            points = sorted({arm.workers: arm for arm in group}.items())
             if len(points) > 1:
                 lines.append((own, points))
     return lines
-
-
-def count(arm: Arm) -> int:
-    """Workers that really ran."""
-    return arm.runs[0].summary.get("workers") or arm.config["workers"]

@@ -89,10 +89,14 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
             equal = sweep.current.finished() if "experiment" in cfg["choices"] else None
             return train.run(cfg, typed(overrides), note, equal)
 
-        def tell(error: Exception) -> int:  # noted here, so that the other cells of a multirun still run
+        def tell(error: Exception, cell: str = cell) -> int:  # noted here, so that the other cells still run
             failures.append(_tell(error, cell))
             return failures[-1]
 
+        if OmegaConf.select(composed, "setup.experiment") == "smoke":  # its cells are computed, not swept
+            from accordion_bench import smoke
+
+            return smoke.run(config.resolve(composed, hydra_config.runtime.choices), typed(overrides), tell)
         return sweep.cell(overrides, run, tell)
 
     task()

@@ -7,39 +7,18 @@ Whether three choices go together is decided pair by pair, so three tables say e
 that no triple says otherwise.
 """
 
-import copy
 import functools
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
-
-from accordion_bench import config
+from accordion_bench import config, together
 from accordion_bench.build import Config
-from accordion_bench.check import ConfigError
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.together import names
 
 WORKERS = 4
 PLAIN = {"compressor": "none", "sync": "every_step", "adaptive": "none"}
 GROUPS = tuple(PLAIN)
-# what a choice needs to be looked at fairly, beside its defaults
-BESIDE: dict[str, dict[str, dict[str, object]]] = {
-    "compressor=demo": {"optimizer": {"momentum": 0.0}},
-    "adaptive=adabatch": {"schedule": {"milestones": []}},
-}
-
-
-@functools.cache
-def names(group: str) -> list[str]:
-    """The choices of a config group."""
-    return sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
-
-
-@functools.cache
-def _node(group: str, name: str) -> Config:
-    node = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text())
-    return {key: value for key, value in node.items() if key != "defaults"}
 
 
 @functools.cache
@@ -55,24 +34,12 @@ def cell(compressor: str, sync: str, adaptive: Iterable[str], overrides: tuple[s
         adaptive: names of policies, in order.
         overrides: of the run around it.
     """
-    cfg = copy.deepcopy(_base(overrides))
-    policies = [name for name in adaptive if name != "none"]
-    cfg["compressor"], cfg["sync"] = dict(_node("compressor", compressor)), dict(_node("sync", sync))
-    cfg["adaptive"] = {name: dict(_node("adaptive", name)) for name in policies}
-    for choice in (f"compressor={compressor}", f"sync={sync}", *(f"adaptive={name}" for name in policies)):
-        for group, options in BESIDE.get(choice, {}).items():
-            cfg[group] |= options
-    cfg["choices"] |= {"compressor": compressor, "sync": sync, "adaptive": ",".join(policies) or "none"}
-    return cfg
+    return together.cell(_base(overrides), compressor, sync, adaptive)
 
 
 def refusal(compressor: str, sync: str, adaptive: Iterable[str]) -> str | None:
     """Why a cell is refused, or None where it runs."""
-    try:
-        config.components(cell(compressor, sync, adaptive), WORKERS)
-    except ConfigError as refused:
-        return str(refused)
-    return None
+    return together.refusal(cell(compressor, sync, adaptive), WORKERS)
 
 
 @functools.cache

@@ -1,0 +1,76 @@
+"""+experiment=smoke: every compressor, policy and synchronisation scheme, in all pairs, for a handful of steps each."""
+
+import contextlib
+import functools
+import io
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from accordion_bench import sweep, together, train
+from accordion_bench.build import Config
+from accordion_bench.together import Cell
+from accordion_bench.validate import validate
+
+NAME = "smoke"
+
+
+def cells(base: Config, typed: Mapping[str, Any]) -> list[Cell]:
+    """The cells: all that are needed, or those of the choices that were typed.
+
+    Args:
+        base: the configuration around the cells.
+        typed: the keys on the command line; `compressor`, `sync` and `adaptive` narrow the cells down.
+    """
+
+    @functools.cache
+    def runs(cell: Cell) -> bool:
+        return together.refusal(together.cell(base, *cell), base["workers"]) is None
+
+    groups = ("compressor", "sync", "adaptive")
+    chosen = [base["choices"][group].split(",") if group in typed else together.names(group) for group in groups]
+    return together.cover(runs, *chosen)
+
+
+def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str], int]) -> float:
+    """Train all cells in this process: one line for each, run folders and a record under `paths.runs`/smoke.
+
+    Args:
+        base: the configuration around the cells.
+        typed: the keys on the command line.
+        tell: tells the user of an error in a cell, which is named; returns the exit status.
+
+    Returns:
+        share of the cells that came to their end.
+
+    Raises:
+        ConfigError: the configuration around the cells breaks a rule.
+        KeyboardInterrupt: stopped.
+    """
+    base = {**base, "paths": {**base["paths"], "runs": str(Path(base["paths"]["runs"], NAME))}}
+    validate(base)
+    began, todo, ran = time.monotonic(), cells(base, typed), 0
+    sweep.current.begin(base["paths"]["runs"])
+    for number, cell in enumerate(todo, 1):
+        compressor, scheme, policies = cell
+        adaptive = policies[0] if len(policies) == 1 else f"[{','.join(policies)}]"
+        overrides = [f"+experiment={NAME}", f"compressor={compressor}", f"sync={scheme}", f"adaptive={adaptive}"]
+        ended: list[bool] = []
+
+        def trained(note: dict[str, Any], cell: Cell = cell, ended: list[bool] = ended) -> float:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                metric = train.run(together.shortened(together.cell(base, *cell)), {}, note)
+            ended.append(True)
+            return metric
+
+        def told(error: Exception, named: str = " ".join(overrides[1:])) -> int:
+            return tell(error, f"{named}: ")
+
+        start = time.monotonic()
+        sweep.cell(overrides, trained, told)
+        ran += bool(ended)
+        seconds, said = time.monotonic() - start, "ran" if ended else "FAILED"
+        print(f"{number:>3} of {len(todo)}  {said:<6} {seconds:5.2f} s  {' '.join(overrides[1:])}", flush=True)
+    print(f"{ran} of {len(todo)} cells ran, in {time.monotonic() - began:.0f} s: {base['paths']['runs']}", flush=True)
+    return ran / len(todo)

@@ -18,6 +18,7 @@ from accordion_bench.exchange import Exchange
 from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.network import Network
 from accordion_bench.plan import plan_record
+from accordion_bench.profiler import profiled
 from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
 from accordion_bench.rng import kept_rng, key, seeded
@@ -212,11 +213,13 @@ class Trainer:
         if self.comm.leader:
             self.tracker.begin(self.cfg, self.folder.path)
         self.progress.begin(self.step + self.steps_left, self.step)
-        with contextlib.closing(self.progress):
+        recording = profiled(self.cfg["profile"] * self.comm.leader, self.folder, self.device.type == "cuda")
+        with contextlib.closing(self.progress), recording as profile_step:
             while self.epoch < self.cfg["epochs"]:
                 self.begin_epoch()
                 while self.step_in_epoch < self.steps_per_epoch:
                     self.train_step()
+                    profile_step()
                     self.progress.step(self)
                     stop = self.stopper.due(self.step)
                     if stop or (every and self.step % every == 0):

@@ -37,6 +37,7 @@ def validate(cfg: Config) -> None:
     if cfg["scale"] != "full" and "experiment" not in cfg.get("choices", {}):
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", cfg["scale"], "full")
     check.integer("checkpoint.every", cfg["checkpoint"]["every"], at_least=0)
+    check.integer("profile", cfg["profile"], at_least=0)
     for key in ("norms", "error"):
         check.boolean(f"measure.{key}", cfg["measure"][key], instead=True)
     for key, folder in (("data", "data"), ("runs", "results/runs")):

@@ -17,7 +17,7 @@ except ImportError:  # Windows has no such locks: nothing counts as held there
 Config = dict[str, Any]
 
 # run-level keys that decide no result
-FREE = ("paths", "tracker", "resume", "resume_sweep", "checkpoint")
+FREE = ("paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile")
 # plain top-level numbers, which look the same in every config.yaml: read before YAML is parsed
 QUICK = ("seed", "epochs", "batch_size")
 
@@ -31,33 +31,44 @@ def decisive(cfg: Config) -> Config:
     return {"scale": "full", **kept}
 
 
-def earlier(cfg: Config, among: Sequence[str] | None = None) -> RunFolder | None:
+def earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) -> RunFolder | None:
     """The newest run with this configuration: a finished one, else one that can be continued.
 
     Args:
         cfg: as it would be saved, with the number of workers.
         among: folders to look at; None = all under `paths.runs`.
+        wait: for the end of one that another process is running.
 
     Returns:
-        the folder of a finished run, or of one with a checkpoint that nobody is running; None where there is neither.
+        the folder of a finished run, or of one with a checkpoint; None where there is neither.
+
+    Raises:
+        ConfigError: another process is running it, and there is no waiting.
     """
     from accordion_bench import checkpoint  # imports torch, which reports do without
 
-    wanted, unfinished = decisive(cfg), None
+    wanted, unfinished, running = decisive(cfg), None, None
     lines = {f"{key}: {cfg[key]}" for key in QUICK}
     named = [Path(folder, "config.yaml") for folder in among or []]
     files = Path(cfg["paths"]["runs"]).glob("*/config.yaml") if among is None else named
     for file in sorted(files, reverse=True):
-        folder = RunFolder(file.parent)
-        if not folder.done and (unfinished or checkpoint.latest(folder.path) is None):
-            continue
         if not lines <= set(file.read_text().splitlines()) or _decisive(file, file.stat().st_mtime_ns) != wanted:
             continue
+        folder = RunFolder(file.parent)
         if folder.done:
             return folder
-        with contextlib.suppress(ConfigError, PermissionError), held(folder):
-            unfinished = folder
-    return unfinished
+        try:
+            with held(folder):
+                unfinished = unfinished or (folder if checkpoint.latest(folder.path) else None)
+        except ConfigError:
+            running = folder
+    if running is None:
+        return unfinished
+    if wait:
+        print(f"waiting for the process that is running {running.path}", flush=True)
+    with held(running, wait):
+        pass
+    return earlier(cfg, among, wait)
 
 
 @functools.cache  # the cells of a sweep look at the same folders
@@ -72,16 +83,20 @@ def _decisive(file: Path, changed: int) -> Config | None:
 
 
 @contextlib.contextmanager
-def held(folder: RunFolder) -> Iterator[None]:
+def held(folder: RunFolder, wait: bool = False) -> Iterator[None]:
     """Hold a run's folder against other processes. The lock goes with the process, however that ends.
 
+    Args:
+        folder: of the run.
+        wait: until no other process holds it.
+
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it, and there is no waiting.
     """
     with open(folder.path / "run.log", "a") as file:
         try:
             if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
                 f"resume must be a run that nobody is running, got {folder.path}, which another process is; "

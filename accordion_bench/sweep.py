@@ -52,7 +52,7 @@ class Sweep(Callback):
         if self.launcher == "joblib":
             self._pass_signals_on()
         elif self.launcher != "basic":  # this process only waits
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, _stop_waiting)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         """In the process of a cell, before it."""
@@ -149,6 +149,8 @@ def cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell: Cal
         _stopped = os.getpid() != current.pid
         status = 128 + getattr(stop, "signum", signal.SIGINT)
         line |= {"status": "interrupted", "exit_status": status, "error": str(stop)}
+        if isinstance(stop, SystemExit):
+            line["error"] = "ended by its launcher, maybe to be started anew"
         if not _stopped or isinstance(stop, SystemExit):  # a launcher that ends the process wants to start it anew
             raise
     except Exception as error:
@@ -187,6 +189,10 @@ def _listening() -> Iterator[None]:
 def _note(signum: int, frame: FrameType | None) -> None:
     global _stopped
     _stopped = True
+
+
+def _stop_waiting(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt("stopped waiting; jobs that have been submitted go on")
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:

@@ -90,16 +90,26 @@ def _earlier(cfg: Config, leader: bool, store: Any, among: Sequence[str] | None)
     With `resume_sweep` it may be any run under `paths.runs`, else a finished one `among` those that are named.
 
     The folder is "" where there is none.
+
+    Raises:
+        ConfigError: another process is running it, and this one is one of several, which do not wait.
     """
     if cfg["resume"] is not None or not (cfg["resume_sweep"] or among is not None):
         return "", False
-    if not leader:
-        return tuple(json.loads(store.get("earlier").decode()))
-    folder = same.earlier(cfg, None if cfg["resume_sweep"] else among)
-    found = (str(folder.path), folder.done) if folder else ("", False)
-    if store is not None:
-        store.set("earlier", json.dumps(found))
-    return found
+    found, done, verdict = "", False, ""
+    if leader:
+        try:
+            folder = same.earlier(cfg, None if cfg["resume_sweep"] else among, wait=store is None)
+            found, done = (str(folder.path), folder.done) if folder else ("", False)
+        except ConfigError as error:
+            verdict = str(error)
+    if store is not None and leader:
+        store.set("earlier", json.dumps([found, done, verdict]))
+    elif store is not None:
+        found, done, verdict = json.loads(store.get("earlier").decode())
+    if verdict:
+        raise ConfigError(verdict)
+    return found, done
 
 
 def _skip(folder: RunFolder) -> float:

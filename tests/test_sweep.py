@@ -1,5 +1,6 @@
 """Sweeps: every cell is recorded, whichever process runs it; what is done is not done again."""
 
+import contextlib
 import json
 import os
 import signal
@@ -32,9 +33,12 @@ hydra:
     params:
       compressor: none,topk
 """
-HOLDER = (
-    "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print('', flush=True); time.sleep(100)"
-)
+HOLDER = """import fcntl, sys, time
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(float(sys.argv[2]))
+"""
 
 
 class Net(tiny.Net):
@@ -250,17 +254,42 @@ def test_the_newest_done_run_counts_then_the_newest_unfinished_one(cfg):
     assert found(cfg) == done[0].path
 
 
-def test_a_run_that_another_process_is_running_is_left_alone(cfg):
-    folder = folder_like(cfg, done=False, checkpoint=True)
-    arguments = [sys.executable, "-c", HOLDER, str(folder.path / "run.log")]
+@contextlib.contextmanager
+def running(folder: RunFolder, seconds: float):
+    """Another process holds the folder for so long."""
+    arguments = [sys.executable, "-c", HOLDER, str(folder.path / "run.log"), str(seconds)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline()
-        assert found(cfg) is None
-        with pytest.raises(ConfigError, match=r"resume must be a run that nobody is running, got .*; wait for its end"):
-            train.run({**cfg, "resume": str(folder.path)})
-        assert not (folder.path / "summary.json").exists()
+        yield
         holder.kill()  # whatever ends it, the folder is free then
+
+
+def test_a_run_that_another_process_is_running_is_left_alone(cfg):
+    folder = folder_like(cfg, done=False, checkpoint=True)
+    told = "resume must be a run that nobody is running, got .*; wait for its end"
+    with running(folder, 100):
+        for refused in (
+            lambda: train.run({**cfg, "resume": str(folder.path)}),
+            lambda: same.earlier(cfg, wait=False),
+        ):
+            with pytest.raises(ConfigError, match=told):
+                refused()
+        assert not (folder.path / "summary.json").exists()
+        done = folder_like(cfg)
+        assert found(cfg) == done.path
+        (done.path / "done").unlink()
     assert found(cfg) == folder.path
+
+
+def test_a_run_that_another_process_is_running_is_waited_for(cfg, capsys):
+    """Until it is done, or can be continued."""
+    folder = folder_like(cfg, done=False)
+    with running(folder, 0.5):
+        assert found(cfg) is None
+    assert capsys.readouterr().out == f"waiting for the process that is running {folder.path}\n"
+    checkpoint = folder_like(cfg, done=False, checkpoint=True)
+    with running(checkpoint, 0.5):
+        assert found(cfg) == checkpoint.path
 
 
 # ---- other launchers
@@ -302,7 +331,7 @@ def test_ctrl_c_under_joblib(whole_group, tmp_path):
     """Cells that train save; cells that wait do not begin; workers without a cell break nothing."""
     launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=3", "epochs=100000"]
     for seeds, cells in (("seed=0,1", 2), ("seed=0,1,2,3,4", 3)):
-        runs = tmp_path / seeds
+        runs = tmp_path / str(cells)
         arguments = [*tiny.COMMAND, "-m", *tiny.typed(runs, *launcher, seeds)]
         process = subprocess.Popen(arguments, cwd=HOUSE, start_new_session=True, stderr=subprocess.PIPE, text=True)
         while len(list(runs.glob("*/metrics.jsonl"))) < cells:

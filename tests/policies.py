@@ -1,14 +1,11 @@
 """Policies before and in a run, without the run: what several test files ask them."""
 
-import copy
-import functools
-
 import pytest
-import yaml
 
 from accordion_bench import config
 from accordion_bench.check import ConfigError
 from accordion_bench.plan import Ladder, Measured, Plan, Run
+from tests import composed
 
 PAIRS = {"rank": (1, 2), "density": (0.1, 0.99), "bits": (3, 8)}
 
@@ -24,18 +21,8 @@ def values(plan, ladder):
     return [ladder.values[level] for level in plan.levels.values()]
 
 
-composed = functools.cache(lambda *choices: config.compose(choices))
-
-
 def components(*overrides):
-    """As composed on the command line, but choices of names only once (a tenth of a second each)."""
-    options = [override for override in overrides if "." in override.partition("=")[0]]
-    cfg = copy.deepcopy(composed(*(override for override in overrides if override not in options)))
-    for option in options:
-        key, _, value = option.partition("=")
-        *path, last = key.split(".")
-        functools.reduce(dict.__getitem__, path, cfg)[last] = yaml.safe_load(value)
-    return config.components(cfg, workers=4)
+    return config.components(composed.cfg(*overrides), workers=4)
 
 
 def refused(*overrides) -> str:

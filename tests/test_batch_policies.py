@@ -21,8 +21,9 @@ from accordion_bench.plan import Ladder, Plan, Run, Signals, SquareNorms
 from accordion_bench.record import RunFolder
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
-from tests import tiny
+from tests import composed, tiny
 from tests.helpers import SPECS, exchange_for, gradients
+from tests.policies import components
 from tests.test_resume import differences, resume, start, state, stop
 
 CIFAR = Run(epochs=300, workers=4, train_size=50_000, batch_size=128)
@@ -275,11 +276,11 @@ REFUSED = [
 @pytest.mark.parametrize("overrides, told", REFUSED, ids=[" ".join(o) for o, _ in REFUSED])
 def test_refused_before_the_run(overrides, told):
     with pytest.raises(ConfigError, match=told) as refused:
-        config.components(config.compose(overrides), workers=4)
+        components(*overrides)
     advice = str(refused.value).rpartition("; type ")[2]
     if overrides[0] != "adaptive=adabatch" or "batch_size" in advice:  # there it is one of two
         typed = {item.partition("=")[0]: item for item in [*overrides, *advice.split()]}
-        config.components(config.compose(list(typed.values())), workers=4)
+        components(*typed.values())
 
 
 @pytest.mark.parametrize(
@@ -300,23 +301,23 @@ def test_refused_large_batches(options, told):
     typed = [o if o.startswith("batch_size") else f"adaptive.accordion_batch.{o}" for o in options]
     cfg = {o.partition("=")[0]: o for o in typed}
     with pytest.raises(ConfigError) as caught:
-        config.components(config.compose(["adaptive=accordion_batch", *cfg.values()]), workers=4)
+        components("adaptive=accordion_batch", *cfg.values())
     sentence = str(caught.value)
     assert re.search(told, sentence), sentence
     assert "8 times" not in sentence or not any("large_batch" in o for o in options)
     again = {o.partition("=")[0]: o for o in sentence.rpartition("; type ")[2].split()}
-    config.components(config.compose(["adaptive=accordion_batch", *(cfg | again).values()]), workers=4)
+    components("adaptive=accordion_batch", *(cfg | again).values())
 
 
 def test_one_worker_has_no_noise_to_measure():
-    cfg = config.compose(["adaptive=noise_scale"])
+    cfg = composed.cfg("adaptive=noise_scale")
     with pytest.raises(ConfigError, match=r"workers must be at least 2 .*, got 1; type workers=2"):
         config.components(cfg, workers=1)
 
 
 @pytest.mark.parametrize("name", ["accordion_batch", "adabatch", "noise_scale"])
 def test_the_default_run_is_not_refused(name):
-    config.components(config.compose([f"adaptive={name}"]), workers=4)
+    components(f"adaptive={name}")
 
 
 # ---- runs of 96 samples, 4 workers, batches of 4 per worker: 6 steps per epoch
@@ -330,7 +331,7 @@ NOISE = ["adaptive=noise_scale", "adaptive.noise_scale.every=4", "adaptive.noise
 
 
 def rows_of(runs, *overrides) -> list[dict]:
-    train.run(tiny.cfg(runs, *overrides))
+    train.run(composed.run(runs, *overrides))
     return RunFolder(tiny.only(runs)).read_metrics()
 
 
@@ -355,7 +356,7 @@ def steps(rows) -> list[int]:
 def test_steps_per_epoch_and_learning_rates(arm, per_epoch, sizes, tmp_path):
     rows = rows_of(tmp_path, *arm)
     assert steps(rows) == per_epoch and [row["plan"]["batch_size"] for row in rows] == sizes
-    schedule = config.components(tiny.cfg(tmp_path, *arm), 4).schedule
+    schedule = config.components(composed.run(tmp_path, *arm), 4).schedule
     rates = [0.02 * schedule(row["epoch"]) * row["plan"]["lr_factor"] for row in rows]
     assert [row["lr"] for row in rows] == pytest.approx(rates)
     assert all(row["decisions"] for row in rows) or arm[0] != NOISE[0]
@@ -380,7 +381,7 @@ def test_the_live_detector_in_a_run(tmp_path):
 @pytest.mark.parametrize("arm", [ADABATCH, GROW, NOISE])
 def test_stopped_and_resumed(arm, tmp_path):
     """In the second epoch, with another batch than at the start: bit for bit the run that was not stopped."""
-    train.run({**tiny.cfg(tmp_path / "straight", *arm), "checkpoint": {"every": 1}})
+    train.run({**composed.run(tmp_path / "straight", *arm), "checkpoint": {"every": 1}})
     cfg = start(tmp_path / "stopped", *arm)
     folder = stop(cfg, 8, every=1)
     saved = torch.load(checkpoint.latest(folder) / "shared.pt", weights_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import checkpoint, config, train
+from accordion_bench import checkpoint, train
 from accordion_bench.adaptive.adaqs import AdaQS
 from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.gravac import GraVAC
@@ -21,7 +21,7 @@ from accordion_bench.plan import Signals
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
 from accordion_bench.validate import without_effect
-from tests import tiny
+from tests import composed, tiny
 from tests.helpers import SPECS, compressor, exchange_for, gradients, yaml_names
 from tests.policies import ERRORS, GRAVAC, components, measured, probes, started, values
 from tests.test_resume import differences, state, without_times
@@ -134,7 +134,7 @@ def test_another_batch_is_no_critical_regime(tmp_path):
     switch = [f"adaptive.accordion_batch.{o}" for o in ("fixed_switch=2", "factor=6", "lr_scaling=none")]
     options = [f"adaptive.accordion.{o}" for o in ("interval=1", "min_hold=0", "eta=0.6")]
     options += ["compressor=powersgd", "compressor.min_compression_rate=0", "schedule=constant", *switch, *options]
-    train.run(tiny.cfg(tmp_path, "adaptive=[accordion_batch,accordion]", *options, "epochs=5"))
+    train.run(composed.run(tmp_path, "adaptive=[accordion_batch,accordion]", *options, "epochs=5"))
     rows = RunFolder(tiny.only(tmp_path)).read_metrics()
     told = [row["decisions"]["accordion"] for row in rows]
     assert [found["reason"] for found in told] == ["first check", "norm", "other batch size", "norm", "norm"]
@@ -161,10 +161,10 @@ FIXED = ["compressor=qsgd", "compressor.levels=[-1,0,1]"]
 def test_fixed_levels_leave_nothing_to_choose(policy, bits):
     typed = [f"adaptive={policy}", *FIXED, *(bits or ["compressor.bits=2"])]
     with pytest.raises(ConfigError, match=r"levels .*; type compressor\.levels=uniform") as caught:
-        config.components(config.compose(typed), workers=4)
+        components(*typed)
     again = {o.partition("=")[0]: o for o in str(caught.value).rpartition("; type ")[2].split()}
     merged = {o.partition("=")[0]: o for o in typed} | again
-    config.components(config.compose(list(merged.values())), workers=4)
+    components(*merged.values())
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_policies_that_never_decide_warn(overrides, key):
     typed = {o.partition("=")[0] for o in overrides if "." in o.partition("=")[0]}
     found = [
         told
-        for told in without_effect(config.compose([*overrides, "workers=4"]), typed)
+        for told in without_effect(composed.cfg(*overrides, "workers=4"), typed)
         if told.startswith("adaptive.")
     ]
     assert len(found) == bool(key) and all(key in told for told in found)
@@ -212,7 +212,7 @@ ARMS["gravac"] += ["adaptive.gravac.mildest=0.4", "adaptive.gravac.eps=0.3"]
 
 
 def trained(runs: Path, arm: str) -> RunFolder:
-    train.run(tiny.cfg(runs, f"checkpoint.every={4 * tiny.STEPS}", *ARMS[arm]))
+    train.run(composed.run(runs, f"checkpoint.every={4 * tiny.STEPS}", *ARMS[arm]))
     return RunFolder(tiny.only(runs))
 
 
@@ -236,7 +236,7 @@ def test_trains_and_goes_on_bit_for_bit(arm, straight, tmp_path):
     used = {level for row in rows for level in row["plan"]["levels"].values()}
     assert len(used) > 1 and all(math.isfinite(row["train_loss"]) for row in rows)
     assert any(row["decisions"] for row in rows)
-    cfg = tiny.cfg(tmp_path, f"checkpoint.every={4 * tiny.STEPS}", *ARMS[arm])
+    cfg = composed.run(tmp_path, f"checkpoint.every={4 * tiny.STEPS}", *ARMS[arm])
     original, stop = Trainer.train_step, 9 if arm == "lgreco local" else 7
 
     def train_step(self):
@@ -339,7 +339,7 @@ def test_two_processes_ask_for_the_same(overrides, tmp_path):
     """Only the leader decides; all know when to collect and when not, or they would wait for each other for ever."""
     rows = {}
     for name, processes in (("one", ["comm=simulated"]), ("two", ["comm=gloo", "comm.processes=2"])):
-        train.run(tiny.cfg(tmp_path / name, *overrides, *processes, "schedule.warmup_epochs=0"))
+        train.run(composed.run(tmp_path / name, *overrides, *processes, "schedule.warmup_epochs=0"))
         rows[name] = RunFolder(tiny.only(tmp_path / name)).read_metrics()
     for one, two in zip(rows["one"], rows["two"], strict=True):
         assert one["plan"] == two["plan"] and one["control_bytes"] == two["control_bytes"]

@@ -16,7 +16,7 @@ from accordion_bench.adaptive.level_schedule import LevelSchedule
 from accordion_bench.adaptive.lgreco import CELLS, LGreCo, choose, fewest_bytes, total
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.record import RunFolder
-from tests import tiny
+from tests import composed, tiny
 from tests.policies import ERRORS, PAIRS, measured, refused, started, values
 
 
@@ -173,7 +173,7 @@ def test_refines_in_every_epoch_of_every_scheme(tmp_path):
         "seldom": ["sync=local_sgd", "sync.period=6"],
     }
     for name, scheme in schemes.items():
-        train.run(tiny.cfg(tmp_path / name, *common, *scheme))
+        train.run(composed.run(tmp_path / name, *common, *scheme))
         rows = RunFolder(tiny.only(tmp_path / name)).read_metrics()
         assert [len(row["decisions"]["lgreco"]["updates"]) for row in rows] == [1] * 4, name
 

@@ -13,6 +13,7 @@ from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
 from tests import local
 from tests.local import deviation
+from tests.processes import forked
 
 SAME = 1e-13
 RUNS = {
@@ -75,11 +76,10 @@ def placed(tmp_path_factory):
         for _ in range(5):
             stopped.train_step()
         stopped.save()
-    context = multiprocessing.get_context("spawn")
-    children = [
-        context.Process(target=_in_each_process, args=(rank, str(root), folders, cfgs), daemon=True)
-        for rank in range(4)
-    ]
+    with forked():
+        context = multiprocessing.get_context("spawn")
+        arguments = (str(root), folders, cfgs)
+        children = [context.Process(target=_in_each_process, args=(rank, *arguments), daemon=True) for rank in range(4)]
     for child in children:
         child.start()
     together = {name: outcome(cfg, Comm(4), folders[name]) for name, cfg in cfgs.items()}

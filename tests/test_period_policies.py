@@ -14,8 +14,9 @@ from accordion_bench.layout import Layout
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
-from tests import tiny
+from tests import composed, tiny
 from tests.local import CONSTANT, trained
+from tests.policies import components
 from tests.test_local_refused import advised
 from tests.test_resume import differences, resume, start, state, stop
 
@@ -197,7 +198,7 @@ OVERLAP = ["sync=overlap_local_sgd", "sync.merge_alpha=1", "sync.delay=1", "sync
     ],
 )
 def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
-    cfg = config.compose(overrides)
+    cfg = composed.cfg(*overrides)
     assert cfg["choices"]["sync"] == sync
     assert config.components(cfg, 4).plan_for([]).period == period
 
@@ -247,10 +248,10 @@ def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
 )
 def test_refused_in_one_sentence(overrides, told):
     with pytest.raises(ConfigError, match=told) as caught:
-        config.components(config.compose(overrides), 4)
+        components(*overrides)
     assert "\n" not in str(caught.value)
     for typed in advised(overrides, str(caught.value)):
-        config.components(config.compose(typed), 4)
+        components(*typed)
 
 
 @pytest.mark.parametrize("overrides, told", [
@@ -259,7 +260,7 @@ def test_refused_in_one_sentence(overrides, told):
     (["sync=hierarchical"], "sync hierarchical (averaging every 16 steps), adaptive none"),
 ])  # fmt: skip
 def test_the_header_tells_the_first_period(overrides, told):
-    assert told in train.header(config.compose(overrides), Layout("simulated", 1, 4))
+    assert told in train.header(composed.cfg(*overrides), Layout("simulated", 1, 4))
 
 
 # ---- real runs: 24 steps, 6 an epoch

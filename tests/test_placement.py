@@ -7,6 +7,7 @@ from accordion_bench import checkpoint, config, conformance, train
 from accordion_bench.conformance import placement
 from accordion_bench.record import RunFolder
 from tests.helpers import yaml_names, yaml_node
+from tests.processes import forked
 from tests.test_conformance import THIRD_PARTY
 
 
@@ -29,7 +30,8 @@ ALL = [case for of_name in CASES.values() for case in of_name]
 @pytest.fixture(scope="module")
 def by_placement(tmp_path_factory):
     """Results of every case for 1x4, 2x2 and 4x1."""
-    return placement.results(ALL, tmp_path_factory.mktemp("placement"))
+    with forked():
+        return placement.results(ALL, tmp_path_factory.mktemp("placement"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -61,7 +63,8 @@ def finished(tmp_path, name, *overrides):
             *overrides,
         ]
     )
-    train.run(cfg)
+    with forked():
+        train.run(cfg)
     (folder,) = (tmp_path / name).iterdir()
     state = checkpoint.latest(folder)
     load = lambda file: torch.load(state / file, weights_only=True)  # noqa: E731

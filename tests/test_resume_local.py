@@ -5,7 +5,7 @@ import torch
 
 from accordion_bench import checkpoint, train
 from tests import tiny
-from tests.test_resume import differences, resume, start, state, stop
+from tests.test_resume import differences, resume, start, state, stop, stopping_after
 
 OVERLAP = "sync=overlap_local_sgd"
 ARMS = {
@@ -28,15 +28,16 @@ STOPS = [2, 13]  # before and after the first averaging, and the switch (after 1
 @pytest.mark.parametrize("arm", ARMS)
 def test_in_mid_round(arm, tmp_path):
     torch.manual_seed(0)  # the global generator's state is saved, too, although no run draws from it
-    composed = start(tmp_path, *ARMS[arm])
-    cfgs = {name: {**composed, "paths": {"data": "data", "runs": str(tmp_path / str(name))}} for name in (0, *STOPS)}
-    train.run(cfgs[0])
-    for stop_at in STOPS:
-        folder = stop(cfgs[stop_at], stop_at, every=stop_at)
-        stopped = checkpoint.latest(folder)
-        assert stopped is not None and stopped.name == f"step-{stop_at:08d}"
-        resume(folder, cfgs[stop_at])
-        assert differences(state(folder), state(tiny.only(tmp_path / "0"))) == [], stop_at
+    first, second = STOPS
+    train.run(start(tmp_path / "straight", *ARMS[arm]))
+    cfg = start(tmp_path / "stopped", *ARMS[arm])
+    folder = stop(cfg, first, every=first)
+    with stopping_after(second), pytest.raises(KeyboardInterrupt):
+        resume(folder, {**cfg, "checkpoint": {"every": second}})
+    stopped = checkpoint.latest(folder)
+    assert stopped is not None and stopped.name == f"step-{second:08d}"
+    resume(folder, cfg)
+    assert differences(state(folder), state(tiny.only(tmp_path / "straight"))) == []
 
 
 def test_the_comparison_compares_something(tmp_path):

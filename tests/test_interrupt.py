@@ -16,7 +16,9 @@ from accordion_bench import checkpoint, errors, interrupt, launch, train
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.record import RunFolder
-from tests import tiny
+from accordion_bench.trainer import Trainer
+from tests import composed, tiny
+from tests.processes import forked
 
 FOREVER = 100_000  # epochs
 TWO = ("comm=gloo", "comm.processes=2")
@@ -53,7 +55,7 @@ def check_resumes(folder: Path, step: int) -> None:
     epochs = step // tiny.STEPS + 2
     shorten(folder, epochs)
     typed = [f"resume={folder}", "comm=simulated"]
-    train.run(tiny.cfg(folder.parent, *typed), command.typed(typed))
+    train.run(composed.run(folder.parent, *typed), command.typed(typed))
     assert RunFolder(folder).done
     assert [row["epoch"] for row in RunFolder(folder).read_metrics()] == list(range(epochs))
 
@@ -143,11 +145,19 @@ def test_a_terminals_ctrl_c(tmp_path):
     assert done.stderr == f"stopped after step {step}; continue with: {resume}\n"
 
 
-def test_sigterm_in_one_process(tmp_path):
-    done = interrupted(tmp_path, signal.SIGTERM, False)
-    assert done.returncode == 143, done.stderr
-    check_stopped(tiny.only(tmp_path))
-    assert "Traceback" not in done.stderr
+def test_sigterm_in_one_process(tmp_path, monkeypatch, capsys):
+    train_step = Trainer.train_step
+
+    def signalled(self):
+        train_step(self)
+        if self.step == 15:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "train_step", signalled)
+    assert status(monkeypatch, *tiny.typed(tmp_path, f"epochs={FOREVER}")) == 143
+    step = check_stopped(tiny.only(tmp_path), 15)
+    resume = f"python -m accordion_bench resume={tiny.only(tmp_path)}"
+    assert capsys.readouterr().err == f"stopped after step {step}; continue with: {resume}\n"
 
 
 @pytest.mark.slow
@@ -290,8 +300,8 @@ def test_an_infinite_gradient(tmp_path, monkeypatch, capsys):
 
 def test_nan_in_two_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("TINY_TROUBLE", "nan:1:20")
-    with pytest.raises(launch.ChildRefused) as stopped:
-        train.run(tiny.cfg(tmp_path, *TWO))
+    with forked(), pytest.raises(launch.ChildRefused) as stopped:
+        train.run(composed.run(tmp_path, *TWO))
     told = errors.explain(stopped.value)
     assert told is not None and told.startswith("step 9 (epoch 1): the loss of worker 3 is nan, and the gradient of ")
     assert multiprocessing.active_children() == []

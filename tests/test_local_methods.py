@@ -3,17 +3,18 @@
 import argparse
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from accordion_bench import config
+from accordion_bench import __main__ as command
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.record import RunFolder
 from accordion_bench.report import arms, figures, labels, load, provenance, table, words
 from accordion_bench.report.load import Run
 from scripts import local_methods
-from tests import tiny
+from tests import composed, tiny
 from tests.test_report import grouped, node, run_folder
 
 SCHEMES = sorted(file.stem for file in (conf_dir() / "sync").glob("*.yaml"))
@@ -43,7 +44,7 @@ def with_model(path, seconds=None):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_has_a_name_with_its_period(scheme):
-    cfg = config.compose([f"sync={scheme}"])
+    cfg = composed.cfg(f"sync={scheme}")
     period = cfg["sync"].get("period")
     label = labels.label(cfg)
     assert "_" not in label
@@ -60,11 +61,11 @@ def test_every_scheme_has_a_name_with_its_period(scheme):
     ],
 )
 def test_labels_of_local_methods(overrides, expected):
-    assert labels.label(config.compose(overrides)) == expected
+    assert labels.label(composed.cfg(*overrides)) == expected
 
 
 def test_two_periods_are_no_levels():
-    cfg = config.compose(["adaptive=accordion_sync", "compressor=powersgd"])
+    cfg = composed.cfg("adaptive=accordion_sync", "compressor=powersgd")
     cfg["adaptive"]["accordion_sync"] |= {"weak": 3, "strong": 5}
     assert labels.pair_of(cfg) is None
     assert labels.label(cfg) == "AccordionSync (local SGD, H 3/5, PowerSGD rank 2)"
@@ -147,6 +148,27 @@ def args(tmp_path, monkeypatch):
     return argparse.Namespace(**options, runs=tmp_path / "runs", out=tmp_path / "out")
 
 
+class Here:
+    """Stands in for subprocess.Popen: the command is carried out in this process, which has imported torch already."""
+
+    def __init__(self, line, **_):
+        self.returncode = 0
+        assert line[:3] == [sys.executable, "-m", "accordion_bench"]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sys, "argv", line[2:])
+            patched.setattr(sys, "orig_argv", line)
+            try:
+                command.main()
+            except SystemExit as end:
+                self.returncode = end.code
+
+    def poll(self):
+        return self.returncode
+
+    def communicate(self):
+        return b"", b""
+
+
 def test_what_cannot_be_composed_is_told(args):
     cells, refused = local_methods.planned(args)
     assert [(cell.arm, cell.seed) for cell in cells] == [("dense", 0), ("H 4", 0)]
@@ -158,9 +180,10 @@ def test_runs_once_and_writes_the_tables(args, monkeypatch, capsys):
     cells, refused = local_methods.planned(args)
     args.out.mkdir()
     (args.out / "what_it_says.md").write_text("Dense loses.\n")
+    monkeypatch.setattr(local_methods, "subprocess", SimpleNamespace(Popen=Here, DEVNULL=None, PIPE=None))
     local_methods.train(cells, args)
     local_methods.report(cells, refused, args)
-    monkeypatch.setattr(subprocess, "Popen", None)  # nothing is run again
+    monkeypatch.setattr(local_methods, "subprocess", None)  # nothing is run again
     local_methods.train(cells, args)
     local_methods.report(cells, refused, args)
     assert "2 runs, 0 of them to make" in capsys.readouterr().out
@@ -174,7 +197,7 @@ def test_runs_once_and_writes_the_tables(args, monkeypatch, capsys):
 
 def test_an_interrupted_run_goes_on(args, monkeypatch):
     (cell, _), _ = local_methods.planned(args)
-    folder = RunFolder.create(str(args.runs), "x", config.compose([*cell.overrides, f"paths.runs={args.runs}"]))
+    folder = RunFolder.create(str(args.runs), "x", composed.cfg(*cell.overrides, f"paths.runs={args.runs}"))
     assert local_methods.found([cell], args.runs)[cell].path == folder.path
     commands = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))
@@ -188,4 +211,4 @@ def test_an_interrupted_run_goes_on(args, monkeypatch):
 def test_the_arms_can_be_composed():
     for name, options in local_methods.ARMS.items():
         typed = [option.format(interval=2, freq=3) for option in options]
-        assert config.compose(typed)["epochs"] == 60, name
+        assert composed.cfg(*typed)["epochs"] == 60, name

@@ -48,6 +48,11 @@ def histogram(name: str) -> Histogram:
 
 
 @functools.cache
+def optimum(zero_level: bool = False) -> level_solvers.Fit:
+    return alq(normal(), 3, zero_level)
+
+
+@functools.cache
 def published() -> level_solvers.Fit:
     return alq(normal(), 3, False, solver="official")
 
@@ -173,7 +178,7 @@ def test_histogram_agrees_with_the_data_at_any_levels():
 
 def test_histogram_of_gaussian_data_agrees_with_the_normal():
     fitted = alq(histogram("gaussian"), 3, False)
-    exact = alq(normal(), 3, False)
+    exact = optimum()
     assert fitted.psi == pytest.approx(exact.psi, rel=0.01)
     assert fitted.levels == pytest.approx(exact.levels, rel=0.02)
 
@@ -229,8 +234,8 @@ TABLE = {
     "exponential": (lambda: exponential(3, False), [0.125, 0.25, 0.5, 1], 255.0, 1.0, 1.5),
     "uniform, zero": (lambda: uniform(3, True), [1 / 3, 2 / 3, 1], 33.0431, 0.1528, 1.0281),
     "exponential, zero": (lambda: exponential(3, True), [0.25, 0.5, 1], 24.5323, 0.1932, 1.0374),
-    "alq": (lambda: alq(normal(), 3, False).levels, [0.0034706, 0.0114758, 0.0272057, 1], 0.229074, 2.0951, 2.2420),
-    "alq, zero": (lambda: alq(normal(), 3, True).levels, [0.0091592, 0.0258523, 1], 0.359435, 1.8248, 1.9799),
+    "alq": (lambda: optimum().levels, [0.0034706, 0.0114758, 0.0272057, 1], 0.229074, 2.0951, 2.2420),
+    "alq, zero": (lambda: optimum(True).levels, [0.0091592, 0.0258523, 1], 0.359435, 1.8248, 1.9799),
     "amq": (lambda: amq(normal(), 3, False).levels, [0.0023442, 0.0176466, 0.1328404, 1], 0.593039, 1.8446, 2.0374),
     "amq, zero": (lambda: amq(normal(), 3, True).levels, [0.0148793, 0.1219809, 1], 0.860747, 1.3977, 1.6144),
     "dummy zero, dropped": (dummy_zero_dropped, [0.0059085, 0.0132205, 0.0282778, 1], 0.323202, 1.8873, 2.0135),
@@ -314,7 +319,7 @@ def test_psi_is_the_error_of_sampled_vectors():
     generator = torch.Generator().manual_seed(0)
     r = torch.randn(200, BUCKET, generator=generator, dtype=torch.float64)
     r /= r.norm(dim=1, keepdim=True)
-    fit = alq(normal(), 3, False)
+    fit = optimum()
     errors = expected_error(r, fit.levels).sum(1)
     assert abs(float(errors.mean()) - BUCKET * fit.psi) < 3 * float(errors.std()) / 200**0.5
     assert float(errors.std()) / 200**0.5 == pytest.approx(0.0005, rel=0.3)
@@ -334,7 +339,7 @@ def test_more_bits_start_near_the_optimum():
 
 
 def test_a_start_is_never_made_worse():
-    good = alq(normal(), 3, False)
+    good = optimum()
     for solve in (alq, alqg):
         assert solve(normal(), 3, False, previous=good.levels).psi <= good.psi
     assert alq(normal(), 3, False, previous=good.levels, sweeps=0).levels == pytest.approx(good.levels, rel=1e-12)
@@ -413,7 +418,7 @@ def test_heavy_tails(name, exact, official, exact_amq, empirical, spread):
     def error(levels):
         return BUCKET * float(psi(data, levels))
 
-    model = alq(normal(), 3, False).levels
+    model = optimum().levels
     assert error(model) == pytest.approx(exact, rel=spread)
     assert error(published().levels) == pytest.approx(official, rel=spread)
     assert error(amq(normal(), 3, False).levels) == pytest.approx(exact_amq, rel=spread)

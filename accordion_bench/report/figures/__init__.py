@@ -12,12 +12,12 @@ from accordion_bench.report.figures.breakdown import breakdown
 from accordion_bench.report.figures.curves import (
     accuracy_bytes,
     accuracy_epoch,
-    accuracy_modelled,
     accuracy_time,
     accuracy_wire,
 )
 from accordion_bench.report.figures.forest import forest
 from accordion_bench.report.figures.levels import level_maps, side_by_side, with_levels
+from accordion_bench.report.figures.links import accuracy_modelled
 from accordion_bench.report.figures.norms import norms
 from accordion_bench.report.figures.series import WORST
 from accordion_bench.report.figures.style import STYLE, save

@@ -1,7 +1,7 @@
-"""Learning curves: the metric against epochs, bytes, measured time, and modelled time on links of other bandwidths."""
+"""Learning curves: the metric against epochs, bytes and measured time."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from accordion_bench.report.figures.series import (
     ends,
     interval,
     metric_of,
-    modelled_seconds,
     score_limits,
     scores,
     seeds,
@@ -57,47 +56,17 @@ def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
     return _figure(arms, lambda arm: column(arm, "seconds"), "measured training time [s]")
 
 
-def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figure | None:
-    """The metric against modelled time, one panel for each bandwidth; with many arms only where each one ends.
-
-    Args:
-        arms: of one setting.
-        bandwidths: bit/s of each worker's link.
-    """
-    times = [{arm.label: modelled_seconds(arm, bandwidth) for arm in arms} for bandwidth in bandwidths]
-    shown = [
-        pair for pair in _drawn(arms) if all(np.isfinite(of[pair[0].label]).any() for of in times) and _sends(pair[0])
-    ]
-    if len(shown) < 2 or _short(arms):
-        return None
-    sheet = Sheet(len(bandwidths), height=2.0)
-    limits, many = limits_of(shown), len(shown) > TOGETHER
-    for axes, bandwidth, of in zip(sheet.panels, bandwidths, times, strict=True):
-        curves(axes, shown, lambda arm, of=of: of[arm.label], limits, many)  # type: ignore[misc]
-        sheet.titles[axes] = f"{bandwidth / 1e9:g} Gbit/s"
-        axes.set_xlabel("modelled time [s]")
-        axes.set_xlim(left=0)
-    latencies = sorted({arm.config["network"]["latency"] * 1e6 for arm, _ in shown})
-    told = (
-        f"Modelled, not measured: measured computation of one worker + 8 x wire bytes / bandwidth + rounds x "
-        f"{', '.join(f'{latency:g}' for latency in latencies)} µs"
-    )
-    return sheet.finish(
-        heading(arms[0]), f"{told}; {points_note(arms) if many else footnote(arms)}", handles(shown, not many)
-    )
-
-
 def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bool = True) -> Figure | None:
     """One panel, or several with dense in each where there are many arms."""
     shown = [pair for pair in _drawn(arms) if "bytes" not in label or _sends(pair[0])]
-    if not shown or _short(arms):
+    if not shown or too_short(arms):
         return None
     parts = panes(shown)
     sheet = Sheet(len(parts), height=2.1)
     limits, xs = limits_of(shown), {arm.label: x(arm) for arm, _ in shown}
     spent = np.concatenate([own.ravel() for own in xs.values()])
     for axes, part in zip(sheet.panels, parts, strict=True):
-        curves(axes, part, lambda arm: xs[arm.label], limits, bars=bars)
+        curves(axes, part, xs, limits, bars)
         axes.set_xlabel(label)
         if "bytes" in label:
             bytes_axis(axes, float(spent[spent > 0].min()), float(spent.max()))
@@ -107,9 +76,8 @@ def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bo
 def curves(
     axes: Axes,
     shown: Sequence[Drawn],
-    x: Callable[[Arm], Array],
+    costs: Mapping[str, Array],
     limits: tuple[float, float] | None = None,
-    only_ends: bool = False,
     bars: bool = True,
 ) -> None:
     """One curve per arm: mean over the seeds epoch by epoch, band = their range, marker = end with 95 % t-interval.
@@ -117,27 +85,20 @@ def curves(
     Args:
         axes: to draw on.
         shown: arms with their looks.
-        x: an arm's values [seeds, epochs] on the other axis.
+        costs: by label, an arm's values [seeds, epochs] on the other axis.
         limits: of the metric's axis; None = those of the arms.
-        only_ends: markers alone.
         bars: whether intervals are drawn.
     """
     arms = [arm for arm, _ in shown]
     for i, (arm, look) in enumerate(shown):
-        xs, ys = x(arm).mean(axis=0), scores(arm)
+        xs, ys = costs[arm.label].mean(axis=0), scores(arm)
         mean, last = ys.mean(axis=0), ends(arm)
-        if not only_ends:
-            every = max(len(xs) // 4, 1)
-            some = {
-                **look.point,
-                "linestyle": look.line,
-                "markevery": (i * every // len(shown), every),
-                "markersize": 3,
-            }
-            axes.plot(xs, mean, zorder=2, **some)
-            if arm.n > 1:
-                low, high = ys.min(axis=0), ys.max(axis=0)
-                axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
+        every = max(len(xs) // 4, 1)
+        some = {**look.point, "linestyle": look.line, "markevery": (i * every // len(shown), every), "markersize": 3}
+        axes.plot(xs, mean, zorder=2, **some)
+        if arm.n > 1:
+            low, high = ys.min(axis=0), ys.max(axis=0)
+            axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
         if bars:
             interval_bar(axes, xs[-1], float(np.mean(last)), interval(last), color=look.colour, zorder=3)
         axes.plot(xs[-1:], [np.mean(last)], zorder=4, **look.point)
@@ -169,11 +130,6 @@ def handles(shown: Sequence[Drawn], line: bool = True) -> list[Any]:
     return [entry(look, f"{arm.label}: {show(arm.mean('metric'))}", line) for arm, look in shown]
 
 
-def points_note(arms: Sequence[Arm], bars: bool = True) -> str:
-    """Seeds, and what markers and bars are, where there are no lines."""
-    return f"{seeds(arms)}; after the last epoch" + "; bars: Student's 95 % t-interval" * (bars and several(arms))
-
-
 def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
     """Seeds, and what lines, bands and markers are."""
     with_bands = "lines: mean over the seeds; bands: their range" + "; bars: Student's 95 % t-interval" * bars
@@ -190,6 +146,6 @@ def _sends(arm: Arm) -> bool:
     return bool(arm.mean("wire_bytes"))
 
 
-def _short(arms: Sequence[Arm]) -> bool:
+def too_short(arms: Sequence[Arm]) -> bool:
     """Whether there is no curve to see."""
     return all(len(run.rows) < 2 for arm in arms for run in arm.runs)

@@ -41,8 +41,9 @@ def side_by_side(arms: Sequence[Arm], adaptive: Sequence[Arm] = ()) -> Figure:
     height = max([2.3, *map(_height, adaptive)])
     sheet = Sheet(1 + len(adaptive), height, columns=1 + len(adaptive))
     left, *maps = sheet.panels
-    curves(left, shown, lambda arm: column(arm, "payload_bytes"))
-    spent = [value for arm, _ in shown for value in column(arm, "payload_bytes").mean(0) if value > 0]
+    costs = {arm.label: column(arm, "payload_bytes") for arm, _ in shown}
+    curves(left, shown, costs)
+    spent = [value for own in costs.values() for value in own.ravel() if value > 0]
     if spent:
         bytes_axis(left, min(spent), max(spent))
     left.set_xlabel(PAYLOAD)

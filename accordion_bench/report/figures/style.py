@@ -153,7 +153,7 @@ class Sheet:
 
 def wrapped(text: str, width: float, size: int) -> list[str]:
     """Lines of at most so many inches."""
-    return textwrap.wrap(text, int((width - 2 * GAP) / (LETTER * size)))
+    return textwrap.wrap(text.replace(" %", "\u00a0%"), int((width - 2 * GAP) / (LETTER * size)))
 
 
 def legend_grid(handles: Sequence[Any], width: float) -> tuple[int, int]:

@@ -110,10 +110,11 @@ def draw(axes: Axes, lines: Sequence[Line], key: str) -> list[Any]:
 
 def _dense(axes: Axes, arm: Arm) -> None:
     mean, half = float(np.mean(ends(arm))), interval(ends(arm)) or 0.0
-    bottom, top = axes.get_ylim()
+    (bottom, top), of = axes.get_ylim(), metric_of([arm])
     axes.axhline(mean, color="black", linewidth=0.8, zorder=1)
     axes.axhspan(mean - half, mean + half, color="black", alpha=0.07, linewidth=0, zorder=0)
-    axes.set_ylim(min(bottom, mean), max(top, mean))
+    bottom, top = min(bottom, mean - 1.1 * half), max(top, mean + 1.1 * half)
+    axes.set_ylim(bottom, min(top, 100.5) if of.percent else top)
 
 
 def note(arms: Sequence[Arm], band: bool = True) -> str:

@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 RUN := $(BIN)/python
+# a process per core; a file stays in one of them, since its tests share what they have made
+TESTS := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo test check bench figures methods clean
 
@@ -18,12 +20,12 @@ demo: install  ## dense, PowerSGD weak, PowerSGD strong and Accordion on real da
 	@bash scripts/demo.sh
 
 test: install  ## the default test suite
-	@$(RUN) -m pytest
+	@$(TESTS)
 
 check: install  ## lint, types, tests
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(RUN) -m pytest
+	@$(TESTS)
 
 bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel; codec speed next to a copy
 	@$(RUN) scripts/bench_step.py

@@ -18,7 +18,7 @@ sweep() {
     "$python" -m accordion_bench -m "+experiment=$experiment" scale=small seed=0,1,2 resume_sweep=true \
         "paths.data=$data" "paths.runs=$runs/$part" "$@" || failed=1
 }
-images=(model=resnet8 dataset.subset=4000 dataset.limit_eval=2000 epochs=12)
+images=(model=resnet8 dataset.subset=3000 dataset.limit_eval=2000 epochs=10)
 failed=0
 
 for part in $parts; do
@@ -28,7 +28,7 @@ for part in $parts; do
         sweep accordion/table3_resnet18 "${images[@]}"
         ;;
     alq) sweep alq/table2 "${images[@]}" measure.error=true ;;
-    local) sweep local_sgd/cifar "${images[@]}" ;;
+    local) sweep local_sgd/cifar10_periods "${images[@]}" workers=4 setup.period=2,8,32 ;;
     text) sweep accordion/lstm model=lstm_small dataset=pydocs ;;
     report)
         for folder in "$runs"/*; do

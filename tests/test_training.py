@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from accordion_bench import config, launch, layout
 from accordion_bench.axis import BN_POLICIES
 from accordion_bench.comm import Comm
-from accordion_bench.datasets.images import ImageData
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler
@@ -103,35 +102,6 @@ class TestSampler:
             first = sampler.batch(2, 1)
             sampler.begin_epoch(1, 8)
             assert torch.equal(first, sampler.batch(2, 1)) == same
-
-
-class TestAugmentation:
-    def data(self, padding, flip):
-        images = torch.arange(5 * 2 * 6 * 6, dtype=torch.uint8).view(5, 2, 6, 6)
-        pair = (images, torch.arange(5))
-        return ImageData(pair, pair, [0.0] * 2, [1.0] * 2, padding, flip, 0, torch.device("cpu"))
-
-    def test_equals_a_loop(self):
-        data = self.data(padding=2, flip=True)
-        data.begin_epoch(3)
-        indices = torch.tensor([4, 0, 2, 2])
-        x, y = data.train_batch(indices)
-        padded = F.pad(data.train_images, (2,) * 4)
-        for row, i in enumerate(indices.tolist()):
-            top, left = data._offsets[i].tolist()
-            crop = padded[i, :, top : top + 6, left : left + 6]
-            expected = crop.flip(-1) if data._flips[i] else crop
-            assert torch.equal(x[row], expected.float())
-        assert torch.equal(y, indices)
-
-    def test_depends_on_sample_and_epoch_only(self):
-        data = self.data(padding=2, flip=True)
-        data.begin_epoch(1)
-        together = data.train_batch(torch.tensor([3, 1]))[0]
-        alone = data.train_batch(torch.tensor([1]))[0]
-        assert torch.equal(together[1], alone[0])
-        data.begin_epoch(2)
-        assert not torch.equal(alone, data.train_batch(torch.tensor([1]))[0])
 
 
 class TestBatchNorm:

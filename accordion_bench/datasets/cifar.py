@@ -1,69 +1,109 @@
-"""CIFAR-10 and CIFAR-100 through torchvision."""
+"""CIFAR-10 and CIFAR-100, from their original files."""
 
-import socket
+import codecs
+import pickle
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from accordion_bench import check
-from accordion_bench.check import ConfigError
+from accordion_bench.datasets import download
 from accordion_bench.datasets.images import ImageData, ImageDataset
 
 TIMEOUT = 10.0  # seconds that a silent network may take to say anything
+TENS = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
+# the constants of the Accordion experiments, in units of the uint8 images
+NORMAL = {
+    10: ([125.3, 123.0, 113.9], [63.0, 62.1, 66.7]),
+    100: ([255 * m for m in (0.5071, 0.4865, 0.4409)], [255 * s for s in (0.2673, 0.2564, 0.2762)]),
+}
 
 
 class Cifar(ImageDataset):
-    """60,000 colour images of 32x32 pixels; random crop (padding 4) and horizontal flip on the 50,000 training images.
+    """60,000 colour images of 32x32 pixels (Krizhevsky 2009), 50,000 of them for training.
+
+    The files are read without comparing checksums, but may hold nothing except arrays; torchvision downloads what is
+    missing, and verifies that.
 
     Args:
         classes: 10 or 100.
-        augment: false trains on the images as they are.
+        augment: random crop (padding 4), horizontal flip, `rotation`; false trains on the images as they are, but for
+            `cutout`.
+        rotation: largest angle in degrees; nearest pixel, corners black.
+        cutout: side in pixels of a square that is cut out of each training image; 0 = none.
         subset, limit_eval, sharding: see `ImageDataset`.
     """
 
     in_channels, image_size = 3, 32
     train_size = 50_000
 
-    def __init__(self, classes: int, augment: bool = True, **options) -> None:
+    def __init__(
+        self, classes: int, augment: bool = True, rotation: float = 0.0, cutout: int = 0, **options: Any
+    ) -> None:
         super().__init__(**options)
         if classes not in (10, 100):
             raise check.ValueRefused("classes", "10 or 100", classes, 10)
         self.num_classes = classes
         self.augment = check.boolean("augment", augment)
+        self.rotation = check.number("rotation", rotation, at_least=0, at_most=180, instead=15)
+        self.cutout = self.checked_cutout(cutout)
         self.folder = {10: "cifar-10-batches-py", 100: "cifar-100-python"}[classes]
-        tens = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]
-        self.files = {10: tens, 100: ["train", "test", "meta"]}[classes]
-
-    def _open(self, root: str, train: bool, download: bool = False):
-        from torchvision import datasets  # takes seconds to import: only runs that need it pay
-
-        reader = {10: datasets.CIFAR10, 100: datasets.CIFAR100}[self.num_classes]
-        return reader(root=root, train=train, download=download)
+        self.train_files, self.test_files = {10: TENS, 100: (["train"], ["test"])}[classes]
 
     def prepare(self, root: str) -> None:
-        if all((Path(root) / self.folder / name).is_file() for name in self.files):
-            return
-        before = socket.getdefaulttimeout()
-        socket.setdefaulttimeout(TIMEOUT)
-        try:
-            self._open(root, train=True, download=True)
-        except (OSError, RuntimeError) as error:
-            raise ConfigError(
-                f"paths.data must hold the folder {self.folder}, got {root} without it or not whole, and downloading "
-                f"failed ({type(error).__name__}); type paths.data=FOLDER, or dataset=digits, which needs no download"
-            ) from error
-        finally:
-            socket.setdefaulttimeout(before)
+        def fetch() -> None:
+            from torchvision import datasets  # takes seconds to import: only runs that need it pay
+
+            {10: datasets.CIFAR10, 100: datasets.CIFAR100}[self.num_classes](root, download=True)
+
+        download.ensure(root, self.folder, [*self.train_files, *self.test_files], fetch, TIMEOUT)
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
-        def images_and_labels(train: bool):
-            part = self._open(root, train)
-            return torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets)
+        folder = Path(root, self.folder)
+        train, test = (batches([folder / name for name in names]) for names in (self.train_files, self.test_files))
+        download.refuse_size("training", self.train_size, len(train[1]), folder)
+        train, test = self.cut(train, test, seed)
+        mean, std = NORMAL[self.num_classes]
+        padding, rotation = (4, self.rotation) if self.augment else (0, 0.0)
+        return ImageData(train, test, mean, std, padding, self.augment, seed, device, rotation, self.cutout)
 
-        train, test = self.cut(images_and_labels(True), images_and_labels(False), seed)
-        # the constants of the Accordion experiments, in units of the uint8 images
-        if self.num_classes == 10:
-            mean, std = [125.3, 123.0, 113.9], [63.0, 62.1, 66.7]
-        else:
-            mean, std = [255 * m for m in (0.5071, 0.4865, 0.4409)], [255 * s for s in (0.2673, 0.2564, 0.2762)]
-        return ImageData(train, test, mean, std, 4 * self.augment, self.augment, seed, device)
+
+class Arrays(pickle.Unpickler):
+    """Unpickles arrays and plain values: a file from elsewhere cannot run anything."""
+
+    reconstruct = np.empty(0).__reduce__()[0]
+    known = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("numpy.core.multiarray", "_reconstruct"): reconstruct,  # as the originals name it, and as NumPy 2 does
+        ("numpy._core.multiarray", "_reconstruct"): reconstruct,
+        ("_codecs", "encode"): codecs.encode,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.known:
+            raise pickle.UnpicklingError(f"{module}.{name} is no array")
+        return self.known[module, name]
+
+
+def batches(files: list[Path]) -> tuple[Tensor, Tensor]:
+    """Images [n, 3, 32, 32] in uint8 and labels [n] of files in the CIFAR format, one after another.
+
+    Each is a pickled dict: `data`, rows of 1,024 red, 1,024 green and 1,024 blue values, and `labels` or `fine_labels`.
+
+    Raises:
+        ConfigError: a file is not of that format.
+    """
+    images, labels = [], []
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                batch = Arrays(stream, encoding="latin1").load()
+            images.append(torch.from_numpy(batch["data"]).view(-1, 3, 32, 32))
+            labels.append(torch.tensor(batch["labels" if "labels" in batch else "fine_labels"]))
+        except Exception as error:  # a broken pickle may raise anything
+            raise download.not_readable(file, error) from error
+    return torch.cat(images), torch.cat(labels)

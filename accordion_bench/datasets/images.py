@@ -1,44 +1,69 @@
-"""Image classification data in memory: batches by index, augmentation in one vectorised pass."""
+"""Image classification data in memory: batches by index, augmentation in one vectorised pass on the device."""
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from accordion_bench import rng
+from accordion_bench import check, rng
 from accordion_bench.datasets.base import Batches, Dataset
 
 
 class ImageData:
     """Images and labels on the device.
 
+    Training images are cropped, flipped and rotated (nearest pixel) by one gather from the stored images, where
+    whatever comes from outside of an image is 0; then they are normalised, then a square is cut out. Each sample's
+    draws in an epoch are keyed by (seed, epoch, sample): they depend on no worker, batch, placement or device.
+
     Args:
         train, test: (images [n, C, H, W], labels [n]); uint8 or float.
         mean, std: per channel, in the units of the images.
-        padding: pixels of random crop (0 = none) on training images.
+        padding: training images are cropped at random from images with so many more pixels on each side (0 = none).
         flip: random horizontal flip of training images.
-        seed: keys the augmentation by (seed, epoch, sample), so that it depends on no placement.
+        seed: keys the augmentation.
         device: where everything lives.
+        rotation: training images are rotated by uniform angles of up to so many degrees.
+        cutout: side in pixels of a square of training images that is set to 0, the mean, after normalisation; its
+            centre is uniform in the image, so that parts may lie outside (DeVries & Taylor 2017, arXiv 1708.04552).
     """
 
-    def __init__(self, train, test, mean, std, padding: int, flip: bool, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        train,
+        test,
+        mean,
+        std,
+        padding: int,
+        flip: bool,
+        seed: int,
+        device: torch.device,
+        rotation: float = 0.0,
+        cutout: int = 0,
+    ) -> None:
         self.train_images, self.train_labels = (x.to(device) for x in train)
         self.test_images, self.test_labels = (x.to(device) for x in test)
-        shape = (1, -1, 1, 1)
-        self.mean = torch.tensor(mean, dtype=torch.float32, device=device).view(shape)
-        self.std = torch.tensor(std, dtype=torch.float32, device=device).view(shape)
-        self.padding, self.flip, self.seed = padding, flip, seed
+        self.mean, self.std = per_channel(mean, device), per_channel(std, device)
+        self.padding, self.flip, self.rotation, self.cutout, self.seed = padding, flip, rotation, cutout, seed
         self.train_size, self.test_size = len(self.train_labels), len(self.test_labels)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw this epoch's crops and flips, one for each sample."""
+        """Draw this epoch's crops, flips, angles and holes, one of each for each sample."""
         generator = rng.generator(self.seed, "augmentation", epoch)
-        device = self.train_images.device
+        count, device = self.train_size, self.train_images.device
+        height, width = self.train_images.shape[2:]
         if self.padding:
-            offsets = torch.randint(0, 2 * self.padding + 1, (self.train_size, 2), generator=generator)
+            offsets = torch.randint(0, 2 * self.padding + 1, (count, 2), generator=generator)
             self._offsets = offsets.to(device)
         if self.flip:
-            self._flips = torch.randint(0, 2, (self.train_size,), generator=generator).bool().to(device)
+            self._flips = torch.randint(0, 2, (count,), generator=generator).bool().to(device)
+        if self.rotation:
+            draws = torch.rand(count, generator=generator, dtype=torch.float64)
+            self._turns = turns((2 * draws - 1) * self.rotation, height, width).to(device)
+        if self.cutout:
+            centres = [torch.randint(0, side, (count,), generator=generator) for side in (height, width)]
+            self._holes = (torch.stack(centres, 1) - self.cutout // 2).to(device)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
         """Augmented, normalised images and labels for each index tensor in turn."""
@@ -52,33 +77,84 @@ class ImageData:
             yield self.test_batch(indices.to(self.test_labels.device))
 
     def train_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented, normalised images and labels."""
+        """Augmented, normalised images and labels; augmented as the epoch says that has begun last."""
         images = self.train_images[indices]
-        if self.padding or self.flip:
-            images = self._augment(images, indices)
-        return self._normalise(images), self.train_labels[indices]
+        if self.padding or self.flip or self.rotation:
+            images = self._moved(images, indices)
+        images = normalised(images, self.mean, self.std)
+        if self.cutout:
+            images.masked_fill_(self._hole(indices), 0)
+        return images, self.train_labels[indices]
 
     def test_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised images and labels."""
-        return self._normalise(self.test_images[indices]), self.test_labels[indices]
+        return normalised(self.test_images[indices], self.mean, self.std), self.test_labels[indices]
 
-    def _normalise(self, images: Tensor) -> Tensor:
-        return (images.float() - self.mean) / self.std
-
-    def _augment(self, images: Tensor, indices: Tensor) -> Tensor:
-        count, channels, height, width = images.shape
-        device = images.device
-        rows = torch.arange(height, device=device).expand(count, -1)
-        columns = torch.arange(width, device=device).expand(count, -1)
+    def _moved(self, images: Tensor, indices: Tensor) -> Tensor:
+        """Crop, flip and rotate, in this order: from each new pixel backwards to where it comes from."""
+        height, width = images.shape[2:]
+        rows = torch.arange(height, device=images.device)[:, None]
+        columns = torch.arange(width, device=images.device)
+        inside = None
+        if self.rotation:
+            cos, sin, x, y = self._turns[indices].T[:, :, None, None]
+            rows, columns = (sin * columns + cos * rows + y) >> 16, (cos * columns - sin * rows + x) >> 16
+            inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
         if self.flip:
-            columns = torch.where(self._flips[indices, None], width - 1 - columns, columns)
+            columns = torch.where(self._flips[indices, None, None], width - 1 - columns, columns)
         if self.padding:
-            images = torch.nn.functional.pad(images, (self.padding,) * 4)
-            rows = rows + self._offsets[indices, :1]
-            columns = columns + self._offsets[indices, 1:]
-        sample = torch.arange(count, device=device)[:, None, None, None]
-        channel = torch.arange(channels, device=device)[None, :, None, None]
-        return images[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+            down, right = (self._offsets[indices] - self.padding).T[:, :, None, None]
+            rows, columns = rows + down, columns + right
+            cropped = ((rows >= 0) & (rows < height)) & ((columns >= 0) & (columns < width))
+            inside = cropped if inside is None else inside & cropped
+        pixels = rows * width + columns
+        if inside is not None:
+            pixels = torch.where(inside, pixels, height * width)  # one more pixel, which is black
+        flat = F.pad(images.flatten(2), (0, 1))
+        return flat.gather(2, pixels.flatten(1)[:, None].expand(*images.shape[:2], -1)).view_as(images)
+
+    def _hole(self, indices: Tensor) -> Tensor:
+        """Where pixels are cut out, [B, 1, H, W]."""
+        height, width = self.train_images.shape[2:]
+        top, left = self._holes[indices].T[:, :, None]
+        rows = torch.arange(height, device=top.device) - top
+        columns = torch.arange(width, device=top.device) - left
+        rows, columns = (rows >= 0) & (rows < self.cutout), (columns >= 0) & (columns < self.cutout)
+        return (rows[:, :, None] & columns[:, None, :])[:, None]
+
+
+def turns(degrees: Tensor, height: int, width: int) -> Tensor:
+    """Rotations about the centre of an image, in fixed point with 16 fractional bits, as in Pillow.
+
+    The pixel at (row r, column c) comes from row (sin c + cos r + y) >> 16 and column (cos c - sin r + x) >> 16.
+    Whole numbers, so that every device finds the same pixels.
+
+    Args:
+        degrees: [n], counter-clockwise, float64.
+        height, width: of the image.
+
+    Returns:
+        (cos, sin, x, y) x 2^16, [n, 4], int64.
+    """
+    cos, sin = torch.deg2rad(degrees).cos(), torch.deg2rad(degrees).sin()
+    across, down = 0.5 - width / 2, 0.5 - height / 2  # from the centre to the middle of the first pixel
+    x, y = cos * across - sin * down + width / 2, sin * across + cos * down + height / 2
+    return (torch.stack([cos, sin, x, y], 1) * 2**16 + 0.5).floor().long()
+
+
+def per_channel(values, device: torch.device) -> Tensor:
+    """Numbers of each channel, [1, C, 1, 1]."""
+    return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
+
+
+def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(x - mean) / std in float32.
+
+    Args:
+        images: [B, C, H, W].
+        mean, std: [1, C, 1, 1], in the units of the images.
+    """
+    return (images.float() - mean).div_(std)
 
 
 class ImageDataset(Dataset):
@@ -98,6 +174,13 @@ class ImageDataset(Dataset):
 
     def model_arguments(self) -> dict[str, int]:
         return {"in_channels": self.in_channels, "num_classes": self.num_classes}
+
+    def checked_cutout(self, side: int) -> int:
+        """An integer from 0 (no cutout) to twice the image's side, which leaves nothing."""
+        check.integer("cutout", side, at_least=0, instead=self.image_size // 2)
+        if side > 2 * self.image_size:
+            raise check.ValueRefused("cutout", f"at most {2 * self.image_size}", side, self.image_size // 2)
+        return side
 
     def cut(self, train, test, seed: int):
         """Apply `subset` and `limit_eval` to (images, labels) pairs."""

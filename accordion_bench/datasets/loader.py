@@ -1,0 +1,96 @@
+"""Torch's DataLoader over keys that are announced pass by pass; its processes outlive a pass, but not this process."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Hashable, Iterable, Iterator
+from multiprocessing import resource_tracker
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from accordion_bench import rng
+
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+class Announced:
+    """The batches of a DataLoader's next pass."""
+
+    batches: Iterable[list[Any]] = ()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return iter(self.batches)
+
+
+class Loader:
+    """Reads batches of items by their keys, ahead of the need and in the order asked for.
+
+    Processes are spawned, not forked, because neither CUDA nor the threads of gloo and NCCL survive a fork. The first
+    pass starts them; they serve later passes, and end with this process, however that ends.
+
+    Args:
+        items: items[key] is a tuple of tensors and numbers; goes to every process.
+        workers: processes per pass; 0 reads in this one, when asked.
+        pin: put batches into pinned memory, for copies to a GPU.
+    """
+
+    def __init__(self, items: Dataset, workers: int, pin: bool) -> None:
+        self.items, self.workers, self.pin = items, workers, pin
+        self._idle: list[tuple[DataLoader, Announced]] = []
+
+    def read(self, batches: Iterable[list[Hashable]]) -> Iterator[tuple[Tensor, ...]]:
+        """The items of each list of keys in turn, stacked; several passes may be under way at a time."""
+        loader, announced = pair = self._idle.pop() if self._idle else self._new()
+        try:
+            announced.batches = batches
+            with _parent_of_calm_processes() if self.workers else contextlib.nullcontext():
+                passing = iter(loader)
+            yield from passing
+        finally:
+            self._idle.append(pair)
+
+    def _new(self) -> tuple[DataLoader, Announced]:
+        keyed = rng.generator("loader")  # or it would draw from the global one
+        options: dict[str, Any] = {"num_workers": self.workers, "pin_memory": self.pin, "generator": keyed}
+        if self.workers:
+            options |= {"multiprocessing_context": "spawn", "worker_init_fn": _obey, "persistent_workers": True}
+        announced = Announced()
+        return DataLoader(self.items, batch_sampler=announced, **options), announced
+
+
+@contextlib.contextmanager
+def _parent_of_calm_processes() -> Iterator[None]:
+    """Processes that are started in here do not hear Ctrl-C, and this one may start them though it is a daemon."""
+    me = multiprocessing.current_process()
+    daemon, me.daemon = me.daemon, False  # a daemon could leave orphans behind, but ours look after their parent
+    calm = hasattr(signal, "sigtimedwait")
+    if calm:
+        resource_tracker.ensure_running()  # which unblocks the signals when it starts
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # is inherited, from the first instruction on
+    try:
+        yield
+    finally:
+        if calm:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        me.daemon = daemon
+
+
+def _obey(worker: int) -> None:
+    """In a reading process: end when the parent says so, or has gone; what the user signals is the parent's to hear."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is None or not hasattr(signal, "sigtimedwait"):
+        return
+
+    def listen(parent: int) -> None:
+        while os.getppid() == parent:
+            told = signal.sigtimedwait({signal.SIGTERM}, 0.1)
+            if told is not None and told.si_pid == parent:
+                break
+        os._exit(0)
+
+    threading.Thread(target=listen, args=(parent.pid,), daemon=True).start()

@@ -1,0 +1,72 @@
+"""SVHN, house numbers, from its original files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench import check
+from accordion_bench.datasets import download
+from accordion_bench.datasets.images import ImageData, ImageDataset
+
+FOLDER = "svhn"
+TIMEOUT = 10.0  # seconds that a silent network may take to say anything
+
+
+class SVHN(ImageDataset):
+    """73,257 training and 26,032 test images of 32x32 pixels, cropped digits in colour (Netzer et al. 2011).
+
+    Read from `train_32x32.mat` and `test_32x32.mat` in the folder `svhn`, without comparing checksums; torchvision
+    downloads what is missing, and verifies that. The 531,131 easier `extra` images are left out, as by Accordion.
+
+    Args:
+        augment: random crop (padding 4). Off by default: neither Accordion's code nor Wide ResNets (Zagoruyko &
+            Komodakis 2016, arXiv 1605.07146) nor the cutout paper augment these images. Digits are never flipped.
+        cutout: side in pixels of a square that is cut out of each training image; 0 = none.
+        subset, limit_eval, sharding: see `ImageDataset`.
+    """
+
+    in_channels, num_classes, image_size = 3, 10, 32
+    train_size = 73_257
+
+    def __init__(self, augment: bool = False, cutout: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.augment = check.boolean("augment", augment)
+        self.cutout = self.checked_cutout(cutout)
+
+    def prepare(self, root: str) -> None:
+        def fetch() -> None:
+            from torchvision import datasets  # takes seconds to import: only runs that need it pay
+
+            for split in ("train", "test"):
+                datasets.SVHN(Path(root, FOLDER), split, download=True)
+
+        download.ensure(root, FOLDER, ["train_32x32.mat", "test_32x32.mat"], fetch, TIMEOUT)
+
+    def load(self, root: str, seed: int, device: torch.device) -> ImageData:
+        folder = Path(root, FOLDER)
+        train, test = (digits(folder / f"{split}_32x32.mat") for split in ("train", "test"))
+        download.refuse_size("training", self.train_size, len(train[1]), folder)
+        train, test = self.cut(train, test, seed)
+        grey = [127.5] * 3  # Accordion's code: from [0, 255] to [-1, 1]
+        return ImageData(train, test, grey, grey, 4 * self.augment, False, seed, device, cutout=self.cutout)
+
+
+def digits(file: Path) -> tuple[Tensor, Tensor]:
+    """Images [n, 3, 32, 32] in uint8 and labels [n] of a file in the SVHN format.
+
+    It holds `X` [32, 32, 3, n] and `y` [n, 1], where 10 stands for the digit 0.
+
+    Raises:
+        ConfigError: the file is not of that format.
+    """
+    from scipy.io import loadmat  # takes a third of a second to import
+
+    try:
+        found = loadmat(file)
+        images = torch.from_numpy(np.ascontiguousarray(found["X"].transpose(3, 2, 0, 1)))
+        return images.view(-1, 3, 32, 32), torch.from_numpy(found["y"].astype(np.int64).ravel() % 10)
+    except Exception as error:  # a broken file may raise anything
+        raise download.not_readable(file, error) from error

@@ -1,0 +1,124 @@
+"""What data costs beside a training step: ratios measured in one run, interleaved rounds, medians; prints Markdown.
+
+    python -m scripts.bench_data            # all
+    python -m scripts.bench_data batch      # time of a batch / time of a step on it
+    python -m scripts.bench_data run        # data_seconds / seconds of short runs
+    python -m scripts.bench_data folder     # images per second of an image folder, by number of processes
+
+Times are CPU time of this process, so that a busy machine disturbs them less; one thread. `folder` is wall time.
+"""
+
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from accordion_bench import config, rng
+from accordion_bench.comm import Comm
+from accordion_bench.datasets.imagenet import Files, FolderData, Views
+from accordion_bench.datasets.images import ImageData
+from scripts.bench_step import command_line, line, ratio, trainer_for
+
+CPU = torch.device("cpu")
+AUGMENTED = {
+    "none": {"padding": 0, "flip": False},
+    "crop, flip": {"padding": 4, "flip": True},
+    "crop, flip, rotation 15, cutout 8": {"padding": 4, "flip": True, "rotation": 15.0, "cutout": 8},
+}
+
+
+def made_up(count: int, **augmentation) -> ImageData:
+    """Images of CIFAR's size and kind; what they show costs nothing."""
+    generator = rng.generator("bench")
+    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    pair = images, torch.randint(0, 10, (count,), generator=generator)
+    return ImageData(pair, pair, [125.3, 123.0, 113.9], [63.0, 62.1, 66.7], seed=0, device=CPU, **augmentation)
+
+
+def orders(count: int, batch: int) -> Iterator[torch.Tensor]:
+    """Batches without end."""
+    for _ in itertools.count():
+        yield from torch.randperm(count).split(batch)[: count // batch]
+
+
+def cpu_times(arms: dict[str, Callable[[], None]], rounds: int, steps: int) -> dict[str, list[float]]:
+    """CPU seconds per step of each arm in each round."""
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for round_ in range(rounds + 1):
+        for name, arm in arms.items():
+            start = time.process_time()
+            for _ in range(steps):
+                arm()
+            if round_:  # the first is warm-up
+                times[name].append((time.process_time() - start) / steps)
+    return times
+
+
+def bench_batch(rounds: int) -> None:
+    """The next batch, against forward and backward of resnet20 on it; and drawing an epoch's augmentation."""
+    cfg = config.compose(["model=resnet20", "dataset=cifar10"])
+    for batch, (name, augmentation) in itertools.product((32, 128), AUGMENTED.items()):
+        data, model = made_up(50_000, **augmentation), config.build_model(cfg, config.components(cfg, 1).dataset)
+        batches = data.train_batches(0, orders(50_000, batch))
+        x, y = next(batches)
+
+        def step(model=model, x=x, y=y) -> None:
+            model.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+
+        arms = {"batch": lambda batches=batches: next(batches) and None, "step": step}
+        times = cpu_times(arms, rounds, steps=2)
+        median, lower, upper = ratio(times, "batch", "step")
+        milliseconds = {arm: 1000 * statistics.median(of_arm) for arm, of_arm in times.items()}
+        ours, setting = f"{milliseconds['batch']:.2f} of {milliseconds['step']:.0f} ms", f"batch {batch}, {name}"
+        line("next batch / resnet20 step", setting, ours, median, 0.05, quartiles=f" ({lower:.3f} to {upper:.3f})")
+        draws = cpu_times({"epoch": lambda data=data: data.begin_epoch(1)}, 5, 1)["epoch"]
+        epoch = 50_000 / batch * (milliseconds["batch"] + milliseconds["step"])
+        drawing = 1000 * statistics.median(draws)
+        line("drawing an epoch's augmentation / the epoch", setting, f"{drawing:.1f} ms", drawing / epoch, 0.05)
+
+
+def bench_run(rounds: int) -> None:
+    """What a run's own clock says, by its columns; wall time."""
+    for batch, (name, augmentation) in itertools.product((32, 128), AUGMENTED.items()):
+        overrides = ["model=resnet20", "dataset=synthetic", f"batch_size={batch}", "compressor=none"]
+        trainer = trainer_for(overrides, Comm(1))
+        trainer.data = made_up(2048, **augmentation)
+        trainer.begin_epoch()
+        for _ in range(2048 // batch // 4):
+            trainer.train_step()
+        columns = trainer.clock.columns(True)
+        share = columns["data_seconds"] / columns["seconds"]
+        line("data_seconds / seconds of a run", f"resnet20, batch {batch}, {name}", "", share, 0.05)
+
+
+def bench_folder(rounds: int) -> None:
+    """Images per second of 256 photographs' size, 500 x 375 pixels, as in ImageNet; nobody trains on them."""
+    with tempfile.TemporaryDirectory() as root:
+        for i in range(256):
+            noise = torch.rand(1, 3, 24, 32, generator=rng.generator("bench", i))
+            picture = F.interpolate(noise, size=(375, 500), mode="bicubic").clamp(0, 1)[0].permute(1, 2, 0)
+            folder = Path(root, f"class {i % 2}")
+            folder.mkdir(exist_ok=True)
+            Image.fromarray((255 * picture).byte().numpy()).save(folder / f"{i}.JPEG", quality=90)
+        files = Files.of(Path(root))
+        size = statistics.mean(file.stat().st_size for file in Path(root).glob("*/*")) / 1000
+        for workers in (0, 1, 2):
+            data = FolderData(Views(files, files, 224, True, 0), workers, CPU)
+            list(data.train_batches(0, torch.arange(256).split(32)))
+            start = time.perf_counter()
+            for epoch in range(1, 3):
+                list(data.train_batches(epoch, torch.arange(256).split(32)))
+            speed = 512 / (time.perf_counter() - start)
+            print(f"| images per second, 224 pixels of {size:.0f} kB JPEG | {workers} processes | {speed:.0f} | | | |")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    command_line({"batch": bench_batch, "run": bench_run, "folder": bench_folder}, __doc__, rounds=15)

@@ -108,12 +108,15 @@ def test_wandb_offline(tmp_path):
 def test_a_resumed_run_keeps_its_id(tmp_path):
     """Even in one process; the part that was stopped is marked as failed."""
     cfg = tiny.cfg(tmp_path / "runs", *SHORT, "checkpoint.every=4")
+    cfg["choices"] |= {"experiment": "accordion/table1, faithful", "arm": "dense"}
     with stopping_after(3 * tiny.STEPS + 1), pytest.raises(KeyboardInterrupt):
         train.run(cfg)
     folder = tiny.only(tmp_path / "runs")
     train.run({**cfg, "resume": str(folder)})
     first, second = sorted(logged(folder), key=lambda log: log.rows[0]["epoch"])
     assert first.run.run_id == second.run.run_id == folder.name
+    assert first.run.run_group == second.run.run_group == "accordion/table1, faithful"
+    assert {"accordion/table1", "faithful", "dense"} <= set(first.run.tags)
     assert [row["epoch"] for row in first.rows] == [0, 1, 2]
     assert [row["epoch"] for row in second.rows] == [2, 3]  # the checkpoint lies in the third epoch
     assert (first.exits, second.exits) == ([1], [0])

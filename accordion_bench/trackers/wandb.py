@@ -69,7 +69,7 @@ class Wandb(Tracker):
                 resume="allow",
                 group=choices.get("experiment") or f"{choices['model']} on {choices['dataset']}",
                 job_type=label(cfg),
-                tags=sorted({name[:TAG] for value in choices.values() for name in value.split(",") if name}),
+                tags=sorted({name.strip()[:TAG] for value in choices.values() for name in value.split(",") if name}),
                 config=cfg,
                 settings=wandb.Settings(silent=True, console="off"),  # run.log has what the run says
                 reinit="create_new",

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import itertools
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import tempfile
@@ -294,6 +295,7 @@ def _child(rank: int, cfg: Config, where: Layout, folder: str, store_file: str, 
         message |= {"traceback": traceback.format_exc(), "step": getattr(error, "step", 0)}
         report.send(message | {"signum": getattr(error, "signum", 0)})
         report.close()
+        multiprocessing.util._exit_function()  # as at a polite exit: end the readers of data, return their semaphores
         os._exit(1)  # a process group with a failed member cannot be left politely
     _leave()
 

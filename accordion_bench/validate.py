@@ -172,6 +172,7 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         *((f"compressor.{key}", not feedback, "compressor.error_feedback is false") for key in residual),
         *((f"compressor.{key}", local, "no gradients are exchanged") for key in of_gradients),
         *(("sync.period", True, why) for why in set_first),
+        ("dataset.rotation", cfg["dataset"].get("augment") is False, "dataset.augment is false"),
         ("sync.phase1", sync.get("switch_step") == 0, "sync.switch_step is 0"),
         ("sync.merge_alpha", sync.get("merge") == "cocod", "sync.merge is cocod"),
         ("compressor.zero_lr", compressor.get("residual_units") == "gradient", "compressor.residual_units is gradient"),

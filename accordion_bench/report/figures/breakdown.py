@@ -35,8 +35,8 @@ def breakdown(arms: Sequence[Arm]) -> Figure | None:
     ):
         return None
     names = [name(arm) for arm in arms]
-    lines = sum(text.count("\n") + 1 for text in names)
-    sheet = Sheet(1, height=max(0.19 * lines + 0.1, 0.6), width=named_width(names))
+    rows_of_text = sum(text.count("\n") + 1 for text in names)
+    sheet = Sheet(1, height=max(0.19 * rows_of_text + 0.1, 0.6), width=named_width(names))
     (axes,) = sheet.panels
     start = np.zeros(len(rows))
     used = [part for part in PARTS if any(own[part] for _, own in rows)]

@@ -64,12 +64,11 @@ def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bo
     parts = panes(shown)
     sheet = Sheet(len(parts), height=2.1)
     limits, xs = limits_of(shown), {arm.label: x(arm) for arm, _ in shown}
-    spent = np.concatenate([own.ravel() for own in xs.values()])
     for axes, part in zip(sheet.panels, parts, strict=True):
         curves(axes, part, xs, limits, bars)
         axes.set_xlabel(label)
         if "bytes" in label:
-            bytes_axis(axes, float(spent[spent > 0].min()), float(spent.max()))
+            sent_axis(axes, shown, xs, limits)
     return sheet.finish(heading(arms[0]), footnote(arms, bars), handles(shown))
 
 
@@ -105,6 +104,17 @@ def curves(
     axes.set_ylim(limits or limits_of(shown))
     axes.set_ylabel(metric_label(metric_of(arms)))
     axes.grid()
+
+
+def sent_axis(axes: Axes, shown: Sequence[Drawn], costs: Mapping[str, Array], limits: tuple[float, float]) -> None:
+    """Bytes, from where the curves come into the metric's limits."""
+    pairs = [(costs[arm.label].mean(axis=0), scores(arm).mean(axis=0)) for arm, _ in shown]
+    spent = np.concatenate(
+        [xs[(xs > 0) & ((limits[0] <= ys) & (ys <= limits[1]) | (xs == xs[-1]))] for xs, ys in pairs]
+    )
+    if len(spent):
+        bytes_axis(axes, float(spent.min()), float(spent.max()))
+        axes.set_xlim(spent.min() / 1.3, spent.max() * 1.3)
 
 
 def limits_of(shown: Sequence[Drawn]) -> tuple[float, float]:

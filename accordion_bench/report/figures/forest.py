@@ -1,6 +1,5 @@
 """Where all arms end: one row each."""
 
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ from accordion_bench.progress import human_bytes
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.colours import looks
 from accordion_bench.report.figures.series import ends, interval, metric_of, seeds, several
-from accordion_bench.report.figures.style import PANEL, Sheet, interval_bar, metric_label
+from accordion_bench.report.figures.style import PANEL, Sheet, interval_bar, lines, metric_label
 from accordion_bench.report.words import heading
 
 
@@ -18,8 +17,8 @@ def forest(arms: Sequence[Arm]) -> Figure:
     """One row per arm, fewest bytes at the top: the metric after the last epoch with its 95 % t-interval."""
     rows = sorted(zip(arms, looks(arms), strict=True), key=lambda row: row[0].mean("payload_bytes") or 0)
     names = [f"{name(arm)}   {human_bytes(arm.mean('payload_bytes') or 0):>8}" for arm, _ in rows]
-    lines = sum(text.count("\n") + 1 for text in names)
-    sheet = Sheet(1, height=max(0.17 * lines + 0.1, 1.2), width=named_width(names))
+    rows_of_text = sum(text.count("\n") + 1 for text in names)
+    sheet = Sheet(1, height=max(0.17 * rows_of_text + 0.1, 1.2), width=named_width(names))
     (axes,) = sheet.panels
     for y, (arm, look) in enumerate(rows):
         last, error = ends(arm), interval(ends(arm))
@@ -41,7 +40,7 @@ def forest(arms: Sequence[Arm]) -> Figure:
 
 def name(arm: Arm) -> str:
     """A label as the name of a row: long ones in two lines."""
-    return "\n".join(textwrap.wrap(arm.label, 44))
+    return "\n".join(lines(arm.label, 60))
 
 
 def named_width(names: Sequence[str]) -> float:

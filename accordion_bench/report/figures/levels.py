@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.colours import looks
-from accordion_bench.report.figures.curves import PAYLOAD, curves, footnote, handles
+from accordion_bench.report.figures.curves import PAYLOAD, curves, footnote, handles, limits_of, sent_axis
 from accordion_bench.report.figures.series import column
-from accordion_bench.report.figures.style import Sheet, bytes_axis
+from accordion_bench.report.figures.style import Sheet
 from accordion_bench.report.labels import pair_of
 from accordion_bench.report.levels import level_map, levels_by_layer
 from accordion_bench.report.words import heading
@@ -42,10 +42,9 @@ def side_by_side(arms: Sequence[Arm], adaptive: Sequence[Arm] = ()) -> Figure:
     sheet = Sheet(1 + len(adaptive), height, columns=1 + len(adaptive))
     left, *maps = sheet.panels
     costs = {arm.label: column(arm, "payload_bytes") for arm, _ in shown}
-    curves(left, shown, costs)
-    spent = [value for own in costs.values() for value in own.ravel() if value > 0]
-    if spent:
-        bytes_axis(left, min(spent), max(spent))
+    limits = limits_of(shown)
+    curves(left, shown, costs, limits)
+    sent_axis(left, shown, costs, limits)
     left.set_xlabel(PAYLOAD)
     sheet.legends[left] = handles(shown)
     for axes, arm in zip(maps, adaptive, strict=True):

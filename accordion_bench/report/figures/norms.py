@@ -23,8 +23,9 @@ NAMED = 8  # layers up to which each one stands in the legend
 
 def norms(arms: Sequence[Arm]) -> Figure | None:
     """One panel per arm that has norms: the norm of each layer's gradients, summed over an epoch, epoch by epoch."""
-    shown = [arm for arm in arms if len(norms_by_layer(arm.runs[0])[0]) > 1]
-    shown.sort(key=lambda arm: not arm.config.get("adaptive"))
+    known = [arm for arm in arms if len(norms_by_layer(arm.runs[0])[0]) > 1]
+    adaptive = [arm for arm in known if policies_of(arm.config)]
+    shown = adaptive + [arm for arm in known if arm.dense] if adaptive else known
     if not shown:
         return None
     sheet = Sheet(min(len(shown), MAPS), height=1.9)

@@ -1,6 +1,7 @@
 """Where arms end: one marker each."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -36,15 +37,16 @@ def points(
     of, arrow = metric_of(arms), worse(arms)
     means = [float(np.mean(ends(arm))) for arm in arms]
     best = max(means) if of.higher_is_better else min(means)
-    worst = floor(of, best)
+    worst, highest = floor(of, best), max(float(np.mean(own)) for own in costs)
     for i, (arm, look) in enumerate(shown):
         at, y = float(np.mean(costs[i])), means[i]
         errors = [interval(ends(arm)), interval(costs[i])]
         if of.better(worst, y):
             number = f"{y:.0f} %" if of.percent else f"{y:.3g}"
-            place = {"textcoords": "offset points", "va": "center", "fontsize": SMALL}
-            axes.annotate(f"{arrow} {number}", (at, worst), (5, 0), **place)  # type: ignore[arg-type]
-            y, errors[0] = worst, None
+            right = at < 0.6 * highest  # there is room
+            place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "ha": "left" if right else "right"}
+            axes.annotate(f"{arrow} {number}", (at, worst), (5 if right else -5, 0), fontsize=SMALL, **place)
+            y, errors = worst, []
         for across, half in enumerate(errors if bars else ()):
             interval_bar(axes, at, y, half, across=bool(across), color=look.colour, alpha=0.6, zorder=2)
         axes.plot([at], [y], zorder=3, alpha=1.0 if on_front is None or i in on_front else 0.35, **look.point)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from accordion_bench.metrics import Metric
 from accordion_bench.progress import human_bytes
@@ -153,7 +153,12 @@ class Sheet:
 
 def wrapped(text: str, width: float, size: int) -> list[str]:
     """Lines of at most so many inches."""
-    return textwrap.wrap(text.replace(" %", "\u00a0%"), int((width - 2 * GAP) / (LETTER * size)))
+    return lines(text, int((width - 2 * GAP) / (LETTER * size)))
+
+
+def lines(text: str, letters: int) -> list[str]:
+    """Lines of at most so many letters; a number keeps its %."""
+    return [line.replace("\u00a0", " ") for line in textwrap.wrap(text.replace(" %", "\u00a0%"), letters)]
 
 
 def legend_grid(handles: Sequence[Any], width: float) -> tuple[int, int]:
@@ -163,7 +168,9 @@ def legend_grid(handles: Sequence[Any], width: float) -> tuple[int, int]:
     texts = [str(handle.get_label()) for handle in handles]
     longest = max(len(line) for text in texts for line in text.splitlines())
     columns = max(1, min(len(handles), int(width / (0.42 + LETTER * SMALL * longest))))
-    return columns, math.ceil(len(handles) / columns) * max(text.count("\n") + 1 for text in texts)
+    each = math.ceil(len(texts) / columns)
+    rows = [sum(text.count("\n") + 1 for text in texts[i : i + each]) for i in range(0, len(texts), each)]
+    return columns, max(rows)
 
 
 def save(figure: Figure, stem: Path) -> Path:
@@ -177,7 +184,7 @@ def save(figure: Figure, stem: Path) -> Path:
 def entry(look: Look, label: str, line: bool = True) -> Line2D:
     """An arm in a legend."""
     point = look.point if not line else {**look.point, "linestyle": look.line}
-    return Line2D([], [], label="\n".join(textwrap.wrap(label, 54)), **point)
+    return Line2D([], [], label="\n".join(lines(label, 54)), **point)
 
 
 def interval_bar(axes: Axes, x: float, y: float, half: float | None, across: bool = False, **options: Any) -> None:
@@ -203,7 +210,8 @@ def log_axis(axes: Axes, low: float, high: float) -> None:
 
 def _logarithmic(axis: Any, set_scale: Any, low: float, high: float, number: Any) -> None:
     set_scale("log")
-    axis.set_major_locator(LogLocator(10, (1,) if high > 50 * low else (1, 2, 5)))
+    close = high < 4 * low  # too close for powers of ten and their parts
+    axis.set_major_locator(MaxNLocator(4) if close else LogLocator(10, (1,) if high > 50 * low else (1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(number))
     axis.set_minor_locator(NullLocator())
 

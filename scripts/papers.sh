@@ -25,7 +25,7 @@ for part in $parts; do
     case $part in
     accordion)
         sweep accordion/table1_resnet18 "${images[@]}" measure.norms=true
-        sweep accordion/table3_resnet18 "${images[@]}"
+        sweep accordion/table3_resnet18 "${images[@]}" measure.norms=true
         ;;
     alq) sweep alq/table2 "${images[@]}" measure.error=true ;;
     local) sweep local_sgd/cifar10_periods "${images[@]}" workers=4 setup.period=2,8,32 ;;

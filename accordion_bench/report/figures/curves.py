@@ -108,10 +108,11 @@ def curves(
 
 def sent_axis(axes: Axes, shown: Sequence[Drawn], costs: Mapping[str, Array], limits: tuple[float, float]) -> None:
     """Bytes, from where the curves come into the metric's limits."""
-    pairs = [(costs[arm.label].mean(axis=0), scores(arm).mean(axis=0)) for arm, _ in shown]
-    spent = np.concatenate(
-        [xs[(xs > 0) & ((limits[0] <= ys) & (ys <= limits[1]) | (xs == xs[-1]))] for xs, ys in pairs]
-    )
+    seen = []
+    for arm, _ in shown:
+        xs, ys = costs[arm.label].mean(axis=0), scores(arm).mean(axis=0)
+        seen.append(xs[(xs > 0) & ((limits[0] <= ys) & (ys <= limits[1]) | (xs == xs[-1]))])
+    spent = np.concatenate(seen)
     if len(spent):
         bytes_axis(axes, float(spent.min()), float(spent.max()))
         axes.set_xlim(spent.min() / 1.3, spent.max() * 1.3)

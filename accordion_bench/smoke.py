@@ -28,9 +28,10 @@ def cells(base: Config, typed: Mapping[str, Any]) -> list[Cell]:
     def runs(cell: Cell) -> bool:
         return together.refusal(together.cell(base, *cell), base["workers"]) is None
 
+    chosen = {"adaptive": list(base["adaptive"]) or ["none"]}
+    chosen |= {group: [base["choices"][group]] for group in ("compressor", "sync")}
     groups = ("compressor", "sync", "adaptive")
-    chosen = [base["choices"][group].split(",") if group in typed else together.names(group) for group in groups]
-    return together.cover(runs, *chosen)
+    return together.cover(runs, *(chosen[group] if group in typed else together.names(group) for group in groups))
 
 
 def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str], int]) -> float:

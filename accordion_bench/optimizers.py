@@ -1,4 +1,4 @@
-"""torch's own optimizers, without the seconds that their first use spends on importing torch's compiler; one of ours."""
+"""torch's own optimizers, without the seconds that their first use spends on importing its compiler; one of ours."""
 
 import inspect
 from typing import Any

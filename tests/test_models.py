@@ -9,8 +9,6 @@ from torch import nn
 
 from accordion_bench.build import build
 from accordion_bench.check import ConfigError
-from accordion_bench.compressors.powersgd import PowerSGD
-from accordion_bench.compressors.topk import TopK
 from accordion_bench.models.resnet import Bottleneck, ResNet18
 from accordion_bench.models.torchvision import MIN_SIZE, Torchvision
 from accordion_bench.plan import TensorSpec
@@ -112,77 +110,6 @@ def test_networks_of_the_accordion_paper(name, classes, parameters, tensors):
     specs = paper(name, classes)
     assert sum(spec.numel for spec in specs) == parameters
     assert sum(spec.ndim > 1 for spec in specs) == tensors
-
-
-def powersgd_floats(specs: list[TensorSpec], rank: int) -> int:
-    """The paper's count per step: (n + m) min(n, m, r) of each matrix, 1-D tensors dense."""
-    by_hand = sum(sum(s.matrix) * min(*s.matrix, rank) if s.ndim > 1 else s.numel for s in specs)
-    compressor = PowerSGD(rank, min_compression_rate=0)
-    assert 4 * by_hand == sum(compressor.payload_bytes(spec, rank, 4) for spec in specs)
-    return by_hand
-
-
-def topk_floats(specs: list[TensorSpec], density: float) -> int:
-    """The paper's count per step: value and index of each entry, of each of 4 workers."""
-    by_hand = sum(2 * math.floor(density * s.numel) * 4 if s.ndim > 1 else s.numel for s in specs)
-    compressor = TopK(density, count="floor")
-    assert by_hand == sum(8 * compressor.kept(s, density) if s.ndim > 1 else s.numel for s in specs)
-    return by_hand
-
-
-@pytest.mark.parametrize(
-    "name, classes, powersgd, topk",
-    [
-        ("resnet18", 10, (45_935, 82_260, 154_910), (262.87, 656.75, 2599.88)),
-        ("googlenet", 10, (71_327, 118_932, 214_142), (145.16, 361.88, 1430.97)),
-        ("resnet18", 100, (46_115, 82_530, 155_360), (263.95, 659.46, 2610.61)),
-    ],
-)
-def test_floats_per_step(name, classes, powersgd, topk):
-    """PowerSGD at ranks 1, 2, 4 per step; TopK at 10, 25, 99 % in billions over 300 epochs of 98 steps."""
-    specs = paper(name, classes)
-    assert tuple(powersgd_floats(specs, rank) for rank in (1, 2, 4)) == powersgd
-    run = [topk_floats(specs, density) * 29_400 / 1e9 for density in (0.10, 0.25, 0.99)]
-    assert run == pytest.approx(topk, abs=0.005)
-
-
-# Tables 1 to 4 of Agarwal et al. 2021 (arXiv 2010.16248), static rows; millions and billions of floats
-MILLIONS = [
-    ("resnet18", 10, 2, 2418.4, 300),
-    ("resnet18", 10, 1, 1350.4, 300),
-    ("vgg19", 10, 4, 6752.0, 300),
-    ("vgg19", 10, 1, 2074.9, 300),
-    ("senet18", 10, 4, 4361.3, 249),  # the printed cells are those of 249 epochs
-    ("senet18", 10, 1, 1392.6, 249),
-    ("resnet18", 100, 2, 2426.3, 300),
-    ("resnet18", 100, 1, 1355.7, 300),
-    ("densenet", 100, 2, 3387.4, 300),
-    ("densenet", 100, 1, 2155.6, 300),
-    ("senet18", 100, 2, 2878.1, 300),
-    ("senet18", 100, 1, 1683.1, 300),
-]
-BILLIONS = [
-    ("resnet18", 10, 1.00, 2626.1),  # printed as 99 %
-    ("resnet18", 10, 0.10, 262.8),
-    ("googlenet", 10, 0.99, 1430.9),
-    ("googlenet", 10, 0.10, 145.2),
-    ("senet18", 10, 0.99, 2648.7),
-    ("senet18", 10, 0.10, 267.9),
-    ("resnet18", 100, 1.00, 2636.9),  # printed as 99 %
-    ("resnet18", 100, 0.25, 659.4),
-    ("googlenet", 100, 0.99, 1452.4),
-    ("googlenet", 100, 0.25, 367.3),
-    ("senet18", 100, 0.99, 2659.5),
-    ("senet18", 100, 0.25, 671.9),
-]
-
-
-def test_volumes_that_the_accordion_paper_prints():
-    """Within one unit of the last printed digit: most cells are cut off, some are rounded."""
-    for name, classes, rank, printed, epochs in MILLIONS:
-        assert powersgd_floats(paper(name, classes), rank) * 98 * epochs / 1e6 == pytest.approx(printed, abs=0.1)
-    for name, classes, density, printed in BILLIONS:
-        assert topk_floats(paper(name, classes), density) * 29_400 / 1e9 == pytest.approx(printed, abs=0.1)
 
 
 @pytest.mark.parametrize("name", ["densenet", "vgg16", "vgg19"])

@@ -42,12 +42,16 @@ class Sweep(Callback):
         self.file: Path | None = None
         self.name, self.pid, self.launcher = "", os.getpid(), "basic"
 
+    def begin(self, runs: str) -> None:
+        """Record the cells that follow under a folder."""
+        self.file = Path(runs).absolute() / FILE
+        self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """In the process that the user has started, before any cell."""
         global current
         current = self
-        self.file = Path(config.paths.runs).absolute() / FILE
-        self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self.begin(config.paths.runs)
         self.launcher = config.hydra.launcher._target_.rpartition(".")[2].removesuffix("Launcher").lower()
         if self.launcher == "joblib":
             self._pass_signals_on()

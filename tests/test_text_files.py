@@ -1,6 +1,7 @@
 """Text from files and from Python's documentation: what becomes of the words, and what is refused."""
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from accordion_bench import train
 from accordion_bench.check import ConfigError
-from accordion_bench.datasets import pydocs
+from accordion_bench.datasets import pydocs, text_files
 from accordion_bench.datasets.pydocs import PyDocs
 from accordion_bench.datasets.text import EOS
 from accordion_bench.datasets.text_files import TextFiles, read_words
@@ -58,6 +59,30 @@ def test_only_line_feeds_end_lines(tmp_path):
     assert read_words(file) == ["a", "b", "c", EOS, "d", EOS]
 
 
+def test_read_once_unless_it_has_changed(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        text_files, "read_words", lambda path, lower: (read.append(path.name), read_words(path, lower))[1]
+    )
+    made = toy_files()
+    made.prepare(str(toy(tmp_path)))
+    first = made.load(str(tmp_path), 0, CPU)
+    assert sorted(read) == ["toy.test.txt", "toy.train.txt", "toy.valid.txt"]
+    file = tmp_path / "toy" / "toy.test.txt"
+    file.write_text("b b b\n")
+    os.utime(file, ns=(1, 1))
+    assert made.load(str(tmp_path), 0, CPU).words["test"].tolist() == [2, 2, 2, 0]
+    assert first.words["test"].tolist() == [1, 3, 0, 4, 0]
+
+
+def test_wrong_counts_are_refused_before_there_is_a_run(tmp_path):
+    toy(tmp_path)
+    counts = ["dataset.vocabulary=6", "dataset.train_words=11", "dataset.bptt=2", "dataset.folder=toy"]
+    with pytest.raises(ConfigError, match=r"dataset\.vocabulary must be what is in toy, 5, got 6"):
+        train.run(cfg_for(tmp_path / "runs", "dataset=ptb", *counts, f"paths.data={tmp_path}"))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_leaves_the_folder_alone(tmp_path):
     toy(tmp_path, {split: 40 * text for split, text in TOY.items()})
     counts = ["dataset.vocabulary=5", f"dataset.train_words={40 * 11}", "dataset.bptt=4", "dataset.folder=toy"]
@@ -103,9 +128,7 @@ def test_refused_files(tmp_path, change, options, message):
     texts = {split: text for split, text in {**TOY, **change}.items() if text is not None}
     root = str(toy(tmp_path, texts))
     with pytest.raises(ConfigError) as refused:
-        made = toy_files(**options)
-        made.prepare(root)
-        made.load(root, 0, CPU)
+        toy_files(**options).prepare(root)
     assert str(refused.value) == message.replace("ROOT", root)
 
 

@@ -1,8 +1,10 @@
 """WikiText-2 and the Penn Treebank from their files."""
 
+import functools
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from accordion_bench import check
 from accordion_bench.check import ConfigError, ValueRefused
@@ -37,7 +39,7 @@ class TextFiles(TextDataset):
         self.lower = check.boolean("lower", lower, instead=False)
 
     def prepare(self, root: str) -> None:
-        self.paths(root)
+        self.load(root, 0, torch.device("cpu"))  # and refuse what is wrong; it is not read again in this process
 
     def paths(self, root: str) -> dict[str, Path]:
         """The file of each split.
@@ -60,15 +62,32 @@ class TextFiles(TextDataset):
         return {split: path for split, (path,) in zip(SPLITS, found, strict=True)}
 
     def load(self, root: str, seed: int, device: torch.device) -> TextData:
-        texts = {split: read_words(path, self.lower) for split, path in self.paths(root).items()}
-        words = [word for word, _ in by_frequency(texts["train"])]
+        paths = self.paths(root)
+        versions = tuple((split, path, path.stat().st_mtime_ns) for split, path in paths.items())
+        vocabulary, splits = read_splits(versions, self.lower)
         for key, declared, found in (
-            ("vocabulary", self.vocabulary, len(words)),
-            ("train_words", self.train_words, len(texts["train"])),
+            ("vocabulary", self.vocabulary, vocabulary),
+            ("train_words", self.train_words, len(splits["train"])),
         ):
             if declared != found:
                 raise ValueRefused(f"dataset.{key}", f"what is in {self.folder}, {found}", declared, found)
-        return self.numbered(numbers(texts, words), device)
+        return self.numbered(splits, device)
+
+
+@functools.lru_cache(maxsize=1)
+def read_splits(files: tuple[tuple[str, Path, int], ...], lower: bool) -> tuple[int, dict[str, Tensor]]:
+    """The number of different words in the training split, and each split as word numbers.
+
+    Args:
+        files: name of the split, its file, and when that was written.
+        lower: see `TextFiles`.
+
+    Raises:
+        ConfigError: a file is no text, or has an unknown word.
+    """
+    texts = {split: read_words(path, lower) for split, path, _ in files}
+    words = [word for word, _ in by_frequency(texts["train"])]
+    return len(words), numbers(texts, words)
 
 
 def read_words(path: Path, lower: bool = False) -> list[str]:

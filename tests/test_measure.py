@@ -204,8 +204,9 @@ def test_measuring_changes_no_bit(tmp_path, arm):
     assert all(other["compression_error"] > 0 for _, other in pairs)
 
 
-@pytest.mark.parametrize("stop_at", [3, 9])
-@pytest.mark.parametrize("scheme", [[], ["sync=local_sgd", "sync.period=4"]])
+@pytest.mark.parametrize(
+    "scheme, stop_at", [([], 9), (["sync=local_sgd", "sync.period=4"], 3), (["sync=local_sgd"], 9)]
+)
 def test_stopped_in_mid_epoch(tmp_path, scheme, stop_at):
     """Also before the epoch's first exchange, and after it."""
     composed = tiny.cfg(tmp_path, "compressor=topk", *BOTH, *scheme, f"checkpoint.every={4 * tiny.STEPS}")

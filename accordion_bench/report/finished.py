@@ -8,7 +8,8 @@ from accordion_bench.report.labels import label
 
 CHOICES = ("model", "dataset", "compressor")
 COLUMNS = ("epoch", "lr", "payload_bytes", "wire_bytes", "seconds")  # numbers, in every row
-NUMBERS = ("_bytes", "_seconds", "_error", "rounds", "step")  # ends of columns that are numbers, where a row has them
+NUMBERS = ("_bytes", "_seconds", "_error", "rounds", "step")  # ends of columns that are numbers or null
+PARTS = tuple(f"{part}_seconds" for part in ("data", "compute", "exposed", "update", "policy", "encode", "decode"))
 GROUPS = ("plan", "decisions", "norms")  # mappings, where a row has them
 
 
@@ -46,6 +47,8 @@ def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) ->
     good = {f"choices.{key}": isinstance(config["choices"].get(key), str) for key in CHOICES}
     good |= {key: _is_count(config.get(key)) for key in ("epochs", "batch_size")}
     good["seed"] = isinstance(config.get("seed"), int | None)
+    good["compressor"] = isinstance(config.get("compressor"), dict)
+    good |= {key: isinstance(config.get(key), dict | None) for key in ("adaptive", "sync")}
     if summary.get("modelled_seconds") is not None:
         network = config.get("network")
         good["network"] = isinstance(network, dict) and all(map(_is_number, map(network.get, ("bandwidth", "latency"))))
@@ -59,7 +62,8 @@ def _strange_row(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
                 return f"metrics.jsonl has a row without {column}"
         plan = row.get("plan")
         levels = plan.get("levels") if isinstance(plan, dict) else None
-        strange = (key for key, value in row.items() if key.endswith(NUMBERS) and not _is_number(value, or_none=True))
+        numbers = ((key, value) for key, value in row.items() if key.endswith(NUMBERS))
+        strange = (key for key, value in numbers if not _is_number(value, or_none=key not in PARTS))
         if column := next(strange, ""):
             return f"metrics.jsonl has a row whose {column} is no number"
         if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, GROUPS))):

@@ -211,7 +211,7 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         ("schedule.milestones", bool(late) and min(late) >= epochs, f"the run has {epochs} epochs"),
         ("compressor.reduce", cfg["workers"] == 1, "one worker's mean is its sum"),
         ("optimizer.nesterov", cfg["optimizer"].get("momentum") == 0, "optimizer.momentum is 0"),
-        ("paths.data", dataset in ("digits", "synthetic"), f"dataset={dataset} reads nothing from there"),
+        ("paths.data", dataset in ("digits", "synthetic", "pydocs", "synthetic_text"), f"dataset={dataset} reads nothing from there"),
         ("paths.runs", cfg["resume"] is not None, "a resumed run stays in its folder"),
         (
             "micro_batch_size",

@@ -250,7 +250,8 @@ def test_every_quirk_is_named_once():
 @pytest.mark.parametrize("quirk", QUIRKS)
 def test_faithful_changes_it(quirk):
     name, arm, option, ours = QUIRKS[quirk]
-    official = {"fixed_switch": 20, "lm_second_cut": [0.6667, 0.8778]}.get(quirk, OFFICIAL[quirk])
+    by_scale = {"fixed_switch": 20, "eps": 0.0, "lm_second_cut": [0.6667, 0.8778]}
+    official = by_scale.get(quirk, OFFICIAL[quirk])
     assert at_path(cfg_of(f"accordion/{name}", arm), option) == ours != official
     assert at_path(cfg_of(f"accordion/{name}", arm, faithful=True), option) == official
 

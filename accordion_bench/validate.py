@@ -17,6 +17,8 @@ from accordion_bench.scale import SCALES
 from accordion_bench.tasks import task_of
 from accordion_bench.wrapped import FEEDBACK, SERVER, wrapped_compressor
 
+EMBEDDED = ("digits", "synthetic", "pydocs", "synthetic_text")  # data sets that need no files
+
 
 def validate(cfg: Config) -> None:
     """Refuse every wrong value before data or devices are touched.
@@ -211,7 +213,7 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         ("schedule.milestones", bool(late) and min(late) >= epochs, f"the run has {epochs} epochs"),
         ("compressor.reduce", cfg["workers"] == 1, "one worker's mean is its sum"),
         ("optimizer.nesterov", cfg["optimizer"].get("momentum") == 0, "optimizer.momentum is 0"),
-        ("paths.data", dataset in ("digits", "synthetic", "pydocs", "synthetic_text"), f"dataset={dataset} reads nothing from there"),
+        ("paths.data", dataset in EMBEDDED, f"dataset={dataset} reads nothing from there"),
         ("paths.runs", cfg["resume"] is not None, "a resumed run stays in its folder"),
         (
             "micro_batch_size",

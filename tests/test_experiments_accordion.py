@@ -502,10 +502,8 @@ def test_a_preset_trains(tmp_path):
         assert len(rows) == 6 and summary["steps"] == 12
         floats[arm] = summary["paper_floats"]
         levels = {"powersgd_weak": 2, "powersgd_strong": 1}
-        if arm == "dense":
+        if arm in ("dense", "dense_fp16"):  # numbers are counted, not bits
             assert floats[arm] == 12 * summary["parameters"] == 12 * sum(spec.numel for spec in specs)
-        elif arm == "dense_fp16":
-            assert floats[arm] is None
         elif arm in levels:
             assert floats[arm] == 12 * sum(count(spec, levels[arm], 4) for spec in specs)
         else:
@@ -556,7 +554,7 @@ def test_the_count_is_the_paper_s_whatever_is_sent():
     assert kept.paper_floats(spec, 0.1, 16) == 2 * 25 * 16 and kept.paper_floats(spec, 0.001, 4) == 0
     for name in yaml_names("compressor"):
         counted = compressor(name).paper_floats(spec, compressor(name).level or 1, 4)
-        assert (counted is None) is (name not in ("none", "powersgd", "topk"))
+        assert (counted is None) is (name not in ("none", "fp16", "bf16", "powersgd", "topk"))
         assert compressor(name).paper_floats(spec, None, 4) == spec.numel  # dense, before its start
 
 
@@ -621,6 +619,6 @@ def test_table_1_trains_on_real_images(tmp_path):
         summary = folder.read_json("summary.json")
         assert summary["steps"] == 12 and summary["parameters"] == 11_173_962
         found[folder.read_config()["choices"]["arm"]] = summary["paper_floats"]
-    assert found["dense"] == 12 * 11_173_962 and found["dense_fp16"] is None
+    assert found["dense"] == found["dense_fp16"] == 12 * 11_173_962
     assert (found["powersgd_strong"], found["powersgd_weak"]) == (12 * 45_935, 12 * 82_260)
     assert 12 * 45_935 <= found["accordion_powersgd"] <= 12 * 82_260

@@ -56,18 +56,27 @@ def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) ->
 
 
 def _strange_row(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """What is wrong with the first row that cannot be read; rows with the same columns of the same types are alike."""
+    seen = set()
     for row in rows:
-        for column in (metric, *COLUMNS):
-            if not _is_number(row.get(column)):
-                return f"metrics.jsonl has a row without {column}"
         plan = row.get("plan")
         levels = plan.get("levels") if isinstance(plan, dict) else None
-        numbers = ((key, value) for key, value in row.items() if key.endswith(NUMBERS))
-        strange = (key for key, value in numbers if not _is_number(value, or_none=key not in PARTS))
-        if column := next(strange, ""):
+        kind = (*row, *map(type, row.values()), type(levels))
+        if kind not in seen and (told := _strange(row, levels, metric)):
+            return told
+        seen.add(kind)
+    return ""
+
+
+def _strange(row: Mapping[str, Any], levels: Any, metric: str) -> str:
+    for column in (metric, *COLUMNS):
+        if not _is_number(row.get(column)):
+            return f"metrics.jsonl has a row without {column}"
+    for column, value in row.items():
+        if column.endswith(NUMBERS) and not _is_number(value, or_none=column not in PARTS):
             return f"metrics.jsonl has a row whose {column} is no number"
-        if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, GROUPS))):
-            return "metrics.jsonl has a row whose plan, decisions or norms are of another kind"
+    if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, GROUPS))):
+        return "metrics.jsonl has a row whose plan, decisions or norms are of another kind"
     return ""
 
 

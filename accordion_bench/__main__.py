@@ -76,7 +76,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
     def task(composed: DictConfig) -> float:
         hydra_config = HydraConfig.get()
         sweep.limit_threads(hydra_config.launcher)
-        from accordion_bench import config, train
+        from accordion_bench import config, presets, train
 
         imported()
         scale.register()  # maybe in a process that a launcher has started
@@ -85,6 +85,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
         cell = f"{' '.join(overrides)}: " if hydra_config.mode == RunMode.MULTIRUN else ""
 
         def run(note: dict[str, Any]) -> float:
+            presets.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
             cfg = config.resolve(composed, hydra_config.runtime.choices)
             equal = sweep.current.finished() if "experiment" in cfg["choices"] else None
             return train.run(cfg, typed(overrides), note, equal)

@@ -74,8 +74,7 @@ def load(path: Path, trainer: "Trainer") -> None:
         setattr(trainer.decisions, key, shared[key])
     for key in PROGRESS:
         setattr(trainer, key, shared[key])
-    # checkpoints from before there was a count of floats leave it unknown
-    trainer.comm.ledger.counts.update({"uncounted": 1, **shared["ledger"]})
+    trainer.comm.ledger.counts.update(shared["ledger"])
     trainer.clock.totals.update(shared["clock"])
     torch.set_rng_state(shared["rng"])
     for place in trainer.sync.exchanges():

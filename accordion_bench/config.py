@@ -191,8 +191,12 @@ def resolve(composed: Any, choices: Any) -> Config:
     names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
     if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
         if "experiment" not in setup:
-            rule = f"experiment must be a whole one, got {_listed(names.get('experiment', 'none'))}, a part of others"
-            raise ConfigError(f"{rule}; type +experiment=accordion/table1_resnet18, or another of docs/experiments.md")
+            name = names.get("experiment")
+            chosen = f"{_listed(name)}, a part of others" if name else "none beside setup"
+            raise ConfigError(
+                f"experiment must be a whole one, got {chosen}; type +experiment=accordion/table1_resnet18, or another "
+                "of docs/experiments.md"
+            )
         names["experiment"] = setup["experiment"] + ", faithful" * bool(setup.get("faithful"))
     return {**cfg, "choices": {key: _listed(value) for key, value in names.items()}}
 

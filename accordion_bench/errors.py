@@ -15,6 +15,11 @@ def explain(error: BaseException) -> str | None:
     kind = type(error).__name__
     if isinstance(error, ConfigError) or kind in ("NonFinite", "ChildRefused"):
         return str(error)
+    if kind == "InterpolationKeyError" and (found := re.search(r"'setup\.(\S+)'", str(error))):
+        return (
+            f"arm must stand beside an experiment that says its {found[1]}, got an arm alone; type "
+            "+experiment=accordion/table1_resnet18 +arm=NAME, or another of docs/experiments.md"
+        )
     if kind == "MissingConfigException":
         return _unknown_choice(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -27,11 +32,19 @@ def _unknown_choice(error: BaseException) -> str:
     """`compressor=powersdg`: the name is unknown; list the choices."""
     missing = str(getattr(error, "missing_cfg_file", None) or "")
     group, _, name = missing.lstrip("/").rpartition("/")
-    choices = sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+    folder, _, inner = group.partition("/")
+    if folder == "experiment":  # a part of others is no experiment
+        files = sorted((conf_dir() / folder).rglob("*.yaml"))
+        files = [file for file in files if re.search(r"^  experiment: ", file.read_text(), re.MULTILINE)]
+        choices = [str(file.relative_to(conf_dir() / folder).with_suffix("")) for file in files]
+        group, name = f"+{folder}", f"{inner}/{name}".lstrip("/")
+    else:
+        choices = sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
     if not group or not choices:
         return _one_line(str(error))
     near = closest(name, choices)
-    return f"{group} must be one of {', '.join(choices)}, got {name or 'nothing'}; type {group}={near}"
+    plain, group = group.lstrip("+"), "+arm" if group == "arm" else group
+    return f"{plain} must be one of {', '.join(choices)}, got {name or 'nothing'}; type {group}={near}"
 
 
 def _bad_override(error: BaseException) -> str:

@@ -295,7 +295,8 @@ def _child(rank: int, cfg: Config, where: Layout, folder: str, store_file: str, 
         message |= {"traceback": traceback.format_exc(), "step": getattr(error, "step", 0)}
         report.send(message | {"signum": getattr(error, "signum", 0)})
         report.close()
-        multiprocessing.util._exit_function()  # as at a polite exit: end the readers of data, return their semaphores
+        # as at a polite exit: end the readers of data, return their semaphores
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         os._exit(1)  # a process group with a failed member cannot be left politely
     _leave()
 

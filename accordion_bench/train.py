@@ -148,8 +148,12 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
             f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
             f"accordion_bench.report {cfg['resume']} to see it"
         )
-    saved = folder.read_config()
-    merged = saved
+    merged = saved = folder.read_config()
+    if lacking := [key for key in cfg if key not in saved and key not in FREE_ON_RESUME]:
+        raise ConfigError(
+            f"resume must be a run of this version, got {cfg['resume']}, whose config.yaml says nothing of "
+            f"{', '.join(lacking)}; type the run's own options without resume="
+        )
     for key in sorted(typed):  # a group's name comes before its options
         if key.split(".")[0] in FREE_ON_RESUME:
             merged = _with(merged, key, _at(cfg, key))

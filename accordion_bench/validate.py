@@ -53,8 +53,10 @@ def validate(cfg: Config) -> None:
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = components(placed(cfg, where := layout(cfg)), where.workers)
     if cfg["target"] is not None:
-        share = {"at_most": 1} if task_of(parts.dataset).metric.percent else {}
-        check.number("target", cfg["target"], above=0, instead=0.9 if share else 100, **share)
+        if task_of(parts.dataset).metric.percent:
+            check.number("target", cfg["target"], above=0, at_most=1, instead=0.9)
+        else:
+            check.number("target", cfg["target"], at_least=1, instead=100)
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
     with rng.kept_rng():
         model = build_model(cfg, parts.dataset)

@@ -27,9 +27,15 @@ for part in $parts; do
         sweep accordion/table1_resnet18 "${images[@]}" measure.norms=true
         sweep accordion/table3_resnet18 "${images[@]}" measure.norms=true
         ;;
-    alq) sweep alq/table2 "${images[@]}" measure.error=true ;;
-    local) sweep local_sgd/cifar10_periods "${images[@]}" workers=4 setup.period=2,8,32 ;;
-    text) sweep accordion/lstm model=lstm_small dataset=pydocs ;;
+    alq)  # without the arm of one worker, which a typed number of epochs would cut short
+        sweep alq/table2 "${images[@]}" measure.error=true \
+            +arm=dense,alq_nuqsgd,alq_qsgdinf,alq_trn,alq,alq_n,alq_amq,alq_amq_n
+        ;;
+    local) sweep local_sgd/cifar "${images[@]}" ;;
+    text)
+        sweep accordion/lstm model=lstm_small dataset=pydocs
+        sweep accordion/lstm model=lstm_small
+        ;;
     report)
         for folder in "$runs"/*; do
             "$python" -m accordion_bench.report "$folder" --out "results/papers/${folder#"$runs"/}"

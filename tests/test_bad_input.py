@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from accordion_bench import __main__ as command
-from accordion_bench import config, errors, launch, layout, train, validate
+from accordion_bench import config, errors, launch, layout, presets, train, validate
 from accordion_bench.check import ConfigError
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.record import RunFolder
@@ -58,6 +58,12 @@ REFUSED = [
     (["clip_norm=0"], "clip_norm must be a number above 0, got 0; type clip_norm=1.0"),
     (["scale=tniy"], "scale must be one of full, small, tiny, got tniy; type scale=tiny"),
     (["scale=tiny"], "scale must be full without \\+experiment=NAME, .*, got tiny; type scale=full"),
+    (["+experiment=acordion/table1_resnt18"], "experiment must be one of .*; type .*=accordion/table1_resnet18"),
+    (["+arm=foo"], "arm must be one of accordion_batch, .*, got foo; type \\+arm="),
+    (["+arm=powersgd_weak"], "arm must stand beside an experiment that says its weak, .*; type \\+experiment="),
+    (["+experiment=accordion/base", "hydra.mode=RUN"], "experiment must be a whole one, got accordion/base, a part"),
+    (["+setup.foo=1"], "experiment must be a whole one, got none beside setup"),
+    (["model=lstm_small", "dataset=synthetic_text", "target=0.9"], "target must be .* at least 1, got 0.9; type target=100"),
     (["measure.norms=1"], "measure.norms must be true or false, got 1"),
     (["measure.foo=true"], "measure.foo is no option here"),
     (["compressor="], "compressor must be one of .*, got nothing; type compressor="),
@@ -148,6 +154,16 @@ def test_more_processes_than_gpus():
     started = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2"):
         layout.layout(config.compose(["comm=nccl"]), environ=started, gpus=1)
+
+
+def test_one_experiment_and_one_of_its_arms():
+    arms = {"params": {"+arm": "dense,fast"}}
+    presets.refuse_unclear(["+experiment=[a/b,a/faithful]", "+arm=dense"], arms, {"arm": "dense"})
+    presets.refuse_unclear(["epochs=3"], {}, {})
+    with pytest.raises(ConfigError, match=r"experiment must be one, .*, got a/b and c/d; type \+experiment=a/b"):
+        presets.refuse_unclear(["+experiment=[a/b,c/d]", "+arm=dense"], arms, {"arm": "dense"})
+    with pytest.raises(ConfigError, match=r"arm must be one of dense,fast .*, got none; type \+arm=dense"):
+        presets.refuse_unclear(["+experiment=a/b", "hydra.mode=RUN"], arms, {})
 
 
 # ---- every option of every YAML file, fed with a value of the wrong kind

@@ -4,7 +4,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.labels import is_dense, knob_of, policies_of
@@ -143,10 +143,10 @@ def level_step(config: dict[str, Any]) -> int:
     """0, 1, 2, ... for ranks and periods 1, 2, 4, ..., bits 2, 3, 4, ..., densities 1, 0.1, 0.01, ..."""
     sync, compressor = config.get("sync") or {}, config.get("compressor") or {}
     knob = knob_of(compressor)
-    period = sync.get("period")
+    period: Any = sync.get("period")
     if is_number(period) and period >= 1:
         return round(math.log2(period)) % len(LINES)
-    level = compressor.get(knob)
+    level: Any = compressor.get(knob)
     if not is_number(level) or level <= 0:
         return 0
     if knob == "bits":
@@ -154,6 +154,6 @@ def level_step(config: dict[str, Any]) -> int:
     return round(abs(math.log10(level) if knob == "density" else math.log2(level))) % len(LINES)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether an option is a number: not a word, nor absent."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -64,6 +64,10 @@ def dense_command(arm: Arm) -> str:
     dense = ["compressor=none", "adaptive=none", *kept]
     if any(_key(word) == "experiment" for word in typed):
         dense = [*kept, "+arm=dense"]  # after the experiment, which would have the last word
+        config, own = arm.config, {_key(word) for word in kept}
+        if arm.workers == 1:  # a control, which the experiment's dense arm is none for
+            sizes = {"workers": 1, "batch_size": config["batch_size"], "epochs": config["epochs"]}
+            dense += [f"{key}={value}" for key, value in sizes.items() if key not in own]
     return shlex.join(["python", "-m", "accordion_bench", *sweep, *dense, seeds])
 
 

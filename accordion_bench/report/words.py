@@ -32,12 +32,15 @@ FIGURES = {
 
 
 def heading(arm: Arm) -> str:
-    """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; ends with the scale where that is not full."""
+    """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; a subset of the data and a scale below full are named."""
     config, sizes = arm.config, arm.batches or (arm.config["batch_size"],)
     task = f"{config['choices']['model']} on {config['choices']['dataset']}"
     workers = f"{arm.workers} worker{'s' * (arm.workers != 1)} x {' or '.join(map(str, sizes))} samples"
     scale = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
-    return f"{task}, {workers}, {config['epochs']} epoch{'s' * (config['epochs'] != 1)}{scale}"
+    subset = arm.options.get("dataset.subset")
+    what = "words" if arm.metric == "perplexity" else "samples"
+    part = f", {subset:,} training {what}" if isinstance(subset, int) else ""
+    return f"{task}, {workers}, {config['epochs']} epoch{'s' * (config['epochs'] != 1)}{part}{scale}"
 
 
 def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:

@@ -65,6 +65,9 @@ def critical_share(run: Run) -> list[float] | None:
     plans = [row.get("plan") or {} for row in run.rows]
     if pair and all(plan.get("levels") for plan in plans):
         return [sum(level == pair[0] for level in plan["levels"].values()) / len(plan["levels"]) for plan in plans]
+    for node in policies_of(run.config).values():
+        if spans := node.get("critical"):  # levels by the calendar
+            return [float(any(first <= epoch < end for first, end in spans)) for epoch in range(len(plans))]
     if periods:
         return [float(plan.get("period") == periods[0]) for plan in plans]
     if any(name == "accordion_batch" and drives(node) == "batch" for name, node in policies_of(run.config).items()):

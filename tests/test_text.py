@@ -539,7 +539,7 @@ def test_metrics_are_plain_json(tmp_path):
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        (["target=-1"], "target must be a number above 0, got -1; type target=100"),
+        (["target=-1"], "target must be a number at least 1, got -1; type target=100"),
         (
             ["dataset.limit_eval=1"],
             "dataset.limit_eval must be at least 2, a word and the one after it, got 1; type dataset.limit_eval=10000",

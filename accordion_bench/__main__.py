@@ -18,6 +18,7 @@ LOST = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError")
 def main() -> None:
     """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
+    sys.argv[1:] = in_order(sys.argv[1:])
     failures: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # a KeyboardInterrupt would be lost in what torch's imports catch
@@ -101,6 +102,11 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
         return sweep.cell(overrides, run, tell)
 
     task()
+
+
+def in_order(arguments: list[str]) -> list[str]:
+    """Arms last: of what an experiment and its arm both say, the later one counts."""
+    return sorted(arguments, key=lambda item: item.startswith("+arm="))
 
 
 def typed(overrides: list[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from accordion_bench import config, same, scale, train, validate
+from accordion_bench.__main__ import in_order
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.exchange import sent_specs
 from accordion_bench.plan import TensorSpec
@@ -276,6 +277,12 @@ def test_the_variance_is_recorded(tmp_path):
         found[arm] = [row["compression_error"] for row in RunFolder(tiny.only(runs)).read_metrics()]
     assert not any(found["dense"]) and len(found["dense"]) == 4
     assert all(0 < ours < theirs for ours, theirs in zip(found["alq_qsgdinf"], found["alq_nuqsgd"], strict=True))
+
+
+def test_arms_may_be_typed_before_their_experiment():
+    typed = ["-m", "+arm=alq_one_worker", "workers=2", "+experiment=alq/table1", "seed=1"]
+    assert in_order(typed) == ["-m", "workers=2", "+experiment=alq/table1", "seed=1", "+arm=alq_one_worker"]
+    assert config.compose(in_order(["+arm=alq_one_worker", "+experiment=alq/table1"]))["workers"] == 1
 
 
 def run_preset(preset: str, runs: Path, *overrides: str) -> list[dict]:

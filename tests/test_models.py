@@ -70,9 +70,11 @@ def test_the_table_names_every_yaml():
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("lstm")])
 def test_an_image_model_has_its_size_gives_logits_and_trains(name):
-    network = model(name)
+    with seeded(0):
+        network = model(name)
     assert size(network) == SIZES[name]
-    side = max(8, getattr(network, "min_size", 1))
+    # at 32 pixels the ImageNet form ends in single ones, and BatchNorm over two numbers has gradients beyond float32
+    side = 64 if name.startswith("imagenet") else max(8, getattr(network, "min_size", 1))
     x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
     logits = network(x)
     assert logits.shape == (2, 10)

@@ -18,11 +18,13 @@ CHUNK = 1 << 15  # coordinates that stay in a processor's cache between two oper
 
 
 def cast_share(x_W: Tensor, workers: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """What each worker adds to a sum in `dtype`: x / A, cut to the range in which A of them cannot overflow."""
+    """What each worker adds to a sum in `dtype`: x / A, cut to where A of them cannot overflow, in any order."""
     share_W = torch.empty(x_W.shape, dtype=dtype, device=x_W.device) if out is None else out
     flat = x_W.flatten()
     size = CHUNK if x_W.device.type == "cpu" else max(flat.numel(), 1)
-    limit = torch.finfo(dtype).max / workers
+    limit = torch.finfo(dtype).max
+    if workers > 1:  # the limit's own rounding and those of A - 1 additions may each grow it by eps / 2
+        limit /= workers * (1 + torch.finfo(dtype).eps / 2) ** workers
     for x, share in zip(flat.split(size), share_W.view(-1).split(size), strict=True):
         share.copy_(x if workers == 1 else x / workers)
         if dtype == torch.float16:  # bfloat16 ends where float32 ends

@@ -1,0 +1,93 @@
+"""python -m accordion_bench.netlab [OPTIONS] -- OVERRIDES: a run on this machine as on several hosts."""
+
+import argparse
+import signal
+import sys
+
+from accordion_bench.check import ConfigError, integer
+from accordion_bench.netlab import options
+from accordion_bench.netlab.hosts import Hosts, refuse
+
+DESCRIPTION = """Several hosts on one Linux machine, each in a network namespace of its own, behind a link of limited
+rate.
+
+    python -m accordion_bench.netlab --hosts 4 --rate 100mbit -- compressor=powersgd
+    python -m accordion_bench.netlab --slow-host 2:20mbit --cut 1:5s@10s -- comm.timeout=60
+    python -m accordion_bench.netlab --rate 1gbit --probe
+    python -m accordion_bench.netlab --command 'torchrun --nnodes=$WORLD_SIZE --node_rank=$RANK
+        --master_addr=$MASTER_ADDR -m accordion_bench comm=gloo'
+
+Hosts are numbered from 0, like ranks. Needs root, and ip and tc of iproute2."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; their values are read by `options`, so that each refusal is one sentence."""
+    words = argparse.ArgumentParser(
+        "accordion_bench.netlab", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    words.add_argument("--hosts", default="4", metavar="N", help="how many (%(default)s)")
+    words.add_argument(
+        "--rate", default="100mbit", help="of each link, each way: kbit, mbit, gbit or none (%(default)s)"
+    )
+    words.add_argument("--slow-host", action="append", default=[], metavar="I:RATE", help="another rate for host I")
+    words.add_argument(
+        "--cut",
+        action="append",
+        default=[],
+        metavar="I:SECONDSs@AT",
+        help="host I's link fails AT s after first traffic",
+    )
+    words.add_argument("--delay", default="0ms", help="of each packet to the switch, where the kernel has netem")
+    words.add_argument("--workers-per-host", metavar="W", help="comm.workers_per_process (1)")
+    words.add_argument("--command", help="a shell command for every host, instead of python -m accordion_bench")
+    words.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="after --, for python -m accordion_bench")
+    return words
+
+
+def job_of(args: argparse.Namespace) -> list[str]:
+    """The command that every host runs."""
+    if args.command is not None:
+        if args.overrides:
+            raise ConfigError(
+                f"--command must stand without overrides, got {' '.join(args.overrides)}; type them inside --command"
+            )
+        return ["sh", "-c", args.command]
+    typed = {item.partition("=")[0].lstrip("+") for item in args.overrides}
+    own = {"comm": "gloo", "comm.interface": Hosts.interface}
+    if args.workers_per_host is not None or "workers" not in typed:
+        text = args.workers_per_host or "1"
+        workers = integer("--workers-per-host", int(text) if text.isdigit() else text, at_least=1)
+        own["comm.workers_per_process"] = str(workers)
+    added = [f"{key}={value}" for key, value in own.items() if key not in typed]
+    return [sys.executable, "-m", "accordion_bench", *added, *args.overrides]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit status: that of the host that failed first, or 2 for a refusal."""
+    args = parser().parse_args(argv)
+    try:
+        number = options.count(args.hosts)
+        rate = options.rate(args.rate)
+        slow = dict(options.slow_host(text, number) for text in args.slow_host)
+        cuts = [options.cut(text, number) for text in args.cut]
+        delay = options.delay(args.delay)
+        command = job_of(args)
+        refuse(rate)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with Hosts(number, rate, slow, delay) as hosts:
+            outcome = hosts.run(command, cuts=cuts)
+    except ConfigError as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before or after the job, which passes signals on
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+    sent = ", ".join(f"{count / 1e6:.2f}" for count in outcome.sent)
+    print(
+        f"netlab: {outcome.seconds:.1f} s; MB sent over the links of hosts 0 to {number - 1}: {sent}", file=sys.stderr
+    )
+    return outcome.status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,232 @@
+"""Hosts: network namespaces that are joined by a switch, each over a link of limited rate.
+
+    host 0: eth0 [tbf] ---- [tbf] host0 \\
+    host 1: eth0 [tbf] ---- [tbf] host1  > bridge, in a namespace of its own
+
+Nothing of the machine's own network is touched.
+"""
+
+import itertools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from accordion_bench.check import ConfigError
+from accordion_bench.netlab import janitor, job, options
+from accordion_bench.netlab.options import Cut
+
+INTERFACE = "eth0"  # of every host
+PORT = 29500  # for the rendezvous; every lab has all ports to itself
+BURST_SECONDS = 0.01  # of the rate, that pass at once after a pause
+# a packet of 64 KB from TCP must pass tbf whole, with the headers of its 45 segments: one that is larger than the burst
+# is cut into frames, which costs processor time
+SMALLEST_BURST = 72_000
+QUEUE = 32_000_000  # bytes that may wait for a link: more than TCP has under way, so that nothing is lost
+
+_labs = itertools.count()
+
+
+def refuse(rate: float | None = None) -> None:
+    """Raise ConfigError where this machine cannot have hosts; the sentence says what to do instead."""
+    model = f"for a modelled link python -m accordion_bench {options.modelled(rate)}"
+    if platform.system() != "Linux":
+        raise ConfigError(
+            f"netlab must run on Linux, which has network namespaces, got {platform.system()}; type {model}"
+        )
+    if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
+        raise ConfigError(
+            f"netlab must find ip and tc, got no {' and no '.join(missing)}; type apt install iproute2, or {model}"
+        )
+    if os.geteuid() != 0:
+        raise ConfigError(
+            f"netlab must run as root, got user {os.geteuid()}; type sudo and the same command, or {model}"
+        )
+    name = f"{_prefix()}try"
+    made = _called("ip", "netns", "add", name)
+    _called("ip", "netns", "delete", name)
+    if made:
+        raise ConfigError(f"netlab must be allowed to make network namespaces, got {made}; type {model}")
+
+
+class Hosts:
+    """Hosts 0 to N-1, for the time of a `with` block. Needs root.
+
+    Args:
+        number: how many.
+        rate: bit/s of each host's link in each direction; None = as fast as the machine.
+        slow: other rates of some hosts.
+        delay: seconds that a packet takes from a host to the switch.
+
+    Raises:
+        ConfigError: this machine cannot do that.
+    """
+
+    interface = INTERFACE
+
+    def __init__(
+        self, number: int, rate: float | None = None, slow: Mapping[int, float | None] | None = None, delay: float = 0.0
+    ) -> None:
+        self.number, self.delay = options.count(number), delay
+        self.rates = [rate] * number
+        for host, other in (slow or {}).items():
+            self.rates[host] = other
+        self._prefix = _prefix()
+        self._switch = f"{self._prefix}switch"
+        self._janitor: subprocess.Popen | None = None
+
+    def __enter__(self) -> "Hosts":
+        refuse(self.rates[0])
+        janitor.remove_orphans()
+        command = [sys.executable, "-m", "accordion_bench.netlab.janitor", self._prefix]
+        package = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        self._janitor = subprocess.Popen(
+            command, stdin=subprocess.PIPE, start_new_session=True, cwd="/", env={**os.environ, "PYTHONPATH": path}
+        )
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what still runs in the hosts, and remove them."""
+        if self._janitor is not None and self._janitor.stdin is not None:
+            self._janitor.stdin.close()
+            self._janitor.wait()
+        self._janitor = None
+
+    def namespace(self, host: int) -> str:
+        """Its name, for `ip netns exec`."""
+        return f"{self._prefix}{host}"
+
+    @staticmethod
+    def address(host: int) -> str:
+        """Its IP address."""
+        return f"10.77.0.{host + 1}"
+
+    def environment(self, host: int) -> dict[str, str]:
+        """What a launcher tells a process: one process for each host, ranks numbered like hosts."""
+        threads = max(1, len(os.sched_getaffinity(0)) // self.number)
+        return {
+            "RANK": str(host),
+            "WORLD_SIZE": str(self.number),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": str(PORT),
+            "OMP_NUM_THREADS": str(threads),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "NCCL_SOCKET_IFNAME": INTERFACE,
+            "TP_SOCKET_IFNAME": INTERFACE,
+        }
+
+    def counters(self) -> list[tuple[int, int]]:
+        """Bytes that each host has (sent, received) over its link."""
+        counted = []
+        for host in range(self.number):
+            shown = _checked("ip", "-n", self.namespace(host), "-s", "-j", "link", "show", "dev", INTERFACE)
+            stats = json.loads(shown)[0]["stats64"]
+            counted.append((stats["tx"]["bytes"], stats["rx"]["bytes"]))
+        return counted
+
+    def cut(self, host: int) -> None:
+        """Its link carries nothing from now on."""
+        _checked("ip", "-n", self._switch, "link", "set", f"host{host}", "down")
+
+    def join(self, host: int) -> None:
+        """Its link carries packets again."""
+        _checked("ip", "-n", self._switch, "link", "set", f"host{host}", "up")
+
+    def run(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cuts: Sequence[Cut] = (),
+        logs: Path | None = None,
+    ) -> "job.Outcome":
+        """Run a command in every host at the same time, and wait. See `job.run`.
+
+        Args:
+            argv: the command.
+            env: variables on top of this process's and `environment`.
+            cuts: links that fail on the way.
+            logs: folder for host-0.log, host-1.log, ...; None = a temporary one, kept where a host fails.
+        """
+        return job.run(self, argv, env, cuts, logs)
+
+    def _build(self) -> None:
+        hosts = range(self.number)
+        for name in (self._switch, *map(self.namespace, hosts)):
+            _checked("ip", "netns", "add", name)
+        lines = ["link add name bridge0 type bridge", "link set bridge0 up"]
+        for host in hosts:
+            pair = f"type veth peer name {INTERFACE} netns {self.namespace(host)}"
+            lines += [f"link add host{host} {pair}", f"link set host{host} master bridge0 up"]
+        _batch("ip", self._switch, lines)
+        _batch("tc", self._switch, [self._shape(f"host{host}", self.rates[host]) for host in hosts])
+        for host in hosts:
+            name, delay = self.namespace(host), self._delay()
+            lines = [
+                "link set lo up",
+                f"address add {self.address(host)}/24 dev {INTERFACE}",
+                f"link set {INTERFACE} up",
+            ]
+            _batch("ip", name, lines)
+            _batch("tc", name, [delay, self._shape(INTERFACE, self.rates[host], parent="1:1" if delay else "")])
+            # Linux's default, so that a lab behaves alike on machines with other settings
+            _called("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic")
+
+    def _delay(self) -> str:
+        if not self.delay:
+            return ""
+        netem = f"qdisc add dev {INTERFACE} root handle 1: netem delay {self.delay * 1000:g}ms limit 100000"
+        if said := _called("tc", "-n", self.namespace(0), *netem.split()):
+            model = options.modelled(self.rates[0] or options.PRESETS["100gbit"], self.delay)
+            raise ConfigError(
+                f"--delay must be left out where the kernel has no netem, got {said}; type, for a modelled delay, "
+                f"python -m accordion_bench {model}"
+            )
+        return netem.replace("add", "replace", 1)
+
+    @staticmethod
+    def _shape(device: str, rate: float | None, parent: str = "") -> str:
+        if rate is None:
+            return ""
+        where = f"parent {parent} handle 2:" if parent else "root"
+        burst = max(SMALLEST_BURST, round(BURST_SECONDS * rate / 8))
+        return f"qdisc add dev {device} {where} tbf rate {rate:.0f}bit burst {burst} limit {QUEUE + burst}"
+
+
+def _prefix() -> str:
+    return f"ab-{os.getpid()}.{janitor.started(os.getpid())}.{next(_labs)}-"
+
+
+def _called(*command: str) -> str:
+    """What a command has said against us, or nothing."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[0] if done.returncode else ""
+
+
+def _checked(*command: str, stdin: str | None = None) -> str:
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()}\n{stdin or ''}")
+    return done.stdout
+
+
+def _batch(tool: str, namespace: str, lines: list[str]) -> None:
+    if commands := [line for line in lines if line]:
+        _checked(tool, "-n", namespace, "-batch", "-", stdin="\n".join(commands) + "\n")

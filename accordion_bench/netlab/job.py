@@ -1,0 +1,296 @@
+"""One command in all hosts: what they say, which one failed first, and an end for the others."""
+
+import contextlib
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from accordion_bench.netlab.options import Cut
+
+if TYPE_CHECKING:
+    from accordion_bench.netlab.hosts import Hosts
+
+LATE = 1.0  # seconds that host 0's words are held back, so that the host that fails first is heard first
+GRACE = 3.0  # seconds in which the others may say why they stop, after the first failure
+SAVING = 60.0  # seconds in which a job may save itself after Ctrl-C
+TAIL = 40  # lines
+FIRST_BYTES = 100_000  # sent by a host: its rendezvous is over, gradients or parameters are under way
+NAMED = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')  # `ip netns exec` has mounts of its own
+KILLED = 129  # smallest exit status of those that a signal has ended
+# words of those who only see that another one is gone
+LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|broken pipe|timed? ?out|connection (refused|closed)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job has ended.
+
+    Args:
+        status: 0, or that of the host that failed first; 128 + signal for a job ended by one.
+        failed: that host.
+        seconds: from the first start to the last end.
+        sent, received: bytes over each host's link.
+        logs: folder with each host's output; gone where a temporary one was not needed any more.
+    """
+
+    status: int
+    failed: int | None
+    seconds: float
+    sent: list[int]
+    received: list[int]
+    logs: Path
+
+
+def run(
+    hosts: "Hosts",
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    cuts: Sequence[Cut] = (),
+    logs: Path | None = None,
+) -> Outcome:
+    """Run `argv` in every host; host 0's output passes through, the others' goes to files.
+
+    Where a host fails, the others get `GRACE` seconds to say so and are ended; then the end of the first one's output
+    is shown, before host 0's complaints about it. Ctrl-C and SIGTERM are passed on; a second one ends the job at once.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="accordion_bench-netlab-")) if logs is None else logs
+    folder.mkdir(parents=True, exist_ok=True)
+    before = hosts.counters()
+    begin = time.monotonic()
+    received: list[int] = []
+    with _signals(received), _Job(hosts, argv, env or {}, cuts, folder, received) as running:
+        running.watch()
+    seconds = time.monotonic() - begin
+    status, failed = running.told()
+    if logs is None and failed is None:
+        shutil.rmtree(folder)
+    spent = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(hosts.counters(), before, strict=True)]
+    return Outcome(status, failed, seconds, [sent for sent, _ in spent], [got for _, got in spent], folder)
+
+
+class _Job:
+    def __init__(
+        self,
+        hosts: "Hosts",
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cuts: Sequence[Cut],
+        folder: Path,
+        signals: list[int],
+    ) -> None:
+        self.hosts, self.argv, self.env, self.folder, self.signals = hosts, list(argv), env, folder, signals
+        self.children: list[subprocess.Popen] = []
+        self.failures: dict[int, tuple[float, int]] = {}  # when, exit status; not of those whom we have ended
+        self.ended = False  # by us
+        self.cuts = {cut: float("inf") for cut in cuts}  # when it begins
+        self.down: dict[Cut, float] = {}  # when it ends
+        self.held: deque[tuple[float, TextIO, bytes]] = deque()
+        self.names = folder / "hosts"  # their /etc/hosts, since no name server can be reached
+        self.heard = 0  # signals passed on
+        self.selector = selectors.DefaultSelector()
+        self.files = contextlib.ExitStack()
+
+    def __enter__(self) -> "_Job":
+        names = [
+            f"{kind}{self.hosts.address(host)} host{host}\n"
+            for host in range(self.hosts.number)
+            for kind in ("", "::ffff:")
+        ]
+        local = Path("/etc/hosts")
+        self.names.write_text((local.read_text() if local.exists() else "") + "".join(names))
+        try:
+            self.log = self.files.enter_context(self._log(0).open("wb"))
+            for host in range(self.hosts.number):
+                self.children.append(self._start(host))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signal(signal.SIGKILL)
+        for child in self.children:
+            child.wait()
+        for cut in self.down:
+            self.hosts.join(cut.host)
+        self.selector.close()
+        self.files.close()
+
+    def _start(self, host: int) -> subprocess.Popen:
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **self.hosts.environment(host), **self.env}
+        output: Any = subprocess.PIPE if host == 0 else self.files.enter_context(self._log(host).open("wb"))
+        child = subprocess.Popen(
+            ["ip", "netns", "exec", self.hosts.namespace(host), *NAMED, str(self.names), *self.argv],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE if host == 0 else subprocess.STDOUT,
+            start_new_session=True,
+        )
+        if host == 0:
+            for pipe, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
+                assert pipe is not None
+                self.files.enter_context(pipe)
+                self.selector.register(pipe, selectors.EVENT_READ, target)
+        end = os.pidfd_open(child.pid)
+        self.files.callback(os.close, end)
+        self.selector.register(end, selectors.EVENT_READ, child)
+        return child
+
+    def _log(self, host: int) -> Path:
+        return self.folder / f"host-{host}.log"
+
+    def watch(self) -> None:
+        """Until all have ended."""
+        last = float("inf")  # when the last one has ended
+        while self.selector.get_map() and time.monotonic() < last + 1:  # a grandchild may hold the pipes for ever
+            self._listen()
+            now = time.monotonic()
+            if last == float("inf") and all(child.poll() is not None for child in self.children):
+                last = now
+            while self.held and not self.failures and self.held[0][0] + LATE < now:
+                self._say_held()
+            self._cut(now)
+            self._pass_on(now)
+            first = min((when for when, _ in self.failures.values()), default=now)
+            if now > first + GRACE:
+                self._end()
+
+    def _listen(self) -> None:
+        """Whatever the hosts say or do within the next moment."""
+        for key, _ in self.selector.select(timeout=0.1):
+            if isinstance(key.data, subprocess.Popen):
+                status = key.data.wait()
+                self.selector.unregister(key.fd)
+                if status and not self.ended:
+                    host = self.children.index(key.data)
+                    self.failures[host] = time.monotonic(), status if status > 0 else 128 - status
+            elif said := os.read(key.fd, 1 << 16):
+                self.log.write(said)
+                self.log.flush()
+                self.held.append((time.monotonic(), key.data, said))
+            else:
+                self.selector.unregister(key.fileobj)
+
+    def _say_held(self) -> None:
+        _, target, said = self.held.popleft()
+        target.write(said.decode(errors="replace"))
+        target.flush()
+
+    def _cut(self, now: float) -> None:
+        """Links go down and up when their time has come."""
+        for cut, begin in list(self.cuts.items()):
+            if begin == float("inf") and _sent(self.children[cut.host].pid, self.hosts.interface) > FIRST_BYTES:
+                self.cuts[cut] = now + cut.at
+            elif begin <= now:
+                print(f"netlab: the link of host {cut.host} is down for {cut.seconds:g} s", file=sys.stderr)
+                self.hosts.cut(cut.host)
+                self.down[cut] = now + cut.seconds
+                del self.cuts[cut]
+        for cut, end in list(self.down.items()):
+            if end <= now:
+                self.hosts.join(cut.host)
+                print(f"netlab: the link of host {cut.host} is up again", file=sys.stderr)
+                del self.down[cut]
+
+    def _pass_on(self, now: float) -> None:
+        """Signals from outside."""
+        if len(self.signals) > self.heard:
+            first, self.heard = self.heard == 0, len(self.signals)
+            if first:
+                self.stop_by = now + SAVING
+                self._signal(self.signals[0])
+            else:
+                self._end()
+        if self.heard and now > self.stop_by:
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, signum: int) -> None:
+        for child in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signum)
+
+    def told(self) -> tuple[int, int | None]:
+        """Say what was held back; gives the exit status, and the host that failed first."""
+        first = None if self.signals else self._first()
+        if first:
+            print(
+                f"netlab: host {first} failed with {self._how(first)}; the end of {self._log(first)}:", file=sys.stderr
+            )
+            print(*self._said(first)[-TAIL:], sep="\n", file=sys.stderr)
+            if self.held:
+                print("netlab: what host 0 said after that:", file=sys.stderr, flush=True)
+        while self.held:
+            self._say_held()
+        if first == 0:
+            print(f"netlab: host 0 failed with {self._how(0)}; its output is in {self._log(0)}", file=sys.stderr)
+        for cut in self.cuts:
+            print(f"netlab: the job was over before the link of host {cut.host} was cut", file=sys.stderr)
+        if self.signals:
+            return 128 + self.signals[0], None
+        return (0, None) if first is None else (self.failures[first][1], first)
+
+    def _first(self) -> int | None:
+        """Who was killed could not speak, and others complained at once; who lost a peer is not the cause."""
+        if not self.failures:
+            return None
+
+        def rank(host: int) -> tuple[bool, bool, float]:
+            when, status = self.failures[host]
+            return status < KILLED, bool(LOST_PEER.search("\n".join(self._said(host)[-TAIL:]))), when
+
+        first = min(self.failures, key=rank)
+        alike = 0 in self.failures and self._said(first)[-1:] == self._said(0)[-1:]  # all refuse with one sentence
+        return 0 if alike else first
+
+    def _said(self, host: int) -> list[str]:
+        return self._log(host).read_text(errors="replace").splitlines()
+
+    def _how(self, host: int) -> str:
+        status = self.failures[host][1]
+        killed = [signum.name for signum in signal.Signals if signum == status - 128]
+        return f"exit status {status}" + "".join(f" ({name})" for name in killed)
+
+
+def _sent(pid: int, interface: str) -> int:
+    """Bytes sent in the network namespace of a process, 0 where it has ended or is not there yet."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+            name, _, counts = line.partition(":")
+            # before it enters its namespace a process sees the machine's own network
+            if name.strip() == interface and "10.77.0." in Path(f"/proc/{pid}/net/fib_trie").read_text():
+                return int(counts.split()[8])
+    return 0
+
+
+@contextlib.contextmanager
+def _signals(received: list[int]) -> Iterator[None]:
+    """Note SIGINT and SIGTERM while a job runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    watched = (signal.SIGINT, signal.SIGTERM)
+    before = {signum: signal.signal(signum, lambda signum, frame: received.append(signum)) for signum in watched}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,96 @@
+"""What is typed about links: rates, times, and which host they are about."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from accordion_bench import check
+from accordion_bench.check import ValueRefused
+
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+PRESETS = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "25gbit": 2.5e10, "100gbit": 1e11}  # of the group network
+SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3}
+NUMBER = r"(\d+(?:\.\d+)?)"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A link that carries nothing for a while.
+
+    Args:
+        host: whose.
+        seconds: how long.
+        at: seconds after the job's first traffic (`job.FIRST_BYTES` sent by that host).
+    """
+
+    host: int
+    seconds: float
+    at: float = 1.0
+
+
+def rate(text: str, key: str = "--rate") -> float | None:
+    """bit/s of `100mbit`, None of `none`."""
+    if text == "none":
+        return None
+    found = re.fullmatch(NUMBER + "(kbit|mbit|gbit)", text)
+    if not found or not float(found[1]):
+        raise ValueRefused(key, "a number with kbit, mbit or gbit, or none", text, _near(text))
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _near(text: str) -> str:
+    """What somebody who wrote `100Mbps` may have meant."""
+    found = re.fullmatch(rf"\s*{NUMBER}\s*([kmg])b?(it)?(ps|/s)?\s*", text.lower())
+    return f"{found[1]}{found[2]}bit" if found and float(found[1]) else "100mbit"
+
+
+def slow_host(text: str, hosts: int) -> tuple[int, float | None]:
+    """Host and bit/s of `2:20mbit`."""
+    host, colon, speed = text.partition(":")
+    if not colon:
+        raise ValueRefused("--slow-host", "HOST:RATE", text, "2:20mbit")
+    return _host("--slow-host", host, hosts, speed), rate(speed, "the rate of --slow-host")
+
+
+def cut(text: str, hosts: int) -> Cut:
+    """`2:5s@10s`: the link of host 2 is down for 5 seconds, 10 seconds after the first traffic."""
+    found = re.fullmatch(rf"(\w+):{NUMBER}(ms|s|)(?:@{NUMBER}(ms|s|))?", text)
+    if not found:
+        raise ValueRefused("--cut", "HOST:SECONDSs or HOST:SECONDSs@AT", text, "2:5s@10s")
+    host = _host("--cut", found[1], hosts, text.partition(":")[2])
+    at = 1.0 if found[4] is None else float(found[4]) * SECONDS[found[5]]
+    return Cut(host, float(found[2]) * SECONDS[found[3]], at)
+
+
+def delay(text: str) -> float:
+    """Seconds of `5ms`."""
+    found = re.fullmatch(NUMBER + "(ms|s)", text)
+    if not found:
+        raise ValueRefused("--delay", "a number with ms or s", text, "5ms")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def _host(key: str, text: str, hosts: int, rest: str) -> int:
+    if not text.isdigit() or int(text) >= hosts:
+        raise ValueRefused(key, f"about one of the hosts 0 to {hosts - 1}", f"{text}:{rest}", f"{hosts - 1}:{rest}")
+    return int(text)
+
+
+def count(hosts: object) -> int:
+    """The number of hosts."""
+    number = int(hosts) if isinstance(hosts, str) and hosts.isdigit() else hosts
+    check.integer("--hosts", number, at_least=2, instead=4)
+    if number > 200:  # type: ignore[operator]
+        raise ValueRefused("--hosts", "at most 200", number, 4)
+    return number  # type: ignore[return-value]
+
+
+def modelled(bandwidth: float | None, latency: float = 0.0) -> str:
+    """The overrides for a modelled link of that kind."""
+    bandwidth = bandwidth or PRESETS["100gbit"]
+    if latency:
+        return f"network=custom network.bandwidth={bandwidth:g} network.latency={latency:g}"
+    for name, known in PRESETS.items():
+        if math.isclose(bandwidth, known):
+            return f"network={name}"
+    return f"network=custom network.bandwidth={bandwidth:g}"

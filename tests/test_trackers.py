@@ -71,6 +71,9 @@ class Logged:
 
 
 def logged(folder: Path) -> list[Logged]:
+    import wandb
+
+    wandb.teardown()  # a finished run's file is still being written, until the process that does it has ended
     return [Logged(file) for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
 
 

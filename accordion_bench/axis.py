@@ -47,6 +47,7 @@ class WorkerAxis:
         # one worker's gradients stay where autograd has put them
         self._storage = Blocks(self.specs, rows, self.params[0]).tensors if rows > 1 else []
         self.gradients_W: list[Tensor] = []
+        self._taken: set[int] = set()
         self._current: int | None = None
         self.buffers_W = {
             name: buffer.detach().expand(comm.local_workers, *buffer.shape).clone()
@@ -99,7 +100,14 @@ class WorkerAxis:
         for row in rows:
             torch._foreach_copy_([replica.data for replica in self.replicas[row]], list(anchor))
 
-    def backward(self, row: int, step: int, losses: Callable[[int], Tensor], micro_batches: int) -> Tensor:
+    def backward(
+        self,
+        row: int,
+        step: int,
+        losses: Callable[[int], Tensor],
+        micro_batches: int,
+        before_last: Callable[[], object] = lambda: None,
+    ) -> Tensor:
         """Put the gradients of one worker's step into its row.
 
         Args:
@@ -107,6 +115,7 @@ class WorkerAxis:
             step: keys the dropout.
             losses: called with each micro-batch number; returns its share of the batch's mean loss.
             micro_batches: how many.
+            before_last: called before the last backward pass, during which `take` may be called.
 
         Returns:
             the loss of the batch, detached.
@@ -118,16 +127,32 @@ class WorkerAxis:
         for micro in range(micro_batches):
             self.seed_dropout("dropout", step, row, micro)
             loss = losses(micro)
+            if micro == micro_batches - 1:
+                before_last()
             loss.backward()
             total += loss.detach()
+        left = [i for i in range(len(self.params)) if i not in self._taken]
+        self._taken.clear()
         # a parameter that the loss does not reach counts as having a zero gradient
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
         if self.comm.local_workers == 1:
             self.gradients_W = [gradient.unsqueeze(0) for gradient in gradients]
         else:
             self.gradients_W = self._storage
-            torch._foreach_copy_([g_W[row] for g_W in self._storage], gradients)
+            if left:
+                torch._foreach_copy_([self._storage[i][row] for i in left], [gradients[i] for i in left])
         return total
+
+    @torch.no_grad()
+    def taken(self, i: int) -> Tensor:
+        """The gradients [W, ...] of one parameter, whose last backward pass has just reached it."""
+        gradient = self.params[i].grad
+        assert gradient is not None and self._current is not None
+        if self.comm.local_workers == 1:
+            return gradient.unsqueeze(0)
+        self._taken.add(i)
+        self._storage[i][self._current].copy_(gradient)
+        return self._storage[i]
 
     @torch.no_grad()
     def clip(self, norm: float) -> None:

@@ -1,18 +1,49 @@
 """Clock: where the time of a run goes.
 
-`lap(part)` gives the time since the last mark to `part`; the exclusive parts sum to the total. The exchange
-(`exposed`) is also split into encode, comm and decode by the marks that `Comm` leaves around its collectives. On a GPU
-marks are CUDA events, read only once an epoch, so that measuring never waits for the device.
+`lap(part)` gives the main thread's time since the last mark to `part`; these exclusive parts sum to the total. What an
+exchange does, on whichever thread, is split into encode, comm and decode by the marks that `Comm` leaves around its
+collectives, and kept per bucket, for the modelled clock. On a GPU marks are CUDA events, read only once an epoch, so
+that measuring never waits for the device.
 """
 
+import contextlib
 import time
 from collections import defaultdict
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 
+from accordion_bench.ledger import Ledger
+
 EXCLUSIVE = ("data", "compute", "exposed", "update", "policy")
 CONCURRENT = ("encode", "comm", "decode")
+OF_BUCKET = ("ready", "encode", "decode", "wire", "rounds")
+
+
+class Stage(NamedTuple):
+    """One bucket of an exchange, means over the exchanges of a run.
+
+    ready: seconds from the start of a worker's step until its tensors were there.
+    encode, decode: seconds of work before its last collective ended, and after.
+    wire: bytes that one worker sends.
+    rounds: of collectives, one after another.
+    """
+
+    ready: float
+    encode: float
+    decode: float
+    wire: float
+    rounds: float
+
+
+class Span(NamedTuple):
+    """A stretch of time on one thread, for timelines."""
+
+    name: str
+    thread: str
+    start: Any
+    end: Any
 
 
 class Clock:
@@ -23,14 +54,17 @@ class Clock:
 
     Attributes:
         warm: until set, everything counts as warm-up.
+        timeline: spans, where it is a list.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
         self.warm = False
         self.totals: dict[str, float] = defaultdict(float)
+        self.timeline: list[Span] | None = None
         self._spans: list[tuple[str, Any, Any]] = []
-        self._collectives: list[tuple[Any, Any]] = []
+        self._collectives: list[tuple[Any, Any]] | None = None  # of the exchange that is running
+        self._ready: dict[int, Any] = {}
         self.start()
 
     def mark(self) -> Any:
@@ -43,35 +77,82 @@ class Clock:
 
     def start(self) -> None:
         """Start anew: what happened since the last lap (evaluation, writing) belongs to no part."""
-        self._last = self.mark()
-        self._collectives.clear()
+        self._last = self._step = self.mark()
+
+    def lap(self, part: str) -> None:
+        """Give the time since the last mark to `part`."""
+        start, now = self._last, self.mark()
+        self._last = now
+        self._add(part if self.warm else "warmup", start, now)
+        self._note(part, "main", start, now)
+
+    # ---- exchanges
+
+    def worker(self) -> None:
+        """A local worker's step begins; of the last one's, it is noted when buckets are ready."""
+        self._step = self._last
+
+    def ready(self, bucket: int) -> None:
+        """The tensors of a bucket are there; those of which nothing is said are ready when they are waited for."""
+        self._ready[bucket] = self.mark()
+
+    def waits(self, name: str) -> None:
+        """The main thread has nothing left to do but to wait for an exchange, or to make it."""
+        if self.warm:
+            self._add(f"{name}.wait", self._step, self._last)
+            self.totals[f"{name}.count"] += 1
+
+    @contextlib.contextmanager
+    def exchanging(self, name: str, bucket: int, ledger: Ledger) -> Iterator[None]:
+        """Around the exchange of one bucket, on the thread that makes it.
+
+        Args:
+            name: of the exchange.
+            bucket: its number.
+            ledger: where its bytes are counted.
+        """
+        sent, rounds = ledger.counts["wire"], ledger.counts["rounds"]
+        start = self.mark()
+        ready = self._ready.pop(bucket, None)
+        self._collectives = collectives = []
+        yield
+        self._collectives = None
+        now = self.mark()
+        cursor = start
+        for begin, end in collectives:
+            self._concurrent(name, bucket, "encode", cursor, begin)
+            self._concurrent(name, bucket, "comm", begin, end)
+            cursor = end
+        self._concurrent(name, bucket, "decode", cursor, now)
+        if self.warm:
+            self._add(f"{name}.{bucket}.ready", self._step, ready or self._last)
+            self.totals[f"{name}.{bucket}.wire"] += (ledger.counts["wire"] - sent) / ledger.workers
+            self.totals[f"{name}.{bucket}.rounds"] += ledger.counts["rounds"] - rounds
+
+    def _concurrent(self, name: str, bucket: int, part: str, start: Any, end: Any) -> None:
+        if self.warm:
+            self._add(part, start, end)
+            self._add(f"{name}.{bucket}.{part}", start, end)
+        self._note(f"{part} {bucket}", "exchange", start, end)
 
     def collective(self, start: Any) -> None:
         """A collective that began at `start` has ended."""
-        self._collectives.append((start, self.mark()))
+        if self._collectives is not None:
+            self._collectives.append((start, self.mark()))
+        elif self.warm:  # of no exchange: an exact average, buffers
+            self._add("comm", start, self.mark())
 
-    def lap(self, part: str) -> None:
-        """Give the time since the last mark to `part`; split `exposed` at the collectives inside it."""
-        start, now = self._last, self.mark()
-        self._last = now
-        if not self.warm:
-            self._add("warmup", start, now)
-            self._collectives.clear()
-            return
-        self._add(part, start, now)
-        if part == "exposed" and self._collectives:
-            for begin, end in self._collectives:
-                self._add("encode", start, begin)
-                self._add("comm", begin, end)
-                start = end
-            self._add("decode", start, now)
-            self._collectives.clear()
+    # ---- reading
 
     def _add(self, part: str, start: Any, end: Any) -> None:
         if self.cuda:
             self._spans.append((part, start, end))
         else:
             self.totals[part] += end - start
+
+    def _note(self, name: str, thread: str, start: Any, end: Any) -> None:
+        if self.timeline is not None:
+            self.timeline.append(Span(name, thread, start, end))
 
     def read(self) -> dict[str, float]:
         """Seconds so far per part; waits for the device."""
@@ -82,8 +163,43 @@ class Clock:
             self._spans.clear()
         return dict(self.totals)
 
+    def events(self) -> list[dict[str, Any]]:
+        """The timeline in the format of Chrome's traces, from its first span on; waits for the device."""
+        spans = self.timeline or []
+        if not spans:
+            return []
+        if self.cuda:
+            torch.cuda.synchronize()
+        origin = spans[0].start
+
+        def micro(start: Any, end: Any) -> float:
+            return 1000 * start.elapsed_time(end) if self.cuda else 1e6 * (end - start)
+
+        return [
+            {
+                "name": s.name,
+                "ph": "X",
+                "pid": 0,
+                "tid": s.thread,
+                "ts": micro(origin, s.start),
+                "dur": micro(s.start, s.end),
+            }
+            for s in spans
+        ]
+
+    def exchanges(self) -> list[tuple[int, float, list[Stage]]]:
+        """Per kind of exchange: how many there were, the mean time at which they were waited for, the buckets."""
+        totals, found = self.read(), []
+        for name in [key.removesuffix(".count") for key in totals if key.endswith(".count")]:
+            count, stages = totals[f"{name}.count"], []
+            while f"{name}.{len(stages)}.wire" in totals:
+                of_bucket = f"{name}.{len(stages)}"
+                stages.append(Stage(*(totals.get(f"{of_bucket}.{part}", 0.0) / count for part in OF_BUCKET)))
+            found.append((int(count), totals[f"{name}.wait"] / count, stages))
+        return found
+
     def columns(self, measures_comm: bool) -> dict[str, float | None]:
-        """Time columns of a metrics row: `seconds` of training, its exclusive parts, and what ran inside `exposed`.
+        """Time columns of a metrics row: `seconds` of training, its exclusive parts, and what exchanges took.
 
         Args:
             measures_comm: false where a process hosts several workers: no communication time can be measured then.

@@ -13,6 +13,7 @@ from torch import Tensor
 from accordion_bench import memory
 from accordion_bench.clock import Clock
 from accordion_bench.ledger import Ledger
+from accordion_bench.transport import Transport
 
 CHUNK = 1 << 15  # coordinates that stay in a processor's cache between two operations
 
@@ -44,6 +45,7 @@ class Comm:
     Attributes:
         first_worker: number of the first local worker.
         first_named: its number in the whole run, for messages; another one inside `groups`.
+        transport: a thread that makes exchanges, where there is one: other threads wait for it before each collective.
         timeout: seconds after which a collective inside `groups` gives up; None = torch's own.
     """
 
@@ -57,6 +59,7 @@ class Comm:
         self.timeout: float | None = None
         self.group: dist.ProcessGroup | None = None  # the default one
         self.grouped = False
+        self.transport: Transport | None = None
         self.ledger = Ledger(self.workers)
         self.clock = Clock(self.device)
 
@@ -88,7 +91,7 @@ class Comm:
             comm.group = mine
             inner = [comm]
         for i, comm in enumerate(inner):
-            comm.clock, comm.timeout = self.clock, self.timeout
+            comm.clock, comm.timeout, comm.transport = self.clock, self.timeout, self.transport
             comm.first_named = self.first_named + i * comm.local_workers
         self.grouped = True
         return inner
@@ -106,7 +109,7 @@ class Comm:
             self.ledger.charge("control", 8 * len(views))
         if self.processes > 1:
             total = torch.tensor(views, dtype=torch.int64, device=self.device)
-            dist.all_reduce(total, group=self.group)
+            self._run(lambda: dist.all_reduce(total, group=self.group))
             views = [spent // self.processes for spent in total.tolist()]
         self.ledger.settled(views)
 
@@ -122,9 +125,15 @@ class Comm:
 
     def _collective(self, run: Callable[[], object]) -> None:
         start = self.clock.mark()
+        self._run(run)
+        self.clock.collective(start)
+
+    def _run(self, run: Callable[[], object]) -> None:
+        """Run a collective, unless this process is alone, and never beside another one: all ranks keep one order."""
+        if self.transport is not None:
+            self.transport.drain()
         if self.processes > 1:
             run()
-        self.clock.collective(start)
 
     def all_reduce_mean(
         self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None, may_alias: bool = False
@@ -250,8 +259,7 @@ class Comm:
         """Sum of one tensor per process, in place; charged to `account` as one message per worker."""
         nbytes, ring = x.numel() * x.element_size(), 2 * (self.workers - 1)
         self.ledger.charge(account, nbytes, wire=ring * nbytes, rounds=ring)
-        if self.processes > 1:
-            dist.all_reduce(x, group=self.group)
+        self._run(lambda: dist.all_reduce(x, group=self.group))
         return x
 
     def broadcast_(self, xs: Sequence[Tensor], account: str) -> None:
@@ -262,7 +270,7 @@ class Comm:
         self.ledger.charge(account, nbytes, wire=others * nbytes, rounds=others)
         if self.processes > 1:
             fused = torch.cat([x.detach().reshape(-1) for x in xs])
-            dist.broadcast(fused, group=self.group, group_src=0)
+            self._run(lambda: dist.broadcast(fused, group=self.group, group_src=0))
             for x, value in zip(xs, fused.split([x.numel() for x in xs]), strict=True):
                 x.detach().copy_(value.view(x.shape))
 
@@ -275,11 +283,10 @@ class Comm:
         self.ledger.charge("control", 8)
         if self.processes > 1:
             lowest = torch.tensor([value, -value], dtype=torch.int64, device=self.device)
-            dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+            self._run(lambda: dist.all_reduce(lowest, op=dist.ReduceOp.MIN))
             if lowest[0] != -lowest[1]:
                 raise RuntimeError(f"the processes no longer agree on {what}; rank {self.rank} has checksum {value}")
 
     def barrier(self) -> None:
         """Wait for every process."""
-        if self.processes > 1:
-            dist.barrier()
+        self._run(dist.barrier)

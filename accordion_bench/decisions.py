@@ -84,6 +84,13 @@ class Decisions:
             policy.begin_epoch(trainer.epoch, self.exchanges, trainer.plan)
         self.epoch_sums.begin(self.needs(trainer.epoch))
 
+    def looks(self) -> bool:
+        """Whether somebody is to look at the coming exchange's tensors before they are exchanged."""
+        first_error = self.comm.leader and self.measure.get("error") and self.compression_error is None
+        return bool(first_error) or any(
+            name == "recent" or name.startswith((*BUCKET_STATISTICS, "probe:")) for name in self.needs_at()
+        )
+
     def look_at(
         self, trainer: "Trainer", exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: float
     ) -> None:
@@ -95,7 +102,7 @@ class Decisions:
             self.compression_error = probe.total_error
         if statistics := frozenset(name for name in needs if name.startswith(BUCKET_STATISTICS)):
             pairs = zip(exchanges, xs_W, strict=True)
-            buckets = [rows for e, x_W in pairs for rows in e.buckets(x_W, plan, trainer.step, trainer.now)]
+            buckets = [rows for e, x_W in pairs for rows in e.quantised(x_W, plan, trainer.step, trainer.now)]
             self.statistics.add(statistics, buckets)
         levels = sorted(int(name.removeprefix("probe:")) for name in needs if name.startswith("probe:"))
         if self.comm.leader and "recent" in needs:

@@ -1,10 +1,14 @@
 """Exchange: which tensors travel, at which level, in which order; owns the compressor's state."""
 
+import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from accordion_bench.build import Config
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
@@ -12,10 +16,15 @@ from accordion_bench.plan import Ladder, Measured, Plan, TensorSpec
 from accordion_bench.statistics import Buckets
 
 WHOLE_MODEL = "model"
+MB = 2**20
+DEFAULT_BUCKETS = (1.0, 25.0)  # MB, as DistributedDataParallel: a small first one, so that something leaves early
 
 
 class Exchange:
-    """Calls a compressor with what the plan says, once per step, after backward.
+    """Calls a compressor with what the plan says, bucket by bucket, the last tensors of the model first.
+
+    Every bucket is an exchange by itself, so that it makes no difference to the result whether it takes place as soon
+    as its gradients are there (`Overlap`) or after the backward pass (`__call__`).
 
     Args:
         compressor: with its wrappers.
@@ -28,6 +37,15 @@ class Exchange:
             tensors as one vector of at most `block_size` coordinates.
         block_size: for `bucket`.
         start_step: dense all-reduce before this step.
+        bucket_mb: MB of tensors that are exchanged together: of the first bucket and of the others. A bucket is full
+            when it has reached them, or when there is nothing left.
+
+    Attributes:
+        what: gradients or differences, for messages.
+        units: which tensors travel as one, by index.
+        buckets: which units are exchanged together, in the order in which they travel.
+        members: which tensors, by index, are in a bucket.
+        bucket_of: in which bucket a tensor is.
     """
 
     def __init__(
@@ -41,15 +59,27 @@ class Exchange:
         scope: str = "tensor",
         start_step: int = 0,
         block_size: int | None = None,
+        bucket_mb: tuple[float, float] = (math.inf, math.inf),
     ) -> None:
         self.compressor, self.specs, self.ladder, self.comm = compressor, list(specs), ladder, comm
         self.seed, self.scope, self.start_step = seed, scope, start_step
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
-        self.state: State = compressor.init(self.sent, comm, like.float() if like.element_size() == 2 else like)
-        self.what = "gradient"  # for messages
+        self.buckets = bucketed(self.sent, bucket_mb)
+        self.members = [[i for u in bucket for i in self.units[u]] for bucket in self.buckets]
+        self.bucket_of = {i: number for number, members in enumerate(self.members) for i in members}
+        self.state: State = {}
+        for bucket in self.buckets:
+            like = like.float() if like.element_size() == 2 else like
+            self.state.update(compressor.init([self.sent[u] for u in bucket], comm, like))
+        self.what = "gradient"
         self.numel = sum(spec.numel for spec in specs)
         self._counted: tuple[list[float | None], int | None] = [], 0
+
+    @property
+    def name(self) -> str:
+        """For the clock."""
+        return f"{self.what}-{self.comm.workers}"
 
     def levels(self, plan: Plan, step: int, epoch: float = 0) -> list[float | None]:
         """The knob's value for each sent tensor, 1 without a knob; None = dense."""
@@ -102,14 +132,47 @@ class Exchange:
         """
         if bad := self.non_finite(xs_W):
             raise NonFinite(f"{bad} is not finite")
+        ctx = self.begin(plan, step, lr, epoch)
+        updates: list[Tensor | None] = [None] * len(self.specs)
+        for bucket, members in enumerate(self.members):
+            for i, update in zip(members, self.bucket(bucket, [xs_W[i] for i in members], ctx), strict=True):
+                updates[i] = update
+        return updates  # type: ignore[return-value]
+
+    def begin(self, plan: Plan, step: int, lr: float | Sequence[float], epoch: float = 0) -> Context:
+        """What the compressor may know of this step; the exchange of all buckets is counted with it."""
         ctx = self.context(plan, step, lr, epoch)
-        updates = self.compressor.exchange(self.as_sent(xs_W), ctx, self.state, self.comm).update
         self.comm.ledger.paper_count(self.paper_floats(list(ctx.levels)))
-        out: list[Tensor] = [updates[0]] * len(self.specs) if self.specs else []
-        for update, unit in zip(updates, self.units, strict=True):
-            parts = [update] if self.scope == "tensor" else update.view(-1).split([self.specs[i].numel for i in unit])
-            for i, part in zip(unit, parts, strict=True):
-                out[i] = part.view(self.specs[i].shape).to(xs_W[i].dtype)
+        return ctx
+
+    @torch.no_grad()
+    def bucket(self, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
+        """Exchange one bucket.
+
+        Args:
+            number: of the bucket.
+            xs_W: its tensors [W, ...], one for each of its `members`.
+            ctx: of the whole step.
+
+        Returns:
+            their updates [...].
+        """
+        units = self.buckets[number]
+        own = replace(
+            ctx,
+            specs=[ctx.specs[u] for u in units],
+            levels=[ctx.levels[u] for u in units],
+            lrs=[ctx.lrs[u] for u in units],
+        )
+        counts = [len(self.units[u]) for u in units]
+        with self.comm.clock.exchanging(self.name, number, self.comm.ledger):
+            updates = self.compressor.exchange(self._joined(xs_W, counts), own, self.state, self.comm).update
+        out, first = [], 0
+        for update, count in zip(updates, counts, strict=True):
+            shapes = [x_W.shape[1:] for x_W in xs_W[first : first + count]]
+            parts = [update] if self.scope == "tensor" else update.view(-1).split([shape.numel() for shape in shapes])
+            out += [part.view(s).to(x.dtype) for part, s, x in zip(parts, shapes, xs_W[first:], strict=False)]
+            first += count
         return out
 
     @torch.no_grad()
@@ -178,7 +241,7 @@ class Exchange:
         named = zip(self.sent, probe.measured, strict=True)
         return {spec.name: found for spec, found in named if spec.name in plan.levels}
 
-    def buckets(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> list[list[Buckets]]:
+    def quantised(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> list[list[Buckets]]:
         """The quantiser's buckets of each local worker's tensors, where a policy asks for them."""
         if bad := self.non_finite(xs_W):
             raise NonFinite(f"{bad} is not finite")
@@ -198,30 +261,62 @@ class Exchange:
         return Context(step, self.sent, self.levels(plan, step, epoch), self.seed, of_unit, plan.codebooks)
 
     def as_sent(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors as they travel: in the units of the scope, half precision as float32."""
+        """All tensors as they travel: in the units of the scope, half precision as float32."""
+        return self._joined(xs_W, [len(unit) for unit in self.units])
+
+    def _joined(self, xs_W: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        """So many tensors each as one unit."""
         wide_W = [x.float() if x.element_size() == 2 else x for x in xs_W]
         if self.scope == "tensor":
             return wide_W
-        return [torch.cat([wide_W[i].flatten(1) for i in unit], dim=1).unsqueeze(1) for unit in self.units]
+        ends = list(itertools.accumulate(counts))
+        parts = [wide_W[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        return [torch.cat([x_W.flatten(1) for x_W in part], dim=1).unsqueeze(1) for part in parts]
 
-    def non_finite(self, xs_W: Sequence[Tensor], what: str | None = None) -> str | None:
+    def non_finite(
+        self, xs_W: Sequence[Tensor], what: str | None = None, members: Sequence[int] | None = None
+    ) -> str | None:
         """The first (parameter, worker) whose tensor is not finite; one pass where all are.
 
         Args:
-            xs_W: tensors [W, ...], one per spec.
+            xs_W: tensors [W, ...].
             what: they are; default: what is exchanged.
+            members: which tensors they are, by index; default: one per spec.
         """
         if not xs_W or bool(torch.stack([x_W.sum(dtype=self._wide(x_W)) for x_W in xs_W]).sum().isfinite()):
             return None
-        for spec, x_W in zip(self.specs, xs_W, strict=True):
+        for i, x_W in zip(members or range(len(self.specs)), xs_W, strict=True):
             for row, x in enumerate(x_W):
                 if not x.isfinite().all():
-                    return f"the {what or self.what} of {spec.name} on worker {self.comm.first_named + row}"
+                    return f"the {what or self.what} of {self.specs[i].name} on worker {self.comm.first_named + row}"
         return None
 
     @staticmethod
     def _wide(x: Tensor) -> torch.dtype:
         return torch.float32 if x.element_size() == 2 else x.dtype
+
+
+def bucket_mb(cfg: Config) -> tuple[float, float]:
+    """MB of the first bucket and of the others, from the configuration of a run."""
+    cap = cfg["comm"].get("bucket_cap_mb")
+    return DEFAULT_BUCKETS if cap is None else (cap, cap)
+
+
+def bucketed(sent: Sequence[TensorSpec], bucket_mb: tuple[float, float]) -> list[list[int]]:
+    """Which units are exchanged together: from the last one on, until `bucket_mb` (the first, the others) is reached.
+
+    Gradients come in about this order. The units of a bucket stand in the model's order.
+    """
+    buckets: list[list[int]] = []
+    filled = limit = 0.0
+    for u in reversed(range(len(sent))):
+        if not buckets or filled >= limit:
+            limit = bucket_mb[bool(buckets)] * MB
+            buckets.append([])
+            filled = 0.0
+        buckets[-1].insert(0, u)
+        filled += 4 * sent[u].numel
+    return buckets
 
 
 def sent_units(specs: Sequence[TensorSpec], scope: str, block_size: int | None = None) -> list[list[int]]:

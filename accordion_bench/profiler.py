@@ -1,26 +1,32 @@
-"""Profiler: where the time of a few steps goes, operator by operator, recorded by torch.profiler."""
+"""Profiler: where the time of a few steps goes, operator by operator, recorded by torch.profiler.
+
+And part by part, thread by thread, from the run's own clock.
+"""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 
 import torch
 
+from accordion_bench.clock import Clock
 from accordion_bench.record import RunFolder
 
 ROWS = 30  # of profile.txt
 
 
 @contextlib.contextmanager
-def profiled(steps: int, folder: RunFolder, cuda: bool = False) -> Iterator[Callable[[], None]]:
+def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[], None]]:
     """Record optimizer steps 2, 3, ..., `steps` of them: the first one warms up.
 
-    Leaves in the run folder `trace.json`, for chrome://tracing or Perfetto, and `profile.txt`, the operators that took
-    longest. What happens between those steps (evaluation, say) is recorded, too.
+    Leaves in the run folder, for chrome://tracing or Perfetto, `trace.json` and `timeline.json`: data, compute, exposed,
+    update and policy on the main thread, encode, comm and decode of each bucket on the exchange's. And `profile.txt`,
+    the operators that took longest. What happens between those steps (evaluation, say) is in `trace.json`, too.
 
     Args:
         steps: how many; 0 = none, and nothing is written.
         folder: the run folder.
-        cuda: whether work runs on a GPU.
+        clock: of the run.
 
     Yields:
         what is to be called after each step.
@@ -30,14 +36,23 @@ def profiled(steps: int, folder: RunFolder, cuda: bool = False) -> Iterator[Call
         return
     from torch import profiler
 
+    cuda = clock.cuda
     order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
 
     def write(recorded: torch.profiler.profile) -> None:
         recorded.export_chrome_trace(str(folder.path / "trace.json"))
         table = recorded.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=60)
         (folder.path / "profile.txt").write_text(table)
+        (folder.path / "timeline.json").write_text(json.dumps({"traceEvents": clock.events()}))
+        clock.timeline = None
 
     activities = [profiler.ProfilerActivity.CPU, *[profiler.ProfilerActivity.CUDA] * cuda]
     schedule = profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
     with profiler.profile(activities=activities, schedule=schedule, on_trace_ready=write) as recorder:
-        yield recorder.step
+
+        def step() -> None:
+            if clock.timeline is None and recorder.step_num == 0:
+                clock.timeline = []
+            recorder.step()
+
+        yield step

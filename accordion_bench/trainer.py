@@ -14,9 +14,10 @@ from accordion_bench.build import build
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.decisions import Decisions
-from accordion_bench.exchange import Exchange
+from accordion_bench.exchange import Exchange, bucket_mb
 from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.network import Network
+from accordion_bench.overlap import Overlap, after_backward
 from accordion_bench.plan import plan_record
 from accordion_bench.profiler import profiled
 from accordion_bench.progress import Progress
@@ -70,6 +71,7 @@ class Trainer:
         self.ladder, self.plan = parts.ladder, parts.plan_for(specs)
         self.decisions = Decisions(parts.policies, specs, comm, like, cfg["measure"])
         self.just_exchanged: tuple[Exchange, list[Tensor]] | None = None
+        self.overlap = Overlap(self.axis, comm, not after_backward(cfg, parts.wrapped, comm.processes))
 
         self.epoch = self.step = self.step_in_epoch = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -88,6 +90,7 @@ class Trainer:
         losses = []
         with kept_rng(self.device):
             for row in range(comm.local_workers):
+                self.clock.worker()
                 x, y = next(self.batches)
                 self.clock.lap("data")
                 losses.append(self._backward(row, x, y))
@@ -132,8 +135,13 @@ class Trainer:
         self.clock.lap("update")
         self.decisions.look_at(self, exchanges, xs_W, lr)
         self.clock.lap("policy")
-        pairs = zip(exchanges, xs_W, strict=True)
-        updates = [exchange(x_W, self.plan, self.step, lr, self.now) for exchange, x_W in pairs]
+        for exchange in exchanges:
+            self.clock.waits(exchange.name)
+        if self.overlap.armed:
+            updates = [self.overlap.join()]
+        else:
+            pairs = zip(exchanges, xs_W, strict=True)
+            updates = [exchange(x_W, self.plan, self.step, lr, self.now) for exchange, x_W in pairs]
         if exchanges[0].comm is not self.comm:
             self.comm.ledger.absorb([exchange.comm.ledger for exchange in exchanges])
         self.clock.lap("exposed")
@@ -147,7 +155,9 @@ class Trainer:
         wrapped = self.parts.differences() if of_differences else self.parts.wrapped
         seed = self.cfg["seed"] if seed is None else seed
         specs, like, comm = self.axis.specs, self.axis.params[0], comm or self.comm
-        exchange = Exchange(wrapped.compressor, specs, self.ladder, comm, like, seed, **wrapped.for_exchange)
+        exchange = Exchange(
+            wrapped.compressor, specs, self.ladder, comm, like, seed, bucket_mb=bucket_mb(self.cfg), **wrapped.for_exchange
+        )
         exchange.what = "difference" if of_differences else "gradient"
         return exchange
 
@@ -174,7 +184,19 @@ class Trainer:
         def share_of_loss(i: int) -> Tensor:
             return self.task.loss(self.axis.model, xs[i], ys[i], row, i) * (len(ys[i]) / len(y))
 
-        return self.axis.backward(row, self.step, share_of_loss, len(xs))
+        if row < self.comm.local_workers - 1:
+            return self.axis.backward(row, self.step, share_of_loss, len(xs))
+        loss = self.axis.backward(row, self.step, share_of_loss, len(xs), self._arm)
+        self.overlap.complete()
+        return loss
+
+    def _arm(self) -> None:
+        """Let the buckets of this step's exchange of gradients leave as they fill, unless somebody must look first."""
+        exchange = self.sync.gradients_go_to(self)
+        if exchange is not None:
+            leave = self.overlap.allowed and not self.decisions.looks()
+            lr = self.lr(self.step_in_epoch)
+            self.overlap.arm(exchange, exchange.begin(self.plan, self.step, lr, self.now) if leave else None)
 
     def refuse_non_finite(self, loss_W: Tensor) -> None:
         """Stop before anything is exchanged.
@@ -213,7 +235,7 @@ class Trainer:
         if self.comm.leader:
             self.tracker.begin(self.cfg, self.folder.path)
         self.progress.begin(self.step + self.steps_left, self.step)
-        recording = profiled(self.cfg["profile"] * self.comm.leader, self.folder, self.device.type == "cuda")
+        recording = profiled(self.cfg["profile"] * self.comm.leader, self.folder, self.clock)
         with contextlib.closing(self.progress), recording as profile_step:
             while self.epoch < self.cfg["epochs"]:
                 self.begin_epoch()

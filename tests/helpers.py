@@ -72,12 +72,13 @@ def server_residuals(exchange) -> dict[str, torch.Tensor]:
         if not hasattr(two_way, "inner"):
             return {}
         two_way = two_way.inner
-    if "two_way" not in exchange.state:
+    if not any(key in exchange.state for key in two_way.kept_in.values()):
         return {}
-    rows = exchange.state["two_way"]["residual_W"]
-    out = {spec.name: torch.zeros(spec.numel, dtype=rows.dtype) for spec in exchange.sent}
-    for name, pieces in two_way.pieces.items():
-        for piece in pieces:
+    kept = {name: exchange.state[key]["residual_W"] for name, key in two_way.kept_in.items()}
+    dtype = next(iter(kept.values())).dtype
+    out = {spec.name: torch.zeros(spec.numel, dtype=dtype) for spec in exchange.sent}
+    for name, rows in kept.items():
+        for piece in two_way.pieces[name]:
             size = piece.stop - piece.start
             out[name][piece.start : piece.stop] = rows[piece.owner, piece.offset : piece.offset + size]
     return {spec.name: out[spec.name].view(spec.shape) for spec in exchange.sent}

@@ -11,6 +11,7 @@ import torch
 
 from accordion_bench import config, smoke, sweep, together, train
 from accordion_bench.check import ConfigError
+from accordion_bench.clock import Clock
 from accordion_bench.profiler import profiled
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler
@@ -156,6 +157,9 @@ def test_one_batch_is_learnt(tmp_path, overrides):
     events = json.loads((folder.path / "trace.json").read_text())["traceEvents"]
     assert len({e["name"] for e in events if e.get("name", "").startswith("ProfilerStep")}) == 3
     assert "convolution" in (folder.path / "profile.txt").read_text()
+    spans = json.loads((folder.path / "timeline.json").read_text())["traceEvents"]
+    assert {"compute", "exposed"} <= {s["name"] for s in spans if s["tid"] == "main"}
+    assert "comm 0" in {s["name"] for s in spans if s["tid"] == "exchange"}
 
 
 def test_the_batch_is_the_same_in_every_step():
@@ -186,9 +190,14 @@ def test_profiles_of_a_negative_number_of_steps_are_refused(tmp_path):
 
 
 def test_profiled_records_the_steps_after_the_first(tmp_path):
-    with profiled(2, RunFolder(tmp_path)) as step:
+    clock = Clock(torch.device("cpu"))
+    with profiled(2, RunFolder(tmp_path), clock) as step:
         for size in (3, 5, 7, 11):
             torch.ones(size, size) @ torch.ones(size, size)
+            clock.lap("compute")
             step()
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert len([e for e in events if e.get("name") == "aten::mm"]) == 2
+    spans = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    assert [s["name"] for s in spans] == ["compute"] * 2
+    assert spans[0]["ts"] == 0 and abs(spans[1]["ts"] - spans[0]["dur"]) < 1

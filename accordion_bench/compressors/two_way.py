@@ -109,6 +109,7 @@ class TwoWay(Wrapper):
         self.align = check.choice("align", align, ["piece", "tensor"])
         self.ties = check.choice("ties", ties, ["random", "plus"])
         self.pieces: dict[str, list[Piece]] = {}
+        self.kept_in: dict[str, str] = {}  # per tensor, the key of its owners' residuals
 
     def _by_name(self, specs: Sequence[TensorSpec], workers: int) -> dict[str, list[Piece]]:
         by_name: dict[str, list[Piece]] = {}
@@ -129,12 +130,15 @@ class TwoWay(Wrapper):
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
-        self.pieces = self._by_name(specs, comm.workers)
-        pieces = [piece for pieces in self.pieces.values() for piece in pieces]
+        by_name = self._by_name(specs, comm.workers)
+        self.pieces.update(by_name)  # tensors that are exchanged together share their pieces out among themselves
+        pieces = [piece for pieces in by_name.values() for piece in pieces]
         if self.residual and pieces:
             sizes = [sum(p.stop - p.start for p in pieces if p.owner == w) for w in range(comm.workers)]
             residual_W = torch.zeros(comm.local_workers, max(sizes), dtype=like.dtype, device=like.device)
-            state[STATE] = {"residual_W": residual_W}
+            key = f"{STATE} from {min(by_name)}"
+            state[key] = {"residual_W": residual_W}
+            self.kept_in.update(dict.fromkeys(by_name, key))
         return state
 
     def pays(self, spec: TensorSpec, level: float) -> bool:
@@ -196,8 +200,9 @@ class TwoWay(Wrapper):
                 self.inner.add_decoded_(mean, part_A[:, None], piece.spec, levels[i], ctx)
                 mean.div_(comm.workers)
                 kept = None
-                if STATE in state:
-                    kept = state[STATE]["residual_W"][row, piece.offset : piece.offset + mean.numel()][None]
+                key = self.kept_in.get(piece.name, "")
+                if key in state:
+                    kept = state[key]["residual_W"][row, piece.offset : piece.offset + mean.numel()][None]
                     mean = kept.add_(mean)
                 keys = self.inner.keys(ctx, piece.spec.name, [first + row], "server")
                 if self.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:

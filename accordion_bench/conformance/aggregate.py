@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.check import ConfigError
 from accordion_bench.compressors.error_feedback import ErrorFeedback
-from accordion_bench.compressors.two_way import STATE, TwoWay
+from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.conformance.subject import (
     Maker,
     NotApplicable,
@@ -145,10 +145,11 @@ def _telescope(setup: Setup, other: float | None) -> float:
 def owners_residuals(setup: Setup) -> dict[str, Tensor]:
     """What the owners of a two-way exchange keep, as one vector [N] per tensor."""
     two_way = next((layer for layer in layers(setup.compressor) if isinstance(layer, TwoWay)), None)
-    if two_way is None or STATE not in setup.exchange.state:
+    if two_way is None:
         return {}
-    kept_W = setup.exchange.state[STATE]["residual_W"]
+    state = setup.exchange.state
+    kept = {name: state[key]["residual_W"] for name, key in two_way.kept_in.items() if key in state}
     return {
-        name: torch.cat([kept_W[p.owner, p.offset : p.offset + p.stop - p.start] for p in pieces])
-        for name, pieces in two_way.pieces.items()
+        name: torch.cat([kept_W[p.owner, p.offset : p.offset + p.stop - p.start] for p in two_way.pieces[name]])
+        for name, kept_W in kept.items()
     }

@@ -61,6 +61,10 @@ class Sync:
         """The parameters [...] to evaluate; training state stays as it is."""
         return trainer.axis.shared
 
+    def gradients_go_to(self, trainer: "Trainer") -> Exchange | None:
+        """The exchange that the gradients of the coming step will go to as they are; None = none."""
+        return None
+
     @property
     def averaging(self) -> bool:
         """Whether the last step was a local one, so that an exchange after it was an averaging of local steps."""

@@ -25,6 +25,9 @@ class EveryStep(Sync):
     def exchange(self) -> Exchange:
         return self._exchange
 
+    def gradients_go_to(self, trainer: "Trainer") -> Exchange | None:
+        return self.exchange
+
     def exchanges(self) -> list[Placed]:
         return [Placed("gradient", self.exchange, range(self.exchange.comm.local_workers))]
 

@@ -140,6 +140,9 @@ class LocalSGD(Sync):
 
     # ---- the steps
 
+    def gradients_go_to(self, trainer: "Trainer") -> Exchange | None:
+        return None if self.forked or self.switched(trainer) else self.every_step.exchange
+
     @property
     def averaging(self) -> bool:
         return self.count > 0

@@ -1,0 +1,127 @@
+"""Overlap: buckets of gradients are exchanged while the backward pass goes on."""
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from torch import Tensor
+
+from accordion_bench.axis import WorkerAxis
+from accordion_bench.build import Config
+from accordion_bench.comm import Comm
+from accordion_bench.compressors.base import Context, NonFinite
+from accordion_bench.exchange import WHOLE_MODEL, Exchange
+from accordion_bench.transport import Transport
+from accordion_bench.wrapped import Wrapped
+
+
+def after_backward(cfg: Config, wrapped: Wrapped, processes: int) -> str:
+    """Why gradients are exchanged after the backward pass in this run; "" = they need not be."""
+    overlap = cfg["comm"].get("overlap")
+    if overlap is False or (overlap is None and processes == 1):
+        return "comm.overlap=false" if overlap is False else "all workers share a process"
+    if wrapped.scope == WHOLE_MODEL:
+        return "compressor.scope=model"
+    if cfg.get("clip_norm"):
+        return "clip_norm needs all gradients first"
+    if "momentum" in wrapped.compressor.owns and wrapped.compressor.weight_decay_mode == "in_gradient":
+        return "weight decay enters the gradients first"
+    return ""
+
+
+class Armed(NamedTuple):
+    """An exchange whose buckets leave as they fill; without a context, it is only noted when they would."""
+
+    exchange: Exchange
+    ctx: Context | None
+    xs_W: list[dict[int, Tensor]]
+    under_way: list[Future | None]
+
+
+class Overlap:
+    """Hands each bucket over to the transport as soon as the last worker of this process has its gradients.
+
+    Buckets leave in their fixed order: one that fills early waits for those before it. What the backward pass has not
+    reached by its end has a zero gradient and leaves then.
+
+    Args:
+        axis: whose gradients.
+        comm: through whose transport exchanges are made.
+        allowed: else it is only noted when buckets are ready, for the modelled clock.
+    """
+
+    def __init__(self, axis: WorkerAxis, comm: Comm, allowed: bool) -> None:
+        self.axis, self.comm, self.allowed = axis, comm, allowed
+        self.armed: Armed | None = None
+        if allowed:
+            comm.transport = Transport(comm.device)
+        for i, param in enumerate(axis.params):
+            param.register_post_accumulate_grad_hook(functools.partial(self._arrived, i))
+
+    def arm(self, exchange: Exchange, ctx: Context | None) -> None:
+        """From here on, gradients are those of the last worker's last micro-batch.
+
+        Args:
+            exchange: that they go to.
+            ctx: of this step; None = buckets do not leave yet.
+        """
+        self.armed = Armed(exchange, ctx, [{} for _ in exchange.buckets], [])
+
+    def _arrived(self, i: int, param: Tensor) -> None:
+        if self.armed is None:
+            return
+        exchange, ctx, xs_W, _ = self.armed
+        xs_W[exchange.bucket_of[i]][i] = param if ctx is None else self.axis.taken(i)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Hand over the buckets that are full, in their order."""
+        assert self.armed is not None
+        exchange, ctx, xs_W, under_way = self.armed
+        while (number := len(under_way)) < len(xs_W) and len(xs_W[number]) == len(exchange.members[number]):
+            self.comm.clock.ready(number)
+            own_W = [xs_W[number][i] for i in exchange.members[number]]
+            xs_W[number].clear()
+            under_way.append(None if ctx is None else self._submit(exchange, number, own_W, ctx))
+
+    def _submit(self, exchange: Exchange, number: int, xs_W: Sequence[Tensor], ctx: Context) -> Future:
+        assert self.comm.transport is not None
+        return self.comm.transport.submit(functools.partial(checked, exchange, number, xs_W, ctx))
+
+    def complete(self) -> None:
+        """The backward pass is over, and all gradients are in their rows."""
+        if self.armed is None:
+            return
+        if self.armed.ctx is None:
+            self.armed = None
+            return
+        for number in range(len(self.armed.under_way), len(self.armed.xs_W)):
+            members = self.armed.exchange.members[number]
+            self.armed.xs_W[number].update({i: self.axis.gradients_W[i] for i in members})
+        self._leave()
+
+    def join(self) -> list[Tensor]:
+        """Wait for all buckets; the updates [...], one per spec.
+
+        Raises:
+            NonFinite: a gradient is NaN or infinite.
+        """
+        assert self.armed is not None and self.comm.transport is not None
+        (exchange, _, _, under_way), self.armed = self.armed, None
+        updates: dict[int, Tensor] = {}
+        for members, future in zip(exchange.members, under_way, strict=True):
+            assert future is not None
+            updates.update(zip(members, self.comm.transport.wait(future), strict=True))
+        return [updates[i] for i in range(len(exchange.specs))]
+
+
+def checked(exchange: Exchange, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
+    """Exchange one bucket, after a look at its gradients.
+
+    Raises:
+        NonFinite: one is NaN or infinite; earlier buckets of the step may have been sent.
+    """
+    if bad := exchange.non_finite(xs_W, members=exchange.members[number]):
+        raise NonFinite(f"{bad} is not finite")
+    return exchange.bucket(number, xs_W, ctx)

@@ -114,7 +114,8 @@ class Clock:
         sent, rounds = ledger.counts["wire"], ledger.counts["rounds"]
         start = self.mark()
         ready = self._ready.pop(bucket, None)
-        self._collectives = collectives = []
+        collectives: list[tuple[Any, Any]] = []
+        self._collectives = collectives
         yield
         self._collectives = None
         now = self.mark()
@@ -191,7 +192,8 @@ class Clock:
         """Per kind of exchange: how many there were, the mean time at which they were waited for, the buckets."""
         totals, found = self.read(), []
         for name in [key.removesuffix(".count") for key in totals if key.endswith(".count")]:
-            count, stages = totals[f"{name}.count"], []
+            count = totals[f"{name}.count"]
+            stages: list[Stage] = []
             while f"{name}.{len(stages)}.wire" in totals:
                 of_bucket = f"{name}.{len(stages)}"
                 stages.append(Stage(*(totals.get(f"{of_bucket}.{part}", 0.0) / count for part in OF_BUCKET)))

@@ -19,9 +19,10 @@ ROWS = 30  # of profile.txt
 def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[], None]]:
     """Record optimizer steps 2, 3, ..., `steps` of them: the first one warms up.
 
-    Leaves in the run folder, for chrome://tracing or Perfetto, `trace.json` and `timeline.json`: data, compute, exposed,
-    update and policy on the main thread, encode, comm and decode of each bucket on the exchange's. And `profile.txt`,
-    the operators that took longest. What happens between those steps (evaluation, say) is in `trace.json`, too.
+    Leaves in the run folder, for chrome://tracing or Perfetto, `trace.json` and `timeline.json`: data, compute,
+    exposed, update and policy on the main thread, encode, comm and decode of each bucket on the exchange's. And
+    `profile.txt`, the operators that took longest. What happens between those steps (evaluation, say) is in
+    `trace.json`, too.
 
     Args:
         steps: how many; 0 = none, and nothing is written.

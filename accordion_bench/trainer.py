@@ -155,9 +155,8 @@ class Trainer:
         wrapped = self.parts.differences() if of_differences else self.parts.wrapped
         seed = self.cfg["seed"] if seed is None else seed
         specs, like, comm = self.axis.specs, self.axis.params[0], comm or self.comm
-        exchange = Exchange(
-            wrapped.compressor, specs, self.ladder, comm, like, seed, bucket_mb=bucket_mb(self.cfg), **wrapped.for_exchange
-        )
+        options = {**wrapped.for_exchange, "bucket_mb": bucket_mb(self.cfg)}
+        exchange = Exchange(wrapped.compressor, specs, self.ladder, comm, like, seed, **options)
         exchange.what = "difference" if of_differences else "gradient"
         return exchange
 

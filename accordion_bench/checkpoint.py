@@ -141,6 +141,7 @@ def _worker_state(trainer: "Trainer", row: int) -> dict[str, Any]:
         },
         "statistics": {name: sums[row].clone() for name, sums in trainer.decisions.statistics.sums.items()},
         "recent": [x.clone() for x in trainer.decisions.recent] if first else [],
+        "link": trainer.meter.totals if first else [0, 0],
         "loss_sum": trainer.loss_sum.clone() if first else torch.zeros_like(trainer.loss_sum),
         "unread_loss": trainer.decisions.unread_loss.clone() if first else torch.zeros_like(trainer.loss_sum),
     }
@@ -171,6 +172,7 @@ def _load_worker(state: dict[str, Any], trainer: "Trainer", row: int) -> None:
         trainer.decisions.statistics.sums.setdefault(name, empty)[row].copy_(sums)
     if state["recent"]:
         trainer.decisions.recent = [x.to(trainer.device) for x in state["recent"]]
+    trainer.meter.totals = [a + b for a, b in zip(trainer.meter.totals, state["link"], strict=True)]
     trainer.loss_sum += state["loss_sum"].to(trainer.device)
     trainer.decisions.unread_loss += state["unread_loss"].to(trainer.device)
 

@@ -16,6 +16,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.decisions import Decisions
 from accordion_bench.exchange import Exchange, bucket_mb
 from accordion_bench.interrupt import Interrupted, Stopper
+from accordion_bench.meter import Meter
 from accordion_bench.network import Network
 from accordion_bench.overlap import Overlap, after_backward
 from accordion_bench.plan import plan_record
@@ -45,7 +46,7 @@ class Trainer:
         what is exchanged: sync (with its exchanges), comm
         what adapts: plan, ladder, decisions (with the policies and what they want to know)
         where it stands: epoch, step, step_in_epoch, loss_sum, best, to_target
-        what is told: clock, network, folder, progress, tracker, stopper
+        what is told: clock, network, meter, folder, progress, tracker, stopper
     """
 
     def __init__(self, cfg: dict[str, Any], comm: Comm, folder: RunFolder, stopper: Stopper | None = None) -> None:
@@ -80,6 +81,7 @@ class Trainer:
         self.progress = Progress(comm.leader)
         self.tracker: Tracker = build(cfg["tracker"], "tracker")
         self.network: Network = build(cfg["network"], "network")
+        self.meter = Meter(cfg["comm"].get("interface"), comm)
         self.sync.begin(self)
 
     # ---- one step
@@ -244,7 +246,9 @@ class Trainer:
                     self.progress.step(self)
                     stop = self.stopper.due(self.step)
                     if stop or (every and self.step % every == 0):
+                        self.meter.stop()
                         self.save()
+                        self.meter.start()
                         self.clock.start()
                     if stop:
                         raise Interrupted(self.step, self.stopper.signum or 0)
@@ -266,6 +270,7 @@ class Trainer:
         steps = range(self.step_in_epoch, self.steps_per_epoch)
         self.batches = self.data.train_batches(self.epoch, self.upcoming(steps))
         self.axis.model.train()
+        self.meter.start()
         self.clock.start()
 
     def upcoming(self, steps: range) -> Iterator[Tensor]:
@@ -276,6 +281,7 @@ class Trainer:
     def end_epoch(self) -> None:
         """Decide, evaluate, write the row."""
         plan, lr = self.plan, self.lr(0)
+        self.meter.stop()
         decisions = self.decisions.end_epoch(self)
         self.clock.lap("policy")
         self.comm.agree(self.checksum(), "the parameters")
@@ -293,6 +299,7 @@ class Trainer:
             **self.comm.ledger.columns(),
             **self.clock.columns(self.comm.local_workers == 1),
             **self.network.columns(self.comm),
+            **self.meter.columns(),
             "plan": plan_record(plan, self.ladder),
             "decisions": decisions,
             **self.decisions.measured(),

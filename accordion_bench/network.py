@@ -1,5 +1,7 @@
 """Network: what the counted bytes and rounds would take on a link that the machine need not have."""
 
+import math
+
 from accordion_bench import check
 from accordion_bench.clock import EXCLUSIVE
 from accordion_bench.comm import Comm
@@ -14,20 +16,32 @@ class Network:
     Args:
         bandwidth: bit/s that a worker sends, full duplex.
         latency: seconds that each round of a collective adds.
+        jitter: seconds, the mean of an exponentially distributed delay of each message; null = none. A round ends with
+            the last of its A messages, so that it takes jitter (1 + 1/2 + ... + 1/A) longer (Rényi 1953: the expected
+            largest of A independent exponential delays).
+        slow_bandwidth: bit/s of the slowest worker's link; every collective waits for it. null = all links are alike.
     """
 
-    def __init__(self, bandwidth: float, latency: float) -> None:
+    def __init__(
+        self, bandwidth: float, latency: float, jitter: float | None = None, slow_bandwidth: float | None = None
+    ) -> None:
         self.bandwidth = check.number("bandwidth", bandwidth, above=0, instead=1e9)
         self.latency = check.number("latency", latency, at_least=0, instead=5e-5)
+        self.jitter = 0.0 if jitter is None else check.number("jitter", jitter, at_least=0, instead=1e-4)
+        if slow_bandwidth is not None:
+            limits = {"above": 0, "at_most": self.bandwidth}
+            self.bandwidth = check.number("slow_bandwidth", slow_bandwidth, **limits, instead=self.bandwidth / 5)
 
-    def seconds(self, wire_bytes: int, rounds: int) -> float:
-        """Modelled seconds of communication: 8 wire_bytes / bandwidth + rounds latency.
+    def seconds(self, wire_bytes: float, rounds: float, workers: int) -> float:
+        """Modelled seconds of communication: 8 wire_bytes / bandwidth + rounds (latency + jitter H_A).
 
         Args:
             wire_bytes: that one worker sends.
             rounds: one after another.
+            workers: that take part, A; H_A = 1 + 1/2 + ... + 1/A.
         """
-        return 8 * wire_bytes / self.bandwidth + rounds * self.latency
+        slowest = self.jitter * math.fsum(1 / n for n in range(1, workers + 1))
+        return 8 * wire_bytes / self.bandwidth + rounds * (self.latency + slowest)
 
     def columns(self, comm: Comm) -> dict[str, float]:
         """Modelled columns of a metrics row, apart from the measured ones.
@@ -41,9 +55,9 @@ class Network:
         sent, spent = comm.ledger.columns(), comm.clock.read()
         own = sum(spent.get(part, 0.0) for part in EXCLUSIVE) - spent.get("comm", 0.0)
         wire_bytes, rounds = (sent[key] + sent[f"control_{key}"] for key in ("wire_bytes", "rounds"))
-        communication = self.seconds(wire_bytes, rounds)
+        communication = self.seconds(wire_bytes, rounds, comm.workers)
         return {
             "modelled_seconds": own / comm.local_workers + communication,
             "modelled_comm_seconds": communication,
-            "modelled_dense_comm_seconds": self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"]),
+            "modelled_dense_comm_seconds": self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"], comm.workers),
         }

@@ -31,7 +31,7 @@ from accordion_bench.report.provenance import provenance
 from accordion_bench.report.table import aligned, show_ratio, show_times, tidy
 from accordion_bench.validate import validate
 
-ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=ethernet_1g"]
+ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=1gbit"]
 SETTINGS = {
     "digits": ["dataset=digits"],
     "cifar10": ["dataset=cifar10", "dataset.subset=5000", "dataset.limit_eval=2000", "schedule.warmup_epochs=2"],

@@ -33,7 +33,7 @@ def with_model(path, seconds=None):
         folder = RunFolder(path)
         link = {"bandwidth": 1e9, "latency": 5e-5}
         cfg = folder.read_config()
-        folder.write_config({**cfg, "network": link, "choices": {**cfg["choices"], "network": "ethernet_1g"}})
+        folder.write_config({**cfg, "network": link, "choices": {**cfg["choices"], "network": "1gbit"}})
         numbers = {"rounds": 6, "modelled_seconds": seconds, "modelled_comm_seconds": seconds / 10}
         folder.write_json("summary.json", folder.read_json("summary.json") | numbers)
     return path

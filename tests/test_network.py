@@ -29,7 +29,21 @@ def test_ring_all_reduce_by_hand():
     ledger = comm.ledger.columns()
     one_round = 0.01 + 8 * (4 * numel / workers) / 1e6
     expected = 2 * (workers - 1) * one_round
-    assert network.seconds(ledger["wire_bytes"], ledger["rounds"]) == pytest.approx(expected, rel=1e-12)
+    assert network.seconds(ledger["wire_bytes"], ledger["rounds"], workers) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_a_round_waits_for_the_slowest_of_its_messages(workers):
+    """The mean over many draws of the largest of A exponential delays."""
+    delays = torch.empty(200_000, workers).exponential_(generator=torch.Generator().manual_seed(0))
+    slowest = 1e-3 * delays.max(dim=1).values.double()
+    error = 5 * slowest.std() / len(slowest) ** 0.5
+    assert abs(Network(1e9, 0.5, jitter=1e-3).seconds(0, 1, workers) - 0.5 - slowest.mean()) < error
+
+
+def test_everybody_waits_for_the_slowest_link():
+    slow = Network(1e9, 1e-4, slow_bandwidth=1e8)
+    assert slow.seconds(1000, 3, 4) == Network(1e8, 1e-4).seconds(1000, 3, 4)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -104,7 +118,8 @@ def test_inner_bytes_cross_the_same_link(tmp_path):
 def test_the_network_changes_nothing_else(tmp_path):
     rows = []
     for name in yaml_names("network"):
-        folder = run(tmp_path / name, f"network={name}", "compressor=topk")
+        by_hand = ["network.bandwidth=2e7"] if name == "custom" else []
+        folder = run(tmp_path / name, f"network={name}", "compressor=topk", *by_hand)
         rows.append(
             [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in folder.read_metrics()],
         )
@@ -112,10 +127,8 @@ def test_the_network_changes_nothing_else(tmp_path):
 
 
 def test_the_footer_says_modelled(tmp_path, capsys):
-    run(tmp_path, "network=ethernet_10g")
-    assert re.search(
-        r"\nmodelled  .* s for one worker on ethernet_10g, .* s of it communication", capsys.readouterr().out
-    )
+    run(tmp_path, "network=10gbit")
+    assert re.search(r"\nmodelled  .* s for one worker on 10gbit, .* s of it communication", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +139,12 @@ def test_the_footer_says_modelled(tmp_path, capsys):
         ("network.latency=-1", "network.latency must be a number at least 0, got -1; type network.latency=5e-05"),
         ("network.latency=soon", "network.latency must be a number, got soon; type network.latency="),
         ("network.bandwidth=inf", "network.bandwidth must be a number above 0, got inf; type"),
+        ("network=custom", "network.bandwidth must be a number above 0, got null; type network.bandwidth=1000000000"),
+        ("network.jitter=-1e-3", "network.jitter must be a number at least 0, got -0.001; type network.jitter=0.0001"),
+        (
+            "network.slow_bandwidth=2e9",
+            "network.slow_bandwidth must be a number above 0 and at most 1e+09, got 2000000000.0; type",
+        ),
         ("+network.loss=0.1", "network.loss is no option of Network; type --help"),
     ],
 )
@@ -138,11 +157,9 @@ def test_one_sentence(tmp_path, override, told):
 
 def test_a_resumed_run_keeps_its_network(tmp_path):
     """Its earlier rows are modelled on it."""
-    folder = RunFolder.create(str(tmp_path / "runs"), "x", tiny.cfg(tmp_path, "network=ethernet_10g"))
-    overrides = [f"resume={folder.path}", "network=ethernet_1g"]
-    with pytest.raises(
-        ConfigError, match="network must be ethernet_10g as in the run that is resumed, got ethernet_1g"
-    ):
+    folder = RunFolder.create(str(tmp_path / "runs"), "x", tiny.cfg(tmp_path, "network=10gbit"))
+    overrides = [f"resume={folder.path}", "network=1gbit"]
+    with pytest.raises(ConfigError, match="network must be 10gbit as in the run that is resumed, got 1gbit"):
         train.run(config.compose(overrides), typed(overrides))
 
 

@@ -114,8 +114,11 @@ def modelled(arms: Sequence[Arm]) -> list[str]:
 
 
 def link(network: dict[str, Any]) -> str:
-    """`1 Gbit/s and 50 µs per round`."""
-    return f"{network['bandwidth'] / 1e9:g} Gbit/s and {network['latency'] * 1e6:g} µs per round"
+    """`1 Gbit/s and 50 µs per round`, with jitter and the slowest link where there are any."""
+    text = f"{network['bandwidth'] / 1e9:g} Gbit/s and {network['latency'] * 1e6:g} µs per round"
+    jitter, slow = network.get("jitter"), network.get("slow_bandwidth")
+    text += f", {jitter * 1e6:g} µs of jitter" if jitter else ""
+    return text + (f", the slowest {slow / 1e9:g} Gbit/s" if slow else "")
 
 
 def paper_count(arms: Sequence[Arm]) -> list[str]:

@@ -44,6 +44,12 @@ def interval(values: Sequence[float]) -> float | None:
     return half_width(values) if len(values) > 1 else None
 
 
+def on_link(arm: Arm, bandwidth: float) -> Network:
+    """The network of an arm's runs with links of another bandwidth, all alike."""
+    own = arm.config.get("network") or {}
+    return Network(bandwidth, own.get("latency", 0.0), own.get("jitter"))
+
+
 def modelled_seconds(arm: Arm, bandwidth: float) -> Array:
     """Modelled time [seeds, epochs] on another link: T = T_compute + 8 wire_bytes / bandwidth + rounds latency.
 
@@ -54,10 +60,10 @@ def modelled_seconds(arm: Arm, bandwidth: float) -> Array:
     Returns:
         seconds; NaN where the rows have no model.
     """
-    link = Network(bandwidth, (arm.config.get("network") or {}).get("latency", 0.0))
+    link = on_link(arm, bandwidth)
     compute = column(arm, "modelled_seconds") - column(arm, "modelled_comm_seconds")
     wire_bytes, rounds = (column(arm, key) + np.nan_to_num(column(arm, f"control_{key}")) for key in SENT)
-    return compute + link.seconds(1, 0) * wire_bytes + link.seconds(0, 1) * rounds
+    return compute + link.seconds(1, 0, arm.workers) * wire_bytes + link.seconds(0, 1, arm.workers) * rounds
 
 
 SENT = ("wire_bytes", "rounds")

@@ -64,7 +64,7 @@ class Clock:
         self.timeline: list[Span] | None = None
         self._spans: list[tuple[str, Any, Any]] = []
         self._collectives: list[tuple[Any, Any]] | None = None  # of the exchange that is running
-        self._ready: dict[int, Any] = {}
+        self._ready: dict[int, tuple[Any, Any]] = {}  # per bucket: since when is counted, and when it was ready
         self.start()
 
     def mark(self) -> Any:
@@ -94,12 +94,23 @@ class Clock:
 
     def ready(self, bucket: int) -> None:
         """The tensors of a bucket are there; those of which nothing is said are ready when they are waited for."""
-        self._ready[bucket] = self.mark()
+        self._ready[bucket] = self._step, self.mark()
 
-    def waits(self, name: str) -> None:
-        """The main thread has nothing left to do but to wait for an exchange, or to make it."""
+    def launched(self, buckets: int) -> Any:
+        """All buckets are ready now, and time is counted from here on; returns what `waits` is to be told."""
+        now = self.mark()
+        self._ready = dict.fromkeys(range(buckets), (now, now))
+        return now
+
+    def waits(self, name: str, since: Any = None) -> None:
+        """The main thread has nothing left to do but to wait for an exchange, or to make it.
+
+        Args:
+            name: of the exchange.
+            since: its launch; None = the start of the step.
+        """
         if self.warm:
-            self._add(f"{name}.wait", self._step, self._last)
+            self._add(f"{name}.wait", self._step if since is None else since, self._last)
             self.totals[f"{name}.count"] += 1
 
     @contextlib.contextmanager
@@ -113,7 +124,7 @@ class Clock:
         """
         sent, rounds = ledger.counts["wire"], ledger.counts["rounds"]
         start = self.mark()
-        ready = self._ready.pop(bucket, None)
+        ready = self._ready.pop(bucket, None) or (self._step, self._last)
         collectives: list[tuple[Any, Any]] = []
         self._collectives = collectives
         yield
@@ -126,7 +137,7 @@ class Clock:
             cursor = end
         self._concurrent(name, bucket, "decode", cursor, now)
         if self.warm:
-            self._add(f"{name}.{bucket}.ready", self._step, ready or self._last)
+            self._add(f"{name}.{bucket}.ready", *ready)
             self.totals[f"{name}.{bucket}.wire"] += (ledger.counts["wire"] - sent) / ledger.workers
             self.totals[f"{name}.{bucket}.rounds"] += ledger.counts["rounds"] - rounds
 

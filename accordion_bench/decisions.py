@@ -84,6 +84,11 @@ class Decisions:
             policy.begin_epoch(trainer.epoch, self.exchanges, trainer.plan)
         self.epoch_sums.begin(self.needs(trainer.epoch))
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody may want to know anything, at any time."""
+        return bool(self.policies) or any(self.measure.values())
+
     def looks(self) -> bool:
         """Whether somebody is to look at the coming exchange's tensors before they are exchanged."""
         first_error = self.comm.leader and self.measure.get("error") and self.compression_error is None

@@ -1,7 +1,7 @@
 """Overlap: buckets of gradients are exchanged while the backward pass goes on."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from accordion_bench.build import Config
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.exchange import WHOLE_MODEL, Exchange
+from accordion_bench.plan import Plan
 from accordion_bench.transport import Transport
 from accordion_bench.wrapped import Wrapped
 
@@ -19,6 +20,8 @@ from accordion_bench.wrapped import Wrapped
 def after_backward(cfg: Config, wrapped: Wrapped, processes: int) -> str:
     """Why gradients are exchanged after the backward pass in this run; "" = they need not be."""
     overlap = cfg["comm"].get("overlap")
+    if cfg["comm"].get("engine") == "ddp":
+        return "comm.engine=ddp does so itself"
     if overlap is False or (overlap is None and processes == 1):
         return "comm.overlap=false" if overlap is False else "all workers share a process"
     if wrapped.scope == WHOLE_MODEL:
@@ -107,8 +110,31 @@ class Overlap:
         Raises:
             NonFinite: a gradient is NaN or infinite.
         """
-        assert self.armed is not None and self.comm.transport is not None
+        assert self.armed is not None
         (exchange, _, _, under_way), self.armed = self.armed, None
+        return self._landed(exchange, under_way)
+
+    def launch(
+        self, exchange: Exchange, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float
+    ) -> Callable[[], list[Tensor]]:
+        """Hand over tensors that are there, and that nobody will touch; returns what waits for the updates.
+
+        Args:
+            exchange, xs_W, plan, step, epoch: as for `Exchange`, in the units of the parameters.
+        """
+        ctx, clock = exchange.begin(plan, step, 1.0, epoch), self.comm.clock
+        since = clock.launched(len(exchange.members))
+        numbered = enumerate(exchange.members)
+        under_way = [self._submit(exchange, number, [xs_W[i] for i in own], ctx) for number, own in numbered]
+
+        def land() -> list[Tensor]:
+            clock.waits(exchange.name, since)
+            return self._landed(exchange, under_way)
+
+        return land
+
+    def _landed(self, exchange: Exchange, under_way: Sequence[Future | None]) -> list[Tensor]:
+        assert self.comm.transport is not None
         updates: dict[int, Tensor] = {}
         for members, future in zip(exchange.members, under_way, strict=True):
             assert future is not None

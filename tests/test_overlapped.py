@@ -99,6 +99,20 @@ def test_overlap_under_everything_else(tmp_path, overrides, workers, left_early)
     same(overlapped, reference)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("merge", [["sync.merge=pull_back"], ["sync.merge=cocod", "sync.beta=0"]], ids=" ".join)
+def test_averages_in_flight_equal_averages_computed_at_once(tmp_path, merge, workers):
+    overrides = ["sync=overlap_local_sgd", "sync.period=3", "sync.delay=2", "compressor=topk", *merge]
+    a, b = (trained(tmp_path, on, *overrides, workers=workers, steps=7) for on in (True, False))
+    assert a.sync.landing is not None and b.sync.landing is None
+    a.sync.land(a)
+    for x, y in zip(a.sync.in_flight, b.sync.in_flight, strict=True):
+        assert torch.equal(x, y)
+    same(a, b)
+    for ours, theirs in zip(a.axis.replicas, b.axis.replicas, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+
+
 def test_overlap_of_a_language_model(tmp_path, left_early):
     """The embedding is the output layer, too: its gradient is complete last of all."""
     overlapped, reference = (trained(tmp_path, on, "compressor=topk", of=TEXT) for on in (True, False))

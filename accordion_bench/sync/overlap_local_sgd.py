@@ -1,5 +1,6 @@
 """Overlap Local-SGD and CoCoD-SGD: averages are used some steps late, to travel behind the computation."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +23,8 @@ class OverlapLocalSGD(LocalSGD):
         later:   z <- z - D;   x_w <- (1 - merge_alpha) x_w + merge_alpha z       (merge: pull_back)
                  x_w <- x_w + mean x_old - x_old,w                                (merge: cocod)
 
-    gamma is the inner learning rate at the start of the round; while it is 0, D = exchange(z - x_w) and v stays. What
-    is launched is computed at once; here the delay is in its use, as an overlapped transport would have it.
+    gamma is the inner learning rate at the start of the round; while it is 0, D = exchange(z - x_w) and v stays. D
+    travels while the workers go on (`comm.overlap`); with policies, which look at what has arrived, it is waited for.
 
     Args:
         delay: steps from launch to use; null = H, one whole round (the paper).
@@ -62,6 +63,7 @@ class OverlapLocalSGD(LocalSGD):
         if merge == "cocod" and beta:
             raise ValueRefused("beta", "0 with merge=cocod", beta, 0)
         self.in_flight: list[Tensor] = []
+        self.landing: Callable[[], list[Tensor]] | None = None  # of an exchange that has not been waited for
         self.momentum_W: list[Tensor] = []
         self.launched_W: list[Tensor] = []
         self.finished = False
@@ -80,7 +82,7 @@ class OverlapLocalSGD(LocalSGD):
 
     def after_local_step(self, trainer: "Trainer") -> None:
         period = self.period or 1
-        if self.in_flight and self.since >= min(self.delay or period, period):
+        if (self.in_flight or self.landing) and self.since >= min(self.delay or period, period):
             self.use(trainer)
         if self.since >= period:
             self.launch(trainer)
@@ -97,13 +99,27 @@ class OverlapLocalSGD(LocalSGD):
             torch._foreach_add_(self.momentum_W, moved_W, alpha=1 / gamma)
             for moved, v_W in zip(moved_W, self.momentum_W, strict=True):
                 torch.mul(v_W, gamma, out=moved)
-        (self.in_flight,) = trainer.exchanged([self.exchange], [moved_W], 1.0)
+        if trainer.overlap.allowed and not trainer.decisions.wanted:
+            if trainer.comm.local_workers > 1:  # the storage of gradients, which the next step needs
+                moved_W = [x_W.clone() for x_W in moved_W]
+            trainer.clock.lap("update")
+            self.landing = trainer.overlap.launch(self.exchange, moved_W, trainer.plan, trainer.step, trainer.now)
+        else:
+            (self.in_flight,) = trainer.exchanged([self.exchange], [moved_W], 1.0)
         self.since = 0
+
+    def land(self, trainer: "Trainer") -> None:
+        """Wait for what has been launched."""
+        if self.landing is not None:
+            trainer.clock.lap("update")
+            self.in_flight, self.landing = self.landing(), None
+            trainer.clock.lap("exposed")
 
     @torch.no_grad()
     def use(self, trainer: "Trainer") -> None:
         """Let the workers know of the average that was launched last."""
         axis = trainer.axis
+        self.land(trainer)
         torch._foreach_sub_(axis.shared, self.in_flight)
         self.in_flight = []
         if self.merge == "cocod":
@@ -125,11 +141,14 @@ class OverlapLocalSGD(LocalSGD):
     def finish(self, trainer: "Trainer") -> None:
         """Drop what is in flight, then one exact average."""
         if self.forked and self.final:
+            self.land(trainer)
             self.in_flight = []
             exact_average(trainer)
             self.finished = True
 
     def state_dict(self) -> dict[str, Any]:
+        if self.landing is not None:
+            self.in_flight, self.landing = self.landing(), None
         return {**super().state_dict(), "in_flight": dict(zip(self.names, self.in_flight, strict=False))}
 
     def load_state_dict(self, trainer: "Trainer", state: dict[str, Any]) -> None:

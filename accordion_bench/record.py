@@ -3,6 +3,7 @@
     config.yaml  environment.json  metrics.jsonl  summary.json  run.log  checkpoint/  done
 """
 
+import functools
 import importlib.metadata
 import json
 import logging
@@ -127,8 +128,12 @@ def environment() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _commit() -> str:
-    """The checkout's commit, with `+changes` where files differ from it; empty outside a checkout."""
+    """The checkout's commit, with `+changes` where files differ from it; empty outside a checkout.
+
+    Of a process's first run for all of them: what changes later is in no module that it has imported.
+    """
     here = Path(__file__).parent
     try:
         run = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, timeout=10)  # noqa: E731

@@ -5,9 +5,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import config
+from omegaconf import DictConfig, OmegaConf
+
+from accordion_bench import config, scale
 from accordion_bench.config_dir import conf_dir
-from tests import tiny
 
 _once = functools.cache(config.compose)
 
@@ -45,4 +46,32 @@ def cfg(*overrides: str) -> dict[str, Any]:
 
 def run(runs: Path, *overrides: str) -> dict[str, Any]:
     """`tiny.cfg` of the same arguments."""
-    return cfg(*tiny.typed(runs, *overrides))
+    from tests import tiny
+
+    return tiny.cfg(runs, *overrides)
+
+
+@functools.cache
+def unresolved(preset: str, arm: str = "") -> DictConfig:
+    """What Hydra composes for an experiment, with its own node; not to be changed."""
+    from hydra import compose, initialize_config_dir
+
+    scale.register()
+    overrides = [f"+experiment={preset}", *([f"+arm={arm}"] if arm else [])]
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", overrides, return_hydra_config=True)
+
+
+@functools.cache
+def swept(preset: str, at: str = "full") -> dict[str, list[str]]:
+    """What an experiment sweeps over."""
+    full = unresolved(preset).copy()
+    full.scale = at
+    params = OmegaConf.to_container(full.hydra.sweeper.params, resolve=True)
+    assert isinstance(params, dict)
+    return {str(key): str(values).split(",") for key, values in params.items()}
+
+
+def parts_of(cfg: dict[str, Any]) -> config.Components:
+    """The components of a configuration that says how many workers there are."""
+    return config.components(cfg, cfg["workers"])

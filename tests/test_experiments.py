@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 
-from accordion_bench import config, same, scale, train, validate
+from accordion_bench import config, same, train, validate
 from accordion_bench.__main__ import in_order
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.exchange import sent_specs
@@ -21,6 +21,7 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.record import RunFolder
 from accordion_bench.scale import SCALES
 from tests import tiny
+from tests.composed import parts_of, swept, unresolved
 from tests.helpers import yaml_names, yaml_node
 
 FAMILIES = ("alq", "ef_blocksgd", "local_sgd")
@@ -31,37 +32,13 @@ HOUSE = Path(__file__).parents[1]
 
 
 @functools.cache
-def composed(preset: str, arm: str = "dense") -> DictConfig:
-    """What Hydra composes, not resolved."""
-    from hydra import compose, initialize_config_dir
-
-    scale.register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", [f"+experiment={preset}", f"+arm={arm}"], return_hydra_config=True)
-
-
-@functools.cache
 def cfg_of(preset: str, arm: str = "dense", at: str = "full", **setup) -> dict:
     """The configuration of one cell, with some of what arms read replaced; not to be changed."""
-    full = composed(preset, arm).copy()
+    full = unresolved(preset, arm).copy()
     with open_dict(full):
         full.scale = at
         full.setup = OmegaConf.merge(full.setup, setup)
     return config.resolve(full, full.hydra.runtime.choices)
-
-
-@functools.cache
-def swept(preset: str, at: str = "full") -> dict[str, list[str]]:
-    """What a preset sweeps over."""
-    full = composed(preset).copy()
-    full.scale = at
-    params = OmegaConf.to_container(full.hydra.sweeper.params, resolve=True)
-    assert isinstance(params, dict)
-    return {str(key): str(values).split(",") for key, values in params.items()}
-
-
-def parts_of(cfg: dict) -> config.Components:
-    return config.components(cfg, cfg["workers"])
 
 
 def arms_of(family: str) -> list[str]:
@@ -80,7 +57,7 @@ def test_nothing_lies_idle():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_a_whole_sweep(preset):
-    full = composed(preset)
+    full = unresolved(preset, "dense")
     assert full.hydra.mode == RunMode.MULTIRUN and full.setup.experiment == preset
     for at in SCALES:
         params = swept(preset, at)
@@ -119,7 +96,7 @@ LOCAL = [preset for preset in PRESETS if preset.startswith("local_sgd")]
 def test_workers_meet_in_mid_run_at_every_scale(preset):
     """The longest period fits into the steps after the switch."""
     for at in SCALES:
-        cfg, params, setup = cfg_of(preset, at=at), swept(preset, at), composed(preset).copy()
+        cfg, params, setup = cfg_of(preset, at=at), swept(preset, at), unresolved(preset, "dense").copy()
         setup.scale = at
         for workers in map(int, params.get("workers", [cfg["workers"]])):
             run = config.components({**cfg, "workers": workers}, workers).run
@@ -131,7 +108,7 @@ def test_workers_meet_in_mid_run_at_every_scale(preset):
 def test_arms_find_what_they_read():
     """Every `setup` key of an arm is in every experiment that has the arm."""
     for preset in PRESETS:
-        there = set(composed(preset).setup)
+        there = set(unresolved(preset, "dense").setup)
         for arm in swept(preset)["+arm"]:
             text = (conf_dir() / "arm" / f"{arm}.yaml").read_text()
             assert set(re.findall(r"\$\{setup\.(\w+)\}", text)) <= there, (preset, arm)
@@ -191,7 +168,7 @@ def test_alq():
         assert sorted({run.schedule(epoch) for epoch in range(run.epochs)}) == pytest.approx([0.01, 0.1, 1])
     alone = parts_of(cfg_of("alq/table1", "alq_one_worker")).run
     assert alone.workers * alone.batch_size == 128 and alone.steps == pytest.approx(80_000, rel=3e-3)
-    assert (swept("alq/table1")["setup.bucket_size"], composed("alq/table2").setup.bucket_size) == (
+    assert (swept("alq/table1")["setup.bucket_size"], unresolved("alq/table2", "dense").setup.bucket_size) == (
         ["8192", "16384"],
         16384,
     )

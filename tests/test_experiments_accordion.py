@@ -9,18 +9,18 @@ import torch
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from accordion_bench import config, scale, train, validate
+from accordion_bench import config, train, validate
 from accordion_bench.build import build
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor
-from accordion_bench.config_dir import conf_dir
 from accordion_bench.exchange import Exchange
 from accordion_bench.ledger import Ledger
 from accordion_bench.optimizers import SGDPlusGradient, without_dynamo
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec
 from accordion_bench.record import RunFolder
 from accordion_bench.scale import SCALES
+from tests.composed import parts_of, swept, unresolved
 from tests.helpers import compressor as wrapped
 from tests.helpers import exchange_for, gradients, yaml_names, yaml_node
 
@@ -51,20 +51,9 @@ def compressor(name: str, **options) -> Compressor:
 
 
 @functools.cache
-def composed(preset: str, arm: str = "") -> DictConfig:
-    """What Hydra composes, not resolved."""
-    from hydra import compose, initialize_config_dir
-
-    scale.register()
-    overrides = [f"+experiment={preset}", *([f"+arm={arm}"] if arm else [])]
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", overrides, return_hydra_config=True)
-
-
-@functools.cache
 def official(preset: str, arm: str = "") -> DictConfig:
     """The same as if `accordion/faithful` were listed, too."""
-    full = composed(preset, arm).copy()
+    full = unresolved(preset, arm).copy()
     with open_dict(full):
         full.setup = OmegaConf.merge(full.setup, {"faithful": True, "official": OFFICIAL})
     return full
@@ -73,29 +62,16 @@ def official(preset: str, arm: str = "") -> DictConfig:
 @functools.cache
 def cfg_of(preset: str, arm: str = "", at: str = "full", faithful: bool = False) -> dict:
     """The configuration of one cell."""
-    full = official(preset, arm) if faithful else composed(preset, arm)
+    full = official(preset, arm) if faithful else unresolved(preset, arm)
     full.scale = at
     return config.resolve(full, full.hydra.runtime.choices)
 
 
 def setup(preset: str, at: str = "full") -> DictConfig:
     """What a preset tells its arms."""
-    full = composed(preset)
+    full = unresolved(preset).copy()
     full.scale = at
     return full.setup
-
-
-def sweep(preset: str, at: str = "full") -> dict[str, list[str]]:
-    """What a preset sweeps over."""
-    full = composed(preset)
-    full.scale = at
-    params = OmegaConf.to_container(full.hydra.sweeper.params, resolve=True)
-    assert isinstance(params, dict)
-    return {str(key): str(values).split(",") for key, values in params.items()}
-
-
-def parts_of(cfg: dict) -> config.Components:
-    return config.components(cfg, cfg["workers"])
 
 
 def at_path(cfg: dict, path: str):
@@ -104,7 +80,7 @@ def at_path(cfg: dict, path: str):
 
 def paper_arm(preset: str) -> str:
     """The arm of Accordion itself, or of the ablation's."""
-    return sweep(preset)["+arm"][-1] if "fig2" not in preset else "schedule_critical_strong"
+    return swept(preset)["+arm"][-1] if "fig2" not in preset else "schedule_critical_strong"
 
 
 @functools.cache
@@ -130,13 +106,13 @@ def test_every_row_of_the_tables_is_there():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_a_whole_sweep(preset):
-    full = composed(preset)
+    full = unresolved(preset)
     assert full.hydra.mode == RunMode.MULTIRUN and full.setup.experiment == preset
     for at in SCALES:
-        swept = sweep(preset, at)
-        assert set(swept) - {"+experiment"} == {"+arm", "seed"} and swept["seed"][0] == "0"
-        assert "dense" in swept["+arm"] and set(swept["+arm"]) <= set(yaml_names("arm"))
-    assert len(sweep(preset)["seed"]) == 3 and sweep(preset, "tiny")["seed"] == ["0"]
+        params = swept(preset, at)
+        assert set(params) - {"+experiment"} == {"+arm", "seed"} and params["seed"][0] == "0"
+        assert "dense" in params["+arm"] and set(params["+arm"]) <= set(yaml_names("arm"))
+    assert len(swept(preset)["seed"]) == 3 and swept(preset, "tiny")["seed"] == ["0"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -204,7 +180,7 @@ def test_a_preset_is_valid(preset, arm, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_cell_is_valid(preset, monkeypatch):
-    for arm in sweep(preset)["+arm"]:
+    for arm in swept(preset)["+arm"]:
         check_cell(preset, arm, monkeypatch)
 
 
@@ -495,7 +471,7 @@ def test_a_preset_trains(tmp_path):
     """All arms of table 1 with a small network; paper_floats is the formula, summed over the levels in force."""
     preset = "accordion/table1_resnet18"
     count, floats = compressor("powersgd").paper_floats, {}
-    for arm in sweep(preset, "tiny")["+arm"]:
+    for arm in swept(preset, "tiny")["+arm"]:
         folder = trained(tmp_path, preset, arm)
         rows, summary = folder.read_metrics(), folder.read_json("summary.json")
         specs = resnet8_specs()

@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from accordion_bench import config
 from accordion_bench.check import ConfigError
 from accordion_bench.validate import validate
-from tests import tiny
+from tests import composed, tiny
 
 REFUSED = [
     (["sync.period=0"], "sync.period must be an integer of at least 1, got 0; type sync.period=8"),
@@ -58,10 +57,10 @@ REFUSED = [
 def test_refused_in_one_sentence(tmp_path, overrides, told):
     typed = tiny.typed(tmp_path, "sync=local_sgd", *overrides)
     with pytest.raises(ConfigError, match=told) as caught:
-        validate(config.compose(typed))
+        validate(composed.cfg(*typed))
     assert "\n" not in str(caught.value) and str(caught.value).count("; type ") == 1
     for followed in advised(typed, str(caught.value)):
-        validate(config.compose(followed))
+        validate(composed.cfg(*followed))
 
 
 def advised(typed: list[str], sentence: str) -> list[list[str]]:

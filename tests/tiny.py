@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench import config
+from tests import composed
 
 RUN = [
     "model=resnet18",
@@ -37,7 +37,8 @@ def typed(runs: Path, *overrides: str) -> list[str]:
 
 
 def cfg(runs: Path, *overrides: str) -> dict:
-    return config.compose(typed(runs, *overrides))
+    """As `config.compose` gives it for `typed` of the same arguments."""
+    return composed.cfg(*typed(runs, *overrides))
 
 
 def only(runs: Path) -> Path:

@@ -31,8 +31,16 @@ def gradients(
 ) -> list[Tensor]:
     """Gradients [W, ...]: a lasting mean of rank 4 with decaying singular values, and noise of worker and step.
 
-    All are numbers of float32, whatever the type.
+    All are numbers of float32, whatever the type; the caller may change them.
     """
+    drawn, blocks = _drawn(tuple(specs), workers, step, dtype), Blocks(specs, workers, torch.zeros((), dtype=dtype))
+    for block, values in zip(blocks.blocks, drawn.blocks, strict=True):
+        block.copy_(values)
+    return blocks.tensors
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(specs: tuple[TensorSpec, ...], workers: int, step: int, dtype: torch.dtype) -> Blocks:
     lasting, noise = rng.generator("conformance"), rng.generator("conformance", step)
     blocks = Blocks(specs, workers, torch.zeros((), dtype=dtype))
     for x_W in blocks.tensors:
@@ -40,7 +48,7 @@ def gradients(
         left = torch.randn(n, 4, generator=lasting) * 3.0 ** -torch.arange(4)
         common = left @ torch.randn(4, m, generator=lasting)
         x_W.copy_(common.view(x_W.shape[1:]) + 0.05 * torch.randn(x_W.shape, generator=noise))
-    return blocks.tensors
+    return blocks
 
 
 def repeated(xs: Sequence[Tensor], workers: int) -> list[Tensor]:

@@ -3,9 +3,11 @@
 import argparse
 import signal
 import sys
+from pathlib import Path
 
 from accordion_bench.check import ConfigError, integer
 from accordion_bench.netlab import options
+from accordion_bench.netlab.calibrate import probe
 from accordion_bench.netlab.hosts import Hosts, refuse
 
 DESCRIPTION = """Several hosts on one Linux machine, each in a network namespace of its own, behind a link of limited
@@ -38,6 +40,10 @@ def parser() -> argparse.ArgumentParser:
         help="host I's link fails AT s after first traffic",
     )
     words.add_argument("--delay", default="0ms", help="of each packet to the switch, where the kernel has netem")
+    words.add_argument(
+        "--probe", action="store_true", help="time collectives over these links, and fit a modelled link"
+    )
+    words.add_argument("--out", default="results/netlab", help="folder for the probe's probe.json (%(default)s)")
     words.add_argument("--workers-per-host", metavar="W", help="comm.workers_per_process (1)")
     words.add_argument("--command", help="a shell command for every host, instead of python -m accordion_bench")
     words.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="after --, for python -m accordion_bench")
@@ -72,9 +78,15 @@ def main(argv: list[str] | None = None) -> int:
         cuts = [options.cut(text, number) for text in args.cut]
         delay = options.delay(args.delay)
         command = job_of(args)
+        if args.probe and (args.overrides or args.command or cuts):
+            raise ConfigError(
+                "--probe must stand without overrides, --command and --cut, got some; type --probe alone, then the job"
+            )
         refuse(rate)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with Hosts(number, rate, slow, delay) as hosts:
+            if args.probe:
+                return probe(hosts, Path(args.out))
             outcome = hosts.run(command, cuts=cuts)
     except ConfigError as refused:
         print(refused, file=sys.stderr)

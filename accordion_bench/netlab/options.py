@@ -49,7 +49,13 @@ def slow_host(text: str, hosts: int) -> tuple[int, float | None]:
     host, colon, speed = text.partition(":")
     if not colon:
         raise ValueRefused("--slow-host", "HOST:RATE", text, "2:20mbit")
-    return _host("--slow-host", host, hosts, speed), rate(speed, "the rate of --slow-host")
+    try:
+        return _host("--slow-host", host, hosts, speed), rate(speed)
+    except ValueRefused as refused:
+        if refused.key == "--slow-host":
+            raise
+        rule = "HOST:RATE, with RATE " + refused.rule
+        raise ValueRefused("--slow-host", rule, text, f"{host}:{refused.instead}") from None
 
 
 def cut(text: str, hosts: int) -> Cut:

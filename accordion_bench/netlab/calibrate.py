@@ -1,0 +1,71 @@
+"""A probe of the links, its table, and the numbers that a modelled link should have."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.netlab import fit
+from accordion_bench.netlab.hosts import Hosts, burst_bytes
+
+SECONDS = 15.0  # of repetitions, about
+
+
+def probe(hosts: Hosts, out: Path) -> int:
+    """Time collectives in all hosts, print what they say, write probe.json into `out`; gives the exit status."""
+    shaped = [rate for rate in hosts.rates if rate is not None]
+    pauses = [2 * 8 * burst_bytes(rate) / rate for rate in shaped]  # until tbf has saved its burst again, twice over
+    with tempfile.TemporaryDirectory(prefix="accordion_bench-") as folder:
+        file = Path(folder) / "rows.json"
+        words = [str(file), str(max([0.03, *pauses])), str(SECONDS)]
+        outcome = hosts.run([sys.executable, "-m", "accordion_bench.netlab.probe", *words])
+        if outcome.status:
+            return outcome.status
+        rows = json.loads(file.read_text())
+    found = fit.summary(rows, with_burst=bool(shaped))
+    facts = {"hosts": hosts.number, "rates": hosts.rates, "delay": hosts.delay, **found, "rows": rows}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "probe.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print("\n".join(table(rows, found)))
+    print(f"\nIn {out / 'probe.json'}. As a modelled link type\n\n    {to_type(found)}")
+    return 0
+
+
+def table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+    """Markdown."""
+    link = fit.Link(**{key: found["link"][key] for key in ("alpha", "beta", "burst")})
+    lines = [
+        "| collective | wire bytes | rounds | ms | fitted ms | link sent / wire | after calibration |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        counted = fit.Overhead(**found["overhead"][row["collective"]]).counted(row)
+        lines.append(
+            f"| {row['collective']} | {row['wire_bytes']:,} | {row['rounds']} | {1e3 * row['seconds']:.2f} | "
+            f"{1e3 * link.seconds(row):.2f} | {row['link_sent_bytes'] / row['wire_bytes']:.4f} | "
+            f"{row['link_sent_bytes'] / counted:.4f} |"
+        )
+    lines += [
+        "",
+        f"seconds = alpha rounds + beta max(0, wire bytes - burst): alpha = {1e3 * link.alpha:.3f} ms, "
+        f"beta = {1e9 * link.beta:.3f} ns ({link.bandwidth / 1e6:.1f} Mbit/s), burst = {link.burst / 1e3:.0f} kB, "
+        f"from {' and '.join(fit.RING)}.",
+    ]
+    for name, error in found["error"].items():
+        cost = fit.Overhead(**found["overhead"][name])
+        own = found["of_itself"][name]
+        lines.append(
+            f"{name}: residual error {100 * error:.0f} % (root mean square over sizes), the longest message takes "
+            f"{found['longest'][name]:.2f} times as long as fitted; of itself {1e3 * own['alpha']:.2f} ms a round and "
+            f"{own['bandwidth'] / 1e6:.1f} Mbit/s; calibrated per-message cost {cost.message:.0f} bytes a round, and "
+            f"{100 * cost.share:.2f} % of wire bytes."
+        )
+    return lines
+
+
+def to_type(found: dict[str, Any]) -> str:
+    """The overrides for a modelled link with these numbers."""
+    link = found["link"]
+    words = f"network=custom network.bandwidth={link['bandwidth']:.4g} network.latency={link['alpha']:.3g}"
+    return words + (f" network.burst={link['burst']:.0f}" if link["burst"] else "")

@@ -1,17 +1,34 @@
-"""Network: what the counted bytes and rounds would take on a link that the machine need not have."""
+"""Network: what a run would take on links that the machine need not have."""
 
 import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from accordion_bench import check
-from accordion_bench.clock import EXCLUSIVE
+from accordion_bench.clock import EXCLUSIVE, Stage
 from accordion_bench.comm import Comm
+
+
+class Exchanges(NamedTuple):
+    """The exchanges of one kind, as one worker alone on its machine would make them; means over the run.
+
+    workers: that take part.
+    times: how many exchanges.
+    wait: seconds from the start of a step until there is nothing left to do but to wait for them.
+    buckets: in the order in which they travel, `ready` since the same start.
+    """
+
+    workers: int
+    times: float
+    wait: float
+    buckets: Sequence[Stage]
 
 
 class Network:
     """A link per worker, with the cost of a collective as alpha rounds + beta bytes (Thakur et al. 2005).
 
-    All wire bytes cross this one link, those inside groups and those of decisions, too, and nothing overlaps with
-    computation. What is on no clock takes no modelled time: set-up, evaluation, checksums.
+    All wire bytes cross this one link, those inside groups and those of decisions, too. What is on no clock takes no
+    modelled time: set-up, evaluation, checksums.
 
     Args:
         bandwidth: bit/s that a worker sends, full duplex.
@@ -20,10 +37,17 @@ class Network:
             the last of its A messages, so that it takes jitter (1 + 1/2 + ... + 1/A) longer (Rényi 1953: the expected
             largest of A independent exponential delays).
         slow_bandwidth: bit/s of the slowest worker's link; every collective waits for it. null = all links are alike.
+        burst: bytes that pass at once over a link that has been idle, as a token bucket lets them: a shaped link, or
+            one that a cloud limits; null = none.
     """
 
     def __init__(
-        self, bandwidth: float, latency: float, jitter: float | None = None, slow_bandwidth: float | None = None
+        self,
+        bandwidth: float,
+        latency: float,
+        jitter: float | None = None,
+        slow_bandwidth: float | None = None,
+        burst: float | None = None,
     ) -> None:
         self.bandwidth = check.number("bandwidth", bandwidth, above=0, instead=1e9)
         self.latency = check.number("latency", latency, at_least=0, instead=5e-5)
@@ -31,33 +55,104 @@ class Network:
         if slow_bandwidth is not None:
             limits = {"above": 0, "at_most": self.bandwidth}
             self.bandwidth = check.number("slow_bandwidth", slow_bandwidth, **limits, instead=self.bandwidth / 5)
+        self.burst = 0.0 if burst is None else check.number("burst", burst, at_least=0, instead=125000)
 
     def seconds(self, wire_bytes: float, rounds: float, workers: int) -> float:
         """Modelled seconds of communication: 8 wire_bytes / bandwidth + rounds (latency + jitter H_A).
 
         Args:
-            wire_bytes: that one worker sends.
+            wire_bytes: that one worker sends, over a link that is not idle before.
             rounds: one after another.
             workers: that take part, A; H_A = 1 + 1/2 + ... + 1/A.
         """
         slowest = self.jitter * math.fsum(1 / n for n in range(1, workers + 1))
         return 8 * wire_bytes / self.bandwidth + rounds * (self.latency + slowest)
 
-    def columns(self, comm: Comm) -> dict[str, float]:
+    def end(self, buckets: Sequence[Stage], workers: int) -> float:
+        """When the last bucket has arrived, counted as `ready` is: one thread takes them one after another.
+
+            end_k = max(ready_k, end_(k-1)) + encode_k + comm_k + decode_k
+
+        Args:
+            buckets: in their order.
+            workers: that take part.
+        """
+        end = idle_since = 0.0
+        tokens = self.burst
+        for ready, encode, decode, wire, rounds in buckets:
+            begin = max(ready, end) + encode
+            tokens = min(self.burst, tokens + (begin - idle_since) * self.bandwidth / 8)
+            idle_since = begin + self.seconds(max(0.0, wire - tokens), rounds, workers)
+            tokens = max(0.0, tokens - wire)
+            end = idle_since + decode
+        return end
+
+    def exposed(self, kinds: Sequence[Exchanges], wire_bytes: float, rounds: float, workers: int) -> float:
+        """Seconds that communication, with its codec, adds to what a worker computes.
+
+        Of each exchange that is what is left when there is nothing to do but to wait; of all other traffic, everything.
+
+        Args:
+            kinds: of exchanges.
+            wire_bytes: that one worker sends in the run, inside exchanges and outside.
+            rounds: likewise.
+            workers: of the run.
+        """
+        hidden_from = [max(0.0, self.end(kind.buckets, kind.workers) - kind.wait) for kind in kinds]
+        inside = math.fsum(kind.times * left for kind, left in zip(kinds, hidden_from, strict=True))
+        sent = math.fsum(kind.times * bucket.wire for kind in kinds for bucket in kind.buckets)
+        taken = math.fsum(kind.times * bucket.rounds for kind in kinds for bucket in kind.buckets)
+        return inside + self.seconds(max(0.0, wire_bytes - sent), max(0.0, rounds - taken), workers)
+
+    def columns(self, comm: Comm, overlaps: bool = True) -> dict[str, Any]:
         """Modelled columns of a metrics row, apart from the measured ones.
 
-        `modelled_seconds` is what one worker alone on its machine would need: what this process has measured without
-        communication, shared by its local workers, which run one after another, plus `modelled_comm_seconds`. What the
+        `modelled_seconds` is what one worker alone on its machine would need: what this process has computed outside
+        exchanges, shared by its local workers, which run one after another, plus `modelled_exposed_seconds`. What the
         process does once for all of them (the step of a common optimizer) is shared, too, and so counts too little; the
-        first step's computation is left out, as in `seconds`. `modelled_dense_comm_seconds` is an fp32 ring all-reduce
-        in every step.
+        first step's computation is left out, as in `seconds`. `modelled_comm_seconds` is communication alone, hidden or
+        not; `modelled_dense_comm_seconds` that of an fp32 ring all-reduce in every step. `seconds_by_bucket` is what
+        the model starts from, so that reports can put the run on other links.
+
+        Args:
+            comm: with ledger and clock.
+            overlaps: buckets leave during the backward pass, also where all workers share a process; else after it.
         """
         sent, spent = comm.ledger.columns(), comm.clock.read()
-        own = sum(spent.get(part, 0.0) for part in EXCLUSIVE) - spent.get("comm", 0.0)
+        own = sum(spent.get(part, 0.0) for part in EXCLUSIVE if part != "exposed") / comm.local_workers
         wire_bytes, rounds = (sent[key] + sent[f"control_{key}"] for key in ("wire_bytes", "rounds"))
-        communication = self.seconds(wire_bytes, rounds, comm.workers)
+        kinds = exchanges_of(comm, overlaps)
+        exposed = self.exposed(kinds, wire_bytes, rounds, comm.workers)
+        dense = self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"], comm.workers)
         return {
-            "modelled_seconds": own / comm.local_workers + communication,
-            "modelled_comm_seconds": communication,
-            "modelled_dense_comm_seconds": self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"], comm.workers),
+            "modelled_seconds": own + exposed,
+            "modelled_exposed_seconds": exposed,
+            "modelled_comm_seconds": self.seconds(wire_bytes, rounds, comm.workers),
+            "modelled_dense_comm_seconds": dense,
+            "seconds_by_bucket": kinds,
         }
+
+
+def exchanges_of(comm: Comm, overlaps: bool) -> list[Exchanges]:
+    """What the clock of a process says of the exchanges of one worker.
+
+    Its local workers encode one after another, and decode once for all; groups that exchange side by side in a run have
+    done so one after another here.
+
+    Args:
+        comm: with the clock.
+        overlaps: buckets leave when they are ready, not when there is nothing else left to do.
+    """
+    names = [key.removesuffix(".count") for key in comm.clock.read() if key.endswith(".count")]
+    found = []
+    for name, (count, wait, buckets) in zip(names, comm.clock.exchanges(), strict=True):
+        workers = int(name.rpartition("-")[2])
+        rows, groups = min(comm.local_workers, workers), max(1, comm.local_workers // workers)
+        own = [b._replace(encode=b.encode / rows, ready=b.ready if overlaps else wait) for b in buckets]
+        found.append(Exchanges(workers, count / groups, wait, own))
+    return found
+
+
+def exchanges_from(column: Sequence[Any]) -> list[Exchanges]:
+    """`seconds_by_bucket` of a metrics row."""
+    return [Exchanges(workers, count, wait, [Stage(*b) for b in buckets]) for workers, count, wait, buckets in column]

@@ -1,6 +1,7 @@
 """Modelled time: the ledger's integers times a link, apart from what was measured."""
 
 import json
+import random
 import re
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from accordion_bench import config, train
 from accordion_bench.__main__ import typed
 from accordion_bench.check import ConfigError
+from accordion_bench.clock import Stage
 from accordion_bench.comm import Comm
-from accordion_bench.network import Network
+from accordion_bench.network import Exchanges, Network, exchanges_from, exchanges_of
 from accordion_bench.record import RunFolder
 from tests import tiny
 from tests.helpers import yaml_names
@@ -58,16 +60,159 @@ def test_dense_twin_is_what_dense_spends(workers):
     assert modelled["modelled_comm_seconds"] == modelled["modelled_dense_comm_seconds"]
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_measured_communication_is_taken_out_and_local_workers_run_side_by_side(workers):
+# ---- buckets, one after another behind the backward pass
+
+THREE = [Stage(1, 0.5, 0.25, 100, 2), Stage(2, 0.5, 0.25, 300, 2), Stage(4, 0.5, 0.25, 50, 2)]
+
+
+def exposed(network, buckets, wait) -> float:
+    """Of one exchange, and no other traffic."""
+    sent, rounds = (sum(getattr(bucket, part) for bucket in buckets) for part in ("wire", "rounds"))
+    return network.exposed([Exchanges(4, 1, wait, buckets)], sent, rounds, 4)
+
+
+def test_without_overlap_everything_is_added():
+    buckets = [bucket._replace(ready=5) for bucket in THREE]
+    expected = 3 * 0.75 + 8 * 450 / 1e3 + 6 * 0.1
+    assert exposed(Network(1e3, 0.1), buckets, 5) == pytest.approx(expected, rel=1e-12)
+
+
+def test_on_an_infinitely_fast_link_only_the_last_codec_is_left():
+    fast = Network(1e30, 0)
+    assert exposed(fast, THREE, 4) == pytest.approx(0.75)
+    assert exposed(fast, THREE, 10) == 0
+    assert exposed(fast, [bucket._replace(encode=0, decode=0) for bucket in THREE], 4) == pytest.approx(0)
+
+
+def test_one_bucket_by_hand():
+    """Ready at 1, encoded at 1.5, arrived 0.8 + 0.2 later, decoded at 2.75."""
+    for wait, left in ((1, 1.75), (2, 0.75), (3, 0)):
+        assert exposed(Network(1e3, 0.1), THREE[:1], wait) == pytest.approx(left)
+
+
+def test_bound_by_the_link():
+    """Nothing is idle between the first bucket's start and the last one's end, whenever the others are ready."""
+    network, seconds = Network(100, 0), 3 * 0.75 + 8 * 450 / 100
+    assert network.end(THREE, 4) == pytest.approx(1 + seconds)
+    assert network.end([bucket._replace(ready=0) for bucket in THREE], 4) == pytest.approx(seconds)
+
+
+def in_ticks(buckets, burst=0) -> int:
+    """The tick in which the last bucket has been decoded: a link of one byte and a round of one tick."""
+    queue, now, tokens = list(buckets), 0, burst
+    while queue:
+        ready, encode, decode, wire, rounds = queue.pop(0)
+        work = ["wait"] * max(0, ready - now) + ["encode"] * encode
+        tokens = min(burst, tokens + len(work))
+        work += ["send"] * max(0, wire - tokens) + ["round"] * rounds + ["decode"] * decode
+        tokens = min(burst, max(0, tokens - wire) + decode)
+        now += len(work)
+    return now
+
+
+@pytest.mark.parametrize("burst", [0, 4, 1000])
+def test_buckets_as_in_a_simulation(burst):
+    draw = random.Random(burst)
+    network = Network(8, 1, burst=burst)
+    for _ in range(200):
+        buckets = [
+            Stage(ready, *(draw.randrange(6) for _ in range(4)))
+            for ready in sorted(draw.randrange(40) for _ in range(draw.randrange(1, 8)))
+        ]
+        assert network.end(buckets, 4) == in_ticks(buckets, burst)
+
+
+def test_a_burst_passes_at_once_after_a_pause():
+    one, network = Stage(0, 0, 0, 100, 0), Network(8, 0, burst=60)
+    assert network.end([one], 4) == 40
+    assert network.end([one, one], 4) == 140
+    assert network.end([one, one._replace(ready=70)], 4) == 70 + 70  # 30 idle ticks
+    assert network.end([one, one._replace(ready=1000)], 4) == 1040
+    assert network.end([one._replace(wire=50)] * 2, 4) == 40
+
+
+def clocked(workers, **totals) -> Comm:
+    """What a process of so many workers has on its clock."""
     comm = Comm(workers)
-    comm.clock.totals.update(data=1.0, compute=2.0, exposed=4.0, update=8.0, policy=16.0, encode=1, comm=3.0, decode=0)
-    comm.clock.totals["warmup"] = 99.0
+    comm.clock.totals.update({key.replace("__", "."): value for key, value in totals.items()})
+    return comm
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_local_workers_compute_side_by_side(workers):
+    """What was measured around exchanges is left out; traffic of no exchange hides behind nothing."""
+    comm = clocked(workers, data=1.0, compute=2.0, exposed=4.0, update=8.0, policy=16.0, encode=1, comm=3.0, warmup=99)
     comm.ledger.all_gather(1000)
     modelled = Network(1e3, 0.5).columns(comm)
     communication = (workers - 1) * (8 * 1000 / 1e3 + 0.5)
-    assert modelled["modelled_comm_seconds"] == communication
-    assert modelled["modelled_seconds"] == 28 / workers + communication
+    assert modelled["modelled_comm_seconds"] == modelled["modelled_exposed_seconds"] == communication
+    assert modelled["modelled_seconds"] == 27 / workers + communication
+
+
+EXCHANGE = "gradient-4"
+
+
+@pytest.mark.parametrize(("overlaps", "begin"), [(True, 3), (False, 5)])
+def test_local_workers_encode_side_by_side_and_decode_once(overlaps, begin):
+    """Two exchanges; per exchange one bucket, ready after 3 of 5 seconds, 4 x 0.5 s encoding, 1 s decoding."""
+    comm = clocked(4, compute=40.0, gradient=0)
+    spent = {"wait": 10, "count": 2, "0.ready": 6, "0.encode": 4, "0.decode": 2, "0.wire": 2000, "0.rounds": 4}
+    comm.clock.totals.update({f"{EXCHANGE}.{key}": value for key, value in spent.items()})
+    comm.ledger.counts.update(wire=4 * 2000, rounds=4, control_wire=4 * 500, control_rounds=3)
+    columns = Network(8e3, 0.25).columns(comm, overlaps)
+    each = begin + 0.5 + (1.0 + 2 * 0.25) + 1.0 - 5
+    assert columns["modelled_exposed_seconds"] == pytest.approx(2 * each + 0.5 + 3 * 0.25)
+    assert columns["modelled_seconds"] == pytest.approx(10 + columns["modelled_exposed_seconds"])
+    assert columns["modelled_comm_seconds"] == pytest.approx(2.5 + 7 * 0.25)
+
+
+def test_groups_that_share_a_process_exchange_side_by_side():
+    comm = clocked(4)
+    spent = {"wait": 4, "count": 4, "0.ready": 4, "0.encode": 8, "0.decode": 4, "0.wire": 4000, "0.rounds": 4}
+    comm.clock.totals.update({f"difference-2.{key}": value for key, value in spent.items()})
+    (kind,) = exchanges_of(comm, True)
+    assert kind == Exchanges(2, 2, 1, [Stage(1, 1, 1, 1000, 1)])
+    assert exchanges_from(json.loads(json.dumps([kind]))) == [kind]
+
+
+SCHEMES = [
+    ["comm.bucket_cap_mb=0.0005"],
+    ["sync=local_sgd", "sync.period=3"],
+    ["sync=hierarchical", "sync.groups=[[1,2],[3,4]]"],
+]
+
+
+@pytest.mark.parametrize("overrides", SCHEMES)
+def test_buckets_hold_all_traffic_but_the_first_steps(tmp_path, overrides):
+    """In a real run: what the buckets have sent is what the ledger counts, without control and the first exchange."""
+    folder = run(tmp_path, "epochs=2", *overrides)
+    summary = folder.read_json("summary.json")
+    kinds = exchanges_from(folder.read_metrics()[-1]["seconds_by_bucket"])
+    sent = sum(kind.times * bucket.wire for kind in kinds for bucket in kind.buckets)
+    once = summary["dense_wire_bytes"] / summary["steps"]
+    if overrides == SCHEMES[0]:
+        (kind,) = kinds
+        assert len(kind.buckets) > 1 and kind.times == summary["steps"] - 1
+        assert all(0 < bucket.ready <= kind.wait for bucket in kind.buckets)
+        assert sorted(bucket.ready for bucket in kind.buckets) == [bucket.ready for bucket in kind.buckets]
+        assert sent == pytest.approx(summary["wire_bytes"] - once)
+    elif overrides == SCHEMES[1]:
+        assert sent == pytest.approx(summary["wire_bytes"])
+    else:
+        assert [kind.workers for kind in kinds] == [2, 4] and kinds[0].times + kinds[1].times == summary["steps"] - 1
+        assert sent == pytest.approx(summary["wire_bytes"] - once * 2 / 3)  # the first exchange is one of pairs
+
+
+def test_a_faster_link_hides_more(tmp_path):
+    """The same run on other links: from its own computation alone to the bound of the link."""
+    row = run(tmp_path).read_metrics()[-1]
+    kinds, alike = exchanges_from(row["seconds_by_bucket"]), (row["wire_bytes"], row["rounds"], 4)
+    added = [Network(bandwidth, 0).exposed(kinds, *alike) for bandwidth in (1e6, 1e8, 1e10)]
+    assert added == sorted(added, reverse=True) and added[0] >= 8 * row["wire_bytes"] / 1e6 - row["seconds"]
+    assert row["modelled_exposed_seconds"] == pytest.approx(Network(1e9, 5e-5).exposed(kinds, *alike))
+
+
+# ---- runs
 
 
 def test_rows_and_summary_follow_from_the_ledger(tmp_path):
@@ -121,7 +266,7 @@ def test_the_network_changes_nothing_else(tmp_path):
         by_hand = ["network.bandwidth=2e7"] if name == "custom" else []
         folder = run(tmp_path / name, f"network={name}", "compressor=topk", *by_hand)
         rows.append(
-            [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in folder.read_metrics()],
+            [{k: v for k, v in row.items() if "seconds" not in k} for row in folder.read_metrics()],
         )
     assert all(row == rows[0] for row in rows)
 

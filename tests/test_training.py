@@ -172,8 +172,8 @@ def test_metrics_and_summary_have_every_column(tmp_path):
     bytes_columns = ["payload", "wire", "inner_wire", "control", "control_wire", "eval", "setup", "dense", "dense_wire"]
     parts = ["data", "compute", "exposed", "update", "policy", "encode", "comm", "decode", "warmup"]
     expected = [f"{c}_bytes" for c in bytes_columns] + ["rounds", "seconds", *(f"{part}_seconds" for part in parts)]
-    expected += ["dense_rounds", "control_rounds"]
-    expected += [*(f"modelled_{part}seconds" for part in ("", "comm_", "dense_comm_"))]
+    expected += ["dense_rounds", "control_rounds", "link_sent_bytes", "link_received_bytes"]
+    expected += [*(f"modelled_{part}seconds" for part in ("", "exposed_", "comm_", "dense_comm_")), "seconds_by_bucket"]
     expected += ["epoch", "step", "lr", "train_loss", "test_loss", "accuracy", "plan", "decisions"]
     assert sorted(rows[1]) == sorted([*expected, "entropy_bytes", "paper_floats"]) and rows[1]["entropy_bytes"] is None
     assert all(isinstance(rows[1][f"{c}_bytes"], int) for c in bytes_columns)
@@ -189,9 +189,10 @@ def test_metrics_and_summary_have_every_column(tmp_path):
     json.dumps(rows)
 
 
-def test_clock_agrees_with_the_wall_and_leaves_checkpoints_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize("overlap", [[], ["comm.overlap=true", "comm.bucket_cap_mb=0.05"]], ids=["after", "overlapped"])
+def test_clock_agrees_with_the_wall_and_leaves_checkpoints_out(tmp_path, monkeypatch, overlap):
     """Exclusive parts sum to the measured steps within 2 %; saving is on no clock."""
-    trainer = trainer_for(tmp_path, ["compressor=topk", "adaptive=accordion", "checkpoint.every=1"])
+    trainer = trainer_for(tmp_path, ["compressor=topk", "adaptive=accordion", "checkpoint.every=1", *overlap])
     wall = 0.0
     train_step = trainer.train_step
 

@@ -13,6 +13,7 @@ from accordion_bench.axis import WorkerAxis
 from accordion_bench.build import build
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.ddp import UNMEASURED, DDPExchange
 from accordion_bench.decisions import Decisions
 from accordion_bench.exchange import Exchange, bucket_mb
 from accordion_bench.interrupt import Interrupted, Stopper
@@ -43,7 +44,7 @@ class Trainer:
     Attributes, by role:
         what is trained: axis (model, gradients, buffers), optimizer or optimizers (of replicas), schedule,
             task, data, sampler, batches (of this epoch)
-        what is exchanged: sync (with its exchanges), comm
+        what is exchanged: sync (with its exchanges), comm, ddp (in the place of an exchange)
         what adapts: plan, ladder, decisions (with the policies and what they want to know)
         where it stands: epoch, step, step_in_epoch, loss_sum, best, to_target
         what is told: clock, network, meter, folder, progress, tracker, stopper
@@ -63,6 +64,7 @@ class Trainer:
         model = model.to(self.device)
         comm.broadcast_([*model.parameters(), *model.buffers()], "setup")
         self.axis = WorkerAxis(model, comm, seed, cfg["bn"])
+        self.ddp: DDPExchange | None = None
         self.parts, self.run = parts, parts.run
         self.schedule, self.sync = parts.schedule, parts.sync
         self.optimizer = config.build_optimizer(cfg, parts.wrapped.compressor, self.axis.params)
@@ -138,7 +140,8 @@ class Trainer:
         self.decisions.look_at(self, exchanges, xs_W, lr)
         self.clock.lap("policy")
         for exchange in exchanges:
-            self.clock.waits(exchange.name)
+            if self.ddp is None:  # which has waited in the backward pass
+                self.clock.waits(exchange.name)
         if self.overlap.armed:
             updates = [self.overlap.join()]
         else:
@@ -154,6 +157,9 @@ class Trainer:
 
     def new_exchange(self, of_differences: bool = False, comm: Comm | None = None, seed: int | None = None) -> Exchange:
         """An exchange of gradients, or of differences of parameters, among the workers of `comm` (default: all)."""
+        if self.cfg["comm"].get("engine") == "ddp":
+            self.ddp = DDPExchange(self.axis, self.cfg, self.ladder, self.comm)
+            return self.ddp
         wrapped = self.parts.differences() if of_differences else self.parts.wrapped
         seed = self.cfg["seed"] if seed is None else seed
         specs, like, comm = self.axis.specs, self.axis.params[0], comm or self.comm
@@ -181,9 +187,11 @@ class Trainer:
     def _backward(self, row: int, x: Tensor, y: Tensor) -> Tensor:
         size = self.cfg["micro_batch_size"] or len(y)
         xs, ys = x.split(size), y.split(size)
+        model = self.ddp.module if self.ddp else self.axis.model
 
         def share_of_loss(i: int) -> Tensor:
-            return self.task.loss(self.axis.model, xs[i], ys[i], row, i) * (len(ys[i]) / len(y))
+            with self.ddp.hushed() if self.ddp and i < len(xs) - 1 else contextlib.nullcontext():
+                return self.task.loss(model, xs[i], ys[i], row, i) * (len(ys[i]) / len(y))
 
         if row < self.comm.local_workers - 1:
             return self.axis.backward(row, self.step, share_of_loss, len(xs))
@@ -194,7 +202,7 @@ class Trainer:
     def _arm(self) -> None:
         """Let the buckets of this step's exchange of gradients leave as they fill, unless somebody must look first."""
         exchange = self.sync.gradients_go_to(self)
-        if exchange is not None:
+        if exchange is not None and self.ddp is None:
             leave = self.overlap.allowed and not self.decisions.looks()
             lr = self.lr(self.step_in_epoch)
             self.overlap.arm(exchange, exchange.begin(self.plan, self.step, lr, self.now) if leave else None)
@@ -298,6 +306,7 @@ class Trainer:
             **evaluated,
             **self.comm.ledger.columns(),
             **self.clock.columns(self.comm.local_workers == 1),
+            **(dict.fromkeys(UNMEASURED) if self.ddp else {}),
             **self.network.columns(self.comm),
             **self.meter.columns(),
             "plan": plan_record(plan, self.ladder),
@@ -377,6 +386,8 @@ class Trainer:
             "payload_bytes_to_target": self.to_target.get("payload_bytes"),
         }
 
-    def save(self) -> Path:
-        """Write a checkpoint."""
+    def save(self) -> Path | None:
+        """Write a checkpoint; None where what it lacks would make it another run."""
+        if self.ddp and not self.ddp.resumable:
+            return None
         return checkpoint.save(self.folder.path, self)

@@ -6,7 +6,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import check, rng
+from accordion_bench import check, ddp, rng
 from accordion_bench.axis import BN_POLICIES
 from accordion_bench.build import Config, build, target
 from accordion_bench.check import ConfigError, ValueRefused
@@ -52,6 +52,8 @@ def validate(cfg: Config) -> None:
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = components(placed(cfg, where := layout(cfg)), where.workers)
+    if cfg["comm"].get("engine") == "ddp":
+        ddp.refuse(cfg, where, parts)
     if cfg["target"] is not None:
         if task_of(parts.dataset).metric.percent:
             check.number("target", cfg["target"], above=0, at_most=1, instead=0.9)
@@ -225,7 +227,7 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
         ("comm.timeout", cfg["comm"]["backend"] == "simulated", "workers in one process wait for nobody"),
     ]
     idle = [f"{key} has no effect here: {why}" for key, idle, why in rules if key in typed and idle]
-    return list(dict.fromkeys(idle)) + _seldom(cfg, typed) + _growing(cfg)
+    return list(dict.fromkeys(idle)) + _seldom(cfg, typed) + _growing(cfg) + ddp.warnings(cfg)
 
 
 def _seldom(cfg: Config, typed: set[str]) -> list[str]:

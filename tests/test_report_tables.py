@@ -215,6 +215,54 @@ def test_batch_sizes_are_compared_inside_an_experiment(tmp_path):
     assert table.paper_reference(rows.reset_index()) == "dense, batch 128"
 
 
+def one_worker(root, compressor="none", **options):
+    """A control: its link sends nothing."""
+    return edited(preset(root, compressor, wire=0, workers=1, **options), "summary.json", workers=1, paper_floats=1e12)
+
+
+def method(root, **options):
+    return counted(preset(root, "topk", arm="topk", **options), 1e10)
+
+
+def test_a_control_of_one_worker_stands_beside_its_method(tmp_path, no_figures):  # noqa: F811
+    """With the batch of all workers, or with fewer epochs; it is nobody's baseline, and sets no batch size."""
+    same_method = {"compressor": "topk", "arm": "topk_one_worker", "batch_size": 128, "micro_batch_size": 32}
+    one_worker(tmp_path / "runs", **same_method)
+    one_worker(tmp_path / "runs", arm="one_worker", epochs=2)
+    counted(preset(tmp_path / "runs", arm="dense"), 3e11)
+    method(tmp_path / "runs")
+    counted(preset(tmp_path / "runs", "powersgd", arm="powersgd"), 2e11)
+    (setting,) = arms.settings(grouped(tmp_path / "runs"))
+    names = [arm.label for arm in setting]
+    assert names == ["dense", "dense, 1 worker", "PowerSGD rank 2", "TopK 10 %", "TopK 10 %, 1 worker"]
+    assert [arm.control for arm in setting] == [False, True, False, False, True]
+    assert words.heading(setting[0]) == "resnet8 on digits, 4 workers x 32 samples, 4 epochs"
+    assert all(arms.baseline(arm, setting) is setting[0] for arm in setting)
+    rows = numbers.tidy(setting)
+    assert table.paper_reference(rows) == "PowerSGD rank 2"
+    few, _, _, same = words.verdicts(setting)
+    assert few.endswith(
+        "beware, batch 32 against 128; beware, dense differs in more than compression: epochs 2 (4), workers 1 (4)."
+    )
+    assert "differs in more than compression: micro_batch_size 32 (None), workers 1 (4)." in same
+    assert "beware, batch" not in same and "wire nothing sent" in same
+    text = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
+    assert text.count("## ") == 1
+
+
+def test_other_runs_of_one_worker_do_not(tmp_path):
+    """Of a sweep over numbers of workers, of another experiment, by hand, or where it is not clear whose control."""
+    one_worker(tmp_path, arm="topk", compressor="topk")
+    one_worker(tmp_path, arm="control", experiment="another")
+    edited(run_folder(tmp_path, "qsgd", workers=1), "summary.json", workers=1)
+    method(tmp_path)
+    assert [len(setting) for setting in arms.settings(grouped(tmp_path))] == [3, 1]
+    one_worker(tmp_path, "randomk", arm="randomk_one_worker")
+    assert [len(setting) for setting in arms.settings(grouped(tmp_path))] == [3, 2]
+    method(tmp_path, epochs=8)
+    assert [len(setting) for setting in arms.settings(grouped(tmp_path))] == [4, 1, 1]
+
+
 def test_batch_sizes_of_different_experiments_are_not(tmp_path):
     preset(tmp_path, arm="dense")
     large(tmp_path, experiment="another")

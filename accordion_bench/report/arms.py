@@ -28,13 +28,15 @@ class Arm:
         label: as in tables and figures; unique within a report.
         runs: by rising seed.
         setting: one text for everything that must be equal before arms are compared.
-        batches: batch sizes per worker of all arms of the setting.
+        batches: batch sizes per worker of all arms of the setting, without its controls.
+        control: this is an experiment's control of one worker, in the setting of the arms that it is for.
     """
 
     label: str
     runs: tuple[Run, ...]
     setting: str = ""
     batches: tuple[int, ...] = ()
+    control: bool = False
 
     @property
     def n(self) -> int:
@@ -50,7 +52,8 @@ class Arm:
 
     @property
     def dense(self) -> bool:
-        return is_dense(self.config)
+        """Whether others may be compared with it as their baseline."""
+        return is_dense(self.config) and not self.control
 
     @property
     def metric(self) -> str:
@@ -131,20 +134,50 @@ def _started(run: Run) -> tuple[str, str]:
 
 
 def _placed(arms: Sequence[Arm]) -> list[Arm]:
-    """Each arm with its setting: one batch size, or those that one experiment compares; then labels say the batch."""
+    """Each arm with its setting: one batch size, or those that one experiment compares; then labels say the batch.
+
+    A control stands in the setting of the arms that it is for.
+    """
     rooms: list[set[tuple[str, str]]] = []
     doors = [_doors(arm) for arm in arms]
     for own in doors:
         joined = [room for room in rooms if room & own]
         rooms = [room for room in rooms if not room & own] + [own.union(*joined)]
     homes = [next(i for i, room in enumerate(rooms) if room & own) for own in doors]
+    controlled = [_controlled(arm, arms, homes) for arm in arms]
     placed = []
-    for arm, home in zip(arms, homes, strict=True):
-        together = [other for other, at in zip(arms, homes, strict=True) if at == home]
+    for arm, home, for_home in zip(arms, homes, controlled, strict=True):
+        control = for_home is not None
+        home = home if for_home is None else for_home
+        together = [other for i, other in enumerate(arms) if homes[i] == home and controlled[i] is None]
         batches = sorted({other.config["batch_size"] for other in together if "batch_size" in other.config})
-        label = f"{arm.label}, {arm.batch_text}" if len(batches) > 1 else arm.label
-        placed.append(replace(arm, label=label, setting=json.dumps(sorted(rooms[home])), batches=tuple(batches)))
+        label = f"{arm.label}, 1 worker" if control and "1 worker" not in arm.label else arm.label
+        label = f"{label}, {arm.batch_text}" if len(batches) > 1 else label
+        setting = json.dumps(sorted(rooms[home]))
+        placed.append(replace(arm, label=label, setting=setting, batches=tuple(batches), control=control))
     return placed
+
+
+def _controlled(arm: Arm, arms: Sequence[Arm], homes: Sequence[int]) -> int | None:
+    """Where the arms are that one worker is the control of: its experiment's others, which share one setting.
+
+    None where it is no control: a sweep over numbers of workers has its name with more of them, too.
+    """
+    name, experiment = arm.chosen("arm"), arm.chosen("experiment")
+    if arm.workers > 1 or not name or not experiment:
+        return None
+    many = [
+        (other, home)
+        for other, home in zip(arms, homes, strict=True)
+        if other.workers > 1 and other.chosen("experiment") == experiment and _task(other) == _task(arm)
+    ]
+    found = {home for _, home in many}
+    return found.pop() if len(found) == 1 and name not in {other.chosen("arm") for other, _ in many} else None
+
+
+def _task(arm: Arm) -> list[Any]:
+    """What is trained, whatever the number of workers and of epochs."""
+    return [arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING if key not in ("workers", "epochs"))]
 
 
 def _doors(arm: Arm) -> set[tuple[str, str]]:
@@ -180,11 +213,26 @@ def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
 
 def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
     """Arms that may be compared with each other: same metric, model, data, workers, epochs, scale and (see `_placed`)
-    batch."""
+    batch; each control of one worker after the arm from which it differs least."""
     found: dict[str, list[Arm]] = {}
     for arm in arms:
         found.setdefault(arm.setting, []).append(arm)
-    return list(found.values())
+    return [_beside(members) for members in found.values()]
+
+
+def _beside(arms: Sequence[Arm]) -> list[Arm]:
+    """Each control after the arm of the setting from which it differs in the fewest options."""
+    ordered = [arm for arm in arms if not arm.control]
+    for control in reversed([arm for arm in arms if arm.control]):
+        others = [other for other in ordered if not other.control]
+        nearest = min(others, key=lambda other: len(_unequal(control, other)), default=control)
+        ordered.insert(ordered.index(nearest) + 1 if others else 0, control)
+    return ordered
+
+
+def _unequal(arm: Arm, other: Arm) -> list[str]:
+    """The options in which two arms differ."""
+    return [key for key in arm.options.keys() | other.options.keys() if arm.options.get(key) != other.options.get(key)]
 
 
 def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:

@@ -95,7 +95,9 @@ def paper_reference(table: pd.DataFrame) -> str | None:
     """The arm that the papers' ratios are against: the compressed one that sends most; between batch sizes, dense.
 
     None where there is no such arm, and without a dense run: that ratio may stand beside the one to dense, never alone.
+    Controls of one worker are no such arm.
     """
+    table = table[table["workers"] == table["workers"].max()]
     others = table[table["arm"] != table["baseline"]]
     if not (table["baseline"] != "").all() or not len(others):
         return None

@@ -14,6 +14,11 @@ from accordion_bench.clock import Stage
 from accordion_bench.comm import Comm
 from accordion_bench.network import Exchanges, Network, exchanges_from, exchanges_of
 from accordion_bench.record import RunFolder
+from accordion_bench.report import words
+from accordion_bench.report.arms import group
+from accordion_bench.report.figures import series
+from accordion_bench.report.finished import problem
+from accordion_bench.report.load import read_run
 from tests import tiny
 from tests.helpers import yaml_names
 
@@ -210,6 +215,20 @@ def test_a_faster_link_hides_more(tmp_path):
     added = [Network(bandwidth, 0).exposed(kinds, *alike) for bandwidth in (1e6, 1e8, 1e10)]
     assert added == sorted(added, reverse=True) and added[0] >= 8 * row["wire_bytes"] / 1e6 - row["seconds"]
     assert row["modelled_exposed_seconds"] == pytest.approx(Network(1e9, 5e-5).exposed(kinds, *alike))
+
+
+def test_reports_put_a_run_on_another_link(tmp_path):
+    """What they show for another bandwidth is what the run would have written with it."""
+    wide = ["compressor=topk", "comm.bucket_cap_mb=0.0005", "network.jitter=1e-5", "network.burst=300"]
+    (arm,) = group([read_run(run(tmp_path, *wide).path)])[0]
+    assert series.modelled_seconds(arm, 1e9) == pytest.approx(series.column(arm, "modelled_seconds"))
+    row, network = arm.runs[0].rows[-1], Network(2e6, 5e-5, jitter=1e-5, burst=300)
+    exposed = network.exposed(exchanges_from(row["seconds_by_bucket"]), row["wire_bytes"], row["rounds"], 4)
+    expected = row["modelled_seconds"] - row["modelled_exposed_seconds"] + exposed
+    assert series.modelled_seconds(arm, 2e6)[0, -1] == pytest.approx(expected)
+    assert words.hidden([arm]) == "as far as the backward pass does not hide it"
+    row["seconds_by_bucket"][0][3][0].pop()
+    assert "seconds_by_bucket" in problem(arm.config, arm.runs[0].summary, arm.runs[0].rows, True)
 
 
 # ---- runs

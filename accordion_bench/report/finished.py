@@ -1,5 +1,6 @@
 """Whether a run has finished, and left behind everything that tables and figures need."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from accordion_bench.report.labels import label
 CHOICES = ("model", "dataset", "compressor")
 COLUMNS = ("epoch", "lr", "payload_bytes", "wire_bytes", "seconds")  # numbers, in every row
 NUMBERS = ("_bytes", "_seconds", "_error", "rounds", "step")  # ends of columns that are numbers or null
-PARTS = tuple(f"{part}_seconds" for part in ("data", "compute", "exposed", "update", "policy", "encode", "decode"))
+PARTS = tuple(f"{part}_seconds" for part in ("data", "compute", "update", "policy"))  # which every run has measured
 GROUPS = ("plan", "decisions", "norms")  # mappings, where a row has them
 
 
@@ -77,7 +78,21 @@ def _strange(row: Mapping[str, Any], levels: Any, metric: str) -> str:
             return f"metrics.jsonl has a row whose {column} is no number"
     if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, GROUPS))):
         return "metrics.jsonl has a row whose plan, decisions or norms are of another kind"
+    if not _are_exchanges(row.get("seconds_by_bucket") or []):
+        return "metrics.jsonl has a row whose seconds_by_bucket is of another kind"
     return ""
+
+
+def _are_exchanges(kinds: Any) -> bool:
+    """Whether it is what `network.exchanges_from` reads."""
+
+    def are_lists(values: Any, length: int) -> bool:
+        return isinstance(values, list) and all(isinstance(value, list) and len(value) == length for value in values)
+
+    return are_lists(kinds, 4) and all(
+        all(map(_is_number, numbers)) and are_lists(buckets, 5) and all(map(_is_number, itertools.chain(*buckets)))
+        for *numbers, buckets in kinds
+    )
 
 
 def _not_understood(config: Mapping[str, Any]) -> str:

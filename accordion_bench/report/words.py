@@ -109,8 +109,17 @@ def modelled(arms: Sequence[Arm]) -> list[str]:
     return [
         f"Modelled, not measured: one worker on its own machine with a link of {'; '.join(links)}. Its time is the "
         "measured computation of one worker plus modelled communication, 8 x wire bytes / bandwidth + rounds x "
-        "latency, those of decisions included, without overlap."
+        f"latency, those of decisions included, {hidden(with_model)}."
     ]
+
+
+def hidden(arms: Sequence[Arm]) -> str:
+    """What modelled communication leaves out: `as far as the backward pass does not hide it`."""
+    older = [arm.label for arm in arms if not arm.values("modelled_exposed_seconds")]
+    if len(older) == len(arms):
+        return "without overlap"
+    but = f" (without overlap for {', '.join(older)})" if older else ""
+    return f"as far as the backward pass does not hide it{but}"
 
 
 def link(network: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from accordion_bench.report.figures.curves import TOGETHER, curves, footnote, ha
 from accordion_bench.report.figures.points import points, points_note, time_axis
 from accordion_bench.report.figures.series import modelled_seconds
 from accordion_bench.report.figures.style import Sheet
-from accordion_bench.report.words import heading
+from accordion_bench.report.words import heading, hidden
 
 
 def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figure | None:
@@ -40,6 +40,7 @@ def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figur
     latencies = sorted({f"{arm.config['network']['latency'] * 1e6:g}" for arm, _ in shown})
     told = (
         "Modelled, not measured: measured computation of one worker + 8 x wire bytes / bandwidth + rounds x "
-        f"{' or '.join(latencies)} µs; {points_note(arms, at_edge=at_edge) + '.' if many else footnote(arms)}"
+        f"{' or '.join(latencies)} µs, {hidden([arm for arm, _ in shown])}; "
+        f"{points_note(arms, at_edge=at_edge) + '.' if many else footnote(arms)}"
     )
     return sheet.finish(heading(arms[0]), told, handles(shown, not many))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accordion_bench.metrics import Metric, metric
-from accordion_bench.network import Network
+from accordion_bench.network import Network, exchanges_from
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.intervals import half_width
 
@@ -47,23 +47,30 @@ def interval(values: Sequence[float]) -> float | None:
 def on_link(arm: Arm, bandwidth: float) -> Network:
     """The network of an arm's runs with links of another bandwidth, all alike."""
     own = arm.config.get("network") or {}
-    return Network(bandwidth, own.get("latency", 0.0), own.get("jitter"))
+    return Network(bandwidth, own.get("latency", 0.0), own.get("jitter"), burst=own.get("burst"))
 
 
 def modelled_seconds(arm: Arm, bandwidth: float) -> Array:
-    """Modelled time [seeds, epochs] on another link: T = T_compute + 8 wire_bytes / bandwidth + rounds latency.
+    """Modelled time [seeds, epochs] on another link: T = T_compute + what of communication is not hidden there.
 
     Args:
-        arm: whose rows have modelled columns.
-        bandwidth: bit/s that a worker sends; the latency stays that of the runs' network.
+        arm: whose rows have modelled columns; in rows of older runs nothing is hidden.
+        bandwidth: bit/s that a worker sends; everything else stays that of the runs' network.
 
     Returns:
         seconds; NaN where the rows have no model.
     """
-    link = on_link(arm, bandwidth)
-    compute = column(arm, "modelled_seconds") - column(arm, "modelled_comm_seconds")
-    wire_bytes, rounds = (column(arm, key) + np.nan_to_num(column(arm, f"control_{key}")) for key in SENT)
-    return compute + link.seconds(1, 0, arm.workers) * wire_bytes + link.seconds(0, 1, arm.workers) * rounds
+    link, epochs = on_link(arm, bandwidth), min(len(run.rows) for run in arm.runs)
+
+    def seconds(row: dict[str, Any]) -> float:
+        if any(row.get(name) is None for name in ("modelled_seconds", "modelled_comm_seconds", *SENT)):
+            return math.nan
+        exposed = row.get("modelled_exposed_seconds", row["modelled_comm_seconds"])
+        wire_bytes, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in SENT)
+        kinds = exchanges_from(row.get("seconds_by_bucket") or [])
+        return row["modelled_seconds"] - exposed + link.exposed(kinds, wire_bytes, rounds, arm.workers)
+
+    return np.array([[seconds(row) for row in run.rows[:epochs]] for run in arm.runs], dtype=np.float64)
 
 
 SENT = ("wire_bytes", "rounds")

@@ -227,7 +227,7 @@ def test_reports_put_a_run_on_another_link(tmp_path):
     expected = row["modelled_seconds"] - row["modelled_exposed_seconds"] + exposed
     assert series.modelled_seconds(arm, 2e6)[0, -1] == pytest.approx(expected)
     assert words.hidden([arm]) == "as far as the backward pass does not hide it"
-    row["seconds_by_bucket"][0][3][0].pop()
+    arm.runs[0].rows[0]["seconds_by_bucket"][0][3][0].pop()
     assert "seconds_by_bucket" in problem(arm.config, arm.runs[0].summary, arm.runs[0].rows, True)
 
 

@@ -120,13 +120,17 @@ class Hosts:
         return f"10.77.0.{host + 1}"
 
     def environment(self, host: int) -> dict[str, str]:
-        """What a launcher tells a process: one process for each host, ranks numbered like hosts."""
+        """What a launcher tells a process: one process for each host, ranks numbered like hosts.
+
+        HOST_ADDR is the host's own address, which a launcher elsewhere learns from a name server.
+        """
         threads = max(1, len(os.sched_getaffinity(0)) // self.number)
         return {
             "RANK": str(host),
             "WORLD_SIZE": str(self.number),
             "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1",
+            "HOST_ADDR": self.address(host),
             "MASTER_ADDR": self.address(0),
             "MASTER_PORT": str(PORT),
             "OMP_NUM_THREADS": str(threads),

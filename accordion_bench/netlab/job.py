@@ -258,7 +258,8 @@ class _Job:
             return status < KILLED, bool(LOST_PEER.search("\n".join(self._said(host)[-TAIL:]))), when
 
         first = min(self.failures, key=rank)
-        alike = 0 in self.failures and self._said(first)[-1:] == self._said(0)[-1:]  # all refuse with one sentence
+        last = self._said(first)[-1:]
+        alike = 0 in self.failures and last and last == self._said(0)[-1:]  # all refuse with one sentence
         return 0 if alike else first
 
     def _said(self, host: int) -> list[str]:

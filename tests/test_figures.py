@@ -19,6 +19,7 @@ from accordion_bench.config_dir import conf_dir
 from accordion_bench.metrics import METRICS
 from accordion_bench.report import colours, figures
 from accordion_bench.report.arms import group, settings
+from accordion_bench.report.draw import draw
 from accordion_bench.report.figures import curves, series, style, sweeps
 from accordion_bench.report.figures.breakdown import PARTS, parts
 from accordion_bench.report.figures.norms import critical_share, norms_by_layer
@@ -163,9 +164,13 @@ def all_legends(figure):
 
 def test_every_figure_is_written_as_png_and_pdf(tmp_path, drawn, monkeypatch):
     assert set(drawn) == set(figures.NAMES)
-    monkeypatch.setattr(figures, "figures_of", lambda *_: {name: drawn[name] for name in ("comparison", "norms")})
-    pngs = figures.draw_all(everything(), tmp_path, "-7") + figures.draw_across(across(), tmp_path)
-    assert [png.name for png in pngs] == ["comparison-7.png", "norms-7.png", "workers.png"]
+    made = {name: lambda name=name: drawn[name] if name in ("comparison", "norms") else None for name in drawn}
+    monkeypatch.setattr(figures, "rooms", lambda *_: made)
+    (pngs,) = draw([everything()], tmp_path, figures.BANDWIDTHS, pdf=True)
+    pngs += figures.draw_across(across(), tmp_path, pdf=True)
+    assert [png.name for png in pngs] == ["comparison.png", "norms.png", "workers.png"]
+    assert [png.name for png in figures.draw_all(everything(), tmp_path, "-7")] == ["comparison-7.png", "norms-7.png"]
+    assert not (tmp_path / "norms-7.pdf").exists()
     for png in pngs:
         pdf = png.with_suffix(".pdf").read_bytes()
         assert png.read_bytes().startswith(b"\x89PNG") and png.stat().st_size > 5000

@@ -35,9 +35,9 @@ def report(tmp_path_factory):
     config["choices"]["model"] = HOSTILE
     (strange / "config.yaml").write_text(yaml.safe_dump(config))
     (run_folder(root / "runs", seed=7) / "done").unlink()
-    runs, draw = load.read_runs([root / "runs"]), figures.draw_all
+    runs, draw = load.read_runs([root / "runs"]), figures.draw_one
     with pytest.MonkeyPatch.context() as patch:  # figures of one setting are enough
-        patch.setattr(figures, "draw_all", lambda arms, *rest: draw(arms, *rest) if len(arms) > 1 else [])
+        patch.setattr(figures, "draw_one", lambda name, arms, *rest: draw(name, arms, *rest) if len(arms) > 1 else None)
         write.write(runs, root / "out", [("lost", "does not exist")])
     return root / "out" / "report.html"
 

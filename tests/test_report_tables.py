@@ -474,12 +474,13 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, option, value, told):
     assert capsys.readouterr().err.startswith(told)
 
 
-def test_bandwidths_reach_the_figures(tmp_path, monkeypatch):
+def test_options_reach_the_figures(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(write.figures, "draw_all", lambda arms, out, suffix, bandwidths: seen.append(bandwidths) or [])
+    monkeypatch.setattr(write, "draw", lambda parts, out, bandwidths, pdf: seen.append((bandwidths, pdf)) or [[]])
     run_folder(tmp_path / "runs")
-    assert report_main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1e6,2e9"]) == 0
-    assert seen == [[1e6, 2e9]]
+    typed = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1e6,2e9"]
+    assert report_main(typed) == report_main([*typed, "--pdf"]) == 0
+    assert seen == [([1e6, 2e9], False), ([1e6, 2e9], True)]
 
 
 def test_signs_and_sizes():

@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--bandwidths", default="1e8,1e9,1e10", help="of the links in figures of modelled time, bit/s (%(default)s)"
     )
+    parser.add_argument("--pdf", action="store_true", help="every figure as PDF, too; a third of the time more")
     args = parser.parse_args(argv)
     try:
         formats = [check.choice("--formats", name.strip(), write.FORMATS) for name in args.formats.split(",")]
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    print(write.write(runs, args.out, folders, formats, bandwidths))
+    print(write.write(runs, args.out, folders, formats, bandwidths, args.pdf))
     return 0
 
 

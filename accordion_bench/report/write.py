@@ -23,6 +23,7 @@ def write(
     folders: Sequence[tuple[str, str]] = (),
     formats: Sequence[str] = FORMATS,
     bandwidths: Sequence[float] = figures.BANDWIDTHS,
+    pdf: bool = False,
 ) -> str:
     """Write everything about some runs; returns the text for stdout.
 
@@ -32,13 +33,14 @@ def write(
         folders: names of those without a run, and why; see `absent.no_runs`.
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
         bandwidths: bit/s of the links in figures of modelled time.
+        pdf: a PDF of every figure beside its PNG.
     """
     out.mkdir(parents=True, exist_ok=True)
     clear(out)
     arms, repeats = group(runs)
     parts, absent = settings(arms), left_out(runs, repeats, folders)
-    sections = [Section(*pair) for pair in zip(parts, draw(parts, out, bandwidths), strict=True)]
-    across = figures.draw_across(parts, out)
+    sections = [Section(*pair) for pair in zip(parts, draw(parts, out, bandwidths, pdf), strict=True)]
+    across = figures.draw_across(parts, out, pdf)
     text = "\n\n".join([*map(section, parts), *notes(absent)]) + "\n"
     if "md" in formats:
         (out / "table.md").write_text(text)

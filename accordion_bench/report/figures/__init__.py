@@ -1,6 +1,5 @@
 """Figures: what the runs of one setting, or of several, show. One room per figure; `style` is what they share."""
 
-import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ __all__ = ["MANY", "NAMES", "STYLE", "WORST", "draw_across", "draw_all", "modell
 
 MANY = 10  # arms, beyond which `comparison` has rows instead of curves
 BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s
-NAMES = (
+OF_A_SETTING = (
     "comparison",
     "forest",
     "accuracy_epoch",
@@ -46,32 +45,49 @@ NAMES = (
     "variance",
     "bits_bucket",
     "period",
-    "workers",
 )
+NAMES = (*OF_A_SETTING, "workers")
 
 
 def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "", bandwidths: Sequence[float] = BANDWIDTHS) -> list[Path]:
-    """Write every figure that the arms of one setting allow, as PNG and PDF; returns the PNG files.
+    """Write every figure that the arms of one setting allow, as PNG; returns the files."""
+    drawn = (draw_one(name, arms, out, suffix, bandwidths) for name in OF_A_SETTING)
+    return [png for png in drawn if png is not None]
+
+
+def draw_one(
+    name: str,
+    arms: Sequence[Arm],
+    out: Path,
+    suffix: str = "",
+    bandwidths: Sequence[float] = BANDWIDTHS,
+    pdf: bool = False,
+) -> Path | None:
+    """Write one figure of one setting; returns the PNG file, or None where the figure would say nothing.
 
     Args:
-        arms: of one setting.
+        name: one of OF_A_SETTING.
+        arms: of the setting.
         out: folder.
         suffix: of the file names.
         bandwidths: bit/s of the links whose modelled time is drawn.
+        pdf: a PDF beside it.
     """
-    gc.freeze()  # the rows of all runs are millions of objects, which every collection would look through
-    try:
-        with mpl.rc_context(STYLE):
-            return [save(figure, out / f"{name}{suffix}") for name, figure in figures_of(arms, bandwidths).items()]
-    finally:
-        gc.unfreeze()
+    with mpl.rc_context(STYLE):
+        figure = rooms(arms, bandwidths)[name]()
+        return None if figure is None else save(figure, out / f"{name}{suffix}", pdf)
 
 
 def figures_of(arms: Sequence[Arm], bandwidths: Sequence[float] = BANDWIDTHS) -> dict[str, Figure]:
     """The figures of one setting by name, in the order of NAMES; those that would say nothing are left out."""
-    adaptive = with_levels(arms)
-    rooms: dict[str, Callable[[], Figure | None]] = {
-        "comparison": lambda: forest(arms) if len(arms) > MANY else side_by_side(arms, adaptive[:1]),
+    drawn = {name: draw() for name, draw in rooms(arms, bandwidths).items()}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], Figure | None]]:
+    """What draws each figure of one setting."""
+    return {
+        "comparison": lambda: forest(arms) if len(arms) > MANY else side_by_side(arms, with_levels(arms)[:1]),
         "forest": lambda: forest(arms) if 1 < len(arms) <= MANY else None,
         "accuracy_epoch": lambda: accuracy_epoch(arms),
         "accuracy_bytes": lambda: accuracy_bytes(arms),
@@ -81,23 +97,22 @@ def figures_of(arms: Sequence[Arm], bandwidths: Sequence[float] = BANDWIDTHS) ->
         "pareto": lambda: pareto(arms),
         "tradeoff": lambda: modelled(arms).get("tradeoff"),
         "breakdown": lambda: breakdown(arms),
-        "levels": lambda: level_maps(adaptive) if adaptive else None,
+        "levels": lambda: level_maps(adaptive) if (adaptive := with_levels(arms)) else None,
         "norms": lambda: norms(arms),
         "variance": lambda: variance(arms),
         "bits_bucket": lambda: bits_bucket(arms),
         "period": lambda: period(arms),
     }
-    drawn = {name: draw() for name, draw in rooms.items()}
-    return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def draw_across(settings: Sequence[Sequence[Arm]], out: Path) -> list[Path]:
-    """Write the figures that compare settings, as PNG and PDF; returns the PNG files.
+def draw_across(settings: Sequence[Sequence[Arm]], out: Path, pdf: bool = False) -> list[Path]:
+    """Write the figures that compare settings; returns the PNG files.
 
     Args:
         settings: the arms of each setting.
         out: folder.
+        pdf: a PDF beside each.
     """
     with mpl.rc_context(STYLE):
         figure = workers(settings)
-        return [] if figure is None else [save(figure, out / "workers")]
+        return [] if figure is None else [save(figure, out / "workers", pdf)]

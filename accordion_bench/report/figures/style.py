@@ -173,10 +173,11 @@ def legend_grid(handles: Sequence[Any], width: float) -> tuple[int, int]:
     return columns, max(rows)
 
 
-def save(figure: Figure, stem: Path) -> Path:
-    """Write PNG and PDF; returns the PNG."""
-    pdf, png = (stem.with_name(stem.name + ending) for ending in (".pdf", ".png"))
-    figure.savefig(pdf, metadata={"CreationDate": None})
+def save(figure: Figure, stem: Path, pdf: bool = False) -> Path:
+    """Write the PNG, which is returned; beside it a PDF where one is asked for."""
+    png = stem.with_name(f"{stem.name}.png")
+    if pdf:
+        figure.savefig(stem.with_name(f"{stem.name}.pdf"), metadata={"CreationDate": None})
     figure.savefig(png, dpi=DPI)
     return png
 

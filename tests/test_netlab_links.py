@@ -200,6 +200,11 @@ def test_the_host_that_fails_first_is_heard_first():
     assert done.stderr.index("mine") < done.stderr.index("connection closed")
 
 
+def test_a_configuration_that_is_refused_stays_one_sentence():
+    done = lab("--hosts", "2", "--command", "if [ $RANK = 1 ]; then exit 2; fi; sleep 0.2; echo mend this >&2; exit 2")
+    assert (done.returncode, done.stderr) == (2, "mend this\n")
+
+
 def test_a_host_that_is_killed_is_the_one_that_failed_and_the_others_are_ended():
     done = lab("--command", "if [ $RANK = 1 ]; then kill -9 $$; fi; if [ $RANK = 0 ]; then exit 1; fi; sleep 1000")
     assert done.returncode == 137

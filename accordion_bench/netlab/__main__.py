@@ -9,6 +9,7 @@ from accordion_bench.check import ConfigError, integer
 from accordion_bench.netlab import options
 from accordion_bench.netlab.calibrate import probe
 from accordion_bench.netlab.hosts import Hosts, refuse
+from accordion_bench.netlab.job import REFUSED
 
 DESCRIPTION = """Several hosts on one Linux machine, each in a network namespace of its own, behind a link of limited
 rate.
@@ -94,6 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:  # before or after the job, which passes signals on
         print("stopped", file=sys.stderr)
         return 128 + signal.SIGINT
+    if outcome.status == REFUSED:
+        return REFUSED
     sent = ", ".join(f"{count / 1e6:.2f}" for count in outcome.sent)
     print(
         f"netlab: {outcome.seconds:.1f} s; MB sent over the links of hosts 0 to {number - 1}: {sent}", file=sys.stderr

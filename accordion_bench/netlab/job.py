@@ -28,6 +28,7 @@ SAVING = 60.0  # seconds in which a job may save itself after Ctrl-C
 TAIL = 40  # lines
 FIRST_BYTES = 100_000  # sent by a host: its rendezvous is over, gradients or parameters are under way
 NAMED = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')  # `ip netns exec` has mounts of its own
+REFUSED = 2  # the exit status of those who have said in one sentence what the user can mend
 KILLED = 129  # smallest exit status of those that a signal has ended
 # words of those who only see that another one is gone
 LOST_PEER = re.compile(
@@ -76,7 +77,7 @@ def run(
         running.watch()
     seconds = time.monotonic() - begin
     status, failed = running.told()
-    if logs is None and failed is None:
+    if logs is None and (failed is None or status == REFUSED):
         shutil.rmtree(folder)
     spent = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(hosts.counters(), before, strict=True)]
     return Outcome(status, failed, seconds, [sent for sent, _ in spent], [got for _, got in spent], folder)
@@ -240,7 +241,7 @@ class _Job:
                 print("netlab: what host 0 said after that:", file=sys.stderr, flush=True)
         while self.held:
             self._say_held()
-        if first == 0:
+        if first == 0 and self.failures[0][1] != REFUSED:
             print(f"netlab: host 0 failed with {self._how(0)}; its output is in {self._log(0)}", file=sys.stderr)
         for cut in self.cuts:
             print(f"netlab: the job was over before the link of host {cut.host} was cut", file=sys.stderr)
@@ -249,13 +250,17 @@ class _Job:
         return (0, None) if first is None else (self.failures[first][1], first)
 
     def _first(self) -> int | None:
-        """Who was killed could not speak, and others complained at once; who lost a peer is not the cause."""
+        """Who was killed could not speak, and others complained at once; who lost a peer is not the cause.
+
+        Of those that refuse a configuration, with one sentence, only rank 0 says it.
+        """
         if not self.failures:
             return None
 
-        def rank(host: int) -> tuple[bool, bool, float]:
+        def rank(host: int) -> tuple[bool, bool, bool, float]:
             when, status = self.failures[host]
-            return status < KILLED, bool(LOST_PEER.search("\n".join(self._said(host)[-TAIL:]))), when
+            said = "\n".join(self._said(host)[-TAIL:])
+            return status < KILLED, not said, bool(LOST_PEER.search(said)), when
 
         first = min(self.failures, key=rank)
         last = self._said(first)[-1:]

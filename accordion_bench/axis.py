@@ -106,6 +106,7 @@ class WorkerAxis:
         step: int,
         losses: Callable[[int], Tensor],
         micro_batches: int,
+        scale: float = 1.0,
         before_last: Callable[[], object] = lambda: None,
     ) -> Tensor:
         """Put the gradients of one worker's step into its row.
@@ -115,6 +116,7 @@ class WorkerAxis:
             step: keys the dropout.
             losses: called with each micro-batch number; returns its share of the batch's mean loss.
             micro_batches: how many.
+            scale: what gradients are to be multiplied by, through the loss.
             before_last: called before the last backward pass, during which `take` may be called.
 
         Returns:
@@ -129,7 +131,7 @@ class WorkerAxis:
             loss = losses(micro)
             if micro == micro_batches - 1:
                 before_last()
-            loss.backward()
+            (loss if scale == 1 else loss * scale).backward()
             total += loss.detach()
         left = [i for i in range(len(self.params)) if i not in self._taken]
         self._taken.clear()

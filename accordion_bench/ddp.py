@@ -58,7 +58,6 @@ class DDPExchange(Exchange):
         super().__init__(compressor, axis.specs, ladder, comm, axis.params[0], cfg["seed"], start_step=start_step)
         self.what = "mean gradient"
         self.resumable = not isinstance(compressor, PowerSGD)
-        self._params = axis.params
         self._element_size = axis.params[0].element_size()
         cap = cfg["comm"].get("bucket_cap_mb")
         if isinstance(compressor, PowerSGD) and dist.get_backend() == "gloo":  # one bucket
@@ -100,6 +99,13 @@ class DDPExchange(Exchange):
         Raises:
             NonFinite: a mean gradient is NaN or infinite, which all workers see.
         """
+        self.charge(plan, step, epoch)
+        if bad := self.non_finite(xs_W):
+            raise NonFinite(f"{bad} is not finite")
+        return [x_W[0] for x_W in xs_W]
+
+    def charge(self, plan: Plan, step: int, epoch: float) -> None:
+        """Count what the hook has sent in this step's backward pass."""
         self.comm.ledger.paper_count(self.paper_floats(self.levels(plan, step, epoch)))
         if self._calls < 2:  # before its second forward pass it puts the gradients into new buckets, once
             buckets = self.module.reducer._get_zeros_like_grad_buckets()
@@ -109,10 +115,6 @@ class DDPExchange(Exchange):
         for shapes in self._shapes:
             for entries in self._messages(shapes, compresses):
                 self.comm.ledger.all_reduce(entries)
-        means = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
-        if bad := self.non_finite([mean.unsqueeze(0) for mean in means]):
-            raise NonFinite(f"{bad} is not finite")
-        return means
 
     def _messages(self, shapes: Sequence[torch.Size], compresses: bool) -> list[int]:
         """Bytes of each all-reduce of one bucket."""
@@ -227,6 +229,9 @@ def _refuse_options(cfg: Config, where: Layout, wrapped: Compressor) -> None:
     if where.backend == "gloo" and cfg["comm"].get("bucket_cap_mb") is not None:
         rule = "null: torch's PowerSGD hook waits for itself on gloo with more than one bucket"
         raise ValueRefused("comm.bucket_cap_mb", rule, cfg["comm"]["bucket_cap_mb"], None)
+    if cfg["precision"] == "float16":
+        rule = "float32 or bfloat16 with comm.engine=ddp and compressor=powersgd: torch's hook would keep an overflow"
+        raise ValueRefused("precision", rule, "float16", "bfloat16")
     for key, off in (("checkpoint.every", 0), ("resume", None)):
         group, _, option = key.partition(".")
         value = cfg[group][option] if option else cfg[group]

@@ -26,6 +26,8 @@ def after_backward(cfg: Config, wrapped: Wrapped, processes: int) -> str:
         return "comm.overlap=false" if overlap is False else "all workers share a process"
     if wrapped.scope == WHOLE_MODEL:
         return "compressor.scope=model"
+    if cfg.get("precision") == "float16":
+        return "precision=float16 looks at all gradients first"
     if cfg.get("clip_norm"):
         return "clip_norm needs all gradients first"
     if "momentum" in wrapped.compressor.owns and wrapped.compressor.weight_decay_mode == "in_gradient":

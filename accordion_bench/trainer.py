@@ -21,6 +21,7 @@ from accordion_bench.meter import Meter
 from accordion_bench.network import Network
 from accordion_bench.overlap import Overlap, after_backward
 from accordion_bench.plan import plan_record
+from accordion_bench.precision import LossScale, autocast
 from accordion_bench.profiler import profiled
 from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
@@ -43,7 +44,7 @@ class Trainer:
 
     Attributes, by role:
         what is trained: axis (model, gradients, buffers), optimizer or optimizers (of replicas), schedule,
-            task, data, sampler, batches (of this epoch)
+            task, data, sampler, batches (of this epoch), loss_scale (in float16)
         what is exchanged: sync (with its exchanges), comm, ddp (in the place of an exchange)
         what adapts: plan, ladder, decisions (with the policies and what they want to know)
         where it stands: epoch, step, step_in_epoch, loss_sum, best, to_target
@@ -69,6 +70,7 @@ class Trainer:
         self.schedule, self.sync = parts.schedule, parts.sync
         self.optimizer = config.build_optimizer(cfg, parts.wrapped.compressor, self.axis.params)
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.loss_scale = LossScale() if cfg["precision"] == "float16" else None
 
         specs, like = self.axis.specs, self.axis.params[0]
         self.ladder, self.plan = parts.ladder, parts.plan_for(specs)
@@ -90,7 +92,7 @@ class Trainer:
 
     def train_step(self) -> None:
         """One optimizer step of all workers."""
-        comm, axis, lr = self.comm, self.axis, self.lr(self.step_in_epoch)
+        comm, lr = self.comm, self.lr(self.step_in_epoch)
         losses = []
         with kept_rng(self.device):
             for row in range(comm.local_workers):
@@ -99,29 +101,57 @@ class Trainer:
                 self.clock.lap("data")
                 losses.append(self._backward(row, x, y))
                 self.clock.lap("compute")
-        if self.cfg["clip_norm"]:
-            axis.clip(self.cfg["clip_norm"])
         loss = torch.stack(losses)
         self.loss_sum += loss.double().sum()
         self.clock.lap("compute")
-        self.decisions.epoch_sums.add_gradients(axis.gradients_W)
-        self.clock.lap("policy")
-        comm.ledger.dense_step(sum(spec.numel for spec in axis.specs))
         try:
             self.refuse_non_finite(loss)
-            self.sync.step(self, lr)
+            if self.loss_scale is None or self._undo(self.loss_scale):
+                self._step(lr)
         except NonFinite as bad:
             raise NonFinite(
                 f"step {self.step} (epoch {self.epoch}): {bad}; try a smaller optimizer.lr, now {lr:g} after schedule "
                 "and scaling"
             ) from None
+        self.step += 1
+        self.step_in_epoch += 1
+        self.clock.warm = True
+
+    def _step(self, lr: float) -> None:
+        """From this step's gradients to parameters, and to what is decided of them."""
+        axis = self.axis
+        if self.cfg["clip_norm"]:
+            axis.clip(self.cfg["clip_norm"])
+            self.clock.lap("compute")
+        self.decisions.epoch_sums.add_gradients(axis.gradients_W)
+        self.clock.lap("policy")
+        self.comm.ledger.dense_step(sum(spec.numel for spec in axis.specs))
+        self.sync.step(self, lr)
         if self.just_exchanged:
             self.decisions.after_exchange(self, *self.just_exchanged)
             self.just_exchanged = None
             self.clock.lap("policy")
-        self.step += 1
-        self.step_in_epoch += 1
-        self.clock.warm = True
+
+    def _undo(self, scale: LossScale) -> bool:
+        """Divide the gradients by the loss scale; whether all workers' are finite, so that the step can be taken.
+
+        A step that is not taken leaves everything as it is but the scale, BatchNorm's statistics and the count of
+        steps, with which the schedule goes on.
+
+        Raises:
+            NonFinite: they are not, although the loss is not scaled any more.
+        """
+        gradients_W = self.axis.gradients_W
+        self.clock.lap("update")
+        overflow = bool(self.comm.sum_(scale.undo_(gradients_W), "control"))
+        self.clock.lap("exposed")
+        if overflow and scale.value <= 1:
+            bad = self.exchange.non_finite(gradients_W, "gradient") or "a gradient of another process"
+            raise NonFinite(f"{bad} is not finite, at a loss scale of {scale.value:g}")
+        if overflow and self.ddp:
+            self.ddp.charge(self.plan, self.step, self.now)
+        scale.update(overflow)
+        return not overflow
 
     def exchanged(
         self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: float
@@ -190,12 +220,14 @@ class Trainer:
         model = self.ddp.module if self.ddp else self.axis.model
 
         def share_of_loss(i: int) -> Tensor:
-            with self.ddp.hushed() if self.ddp and i < len(xs) - 1 else contextlib.nullcontext():
+            hushed = self.ddp.hushed() if self.ddp and i < len(xs) - 1 else contextlib.nullcontext()
+            with hushed, autocast(self.cfg["precision"], self.device):
                 return self.task.loss(model, xs[i], ys[i], row, i) * (len(ys[i]) / len(y))
 
+        scale = self.loss_scale.value if self.loss_scale else 1.0
         if row < self.comm.local_workers - 1:
-            return self.axis.backward(row, self.step, share_of_loss, len(xs))
-        loss = self.axis.backward(row, self.step, share_of_loss, len(xs), self._arm)
+            return self.axis.backward(row, self.step, share_of_loss, len(xs), scale)
+        loss = self.axis.backward(row, self.step, share_of_loss, len(xs), scale, self._arm)
         self.overlap.complete()
         return loss
 
@@ -309,6 +341,7 @@ class Trainer:
             **(dict.fromkeys(UNMEASURED) if self.ddp else {}),
             **self.network.columns(self.comm),
             **self.meter.columns(),
+            **(self.loss_scale.columns() if self.loss_scale else {}),
             "plan": plan_record(plan, self.ladder),
             "decisions": decisions,
             **self.decisions.measured(),

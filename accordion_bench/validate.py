@@ -13,6 +13,7 @@ from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.config_dir import conf_dir
 from accordion_bench.layout import layout, placed
+from accordion_bench.precision import PRECISIONS
 from accordion_bench.scale import SCALES
 from accordion_bench.tasks import task_of
 from accordion_bench.wrapped import FEEDBACK, SERVER, wrapped_compressor
@@ -33,6 +34,8 @@ def validate(cfg: Config) -> None:
     if cfg["micro_batch_size"] is not None:
         check.integer("micro_batch_size", cfg["micro_batch_size"], at_least=1, instead=cfg["batch_size"])
     check.choice("bn", cfg["bn"], BN_POLICIES)
+    if cfg["precision"] is not None:
+        check.choice("precision", cfg["precision"], list(PRECISIONS))
     if cfg["clip_norm"] is not None:
         check.number("clip_norm", cfg["clip_norm"], above=0, instead=1.0)
     check.choice("scale", cfg["scale"], SCALES)
@@ -52,6 +55,9 @@ def validate(cfg: Config) -> None:
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = components(placed(cfg, where := layout(cfg)), where.workers)
+    if cfg["precision"] == "float16" and parts.sync.local:
+        rule = "float32 or bfloat16 where workers take local steps, because workers skip a step together"
+        raise ValueRefused("precision", rule, "float16", "bfloat16")
     if cfg["comm"].get("engine") == "ddp":
         ddp.refuse(cfg, where, parts)
     if cfg["target"] is not None:

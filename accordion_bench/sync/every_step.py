@@ -1,6 +1,6 @@
 """Synchronous data-parallel training: gradients are exchanged in every step."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,15 @@ class EveryStep(Sync):
     """
 
     def begin(self, trainer: "Trainer") -> None:
-        self._exchange = trainer.new_exchange()
+        self._exchange, self._trainer = trainer.new_exchange(), trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        scale = self._trainer.loss_scale
+        return {"loss_scale": scale.state_dict()} if scale else {}
+
+    def load_state_dict(self, trainer: "Trainer", state: dict[str, Any]) -> None:
+        if trainer.loss_scale:
+            trainer.loss_scale.load_state_dict(state["loss_scale"])
 
     @property
     def exchange(self) -> Exchange:

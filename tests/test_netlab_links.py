@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -165,7 +166,9 @@ def test_small_messages_agree_after_their_calibrated_cost(rows, name):
 
 def lab(*words: str, timeout: float = 80) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "accordion_bench.netlab", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+    with tempfile.TemporaryDirectory() as logs:  # those of failures are kept
+        env = {**os.environ, "TMPDIR": logs}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout)
 
 
 def test_both_ends_of_a_link_are_limited_and_a_slow_host_more():

@@ -1,18 +1,20 @@
 """Tasks: loss and evaluation of what is trained: images with labels, or the next word of a text."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench.datasets.base import Data, Dataset
+from accordion_bench.datasets.base import Data, Dataset, LabelledData
+from accordion_bench.datasets.text import TextData
 from accordion_bench.metrics import METRICS, Metric
 
 EVAL_BATCH = 512
+DataT = TypeVar("DataT", bound=Data)
 
 
-class Task:
+class Task(Generic[DataT]):
     """What the trainer must know of a task.
 
     Class attributes:
@@ -28,7 +30,7 @@ class Task:
         """Mean loss of one micro-batch of a local worker."""
         raise NotImplementedError
 
-    def totals(self, model: nn.Module, data: Data, worker: int, workers: int) -> Tensor:
+    def totals(self, model: nn.Module, data: DataT, worker: int, workers: int) -> Tensor:
         """Sums over one worker's share of the evaluation data, float64; added up over workers they give `columns`."""
         raise NotImplementedError
 
@@ -44,7 +46,7 @@ class Task:
         """Continue from `worker_state()`."""
 
 
-class Images(Task):
+class Images(Task[LabelledData]):
     """Cross-entropy of one label per image; accuracy."""
 
     metric = METRICS["accuracy"]
@@ -52,7 +54,7 @@ class Images(Task):
     def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
         return F.cross_entropy(model(x), y)
 
-    def totals(self, model: nn.Module, data: Data, worker: int, workers: int) -> Tensor:
+    def totals(self, model: nn.Module, data: LabelledData, worker: int, workers: int) -> Tensor:
         totals: Tensor | None = None
         share = torch.arange(min(worker, data.test_size), data.test_size, workers)
         for x, y in data.test_batches(share.split(EVAL_BATCH) if len(share) else []):
@@ -67,7 +69,7 @@ class Images(Task):
         return {"test_loss": loss / count, "accuracy": correct / count}
 
 
-class Text(Task):
+class Text(Task[TextData]):
     """Cross-entropy of the next word, in nats; perplexity = exp(mean cross-entropy).
 
     Truncated backpropagation through time: a worker's model goes on from the state in which its last step has left it,
@@ -93,7 +95,7 @@ class Text(Task):
         states[micro] = tuple(part.detach() for part in state)
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
-    def totals(self, model: nn.Module, data: Any, worker: int, workers: int) -> Tensor:
+    def totals(self, model: nn.Module, data: TextData, worker: int, workers: int) -> Tensor:
         totals = []
         for split in data.splits:
             total, state = torch.zeros(2, dtype=torch.float64, device=data.device), None
@@ -120,6 +122,6 @@ class Text(Task):
         self.states[row] = {micro: tuple(part.to(device) for part in parts) for micro, parts in state.items()}
 
 
-def task_of(dataset: Dataset) -> Task:
+def task_of(dataset: Dataset) -> Task[Any]:
     """The task of a data set."""
     return Text(getattr(dataset, "metric_split", "test")) if dataset.task == "text" else Images()

@@ -24,6 +24,10 @@ class Data(Protocol):
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
         """Inputs and targets, augmented as the epoch says, for each index tensor in turn."""
 
+
+class LabelledData(Data, Protocol):
+    """Data of which test samples can be evaluated in any order; text cannot, see `TextData.strands`."""
+
     def test_batches(self, batches: Iterable[Tensor]) -> Batches:
         """Inputs and targets for each index tensor in turn."""
 

@@ -3,7 +3,6 @@
 import collections
 from collections.abc import Iterable, Mapping
 from itertools import repeat
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -48,10 +47,6 @@ class TextData:
         """Words [B, bptt] and the words after them."""
         words = self.words["train"][indices[:, None] * self.bptt + self.offsets]
         return words[:, :-1], words[:, 1:]
-
-    def test_batches(self, batches: Iterable[Tensor]) -> NoReturn:
-        """Text is evaluated in order, see `strands`."""
-        raise NotImplementedError("text is evaluated by strands")
 
     def strands(self, split: str, worker: int, workers: int) -> Batches:
         """One worker's share of a split's strands, stretch by stretch, whatever bptt is.

@@ -38,7 +38,7 @@ printf '%s\n' "${arms[@]}" | xargs -P "${JOBS:-1}" -I{} bash -c \
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-$python -m accordion_bench.report "$runs"/* --out "$scratch"
+$python -m accordion_bench.report "$runs"/* --out "$scratch" --pdf
 kept=results/compressors
 mkdir -p "$kept"
 cp "$scratch"/{table.md,table.csv,comparison.png,comparison.pdf} "$kept"

@@ -25,6 +25,6 @@ arm compressor=powersgd compressor.rank=1
 arm compressor=powersgd adaptive=accordion adaptive.accordion.weak=4 adaptive.accordion.strong=1
 
 echo
-echo "\$ python -m accordion_bench.report $runs --out $out"
-.venv/bin/python -m accordion_bench.report "$runs" --out "$out"
+echo "\$ python -m accordion_bench.report $runs --out $out --pdf"
+.venv/bin/python -m accordion_bench.report "$runs" --out "$out" --pdf
 echo "the figure: $out/comparison.png"

@@ -252,7 +252,7 @@ def commands(cells: Sequence[Cell]) -> Iterator[str]:
 def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
     """Heading, table, figure, sentences of one setting."""
     with plt.rc_context(figures.STYLE):
-        png = figures.save(figures.tradeoff(arms), out / f"tradeoff-{setting}")
+        png = figures.save(figures.tradeoff(arms), out / f"tradeoff-{setting}", pdf=True)
     dense = next((arm for arm in arms if arm.dense), None)
     images = arms[0].runs[0].summary["test_size"]
     captions = [

@@ -5,7 +5,7 @@ RUN := $(BIN)/python
 # a process per core; a file stays in one of them, since its tests share what they have made
 TESTS := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test check bench figures methods clean
+.PHONY: help install demo test check test-multigpu bench netlab figures methods clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,18 +19,25 @@ install: .venv/.installed  ## set up .venv (every other target does this by itse
 demo: install  ## dense, PowerSGD weak, PowerSGD strong and Accordion on real data; one table, one figure
 	@bash scripts/demo.sh
 
-test: install  ## the default test suite
+test: install  ## the default test suite, then links between network namespaces where this machine has them
 	@$(TESTS)
+	@$(RUN) -m pytest -m netlab tests/test_netlab_links.py
+
+test-multigpu: install  ## what needs two GPUs or more
+	@$(RUN) -m pytest -m multigpu tests/test_multigpu.py
 
 check: install  ## lint, types, tests
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(TESTS)
+	@$(MAKE) test
 
 bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel; codec speed next to a copy
 	@$(RUN) scripts/bench_step.py
 	@$(RUN) scripts/bench_codec.py
 	@$(RUN) scripts/bench_codec.py --flat
+
+netlab: install  ## step times behind shaped links next to DistributedDataParallel (root)
+	@$(RUN) scripts/bench_netlab.py
 
 figures: install  ## the figures and tables of results/demo and results/compressors, from new runs
 	@bash scripts/figures.sh

@@ -28,7 +28,7 @@ def test_the_same_as_the_command_line(overrides):
 
 
 def test_the_same_as_a_tiny_run(tmp_path):
-    assert composed.run(tmp_path, *OVERLAP, "epochs=2") == tiny.cfg(tmp_path, *OVERLAP, "epochs=2")
+    assert tiny.cfg(tmp_path, *OVERLAP, "epochs=2") == config.compose(tiny.typed(tmp_path, *OVERLAP, "epochs=2"))
 
 
 def test_what_hydra_refuses_is_refused():

@@ -161,11 +161,7 @@ class WorkerAxis:
         """Scale each worker's gradients down to a global L2 norm of at most `norm`."""
         for row in range(self._W):
             own = [g_W[row] for g_W in self.gradients_W]
-            # row by row: one float32 sum over millions of entries would be wrong in its third digit
-            rows = [torch.linalg.vector_norm(g.flatten(1) if g.ndim > 1 else g, dim=-1).flatten() for g in own]
-            total = torch.cat(rows).norm()
-            # what is not finite stays as it is, so that the refusal names the right parameter
-            torch._foreach_mul_(own, torch.where(total.isfinite(), (norm / total).clamp_max(1.0), 1.0))
+            torch._foreach_mul_(own, clip_factor(own, norm))
 
     @torch.no_grad()
     def pull(self, anchor: Sequence[Tensor], alpha: float) -> None:
@@ -265,6 +261,15 @@ class WorkerAxis:
         self._use_buffers(buffers)
         self._use_values(values)
         self._current = None
+
+
+def clip_factor(xs: Sequence[Tensor], norm: float) -> Tensor:
+    """What takes the global L2 norm of some tensors down to `norm`; 1 where it is not above, or not finite."""
+    # row by row: one float32 sum over millions of entries would be wrong in its third digit
+    rows = [torch.linalg.vector_norm(x.flatten(1) if x.ndim > 1 else x, dim=-1).flatten() for x in xs]
+    total = torch.cat(rows).norm()
+    # what is not finite stays as it is, so that the refusal names the right parameter
+    return torch.where(total.isfinite(), (norm / total).clamp_max(1.0), 1.0)
 
 
 def _home(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -183,9 +183,9 @@ def refuse(cfg: Config, where: Layout, parts: "Components") -> None:
         if cfg["measure"][key]:
             rule = "false with comm.engine=ddp, which does not show the workers' own gradients"
             raise ValueRefused(f"measure.{key}", rule, True, False)
-    if cfg["clip_norm"] is not None:
-        rule = "null with comm.engine=ddp, whose gradients have been exchanged when the backward pass ends"
-        raise ValueRefused("clip_norm", rule, cfg["clip_norm"], None)
+    if cfg["clip_norm"] is not None and cfg["clip_at"] != "after":
+        rule = "after with comm.engine=ddp, whose gradients have been exchanged when the backward pass ends"
+        raise ValueRefused("clip_at", rule, cfg["clip_at"], "after")
     _refuse_options(cfg, where, parts.wrapped.compressor)
 
 

@@ -120,7 +120,7 @@ class Trainer:
     def _step(self, lr: float) -> None:
         """From this step's gradients to parameters, and to what is decided of them."""
         axis = self.axis
-        if self.cfg["clip_norm"]:
+        if self.cfg["clip_norm"] and self.cfg["clip_at"] != "after":
             axis.clip(self.cfg["clip_norm"])
             self.clock.lap("compute")
         self.decisions.epoch_sums.add_gradients(axis.gradients_W)

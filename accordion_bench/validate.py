@@ -38,6 +38,8 @@ def validate(cfg: Config) -> None:
         check.choice("precision", cfg["precision"], list(PRECISIONS))
     if cfg["clip_norm"] is not None:
         check.number("clip_norm", cfg["clip_norm"], above=0, instead=1.0)
+    if cfg["clip_at"] is not None:
+        check.choice("clip_at", cfg["clip_at"], ["before", "after"])
     check.choice("scale", cfg["scale"], SCALES)
     if cfg["scale"] != "full" and "experiment" not in cfg.get("choices", {}):
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", cfg["scale"], "full")
@@ -58,6 +60,9 @@ def validate(cfg: Config) -> None:
     if cfg["precision"] == "float16" and parts.sync.local:
         rule = "float32 or bfloat16 where workers take local steps, because workers skip a step together"
         raise ValueRefused("precision", rule, "float16", "bfloat16")
+    if cfg["clip_at"] == "after" and (parts.sync.local or parts.wrapped.compressor.owns):
+        what = "workers take local steps" if parts.sync.local else "the compressor takes the step itself"
+        raise ValueRefused("clip_at", f"before where {what}, because the update is no gradient", "after", "before")
     if cfg["comm"].get("engine") == "ddp":
         ddp.refuse(cfg, where, parts)
     if cfg["target"] is not None:
@@ -215,6 +220,7 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
             adaptive.get("adabatch", {}).get("freq", 0) >= epochs,
             f"the run has {epochs} epochs",
         ),
+        ("clip_at", cfg["clip_norm"] is None, "clip_norm is null"),
         ("schedule.warmup_epochs", schedule.get("lr_scaling") == "none", "schedule.lr_scaling=none warms up to 1"),
         ("schedule.warmup_epochs", cfg["workers"] == 1, "one worker has nothing to warm up to"),
         ("schedule.lr_scaling", cfg["workers"] == 1, "one worker's learning rate is not scaled"),

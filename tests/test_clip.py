@@ -15,7 +15,7 @@ from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.record import RunFolder
-from accordion_bench.validate import validate
+from accordion_bench.validate import validate, without_effect
 from tests import local, tiny
 from tests.test_text import cfg_for, fitted, trainer_for
 
@@ -198,3 +198,90 @@ def test_refused(value):
     with pytest.raises(ConfigError) as refused:
         validate(cfg_for(Path("nowhere"), f"clip_norm={value}"))
     assert str(refused.value) == f"clip_norm must be a number above 0, got {value}; type clip_norm=1.0"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_after_the_exchange_is_clip_grad_norm(tmp_path, workers):
+    """Of the mean gradient, as one worker with the whole batch would have it."""
+    options = ["clip_norm=0.05", "clip_at=after", "optimizer.weight_decay=0.1"]
+    trainer = local.trainer_for(tmp_path, *options, workers=workers)
+    model = copy.deepcopy(trainer.axis.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    cut = 0
+    for epoch in range(trainer.cfg["epochs"]):
+        trainer.sampler.begin_epoch(epoch, trainer.plan.batch_size)
+        trainer.data.begin_epoch(epoch)
+        for step in range(trainer.steps_per_epoch):
+            optimizer.param_groups[0]["lr"] = trainer.lr(step, epoch)
+            optimizer.zero_grad()
+            for worker in range(workers):
+                x, y = trainer.data.train_batch(trainer.sampler.batch(worker, step))
+                (F.cross_entropy(model(x), y) / workers).backward()
+            cut += bool(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05) > 0.05)
+            optimizer.step()
+    trainer.fit()
+    assert cut > trainer.step // 2
+    for ours, plain in zip(trainer.axis.params, model.parameters(), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)  # it divides by the norm + 1e-6
+
+
+def test_after_the_exchange_residuals_and_bytes_do_not_know_of_it(tmp_path):
+    """Nothing but the optimizer sees the cut; a cut that never happens changes no bit."""
+    first = {}
+    for name, options in {"none": [], "after": ["clip_norm=0.001", "clip_at=after"]}.items():
+        trainer = local.trainer_for(tmp_path, "compressor=topk", *options)
+        trainer.begin_epoch()
+        trainer.train_step()
+        first[name] = trainer
+    for name, entries in first["none"].exchange.state.items():
+        for key, value in entries.items():
+            assert torch.equal(value, first["after"].exchange.state[name][key])
+    assert first["none"].comm.ledger.counts == first["after"].comm.ledger.counts
+    loose, without = (
+        local.trained(tmp_path, "compressor=topk", *o) for o in (["clip_norm=1000000", "clip_at=after"], [])
+    )
+    assert all(map(torch.equal, loose.axis.params, without.axis.params))
+
+
+def test_after_the_exchange_is_before_it_for_one_dense_worker(tmp_path):
+    before, after = (local.trained(tmp_path, "clip_norm=0.05", f"clip_at={at}", workers=1) for at in ("null", "after"))
+    assert all(map(torch.equal, before.axis.params, after.axis.params))
+    named = local.trained(tmp_path, "clip_norm=0.05", "clip_at=before", workers=1)
+    assert all(map(torch.equal, before.axis.params, named.axis.params))
+
+
+def test_after_the_exchange_leaves_the_overlap(tmp_path):
+    runs = [
+        local.trainer_for(tmp_path, "clip_norm=0.05", f"comm.overlap={on}", "clip_at=after") for on in (True, False)
+    ]
+    assert [run.overlap.allowed for run in runs] == [True, False]
+    for run in runs:
+        run.fit()
+    assert all(map(torch.equal, *(run.axis.params for run in runs)))
+    assert not local.trainer_for(tmp_path, "clip_norm=0.05", "comm.overlap=True").overlap.allowed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["clip_at=later"], "clip_at must be one of before, after, got later; type clip_at="),
+        (
+            ["clip_at=after", "sync=local_sgd"],
+            "before where workers take local steps, .* got after; type clip_at=before",
+        ),
+        (
+            ["clip_at=after", "compressor=dgc"],
+            "before where the compressor takes the step itself, .*type clip_at=before",
+        ),
+        (["clip_at=after", "compressor=distefblocksgd"], "before where the compressor takes the step itself"),
+    ],
+)
+def test_after_the_exchange_is_refused_where_the_update_is_no_gradient(tmp_path, overrides, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        validate(tiny.cfg(tmp_path, "clip_norm=1", *overrides))
+
+
+def test_where_without_a_norm_is_warned_of(tmp_path):
+    assert without_effect(tiny.cfg(tmp_path, "workers=2", "clip_at=after"), {"clip_at"}) == [
+        "clip_at has no effect here: clip_norm is null"
+    ]

@@ -35,6 +35,7 @@ CASES = {
     "powersgd": HOOK,
     "powersgd without memory": [*HOOK, "compressor.error_feedback=false", "compressor.warm_start=false"],
     "powersgd at full rank": [*HOOK, "compressor.rank=64", "compressor.min_compression_rate=0"],
+    "clipped": ["clip_norm=0.5", "clip_at=after"],
     "text": [],
 }
 
@@ -92,7 +93,7 @@ def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     return float((ours_1 - theirs_1).norm() / theirs_1.norm())
 
 
-@pytest.mark.parametrize("case", ["none", "none in micro-batches and small buckets", "text"])
+@pytest.mark.parametrize("case", ["none", "none in micro-batches and small buckets", "clipped", "text"])
 def test_dense_is_our_dense_run_bit_for_bit(found, case):
     ours, theirs = found[case, "exchange"], found[case, "ddp"]
     assert all(torch.equal(x, y) for x, y in zip(ours["parameters"], theirs["parameters"], strict=True))
@@ -168,7 +169,7 @@ REFUSED = {
     "comm.overlap=false": "always overlaps, got false; type comm.overlap=null",
     "measure.norms=true": "got true; type measure.norms=false",
     "measure.error=true": "got true; type measure.error=false",
-    "clip_norm=1": "got 1; type clip_norm=null",
+    "clip_norm=1": "clip_at must be after .*, got null; type clip_at=after",
     "workers=4 comm.workers_per_process=2": "got 2; type comm.workers_per_process=1",
     "comm=simulated comm.processes=1 workers=3": "got 1; type comm=gloo comm.processes=3",
 }

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accordion_bench.axis import clip_factor
 from accordion_bench.exchange import Exchange
 from accordion_bench.sync.base import Placed, Sync
 
@@ -46,6 +47,8 @@ class EveryStep(Sync):
             for param, gradient_W in zip(axis.params, axis.gradients_W, strict=True):
                 gradient_W.add_(param.detach(), alpha=decay)
         (updates,) = trainer.exchanged([self.exchange], [axis.gradients_W], lr)
+        if trainer.cfg.get("clip_at") == "after" and trainer.cfg["clip_norm"]:
+            updates = list(torch._foreach_mul(updates, clip_factor(updates, trainer.cfg["clip_norm"])))
         for group in trainer.optimizer.param_groups:
             group["lr"] = lr
         if not compressor.owns:

@@ -1,5 +1,6 @@
 """python -m accordion_bench OVERRIDES: composes with Hydra, then calls `train.run`."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -13,11 +14,14 @@ from accordion_bench.errors import explain
 
 # what joblib and submitit raise for a process that has ended without a word
 LOST = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError")
+LEAVE = 5.0  # seconds that a failed process of several may take to end
 
 
 def main() -> None:
     """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
+    if {"RANK", "SLURM_PROCID"} & os.environ.keys():  # else torch buries the cause under its own stacks
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     sys.argv[1:] = in_order(sys.argv[1:])
     failures: list[int] = []
     before = signal.getsignal(signal.SIGINT)
@@ -30,12 +34,20 @@ def main() -> None:
         failures.append(128 + getattr(stop, "signum", signal.SIGINT))
     except Exception as error:
         failures.append(_tell(error))
+        from accordion_bench import meeting
+
+        meeting.call_off(error)
     finally:
         signal.signal(signal.SIGINT, before)
     from accordion_bench import sweep
 
     failures.append(sweep.close())
     if max(failures):
+        from accordion_bench.layout import environment_ranks
+
+        if environment_ranks(os.environ) is not None:  # a thread may wait for a lost peer, where no exception comes
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            faulthandler.dump_traceback_later(LEAVE, exit=True, file=nowhere)
         raise SystemExit(max(failures))
 
 
@@ -45,12 +57,13 @@ def _tell(error: Exception, cell: str = "") -> int:
         print(f"a process of the sweep was killed (out of memory?): {str(error).splitlines()[0]}", file=sys.stderr)
         print("type the same command with resume_sweep=true to run what is missing", file=sys.stderr)
         return 1
-    sentence = _no_launcher(error) or explain(error)
+    failed = type(error).__name__ == "RankFailed"  # its text is the traceback of another process
+    sentence = str(error) if failed else _no_launcher(error) or explain(error)
     if sentence is None:
         traceback.print_exception(error)
-        return 1
-    print(cell + sentence, file=sys.stderr)
-    return 2
+    elif sentence:
+        print(cell + sentence, file=sys.stderr)
+    return 1 if failed or sentence is None else 2
 
 
 def _no_launcher(error: Exception) -> str | None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import itertools
 import multiprocessing
 import multiprocessing.util
 import os
@@ -10,7 +9,6 @@ import signal
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import connection
@@ -19,70 +17,76 @@ from typing import Any
 
 import torch
 
-from accordion_bench import checkpoint
-from accordion_bench.check import ConfigError
+from accordion_bench import checkpoint, meeting
 from accordion_bench.comm import Comm
 from accordion_bench.config import build
 from accordion_bench.interrupt import AT_ONCE, Interrupted, Stopper
 from accordion_bench.layout import Layout
 from accordion_bench.record import RunFolder, log
+from accordion_bench.watch import DIED, ChildRefused, RankFailed, Watch, failure_of, told
 
 Config = dict[str, Any]
-_runs = itertools.count()
-REFUSALS = ("NonFinite", "ConfigError", "ValueRefused", "ChildRefused")
 
 
 @contextlib.contextmanager
-def joined(cfg: Config, where: Layout) -> Iterator[Any]:
-    """Where torchrun or Slurm has started this process: join its process group; gives the group's store, else None."""
+def joined(cfg: Config, where: Layout) -> Iterator[Watch | None]:
+    """Where torchrun or Slurm has started this process: join its process group; gives the watch over it, else None."""
     if where.launcher == "self":
         yield None
         return
+    watch = meeting.current()
+    with through(cfg["comm"].get("interface")):
+        _join(cfg, where, watch.store)
+        try:
+            yield watch
+        finally:
+            _leave()
+
+
+def _join(cfg: Config, where: Layout, store: Any) -> None:
     import torch.distributed as dist
 
-    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        raise ConfigError(
-            "comm=gloo or nccl under Slurm needs the variables MASTER_ADDR and MASTER_PORT, got not both; type "
-            "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
-        )
     timeout = datetime.timedelta(seconds=cfg["comm"]["timeout"])
-    launchers, _, _ = next(dist.rendezvous("env://", where.rank, where.processes, timeout=timeout))
-    store = dist.PrefixStore(f"run-{next(_runs)}", launchers)  # it outlives the runs of a sweep
     dist.init_process_group(where.backend, store=store, rank=where.rank, world_size=where.processes, timeout=timeout)
+
+
+@contextlib.contextmanager
+def through(interface: str | None) -> Iterator[None]:
+    """Let gloo and NCCL use this network interface; None: what they choose, or what the environment says."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, str(interface)))
     try:
-        yield store
+        yield
     finally:
-        _leave()
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
-def prepare_data(cfg: Config, where: Layout, store: Any) -> None:
-    """Make sure that the data is there, once per machine; all processes wait, and refuse together.
+def prepare_data(cfg: Config, where: Layout, watch: Watch | None) -> None:
+    """Make sure that the data is there, once per machine; all processes wait.
 
     Raises:
-        ConfigError: the data is missing on some machine.
+        ConfigError: the data is missing here.
     """
-    verdict = ""
     if where.local_rank == 0:
-        try:
-            build(cfg["dataset"], "dataset").prepare(cfg["paths"]["data"])
-        except ConfigError as error:
-            verdict = str(error)
-    verdicts = [verdict]
-    if store is not None:
-        store.set(f"data-{where.rank}", verdict)
-        verdicts = [store.get(f"data-{rank}").decode() for rank in range(where.processes)]
-    for verdict in filter(None, verdicts):
-        raise ConfigError(verdict)
+        build(cfg["dataset"], "dataset").prepare(cfg["paths"]["data"])
+    if watch is not None:
+        watch.store.set(f"data-{where.rank}", "")
+        for rank in range(where.processes):
+            watch.get(f"data-{rank}")
 
 
-def run(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> None:
+def run(cfg: Config, where: Layout, folder: RunFolder, watch: Watch | None = None) -> None:
     """Train in all processes that this one is responsible for; the leader has written the summary when it returns.
 
     Args:
         cfg: the resolved configuration.
         where: the layout.
         folder: the run folder.
-        store: of the process group that `joined` has joined.
+        watch: over the process group that `joined` has joined.
 
     Raises:
         Interrupted: stopped by a signal, state saved.
@@ -91,18 +95,18 @@ def run(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> Non
     if where.launcher == "self" and where.processes > 1:
         _spawn(cfg, where, folder)
     else:
-        train(cfg, where, folder, store)
+        train(cfg, where, folder, watch)
 
 
-def train(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> None:
+def train(cfg: Config, where: Layout, folder: RunFolder, watch: Watch | None = None) -> None:
     """Train in this process, as one of possibly several that have joined a process group."""
-    from accordion_bench.trainer import NonFinite, Trainer
+    from accordion_bench.trainer import Trainer
 
     device = "cpu"
     if where.device == "cuda":
         device = f"cuda:{where.local_rank % torch.cuda.device_count()}"
         torch.cuda.set_device(device)
-    stopper = Stopper(leader=where.rank == 0, store=store)
+    stopper = Stopper(leader=where.rank == 0, store=watch.store if watch else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = cfg["comm"]["timeout"]
     handler = folder.log_to_file() if comm.leader else None
@@ -116,28 +120,16 @@ def train(cfg: Config, where: Layout, folder: RunFolder, store: Any = None) -> N
                 folder.finish(summary)
             comm.barrier()
         except BaseException as error:
-            refused = _first_refusal(error, store)
+            first = watch.first(error) if watch else error
             if comm.leader:
-                log.error("%s: %s", type(error).__name__, refused or error)
-            if refused and not isinstance(error, ConfigError | NonFinite):
-                raise ChildRefused(refused) from None
-            raise
+                log.error("%s: %s", getattr(first, "kind", type(first).__name__), first)
+            if first is error:
+                raise
+            raise first from None
         finally:
             if handler is not None:
                 log.removeHandler(handler)
                 handler.close()
-
-
-def _first_refusal(error: BaseException, store: Any) -> str | None:
-    """The sentence with which this process, or another one of the group, has stopped; others only see a lost peer."""
-    if store is None or isinstance(error, KeyboardInterrupt):
-        return None
-    with contextlib.suppress(RuntimeError):  # the store may be gone as well
-        if type(error).__name__ in REFUSALS:
-            store.set("refusal", str(error))
-        if store.check(["refusal"]):
-            return store.get("refusal").decode()
-    return None
 
 
 def resume(trainer: Any, folder: RunFolder) -> None:
@@ -187,23 +179,8 @@ def _spawn(cfg: Config, where: Layout, folder: RunFolder) -> None:
     if received:
         raise Interrupted(None, received[0])
     # a process that was killed could not say so: the others' complaints about it came before we noticed
-    first = min(errors, key=lambda error: (error["kind"] != "died", error["time"]))
-    if first["kind"] in REFUSALS:
-        raise ChildRefused(first["message"], first["kind"])
-    raise RuntimeError(f"rank {first['rank']} failed:\n{first['traceback']}")
-
-
-class ChildRefused(RuntimeError):
-    """Another process stopped with one sentence for the user.
-
-    Args:
-        sentence: the one.
-        kind: name of the error there.
-    """
-
-    def __init__(self, sentence: str, kind: str = "NonFinite") -> None:
-        super().__init__(sentence)
-        self.kind = kind
+    first = min(errors, key=lambda error: (error["kind"] != DIED, error["second_hand"], error["time"]))
+    raise told(first, rank=0)
 
 
 def _wait(children: list, ends: list[connection.Connection], received: list[int]) -> list[dict[str, Any]]:
@@ -227,7 +204,8 @@ def _wait(children: list, ends: list[connection.Connection], received: list[int]
             if child.exitcode and silent and not ended:
                 text = f"it ended with exit status {child.exitcode} and without a word"
                 text += " (killed; out of memory?)" if child.exitcode == -signal.SIGKILL else ""
-                errors.append({"rank": rank, "time": time.time(), "kind": "died", "message": text, "traceback": text})
+                died = {"rank": rank, "kind": DIED, "message": text, "traceback": text}
+                errors.append(died | {"time": time.time(), "second_hand": False})
         if errors and deadline == float("inf"):
             grace = 60.0 if errors[0]["kind"] == "Interrupted" else 2.0
             deadline = time.monotonic() + grace
@@ -285,14 +263,17 @@ def _child(rank: int, cfg: Config, where: Layout, folder: str, store_file: str, 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores() // where.processes))
     where = replace(where, rank=rank, local_rank=rank)
+    timeout = cfg["comm"]["timeout"]
     try:
         store = dist.FileStore(store_file, where.processes)
-        timeout = datetime.timedelta(seconds=cfg["comm"]["timeout"])
-        dist.init_process_group(where.backend, store=store, rank=rank, world_size=where.processes, timeout=timeout)
-        train(cfg, where, RunFolder(Path(folder)), store)
+        watch = Watch(store, rank, where.processes, rank, timeout)  # the parent does the watching
+        with through(cfg["comm"].get("interface")):
+            _join(cfg, where, store)
+            train(cfg, where, RunFolder(Path(folder)), watch)
     except BaseException as error:
-        message = {"rank": rank, "time": time.time(), "kind": type(error).__name__, "message": str(error)}
-        message |= {"traceback": traceback.format_exc(), "step": getattr(error, "step", 0)}
+        message = failure_of(error, rank, timeout)
+        message |= {"time": time.time(), "second_hand": isinstance(error, ChildRefused | RankFailed)}
+        message |= {"step": getattr(error, "step", 0)}
         report.send(message | {"signum": getattr(error, "signum", 0)})
         report.close()
         # as at a polite exit: end the readers of data, return their semaphores

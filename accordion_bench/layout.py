@@ -1,6 +1,7 @@
 """Layout: where the workers of a run live, from the configuration, the environment and the number of GPUs."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,11 @@ import torch
 
 from accordion_bench import check
 from accordion_bench.check import ValueRefused
+from accordion_bench.interface import Interface
 
 Config = dict[str, Any]
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
+ENGINES = ("exchange", "ddp")
 DEFAULT_WORKERS = 4
 
 
@@ -52,6 +55,18 @@ def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None
     return None
 
 
+def processes_here(environ: Mapping[str, str]) -> int:
+    """How many processes torchrun or Slurm has started on this machine; 1 where they do not say."""
+    if "RANK" in environ or "SLURM_PROCID" not in environ:
+        return int(environ.get("LOCAL_WORLD_SIZE", 1))
+    per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_NTASKS_PER_NODE", "1"))
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node):  # 4(x2),3
+        counts += [int(count)] * int(times or 1)
+    node = int(environ.get("SLURM_NODEID", 0))
+    return counts[min(node, len(counts) - 1)]
+
+
 def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Layout:
     """Decide where the workers live, from the configuration, the environment and the number of GPUs.
 
@@ -62,6 +77,13 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
     comm = cfg["comm"]
     check.choice("comm.backend", comm["backend"], BACKENDS)
     check.number("comm.timeout", comm["timeout"], above=0, instead=600)
+    check.choice("comm.engine", comm.get("engine", "exchange"), ENGINES)
+    if comm.get("overlap") is not None:
+        check.boolean("comm.overlap", comm["overlap"])
+    if comm.get("bucket_cap_mb") is not None:
+        check.number("comm.bucket_cap_mb", comm["bucket_cap_mb"], above=0, instead=25)
+    if comm.get("interface") is not None:
+        Interface(comm["interface"])
     counts = {"workers": cfg["workers"], **{f"comm.{k}": comm[k] for k in ("processes", "workers_per_process")}}
     for key, value in counts.items():
         if value is not None:
@@ -73,7 +95,7 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
 
     ranks = environment_ranks(environ)
     backend = comm["backend"]
-    local_processes = 1 if ranks is None else int(environ.get("LOCAL_WORLD_SIZE", 1))
+    local_processes = processes_here(environ)
     if backend == "auto":
         use_gpus = gpus >= (2 if ranks is None else local_processes) and device != "cpu"
         several = ranks is not None or (processes or 1) > 1

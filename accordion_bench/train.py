@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import launch, same
+from accordion_bench import launch, meeting, same
 from accordion_bench.check import ConfigError, show
 from accordion_bench.config import components
 from accordion_bench.layout import Layout, layout
+from accordion_bench.meeting import first_difference
 from accordion_bench.metrics import metric
 from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
 from accordion_bench.validate import validate, without_effect
+from accordion_bench.watch import Watch
 
 Config = dict[str, Any]
 
@@ -43,35 +45,48 @@ def run(
         ConfigError: a value breaks a rule; nothing has been touched.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    typed, note = typed or {}, {} if note is None else note
+    with meeting.met(cfg) as watch:
+        return _run(cfg, typed or {}, {} if note is None else note, among, watch)
+
+
+def _run(
+    cfg: Config, typed: dict[str, Any], note: dict[str, Any], among: Sequence[str] | None, watch: Watch | None
+) -> float:
     if cfg["resume"] is not None:
         cfg = resumed_config(cfg, set(typed))
-    validate(cfg)
     where = layout(cfg)
+    meeting.agree(cfg, where, watch)
+    validate(cfg)
     cfg = {**cfg, "workers": where.workers}
     leader = where.rank == 0
     if leader:
         placed = {**cfg, "comm": {**cfg["comm"], "backend": where.backend}}
         for warning in without_effect(placed, set(typed)):
             print(f"warning: {warning}", file=sys.stderr)
-    with launch.joined(cfg, where) as store:
-        found, done = _earlier(cfg, leader, store, among)
+    with launch.joined(cfg, where):
+        found, done = _earlier(cfg, leader, watch, among)
         if found and done:
             note |= {"folder": found, "status": "skipped"}
             return _skip(RunFolder(found)) if leader else float("nan")
         if found:
             cfg = {**cfg, "resume": found}
-        launch.prepare_data(cfg, where, store)
-        folder = _folder(cfg, leader, store)
+        launch.prepare_data(cfg, where, watch)
+        folder = _folder(cfg, leader, watch)
         note["folder"] = str(folder.path)
+
+        def ended(error: BaseException) -> None:
+            if leader and not folder.done:
+                folder.write_json("summary.json", unfinished(folder, error))
+
+        if watch is not None:
+            watch.last_words = ended
         with same.held(folder) if leader else contextlib.nullcontext():
             if leader:
                 print(*[f"going on with {found}"] * bool(found), header(cfg, where), sep="\n", flush=True)
             try:
-                launch.run(cfg, where, folder, store)
+                launch.run(cfg, where, folder, watch)
             except BaseException as error:
-                if leader and not folder.done:
-                    folder.write_json("summary.json", unfinished(folder, error))
+                ended(error)
                 if isinstance(error, KeyboardInterrupt):
                     hint = f"continue with: python -m accordion_bench resume={folder.path}"
                     error.args = (f"{str(error) or 'stopped'}; {hint}" if leader else "stopped",)
@@ -84,7 +99,7 @@ def run(
     return summary["metric"]
 
 
-def _earlier(cfg: Config, leader: bool, store: Any, among: Sequence[str] | None) -> tuple[str, bool]:
+def _earlier(cfg: Config, leader: bool, watch: Watch | None, among: Sequence[str] | None) -> tuple[str, bool]:
     """(folder, whether it is finished) of a run that is there already; the leader looks, the others hear of it.
 
     With `resume_sweep` it may be any run under `paths.runs`, else a finished one `among` those that are named.
@@ -96,19 +111,13 @@ def _earlier(cfg: Config, leader: bool, store: Any, among: Sequence[str] | None)
     """
     if cfg["resume"] is not None or not (cfg["resume_sweep"] or among is not None):
         return "", False
-    found, done, verdict = "", False, ""
-    if leader:
-        try:
-            folder = same.earlier(cfg, None if cfg["resume_sweep"] else among, wait=store is None)
-            found, done = (str(folder.path), folder.done) if folder else ("", False)
-        except ConfigError as error:
-            verdict = str(error)
-    if store is not None and leader:
-        store.set("earlier", json.dumps([found, done, verdict]))
-    elif store is not None:
-        found, done, verdict = json.loads(store.get("earlier").decode())
-    if verdict:
-        raise ConfigError(verdict)
+    if not leader and watch is not None:
+        found, done = json.loads(watch.get("earlier").decode())
+        return found, done
+    folder = same.earlier(cfg, None if cfg["resume_sweep"] else among, wait=watch is None)
+    found, done = (str(folder.path), folder.done) if folder else ("", False)
+    if watch is not None:
+        watch.store.set("earlier", json.dumps([found, done]))
     return found, done
 
 
@@ -118,18 +127,18 @@ def _skip(folder: RunFolder) -> float:
     return folder.read_json("summary.json")["metric"]
 
 
-def _folder(cfg: Config, leader: bool, store: Any) -> RunFolder:
+def _folder(cfg: Config, leader: bool, watch: Watch | None) -> RunFolder:
     """The run folder: the resumed one, or a new one that the leader makes and names to the others."""
     if cfg["resume"] is not None:
         return RunFolder(cfg["resume"])
-    if not leader:
-        return RunFolder(store.get("run_folder").decode())
+    if not leader and watch is not None:
+        return RunFolder(watch.get("run_folder").decode())
     policies = list(cfg.get("adaptive") or {})
     scheme = [cfg["choices"]["sync"]] if cfg["choices"]["sync"] not in ("every_step", *policies) else []
     names = [*(cfg["choices"][group] for group in ("model", "dataset", "compressor")), *scheme, *policies]
     folder = RunFolder.create(cfg["paths"]["runs"], f"{'-'.join(names)}-s{cfg['seed']}", cfg)
-    if store is not None:
-        store.set("run_folder", str(folder.path))
+    if watch is not None:
+        watch.store.set("run_folder", str(folder.path))
     return folder
 
 
@@ -180,16 +189,6 @@ def _at(cfg: Any, key: str) -> Any:
     for part in key.split("."):
         cfg = cfg.get(part) if isinstance(cfg, dict) else None
     return cfg
-
-
-def first_difference(old: Any, new: Any, key: str) -> tuple[str, Any, Any] | None:
-    """(key, old, new) of the first leaf in which two configurations differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*old, *(name for name in new if name not in old)]:
-            if found := first_difference(old.get(name), new.get(name), f"{key}.{name}"):
-                return found
-        return None
-    return None if old == new else (key, old, new)
 
 
 def unfinished(folder: RunFolder, error: BaseException) -> dict[str, Any]:

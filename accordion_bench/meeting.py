@@ -1,0 +1,264 @@
+"""Meeting: the processes of torchrun or Slurm find each other, and make sure that they are about to do the same."""
+
+import contextlib
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from accordion_bench import check, same
+from accordion_bench.check import ConfigError
+from accordion_bench.layout import Layout, environment_ranks
+from accordion_bench.watch import Watch
+
+Config = dict[str, Any]
+ANSWER = 20.0  # seconds within which a store that listens must answer
+_runs = itertools.count()
+_now: list[Watch] = []
+_door: list[tuple[Any, str]] = []  # of rank 0: the store, and the number of this launch
+_stores: dict[tuple[str, str], Any] = {}  # they outlive the runs of a sweep
+# what may differ between the machines of a run
+OWN = ("paths", "tracker", "choices", "resume")
+
+
+@contextlib.contextmanager
+def met(cfg: Config) -> Iterator[Watch | None]:
+    """Where torchrun or Slurm has started this process: meet the others and watch over them; else None.
+
+    An error inside is published; what is raised is the first one of all processes.
+
+    Raises:
+        ConfigError: there is no meeting point, or somebody else is there.
+    """
+    ranks = environment_ranks(os.environ)
+    if ranks is None:
+        yield None
+        return
+    processes, rank, local_rank = ranks
+    timeout = check.number("comm.timeout", cfg["comm"]["timeout"], above=0, instead=600)
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise ConfigError(
+            "comm=gloo or nccl under Slurm needs the variables MASTER_ADDR and MASTER_PORT, got not both; type "
+            "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
+        )
+    import torch.distributed as dist
+
+    place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    new = place not in _stores
+    if new:  # once, also for a sweep: rank 0 cannot listen at a port twice
+        _stores[place] = _find(*place, rank, timeout)
+    store = dist.PrefixStore(f"run-{next(_runs)}", _stores[place])
+    watch = Watch(store, rank, processes, local_rank, timeout, hosts_store=rank == 0 and not _of_agent())
+    with watch:
+        try:
+            if new and rank == 0:
+                _answer(watch)
+            _now.append(watch)
+            yield watch
+        except BaseException as error:
+            first = watch.first(error)
+            if first is error:
+                raise
+            raise first from None
+        finally:
+            _now.clear()
+
+
+def call_off(error: Exception) -> None:
+    """Tell the others, who are about to wait, that this process will not come: its command line cannot be read."""
+    with contextlib.suppress(Exception), met({"comm": {"timeout": ANSWER}}):
+        raise error
+
+
+def current() -> Watch:
+    """The watch over the run that this process is in, as one of several."""
+    return _now[0]
+
+
+def _knock(door: Any, rank: int, patience: float) -> str | None:
+    """Ask rank 0 for the number of this launch; the store may hold what an earlier one, before a restart, has left.
+
+    Args:
+        door: the store, of all launches.
+        rank: of this process, not 0.
+        patience: seconds to wait for an answer.
+
+    Returns:
+        the number; None where nobody has answered.
+    """
+    me, until = secrets.token_hex(8), time.monotonic() + patience
+    door.set(f"knock-{rank}", me)
+    while time.monotonic() < until:
+        if door.check(["answer"]):
+            launch, heard = json.loads(door.get("answer").decode())
+            if heard[rank] == me:
+                door.set(f"in-{launch}-{rank}", "")
+                return launch
+        time.sleep(0.02)
+    return None
+
+
+def _answer(watch: Watch) -> None:
+    """Let all processes in; those who are missing are named."""
+    door, launch = _door[0]
+    until, said, ranks = time.monotonic() + watch.timeout, [""], range(1, watch.processes)
+    while missing := [rank for rank in ranks if not door.check([f"in-{launch}-{rank}"])]:
+        keys = [f"knock-{rank}" for rank in range(watch.processes)]
+        heard = [door.get(key).decode() if door.check([key]) else "" for key in keys]
+        if heard != said:
+            door.set("answer", json.dumps([launch, heard]))
+            said = heard
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"comm.timeout must leave all {watch.processes} processes the time to start, got {watch.timeout:g}, "
+                f"and rank {', '.join(map(str, missing[:8]))} has not come; start it on its machine, or type "
+                f"comm.timeout={2 * watch.timeout:g}"
+            )
+        time.sleep(0.02)
+
+
+def agree(cfg: Config, where: Layout, watch: Watch | None) -> None:
+    """Refuse a process that is about to do something else than rank 0.
+
+    Args:
+        cfg: as it was composed here.
+        where: as it was decided here.
+        watch: of the run; None with one launcher, which composes for all.
+
+    Raises:
+        ConfigError: names the first difference.
+    """
+    if watch is None:
+        return
+    mine = json.loads(json.dumps(comparable(cfg, where)))
+    if where.rank == 0:
+        watch.store.set("plan", json.dumps(mine))
+        return
+    if difference := first_difference(json.loads(watch.get("plan").decode()), mine):
+        key, theirs, here = difference
+        raise ConfigError(
+            f"{key} must be {check.show(theirs)} as on rank 0, got {check.show(here)} on rank {where.rank}; "
+            + ("type the same command on every machine" if key in cfg or "." in key else "install the same everywhere")
+        )
+
+
+def comparable(cfg: Config, where: Layout) -> Config:
+    """What must be the same in all processes: the programs, and the configuration but for a machine's own affairs."""
+    import torch
+
+    comm = {key: value for key, value in cfg["comm"].items() if key != "interface"}
+    comm |= {"backend": where.backend, "workers_per_process": where.workers_per_process}
+    kept = {key: value for key, value in cfg.items() if key not in OWN}
+    return {
+        "version": importlib.metadata.version("accordion-bench"),
+        "version of torch": torch.__version__,
+        **same.decisive({**kept, "comm": comm}),
+        **{key: kept[key] for key in ("checkpoint", "profile", "resume_sweep") if key in kept},
+        "device": where.device,
+        "program": _fingerprint(),
+    }
+
+
+@functools.cache
+def _fingerprint() -> str:
+    """Of the package's files."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    """(key, old, new) of the first leaf in which two configurations differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*old, *(name for name in new if name not in old)]:
+            if found := first_difference(old.get(name), new.get(name), f"{key}.{name}".lstrip(".")):
+                return found
+        return None
+    return None if old == new else (key, old, new)
+
+
+# ---- the store of the launcher, or of rank 0
+
+
+def _of_agent() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _job() -> str:
+    """What all processes of one launch have in common and another launch has not; "" where it is not known."""
+    return "-".join(os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+
+
+def _find(address: str, port: str, rank: int, timeout: float) -> Any:
+    """The store where all processes meet: torchrun's, or that of rank 0."""
+    import torch.distributed as dist
+
+    place, hosts = f"{address}:{port}", rank == 0 and not _of_agent()
+    if not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"MASTER_PORT must be a number from 1 to 65535, got {port}; type export MASTER_PORT=29500")
+    other = f"type export MASTER_PORT={int(port) + 1 if int(port) < 65535 else 29500}"
+    if hosts and _taken(int(port)):
+        raise ConfigError(f"MASTER_PORT must be free on {address}, got {port}, where another program listens; {other}")
+    if not hosts and not _listens(address, int(port), timeout):
+        raise ConfigError(
+            f"MASTER_ADDR and MASTER_PORT must lead to rank 0, got {place}, where nobody has answered for "
+            f"comm.timeout={timeout:g} s; start rank 0, or type export MASTER_ADDR=ITS_ADDRESS"
+        )
+    wait, answers = datetime.timedelta(seconds=timeout), []
+
+    def connect() -> None:
+        with contextlib.suppress(RuntimeError):
+            found = dist.TCPStore(address, int(port), None, hosts, wait, wait_for_workers=False, multi_tenant=True)
+            answers.append(dist.PrefixStore(f"job-{_job()}", found))
+
+    # torch's client waits without end for an answer to its greeting
+    greeting = threading.Thread(target=connect, name="meeting", daemon=True)
+    greeting.start()
+    greeting.join(ANSWER)
+    launch: str | None = None
+    if answers and rank == 0:
+        launch = secrets.token_hex(8)
+        _door[:] = [(answers[0], launch)]
+    elif answers:  # rank 0 answers as soon as it is there, and where it hosts the store it is
+        launch = _knock(answers[0], rank, timeout if _of_agent() else min(timeout, ANSWER))
+    if launch is None and _of_agent():
+        raise ConfigError(
+            f"comm.timeout must leave rank 0 the time to start, got {timeout:g}; start it on its machine, or type "
+            f"comm.timeout={2 * timeout:g}"
+        )
+    if launch is None:
+        raise ConfigError(f"MASTER_PORT must lead to rank 0 of this run, got {place}, where others listen; {other}")
+    return dist.PrefixStore(launch, answers[0])
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return True
+    return False
+
+
+def _listens(address: str, port: int, timeout: float) -> bool:
+    """Wait for somebody to listen there."""
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        try:
+            with socket.create_connection((address, port), timeout=min(timeout, 5.0)):
+                return True
+        except OSError:
+            time.sleep(0.2)
+    return False

@@ -1,0 +1,315 @@
+"""Watch: the processes of a run end together, and all of them say why the first one did.
+
+A process that fails publishes its traceback in the store that they share; the first one counts. A thread of each
+process looks for that, for processes that have ended without a word, and for a parent that is gone.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from accordion_bench.errors import explain
+
+LOOK = 1.0  # seconds between two looks into the store, and between two heartbeats
+SILENCE = 20.0  # seconds without a heartbeat after which a process counts as gone: machines may be busy
+GRACE = 5.0  # seconds in which the main thread may notice by itself, write what it has, and leave
+CAUSE = 2.5  # seconds that one who has lost a peer waits for the cause
+FAILURE = "failure"
+
+REFUSALS = ("NonFinite", "ConfigError", "ValueRefused", "ChildRefused")
+LOST, TIMED_OUT, DIED = "LostProcess", "TimedOut", "died"
+# what gloo, NCCL and the store of torch 2.15 say; older ones say no less
+OF_TIMEOUTS = ("timed out", "timeout", "time out")
+OF_LOST_PEERS = ("closed by peer", "reset by peer", "broken pipe", "connection was likely closed", "remote process")
+OF_COMMUNICATION = ("gloo", "nccl", "[c10d]", "wait timeout after", "socket", "failed to recv", "broken pipe")
+
+Failure = dict[str, Any]  # rank, kind, message, traceback
+
+
+class ChildRefused(RuntimeError):
+    """Another process stopped with one sentence for the user.
+
+    Args:
+        sentence: the one; "" where another process of this machine tells it.
+        kind: name of the error there.
+    """
+
+    def __init__(self, sentence: str, kind: str = "NonFinite") -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
+class RankFailed(RuntimeError):
+    """A process of the run failed; the text is all that there is to say, this process's own traceback adds nothing.
+
+    Args:
+        text: which one, and its traceback; "" where another process of this machine tells it.
+        kind: name of the error there.
+    """
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def failure_of(error: BaseException, rank: int, timeout: float) -> Failure:
+    """What a process publishes of its error.
+
+    Args:
+        error: in the main thread, maybe one that another thread has had first.
+        rank: of the process.
+        timeout: comm.timeout, seconds.
+    """
+    kind, message = getattr(error, "kind", type(error).__name__), str(error)
+    if isinstance(error, ChildRefused | RankFailed):
+        return {"rank": rank, "kind": kind, "message": message, "traceback": message}
+    if lost := _of_communication(error):
+        timed_out = any(words in lost.lower() for words in OF_TIMEOUTS)
+        first = " ".join(lost.partition(". This is typically")[0].split())[:300]
+        if timed_out:
+            message = (
+                f"rank {rank} has waited for another process for comm.timeout={timeout:g} s: that one hangs, or its "
+                f"link is cut; type comm.timeout={2 * timeout:g} if it is only slow ({first})"
+            )
+        else:
+            message = f"rank {rank} has lost another process, whose own output says why ({first})"
+        return {"rank": rank, "kind": TIMED_OUT if timed_out else LOST, "message": message, "traceback": message}
+    if (sentence := explain(error)) is not None:
+        kind = kind if kind in REFUSALS else "ConfigError"
+        return {"rank": rank, "kind": kind, "message": sentence, "traceback": sentence}
+    text = "".join(traceback.format_exception(error))
+    return {"rank": rank, "kind": kind, "message": message, "traceback": text.rstrip()}
+
+
+def _of_communication(error: BaseException | None) -> str:
+    """The text of gloo, NCCL or the store in this error or in what has caused it; "" where there is none."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        text = str(error)
+        of_both = isinstance(error, RuntimeError) and any(words in text.lower() for words in OF_COMMUNICATION)
+        if of_both and any(words in text.lower() for words in (*OF_TIMEOUTS, *OF_LOST_PEERS)):
+            return text
+        seen.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return ""
+
+
+def first_failure(store: Any, mine: Failure) -> Failure:
+    """The failure that ended the run: the first one that was published, maybe `mine`.
+
+    Args:
+        store: of the run.
+        mine: of this process; who has only lost a peer waits a moment for that one's.
+    """
+    try:
+        until = time.monotonic() + CAUSE * (mine["kind"] == LOST)
+        while time.monotonic() < until and not store.check([FAILURE]):
+            time.sleep(0.1)
+        return json.loads(store.compare_set(FAILURE, "", json.dumps(mine)).decode())
+    except RuntimeError:  # the store is gone as well
+        return mine
+
+
+def told(failure: Failure, rank: int, aloud: bool = True) -> RuntimeError:
+    """The error that a process raises for another one's failure.
+
+    Args:
+        failure: the first one.
+        rank: of this process; 0 tells everything.
+        aloud: whether this process tells its user anything.
+    """
+    kind, text = failure["kind"], failure["message"]
+    refused = kind in REFUSALS
+    if rank in (0, failure["rank"]):
+        text = text if refused else f"rank {failure['rank']} failed:\n{failure['traceback']}"
+    else:
+        text = f"rank {rank} has stopped, because rank {failure['rank']} did: {text}" if aloud else ""
+    return ChildRefused(text, kind) if refused else RankFailed(text, kind)
+
+
+class Watch:
+    """Watches over this process and the others, from `with` on to its end, on a thread of its own.
+
+    Args:
+        store: of this run, which all processes share.
+        rank: of this process.
+        processes: how many there are.
+        local_rank: of this process on its machine; the first one speaks for the machine.
+        timeout: comm.timeout, seconds.
+        hosts_store: whether the store ends with this process.
+
+    Attributes:
+        last_words: called with the error before the process is ended from here.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, processes: int, local_rank: int, timeout: float, hosts_store: bool = False
+    ) -> None:
+        self.store, self.rank, self.processes, self.timeout = store, rank, processes, timeout
+        self.last_words: Callable[[BaseException], None] = lambda error: None
+        self._own = store.clone()  # a client that no waiting main thread holds
+        self._aloud, self._hosts_store = local_rank == 0, hosts_store
+        self._parent = parent_to_obey(os.environ)
+        self._left = threading.Event()
+        self._beats = 0
+        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._neighbours: dict[int, int] | None = None
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self.store.set(f"place-{self.rank}", f"{_place()} {os.getpid()}")
+        self._beat()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        self._thread.join(GRACE)
+        with contextlib.suppress(RuntimeError):  # the store may be gone
+            self.store.set(f"left-{self.rank}", "")
+            if self._hosts_store:
+                self._wait_for_readers()
+
+    def first(self, error: BaseException) -> BaseException:
+        """Publish that this process has failed; the error to raise, which is another one's if that failed first."""
+        if isinstance(error, KeyboardInterrupt | ChildRefused | RankFailed):
+            return error
+        failure = first_failure(self.store, failure_of(error, self.rank, self.timeout))
+        if failure["rank"] != self.rank:
+            return told(failure, self.rank, self._aloud and failure["message"] != str(error))
+        lost = failure["kind"] in (LOST, TIMED_OUT)
+        return RankFailed(failure["message"], failure["kind"]) if lost else error
+
+    def get(self, key: str) -> bytes:
+        """Wait for a key, at most `timeout`; Ctrl-C and others' failures are heard.
+
+        Raises:
+            ChildRefused, RankFailed: another process has failed meanwhile.
+            RuntimeError: nobody has set it.
+        """
+        until = time.monotonic() + self.timeout
+        while not self.store.check([key]):
+            if self.store.check([FAILURE]):
+                raise told(json.loads(self.store.get(FAILURE).decode()), self.rank, self._aloud)
+            if time.monotonic() > until:
+                raise RuntimeError(f"[c10d] wait timeout after {self.timeout:g} s, key: {key}")
+            time.sleep(0.02)
+        return self.store.get(key)
+
+    def _run(self) -> None:
+        while not self._left.wait(LOOK):
+            try:
+                self._beat()
+                failure = self._look()
+            except RuntimeError as error:
+                message = f"the store of the run, at rank 0 or its launcher, is gone ({str(error).splitlines()[0]})"
+                failure = {"rank": 0, "kind": LOST, "message": message, "traceback": message}
+            if failure is not None:
+                return self._end(failure)
+
+    def _beat(self) -> None:
+        self._beats += 1
+        self._own.set(f"beat-{self.rank}", str(self._beats))
+
+    def _look(self) -> Failure | None:
+        """The first failure, if there is any: as published, or as found here."""
+        if self._own.check([FAILURE]):
+            return json.loads(self._own.get(FAILURE).decode())
+        text = "its launcher (torchrun or Slurm) is gone"
+        gone = self.rank if self._orphaned() else None
+        if gone is None:
+            gone, text = self._ended_here(), "it ended without a word (killed; out of memory?)"
+        if gone is None:
+            text = f"nothing has been heard of it for {SILENCE:g} s: its machine, or the link to it, is gone"
+            gone = self._silent()
+        if gone is None:
+            return None
+        mine = {"rank": gone, "kind": DIED, "message": text, "traceback": text}
+        return json.loads(self._own.compare_set(FAILURE, "", json.dumps(mine)).decode())
+
+    def _orphaned(self) -> bool:
+        return self._parent is not None and os.getppid() != self._parent
+
+    def _ended_here(self) -> int | None:
+        """A process of this machine that is no more."""
+        if self._neighbours is None:
+            keys = [f"place-{rank}" for rank in range(self.processes)]
+            if not self._own.check(keys):
+                return None
+            found = [value.decode().rpartition(" ") for value in self._own.multi_get(keys)]
+            here = _place()
+            self._neighbours = {rank: int(pid) for rank, (place, _, pid) in enumerate(found) if here and place == here}
+        gone = (rank for rank, pid in self._neighbours.items() if not _alive(pid))
+        return next((rank for rank in gone if not self._own.check([f"left-{rank}"])), None)
+
+    def _silent(self) -> int | None:
+        """A process whose heartbeat has stopped: rank 0 listens to all, the others to rank 0."""
+        now = time.monotonic()
+        if self._neighbours is None:  # not all have come yet
+            return None
+        ranks = [rank for rank in (range(self.processes) if self.rank == 0 else [0]) if rank not in self._neighbours]
+        for rank, beat in zip(ranks, self._own.multi_get([f"beat-{r}" for r in ranks]) if ranks else [], strict=True):
+            before, when = self._heard.get(rank, (b"", now))
+            self._heard[rank] = (beat, now if beat != before else when)
+            if now - self._heard[rank][1] > SILENCE and not self._own.check([f"left-{rank}"]):
+                return rank
+        return None
+
+    def _end(self, failure: Failure) -> None:
+        """Give the main thread a moment to leave; it may be where no exception reaches it, so end the process then."""
+        with contextlib.suppress(RuntimeError):
+            self._own.set(f"read-{self.rank}", "")
+        if self._left.wait(0 if self._orphaned() else GRACE):
+            return
+        error = told(failure, self.rank, self._aloud or failure["rank"] == self.rank)
+        try:
+            self.last_words(error)
+            if str(error):
+                print(error, file=sys.stderr, flush=True)
+            for child in multiprocessing.active_children():  # readers of data
+                child.kill()
+        finally:
+            os._exit(2 if isinstance(error, ChildRefused) else 1)
+
+    def _wait_for_readers(self) -> None:
+        """The store goes with this process: let the others leave, or read why they must."""
+        waiting = [rank for rank in range(self.processes) if rank != self.rank]
+        until = time.monotonic() + LOOK + CAUSE
+        while waiting and time.monotonic() < until:
+            read = [any(self.store.check([f"{what}-{rank}"]) for what in ("left", "read")) for rank in waiting]
+            waiting = [rank for rank, done in zip(waiting, read, strict=True) if not done]
+            time.sleep(0.02)
+
+
+def parent_to_obey(environ: Mapping[str, str]) -> int | None:
+    """The launcher's process, without which this one has nothing to do; None where a shell may have been the parent."""
+    return os.getppid() if {"TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"} & environ.keys() else None
+
+
+def _place() -> str:
+    """Where process numbers mean the same: one machine since its start, one namespace; "" where that is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:
+        return True

@@ -18,7 +18,7 @@ from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
 from tests import composed, tiny
-from tests.processes import forked
+from tests.processes import forked, group_members
 
 FOREVER = 100_000  # epochs
 TWO = ("comm=gloo", "comm.processes=2")
@@ -101,19 +101,6 @@ def test_ctrl_c_in_two_processes(tmp_path, monkeypatch, capsys):
 
 
 # ---- the command itself
-
-
-def group_members(group: int) -> list[int]:
-    """Living processes of a process group."""
-    members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(pgrp) == group and state != "Z":
-            members.append(int(stat.parent.name))
-    return members
 
 
 def interrupted(runs: Path, signum: int, whole_group: bool, *overrides: str) -> subprocess.CompletedProcess:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -21,7 +22,7 @@ from accordion_bench.report import colours, figures
 from accordion_bench.report.arms import group, settings
 from accordion_bench.report.draw import draw
 from accordion_bench.report.figures import curves, series, style, sweeps
-from accordion_bench.report.figures.breakdown import PARTS, parts
+from accordion_bench.report.figures.breakdown import BESIDE, PARTS, bars, breakdown, parts
 from accordion_bench.report.figures.norms import critical_share, norms_by_layer
 from accordion_bench.report.figures.tradeoff import front
 from accordion_bench.report.figures.workers import by_method
@@ -416,10 +417,37 @@ def test_the_step_is_split_where_communication_was_measured():
     own, shared = arms_of(run(), run("topk", shared=True))
     step = 1.0 * 6 / 59  # seconds of 6 epochs over the steps that are on the clock
     for arm in (own, shared):
-        assert sum(parts(arm).values()) == pytest.approx(step)
+        assert sum(spent for part, spent in parts(arm).items() if part not in BESIDE) == pytest.approx(step)
+        assert parts(arm)["exchange not hidden"] == pytest.approx(0.12 * 6 / 59)
     assert parts(own)["communication"] == pytest.approx(0.06 * 6 / 59)
-    assert parts(own)["exchange"] == parts(shared)["encode"] == 0
-    assert parts(shared)["exchange"] == pytest.approx(0.12 * 6 / 59)
+    assert not any(parts(shared)[part] for part in BESIDE)
+
+
+def test_of_ddp_computation_holds_the_exchange():
+    other = run()
+    config = {**other.config, "comm": {"engine": "ddp"}}
+    unmeasured = dict.fromkeys(f"{part}_seconds" for part in ("exposed", "encode", "comm", "decode"))
+    (arm,) = arms_of(replace(other, config=config, rows=[{**row, **unmeasured} for row in other.rows]))
+    assert parts(arm)["compute and exchange"] == pytest.approx(0.8 * 6 / 59)
+    assert not any(parts(arm)[part] for part in ("compute", "exchange not hidden", *BESIDE))
+    with mpl.rc_context(figures.STYLE):
+        assert breakdown([arm]) is not None
+
+
+def test_regimes_share_out_the_steps():
+    """An adaptive arm has a bar for its critical epochs and one for the others."""
+    (arm,) = arms_of(run("powersgd", adaptive="accordion"))
+    whole, *regimes = bars(arm)
+    assert [bar.name for bar in regimes] == ["… critical epochs", "… other epochs"]
+    share = critical_share(arm.runs[0])
+    inside = sum(part > 0.5 for part in share)
+    assert 0 < inside < 6
+    steps = [10 * inside - 1, 10 * (6 - inside)]  # the first step is on no clock
+    for part, spent in whole.parts.items():
+        total = sum(n * bar.parts[part] for n, bar in zip(steps, regimes, strict=True))
+        assert total == pytest.approx(59 * spent)
+    (dense,) = arms_of(run())
+    assert len(bars(dense)) == 1
 
 
 def test_ends_are_inside_the_axis_and_a_diverged_arm_does_not_stretch_it():

@@ -49,10 +49,13 @@ def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) ->
     good |= {key: _is_count(config.get(key)) for key in ("epochs", "batch_size")}
     good["seed"] = isinstance(config.get("seed"), int | None)
     good["compressor"] = isinstance(config.get("compressor"), dict)
-    good |= {key: isinstance(config.get(key), dict | None) for key in ("adaptive", "sync")}
+    good |= {key: isinstance(config.get(key), dict | None) for key in ("adaptive", "sync", "comm")}
     if summary.get("modelled_seconds") is not None:
         network = config.get("network")
         good["network"] = isinstance(network, dict) and all(map(_is_number, map(network.get, ("bandwidth", "latency"))))
+        if isinstance(network, dict):
+            rest = ("jitter", "burst", "slow_bandwidth")
+            good |= {f"network.{key}": _is_number(network.get(key), or_none=True) for key in rest}
     return [f"{key} of config.yaml" for key, fine in good.items() if not fine]
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 from accordion_bench.report.arms import Arm, baseline
 from accordion_bench.report.intervals import NO_DIFFERENCE, Difference, difference, half_width, standard_error
 from accordion_bench.report.provenance import machine
+from accordion_bench.report.timed import communicates
 
 
 def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
@@ -92,7 +93,7 @@ def _times_less(arm: Arm, dense: Arm | None, column: str) -> float:
 
 def _seconds_over(arm: Arm, dense: Arm | None) -> float:
     """Ratio of measured times; NaN where they do not compare: communication measured in one only."""
-    if dense is None or bool(arm.values("comm_seconds")) != bool(dense.values("comm_seconds")):
+    if dense is None or communicates(arm) != communicates(dense):
         return math.nan
     return _over(arm, dense, "seconds")
 

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from accordion_bench.metrics import metric
-from accordion_bench.report import words
+from accordion_bench.report import measured, words
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.load import Run
 from accordion_bench.report.provenance import facts, own_commands
@@ -106,6 +106,7 @@ def _setting(name: str, section: Section) -> str:
         _table(cells(tidy(arms)), heading),
         _list(words.verdicts(arms)),
         f'<div class="notes">{_list(words.captions(arms))}</div>',
+        *(f'{_table(rows, head)}<p class="notes">{escape(note)}</p>' for head, rows, note in measured.tables(arms)),
         _figures(section.figures, heading),
         _folded("Commands", f"<pre>{escape(chr(10).join(own_commands(runs)))}</pre>"),
         _folded("Runs", _table(_runs(arms), f"Runs of {heading}")),

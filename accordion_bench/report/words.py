@@ -9,6 +9,7 @@ from accordion_bench.report.load import Run
 from accordion_bench.report.numbers import tidy
 from accordion_bench.report.provenance import machine
 from accordion_bench.report.table import paper_reference
+from accordion_bench.report.timed import communicates
 from accordion_bench.report.verdicts import verdicts as verdicts
 
 FIGURES = {
@@ -89,7 +90,7 @@ def time(arms: Sequence[Arm], paper: bool = False) -> str:
     """What the measured times hold, and which of them do not compare."""
     exchange = "; exchange: the part that is codec and communication" * (not paper)
     text = f"Time: training, without evaluation and warm-up{exchange}."
-    if shared := [arm.label for arm in arms if not arm.values("comm_seconds")]:
+    if shared := [arm.label for arm in arms if not communicates(arm)]:
         whose = "The" if len(shared) == len(arms) else f"{', '.join(shared)}: the"
         text += f" {whose} workers share a process: no communication time was measured; time is compute and codec only."
     if max(arm.n for arm in arms) == 1:

@@ -22,6 +22,7 @@ from accordion_bench.report.figures.series import (
     several,
 )
 from accordion_bench.report.figures.style import Sheet, bytes_axis, entry, interval_bar, metric_label
+from accordion_bench.report.timed import communicates
 from accordion_bench.report.words import heading
 
 TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
@@ -51,7 +52,7 @@ def accuracy_wire(arms: Sequence[Arm]) -> Figure | None:
 
 def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
     """The metric against measured time, where all arms have measured their communication."""
-    if not all(arm.values("comm_seconds") for arm in arms):
+    if not all(map(communicates, arms)):
         return None
     return _figure(arms, lambda arm: column(arm, "seconds"), "measured training time [s]")
 

@@ -165,6 +165,7 @@ def comparable(cfg: Config, where: Layout) -> Config:
         **same.decisive({**kept, "comm": comm}),
         **{key: kept[key] for key in ("checkpoint", "profile", "resume_sweep") if key in kept},
         "device": where.device,
+        "resume": "a run folder" if cfg.get("resume") else None,  # whose path may differ
         "program": _fingerprint(),
     }
 

@@ -186,6 +186,7 @@ def compare(cfg: dict, other: dict, where: layout.Layout = WHERE) -> None:
         ("comm.overlap=false", "comm.overlap must be null as on rank 0, got false on rank 1; type"),
         ("comm.timeout=7", "comm.timeout must be 600 as on rank 0, got 7 on rank 1; type"),
         ("checkpoint.every=7", "checkpoint.every must be 0 as on rank 0, got 7 on rank 1; type"),
+        ("resume=there", "resume must be null as on rank 0, got a run folder on rank 1; type"),
         ("compressor=topk", r"compressor\.\S+ must be .* as on rank 0, got .* on rank 1; type"),
     ],
 )

@@ -32,7 +32,7 @@ class WorkerAxis:
         specs: trainable parameters, in the model's order.
         params: the model's parameters; which values they hold changes after `fork`.
         shared: the values [...] that all workers have in common: the parameters, or since `fork` the last consensus.
-        gradients_W: their gradients of this step, [W, ...].
+        gradients_W: their gradients of this step, [W, ...], contiguous in whatever memory format the model is.
         replicas: since `fork`, the parameters of each local worker, as views into one storage per shape.
     """
 
@@ -138,7 +138,7 @@ class WorkerAxis:
         # a parameter that the loss does not reach counts as having a zero gradient
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
         if self.comm.local_workers == 1:
-            self.gradients_W = [gradient.unsqueeze(0) for gradient in gradients]
+            self.gradients_W = [gradient.contiguous().unsqueeze(0) for gradient in gradients]
         else:
             self.gradients_W = self._storage
             if left:
@@ -151,7 +151,7 @@ class WorkerAxis:
         gradient = self.params[i].grad
         assert gradient is not None and self._current is not None
         if self.comm.local_workers == 1:
-            return gradient.unsqueeze(0)
+            return gradient.contiguous().unsqueeze(0)
         self._taken.add(i)
         self._storage[i][self._current].copy_(gradient)
         return self._storage[i]
@@ -186,9 +186,10 @@ class WorkerAxis:
         (torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator).manual_seed(seed)
 
     def apply(self, updates: Sequence[Tensor]) -> None:
-        """Hand the updates to the optimizer, as the gradients of the shared parameters."""
+        """Hand the updates to the optimizer, as the gradients of the shared parameters, in their memory format."""
         for param, update in zip(self.params, updates, strict=True):
-            param.grad = update
+            alike = update.stride() == param.stride()
+            param.grad = update if alike else torch.empty_like(param).copy_(update)
 
     # ---- evaluation
 

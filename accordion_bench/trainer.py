@@ -12,6 +12,7 @@ from accordion_bench import checkpoint, config
 from accordion_bench.axis import WorkerAxis
 from accordion_bench.build import build
 from accordion_bench.comm import Comm
+from accordion_bench.compiled import compiled
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.ddp import UNMEASURED, DDPExchange
 from accordion_bench.decisions import Decisions
@@ -44,7 +45,8 @@ class Trainer:
 
     Attributes, by role:
         what is trained: axis (model, gradients, buffers), optimizer or optimizers (of replicas), schedule,
-            task, data, sampler, batches (of this epoch), loss_scale (in float16)
+            task, data, sampler, batches (of this epoch), loss_scale (in float16), layout (of images), forward (what is
+            called as the model)
         what is exchanged: sync (with its exchanges), comm, ddp (in the place of an exchange)
         what adapts: plan, ladder, decisions (with the policies and what they want to know)
         where it stands: epoch, step, step_in_epoch, loss_sum, best, to_target
@@ -62,7 +64,8 @@ class Trainer:
         self.sampler = Sampler(self.data.train_size, comm.workers, seed, parts.dataset.sharding)
         with seeded(key(seed, "model")):
             model = config.build_model(cfg, parts.dataset)
-        model = model.to(self.device)
+        self.layout = torch.channels_last if cfg["channels_last"] else torch.preserve_format
+        model = model.to(self.device).to(memory_format=self.layout)
         comm.broadcast_([*model.parameters(), *model.buffers()], "setup")
         self.axis = WorkerAxis(model, comm, seed, cfg["bn"])
         self.ddp: DDPExchange | None = None
@@ -87,6 +90,7 @@ class Trainer:
         self.network: Network = build(cfg["network"], "network")
         self.meter = Meter(cfg["comm"].get("interface"), comm)
         self.sync.begin(self)
+        self.forward = compiled(self.ddp.module if self.ddp else self.axis.model, cfg["compile"])
 
     # ---- one step
 
@@ -216,13 +220,12 @@ class Trainer:
 
     def _backward(self, row: int, x: Tensor, y: Tensor) -> Tensor:
         size = self.cfg["micro_batch_size"] or len(y)
-        xs, ys = x.split(size), y.split(size)
-        model = self.ddp.module if self.ddp else self.axis.model
+        xs, ys = x.to(memory_format=self.layout).split(size), y.split(size)
 
         def share_of_loss(i: int) -> Tensor:
             hushed = self.ddp.hushed() if self.ddp and i < len(xs) - 1 else contextlib.nullcontext()
             with hushed, autocast(self.cfg["precision"], self.device):
-                return self.task.loss(model, xs[i], ys[i], row, i) * (len(ys[i]) / len(y))
+                return self.task.loss(self.forward, xs[i], ys[i], row, i) * (len(ys[i]) / len(y))
 
         scale = self.loss_scale.value if self.loss_scale else 1.0
         if row < self.comm.local_workers - 1:

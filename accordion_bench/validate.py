@@ -6,7 +6,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import check, ddp, rng
+from accordion_bench import check, compiled, ddp, rng
 from accordion_bench.axis import BN_POLICIES
 from accordion_bench.build import Config, build, target
 from accordion_bench.check import ConfigError, ValueRefused
@@ -57,6 +57,12 @@ def validate(cfg: Config) -> None:
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = components(placed(cfg, where := layout(cfg)), where.workers)
+    if cfg["compile"] is not None:
+        compiled.refuse(cfg["compile"], parts.dataset.task, where.device)
+    if cfg["channels_last"] is not None:
+        check.boolean("channels_last", cfg["channels_last"])
+    if cfg["channels_last"] and parts.dataset.task != "images":
+        raise ValueRefused("channels_last", "null for a language model, which has no images", True, None)
     if cfg["precision"] == "float16" and parts.sync.local:
         rule = "float32 or bfloat16 where workers take local steps, because workers skip a step together"
         raise ValueRefused("precision", rule, "float16", "bfloat16")

@@ -36,6 +36,8 @@ CASES = {
     "powersgd without memory": [*HOOK, "compressor.error_feedback=false", "compressor.warm_start=false"],
     "powersgd at full rank": [*HOOK, "compressor.rank=64", "compressor.min_compression_rate=0"],
     "clipped": ["clip_norm=0.5", "clip_at=after"],
+    "compiled": ["compile=aot_eager", "micro_batch_size=3"],
+    "channels last": ["channels_last=true", "comm.bucket_cap_mb=0.001"],
     "text": [],
 }
 
@@ -93,7 +95,7 @@ def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     return float((ours_1 - theirs_1).norm() / theirs_1.norm())
 
 
-@pytest.mark.parametrize("case", ["none", "none in micro-batches and small buckets", "clipped", "text"])
+@pytest.mark.parametrize("case", [case for case in CASES if "compressor=" not in " ".join(CASES[case])])
 def test_dense_is_our_dense_run_bit_for_bit(found, case):
     ours, theirs = found[case, "exchange"], found[case, "ddp"]
     assert all(torch.equal(x, y) for x, y in zip(ours["parameters"], theirs["parameters"], strict=True))

@@ -147,7 +147,7 @@ def warnings(cfg: Config) -> list[str]:
         return []
     return [
         "compressor=powersgd with comm.engine=ddp gets one bucket for the whole model on gloo, because torch's hook "
-        "waits for itself there with more: nothing overlaps with the backward pass"
+        "aborts the process there with more: nothing overlaps with the backward pass"
     ]
 
 
@@ -227,7 +227,7 @@ def _refuse_options(cfg: Config, where: Layout, wrapped: Compressor) -> None:
     if not isinstance(compressor, PowerSGD):
         return
     if where.backend == "gloo" and cfg["comm"].get("bucket_cap_mb") is not None:
-        rule = "null: torch's PowerSGD hook waits for itself on gloo with more than one bucket"
+        rule = "null: torch's PowerSGD hook aborts the process on gloo with more than one bucket"
         raise ValueRefused("comm.bucket_cap_mb", rule, cfg["comm"]["bucket_cap_mb"], None)
     if cfg["precision"] == "float16":
         rule = "float32 or bfloat16 with comm.engine=ddp and compressor=powersgd: torch's hook would keep an overflow"

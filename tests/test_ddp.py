@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
+from accordion_bench import checkpoint
 from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.powersgd import PowerSGD
@@ -50,7 +51,9 @@ def _trained(rank: int, cases: list, folder: str) -> None:
     for name, engine, cfg in cases:
         trainer = Trainer(cfg, Comm(1, 2, rank), RunFolder(Path(folder)))
         trainer.begin_epoch()
-        for _ in range(5):
+        for step in range(5):
+            if step == 3 and engine == "ddp":
+                saved = trainer.save()
             trainer.train_step()
         found[name, engine] = {
             "parameters": [p.detach().clone() for p in trainer.axis.params],
@@ -61,9 +64,21 @@ def _trained(rank: int, cases: list, folder: str) -> None:
             "sent by the hook": getattr(getattr(trainer.ddp, "hook_state", None), "total_numel_after_compression", 0),
         }
         trainer.comm.agree(trainer.checksum(), "the parameters")
+        if engine == "ddp":
+            found[name, "resumed"] = _resumed(cfg, rank, folder, saved) if saved else None
     if rank == 0:
         torch.save(found, f"{folder}/found.pt")
     dist.destroy_process_group()
+
+
+def _resumed(cfg: dict, rank: int, folder: str, saved: Path) -> list[torch.Tensor]:
+    """Parameters after the fifth step, from a checkpoint after the third."""
+    trainer = Trainer(cfg, Comm(1, 2, rank), RunFolder(Path(folder)))
+    checkpoint.load(saved, trainer)
+    trainer.begin_epoch()
+    for _ in range(2):
+        trainer.train_step()
+    return [p.detach().clone() for p in trainer.axis.params]
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +115,16 @@ def test_dense_is_our_dense_run_bit_for_bit(found, case):
     ours, theirs = found[case, "exchange"], found[case, "ddp"]
     assert all(torch.equal(x, y) for x, y in zip(ours["parameters"], theirs["parameters"], strict=True))
     assert ours["loss"] == theirs["loss"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_is_the_same_or_there_is_no_checkpoint(found, case):
+    """torch's PowerSGD state belongs to buckets that a new process does not have yet."""
+    resumed, straight = found[case, "resumed"], found[case, "ddp"]["parameters"]
+    if "powersgd" in case:
+        assert resumed is None
+    else:
+        assert all(map(torch.equal, resumed, straight))
 
 
 def test_half_precision_is_ours_to_its_rounding(found):
@@ -162,7 +187,7 @@ REFUSED = {
     "compressor=powersgd compressor.residual=aggregate": "got 0; type compressor.start_step=2",
     "compressor=powersgd compressor.error_feedback=false compressor.warm_start=true": "type compressor.start_step=2",
     " ".join([*HOOK, "compressor.orthonormalisation=gramschmidt"]): "type compressor.orthonormalisation=qr",
-    " ".join([*HOOK, "comm.bucket_cap_mb=5"]): "waits for itself .* type comm.bucket_cap_mb=null",
+    " ".join([*HOOK, "comm.bucket_cap_mb=5"]): "aborts the process .* type comm.bucket_cap_mb=null",
     " ".join([*HOOK, "checkpoint.every=5"]): "cannot be saved, got 5; type checkpoint.every=0",
     " ".join([*HOOK, "adaptive=accordion"]): "got accordion; type adaptive=none, or comm.engine=exchange",
     "adaptive=noise_scale": "got noise_scale; type adaptive=none",

@@ -24,7 +24,7 @@ test: install  ## the default test suite, then links between network namespaces 
 	@$(RUN) -m pytest -m netlab tests/test_netlab_links.py
 
 test-multigpu: install  ## what needs two GPUs or more
-	@$(RUN) -m pytest -m multigpu tests/test_multigpu.py
+	@$(RUN) -m pytest -m gpu -rs tests/test_multigpu.py
 
 check: install  ## lint, types, tests
 	@$(BIN)/ruff check .

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from accordion_bench.config import Components
 
 CASTS = {torch.float16: default_hooks.fp16_compress_hook, torch.bfloat16: default_hooks.bf16_compress_hook}
-UNMEASURED = ("exposed_seconds", "encode_seconds", "comm_seconds", "decode_seconds")
+UNMEASURED = (
+    *("exposed_seconds", "encode_seconds", "comm_seconds", "decode_seconds"),
+    *("modelled_seconds", "modelled_exposed_seconds", "seconds_by_bucket"),
+)
 INSTEAD = "comm.engine=exchange"
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 log = logging.getLogger("accordion_bench")
 
+NETLAB = "ACCORDION_BENCH_NETLAB"  # what a netlab says of itself to the runs inside
 PACKAGES = ("accordion-bench", "torch", "torchvision", "hydra-core", "numpy", "scikit-learn")
 
 
@@ -125,6 +126,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cpu_cores": os.cpu_count(),
         "gpus": _gpus(),
+        **({"netlab": json.loads(lab)} if (lab := os.environ.get(NETLAB)) else {}),
     }
 
 

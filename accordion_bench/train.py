@@ -13,10 +13,12 @@ from accordion_bench.config import components
 from accordion_bench.layout import Layout, layout
 from accordion_bench.meeting import first_difference
 from accordion_bench.metrics import metric
+from accordion_bench.overlap import after_backward
 from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
 from accordion_bench.validate import validate, without_effect
 from accordion_bench.watch import Watch
+from accordion_bench.wrapped import Wrapped
 
 Config = dict[str, Any]
 
@@ -213,8 +215,18 @@ def header(cfg: Config, where: Layout) -> str:
     return (
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {cfg['epochs']} epochs of {cfg['batch_size']} "
-        f"samples per worker and step{momentum}"
+        f"samples per worker and step{momentum}{exchanging(cfg, parts.wrapped, where)}"
     )
+
+
+def exchanging(cfg: Config, wrapped: Wrapped, where: Layout) -> str:
+    """How the processes of a run exchange gradients; nothing where there is one process."""
+    if where.processes == 1 or not components(cfg, where.workers).sync.gradient_exchange:
+        return ""
+    if cfg["comm"].get("engine") == "ddp":
+        return "; gradients are exchanged by DistributedDataParallel"
+    why = after_backward(cfg, wrapped, where.processes)
+    return f"; gradients are exchanged {f'after the backward pass: {why}' if why else 'during the backward pass'}"
 
 
 def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
@@ -229,7 +241,16 @@ def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
             ratio = f"{sent / dense:.3g}x MORE than dense, {human_bytes(dense)}"
         return f"{name:<11}{human_bytes(sent)} per worker ({ratio})"
 
-    simulated, judged = summary["comm_seconds"] is None, metric(summary["metric_name"])
+    judged = metric(summary["metric_name"])
+    simulated = summary["comm_seconds"] is None and cfg["comm"].get("engine") != "ddp"
+    modelled = []
+    if summary["modelled_seconds"] is not None:
+        modelled = [
+            f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {cfg['choices']['network']}; "
+            f"{summary['modelled_comm_seconds']:.3g} s of communication (dense "
+            f"{summary['modelled_dense_comm_seconds']:.3g} s), {summary['modelled_exposed_seconds']:.3g} s not hidden, "
+            "codec included"
+        ]
     lines = [
         f"{judged.name:<11}{judged.show(summary['metric'])} at the end, {judged.show(summary['best_metric'])} best "
         f"({summary['steps']} steps)",
@@ -240,9 +261,7 @@ def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
         f"{human_bytes(summary['eval_bytes'])} for evaluation",
         f"{'time':<11}{summary['seconds']:.1f} s of training"
         + (" (workers share a process: no communication time)" if simulated else ""),
-        f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {cfg['choices']['network']}, "
-        f"{summary['modelled_comm_seconds']:.3g} s of it communication "
-        f"(dense {summary['modelled_dense_comm_seconds']:.3g} s)",
+        *modelled,
         str(path),
     ]
     return "\n".join(lines)

@@ -80,6 +80,8 @@ class Trainer:
         self.decisions = Decisions(parts.policies, specs, comm, like, cfg["measure"])
         self.just_exchanged: tuple[Exchange, list[Tensor]] | None = None
         self.overlap = Overlap(self.axis, comm, not after_backward(cfg, parts.wrapped, comm.processes))
+        # in processes of their own they would, unless something forbids it
+        self.models_overlap = not after_backward(cfg, parts.wrapped, max(2, comm.processes))
 
         self.epoch = self.step = self.step_in_epoch = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -237,9 +239,9 @@ class Trainer:
     def _arm(self) -> None:
         """Let the buckets of this step's exchange of gradients leave as they fill, unless somebody must look first."""
         exchange = self.sync.gradients_go_to(self)
-        if exchange is not None and self.ddp is None:
-            leave = self.overlap.allowed and not self.decisions.looks()
+        if exchange is not None and self.ddp is None and not self.decisions.looks():
             lr = self.lr(self.step_in_epoch)
+            leave = self.overlap.allowed
             self.overlap.arm(exchange, exchange.begin(self.plan, self.step, lr, self.now) if leave else None)
 
     def refuse_non_finite(self, loss_W: Tensor) -> None:
@@ -341,8 +343,8 @@ class Trainer:
             **evaluated,
             **self.comm.ledger.columns(),
             **self.clock.columns(self.comm.local_workers == 1),
+            **self.network.columns(self.comm, self.models_overlap),
             **(dict.fromkeys(UNMEASURED) if self.ddp else {}),
-            **self.network.columns(self.comm),
             **self.meter.columns(),
             **(self.loss_scale.columns() if self.loss_scale else {}),
             "plan": plan_record(plan, self.ladder),

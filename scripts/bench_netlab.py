@@ -100,7 +100,8 @@ def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[
     trainer = Trainer(cfg, here, RunFolder(tempfile.mkdtemp()))
     trainer.begin_epoch()
     if name == "DDP in a plain loop":
-        return plain_loop(trainer, torch.nn.parallel.DistributedDataParallel(trainer.axis.model, broadcast_buffers=False))
+        wrapped = torch.nn.parallel.DistributedDataParallel(trainer.axis.model, broadcast_buffers=False)
+        return plain_loop(trainer, wrapped)
     if name == "epfml/powersgd":
         return epfml(trainer, trainer.axis.model)
 

@@ -233,7 +233,8 @@ def bench_beside(rounds: int) -> None:
         return (large - peak("model=resnet8", *overrides)[0]) / size
 
     ddp = models("comm.engine=ddp")
-    for name, residuals in {"none": 0, "powersgd": 1, "efsignsgd": 1, "topk": 1, "qsgd": 0, "distefblocksgd": 2}.items():
+    residuals_of = {"none": 0, "powersgd": 1, "efsignsgd": 1, "topk": 1, "qsgd": 0, "distefblocksgd": 2}
+    for name, residuals in residuals_of.items():
         beyond = models(f"compressor={name}") - ddp
         what = "peak memory beyond DistributedDataParallel, in models: residuals and buckets"
         line(what, f"resnet18, {name}", "", beyond, residuals + 1)

@@ -292,7 +292,8 @@ def test_the_network_changes_nothing_else(tmp_path):
 
 def test_the_footer_says_modelled(tmp_path, capsys):
     run(tmp_path, "network=10gbit")
-    assert re.search(r"\nmodelled  .* s for one worker on 10gbit, .* s of it communication", capsys.readouterr().out)
+    told = capsys.readouterr().out
+    assert re.search(r"\nmodelled  .* s for one worker on 10gbit; .* s of communication .* not hidden", told)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests import composed
-
 RUN = [
     "model=resnet18",
     "model._target_=tests.tiny.Net",
@@ -38,6 +36,8 @@ def typed(runs: Path, *overrides: str) -> list[str]:
 
 def cfg(runs: Path, *overrides: str) -> dict:
     """As `config.compose` gives it for `typed` of the same arguments."""
+    from tests import composed  # imports Hydra, which processes that are started do without
+
     return composed.cfg(*typed(runs, *overrides))
 
 

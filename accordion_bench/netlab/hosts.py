@@ -11,15 +11,18 @@ import json
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from accordion_bench.check import ConfigError
 from accordion_bench.netlab import janitor, job, options
 from accordion_bench.netlab.options import Cut
+from accordion_bench.record import NETLAB
 
 INTERFACE = "eth0"  # of every host
 PORT = 29500  # for the rendezvous; every lab has all ports to itself
@@ -137,7 +140,14 @@ class Hosts:
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "NCCL_SOCKET_IFNAME": INTERFACE,
             "TP_SOCKET_IFNAME": INTERFACE,
+            NETLAB: json.dumps(self.described()),
         }
+
+    def described(self) -> dict[str, Any]:
+        """For environment.json: rates in bit/s, delay in seconds."""
+        common = statistics.mode(self.rates)
+        slow = {str(host): rate for host, rate in enumerate(self.rates) if rate != common}
+        return {"hosts": self.number, "rate": common, "slow_host": slow, "delay": self.delay}
 
     def counters(self) -> list[tuple[int, int]]:
         """Bytes that each host has (sent, received) over its link."""

@@ -37,8 +37,9 @@ class Exchange:
             tensors as one vector of at most `block_size` coordinates.
         block_size: for `bucket`.
         start_step: dense all-reduce before this step.
-        bucket_mb: MB of tensors that are exchanged together: of the first bucket and of the others. A bucket is full
-            when it has reached them, or when there is nothing left.
+        bucket_mb: MB that a worker hands over in one exchange, in the first bucket and in the others: of messages at
+            the weakest level, not of gradients, since it is for messages that a round of collectives pays. A bucket is
+            full when it has reached them, or when there is nothing left.
 
     Attributes:
         what: gradients or differences, for messages.
@@ -65,7 +66,7 @@ class Exchange:
         self.seed, self.scope, self.start_step = seed, scope, start_step
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
-        self.buckets = bucketed(self.sent, bucket_mb)
+        self.buckets = bucketed(self._weakest_bytes(), bucket_mb)
         self.members = [[i for u in bucket for i in self.units[u]] for bucket in self.buckets]
         self.bucket_of = {i: number for number, members in enumerate(self.members) for i in members}
         self.state: State = {}
@@ -75,6 +76,14 @@ class Exchange:
         self.what = "gradient"
         self.numel = sum(spec.numel for spec in specs)
         self._counted: tuple[list[float | None], int | None] = [], 0
+
+    def _weakest_bytes(self) -> list[float]:
+        """Payload of each sent tensor at the weakest level that a plan may choose."""
+        names = levelled(self.compressor, self.sent)
+        weakest = Plan(dict.fromkeys(names, len(self.ladder.values) - 1) if self.ladder.values else {}, 1)
+        levels = self.levels(weakest, self.start_step, epoch=math.inf)
+        pairs = zip(self.sent, levels, strict=True)
+        return [self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs]
 
     @property
     def name(self) -> str:
@@ -302,20 +311,24 @@ def bucket_mb(cfg: Config) -> tuple[float, float]:
     return DEFAULT_BUCKETS if cap is None else (cap, cap)
 
 
-def bucketed(sent: Sequence[TensorSpec], bucket_mb: tuple[float, float]) -> list[list[int]]:
+def bucketed(sizes: Sequence[float], bucket_mb: tuple[float, float]) -> list[list[int]]:
     """Which units are exchanged together: from the last one on, until `bucket_mb` (the first, the others) is reached.
 
     Gradients come in about this order. The units of a bucket stand in the model's order.
+
+    Args:
+        sizes: bytes of each unit.
+        bucket_mb: of the first bucket and of the others.
     """
     buckets: list[list[int]] = []
     filled = limit = 0.0
-    for u in reversed(range(len(sent))):
+    for u in reversed(range(len(sizes))):
         if not buckets or filled >= limit:
             limit = bucket_mb[bool(buckets)] * MB
             buckets.append([])
             filled = 0.0
         buckets[-1].insert(0, u)
-        filled += 4 * sent[u].numel
+        filled += sizes[u]
     return buckets
 
 

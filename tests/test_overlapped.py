@@ -22,13 +22,13 @@ COMPRESSORS = sorted(file.stem for file in (conf_dir() / "compressor").glob("*.y
 WITH_MOMENTUM = ("demo", "dgc", "signum")
 TINY = [
     *("model=resnet8", "dataset=synthetic", "dataset.size=8", "dataset.train_size=96", "dataset.test_size=8"),
-    *("batch_size=4", "epochs=1", "optimizer.lr=0.05", "schedule.lr_scaling=none", "comm.bucket_cap_mb=0.1"),
+    *("batch_size=4", "epochs=1", "optimizer.lr=0.05", "schedule.lr_scaling=none", "comm.bucket_cap_mb=0.002"),
 ]
 
 
 TEXT = [
     *("model=lstm_small", "model.hidden=16", "dataset=synthetic_text", "dataset.train_words=4000", "batch_size=4"),
-    *("epochs=1", "optimizer.lr=0.05", "schedule.lr_scaling=none", "comm.bucket_cap_mb=0.01"),
+    *("epochs=1", "optimizer.lr=0.05", "schedule.lr_scaling=none", "comm.bucket_cap_mb=0.001"),
 ]
 
 
@@ -76,7 +76,7 @@ def left_early(monkeypatch):
 def test_overlap_equals_the_reference_path_bit_for_bit(tmp_path, compressor, left_early):
     own = ["optimizer.momentum=0"] if compressor in WITH_MOMENTUM else []
     overlapped, reference = (trained(tmp_path, on, f"compressor={compressor}", *own) for on in (True, False))
-    assert len(overlapped.exchange.buckets) > 2
+    assert len(overlapped.exchange.buckets) > 1
     assert left_early == [len(overlapped.exchange.buckets)] * 4
     same(overlapped, reference)
 
@@ -185,7 +185,7 @@ def test_buckets_are_those_of_distributed_data_parallel(mb):
     reverse = list(model.parameters())[::-1]
     theirs, _ = dist._compute_bucket_assignment_by_size(reverse, limits)
     numbers = [[len(specs) - 1 - i for i in bucket][::-1] for bucket in theirs]
-    assert bucketed(specs, mb) == numbers
+    assert bucketed([4 * spec.numel for spec in specs], mb) == numbers
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path):

@@ -51,7 +51,7 @@ def run(compressor="none", seed=0, adaptive=None, sync="every_step", period=None
     """
     metric = changes.pop("metric", "accuracy")
     epochs, shared = changes.pop("epochs", 6), changes.pop("shared", False)
-    of_run = {key: changes.pop(key) for key in ("workers", "batch_size", "scale") if key in changes}
+    of_run = {key: changes.pop(key) for key in ("workers", "batch_size", "scale", "target") if key in changes}
     policy = {adaptive: node("adaptive", adaptive)} if adaptive else {}
     config = {
         "model": node("model", "resnet8"),

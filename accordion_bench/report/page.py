@@ -8,11 +8,12 @@ from html import escape
 from pathlib import Path
 
 from accordion_bench.metrics import metric
-from accordion_bench.report import measured, words
+from accordion_bench.report import words
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.load import Run
 from accordion_bench.report.provenance import facts, own_commands
 from accordion_bench.report.table import cells, tidy
+from accordion_bench.report.target import beside_tables
 
 # of the page itself: a browser that honours it loads nothing from outside the file, whatever is in a label
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -106,7 +107,7 @@ def _setting(name: str, section: Section) -> str:
         _table(cells(tidy(arms)), heading),
         _list(words.verdicts(arms)),
         f'<div class="notes">{_list(words.captions(arms))}</div>',
-        *(f'{_table(rows, head)}<p class="notes">{escape(note)}</p>' for head, rows, note in measured.tables(arms)),
+        *(f'{_table(rows, head)}<p class="notes">{escape(note)}</p>' for head, rows, note in beside_tables(arms)),
         _figures(section.figures, heading),
         _folded("Commands", f"<pre>{escape(chr(10).join(own_commands(runs)))}</pre>"),
         _folded("Runs", _table(_runs(arms), f"Runs of {heading}")),

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from accordion_bench.report import figures, latex, measured, words
+from accordion_bench.report import figures, latex, words
 from accordion_bench.report.arms import Arm, group, settings
 from accordion_bench.report.draw import draw
 from accordion_bench.report.load import Run
 from accordion_bench.report.page import Section, page
 from accordion_bench.report.provenance import provenance
 from accordion_bench.report.table import aligned, cells, markdown, tidy
+from accordion_bench.report.target import beside_tables
 
 FORMATS = ("md", "csv", "latex", "html")
 TABLES = ("table.md", "table.csv", "table.tex", "report.html")
@@ -64,7 +65,7 @@ def clear(out: Path) -> None:
 def section(arms: Sequence[Arm]) -> str:
     """Heading, table, verdicts and captions of one setting, as Markdown."""
     lists = ["\n".join(f"- {line}" for line in lines) for lines in (words.verdicts(arms), words.captions(arms))]
-    beside = [f"### {heading}\n\n{aligned(cells)}\n\n- {note}" for heading, cells, note in measured.tables(arms)]
+    beside = [f"### {heading}\n\n{aligned(cells)}\n\n- {note}" for heading, cells, note in beside_tables(arms)]
     return "\n\n".join(filter(None, [f"## {words.heading(arms[0])}", markdown(tidy(arms)), *lists, *beside]))
 
 

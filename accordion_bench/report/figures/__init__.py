@@ -21,6 +21,7 @@ from accordion_bench.report.figures.norms import norms
 from accordion_bench.report.figures.series import WORST
 from accordion_bench.report.figures.style import STYLE, save
 from accordion_bench.report.figures.sweeps import bits_bucket, period
+from accordion_bench.report.figures.to_target import to_target
 from accordion_bench.report.figures.tradeoff import modelled, pareto, tradeoff
 from accordion_bench.report.figures.variance import variance
 from accordion_bench.report.figures.workers import workers
@@ -37,6 +38,7 @@ OF_A_SETTING = (
     "accuracy_wire",
     "accuracy_time",
     "accuracy_modelled",
+    "time_to_target",
     "pareto",
     "tradeoff",
     "breakdown",
@@ -94,6 +96,7 @@ def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callabl
         "accuracy_wire": lambda: accuracy_wire(arms),
         "accuracy_time": lambda: accuracy_time(arms),
         "accuracy_modelled": lambda: accuracy_modelled(arms, bandwidths),
+        "time_to_target": lambda: to_target(arms),
         "pareto": lambda: pareto(arms),
         "tradeoff": lambda: modelled(arms).get("tradeoff"),
         "breakdown": lambda: breakdown(arms),

@@ -117,7 +117,7 @@ class WorkerAxis:
             losses: called with each micro-batch number; returns its share of the batch's mean loss.
             micro_batches: how many.
             scale: what gradients are to be multiplied by, through the loss.
-            before_last: called before the last backward pass, during which `take` may be called.
+            before_last: called before the last backward pass, during which `taken` may be called.
 
         Returns:
             the loss of the batch, detached.

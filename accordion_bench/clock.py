@@ -163,8 +163,9 @@ class Clock:
             self.totals[part] += end - start
 
     def _note(self, name: str, thread: str, start: Any, end: Any) -> None:
-        if self.timeline is not None:
-            self.timeline.append(Span(name, thread, start, end))
+        timeline = self.timeline  # which another thread may end
+        if timeline is not None:
+            timeline.append(Span(name, thread, start, end))
 
     def read(self) -> dict[str, float]:
         """Seconds so far per part; waits for the device."""

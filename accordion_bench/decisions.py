@@ -86,8 +86,8 @@ class Decisions:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody may want to know anything, at any time."""
-        return bool(self.policies) or any(self.measure.values())
+        """Whether anybody may want to look at an exchange, at any time."""
+        return bool(self.policies) or bool(self.measure.get("error"))
 
     def looks(self) -> bool:
         """Whether somebody is to look at the coming exchange's tensors before they are exchanged."""

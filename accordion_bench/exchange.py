@@ -38,8 +38,8 @@ class Exchange:
         block_size: for `bucket`.
         start_step: dense all-reduce before this step.
         bucket_mb: MB that a worker hands over in one exchange, in the first bucket and in the others: of messages at
-            the weakest level, not of gradients, since it is for messages that a round of collectives pays. A bucket is
-            full when it has reached them, or when there is nothing left.
+            the weakest level, not of gradients, since it is for messages that a round of collectives pays; of those
+            after `start_step`. A bucket is full when it has reached them, or when there is nothing left.
 
     Attributes:
         what: gradients or differences, for messages.
@@ -66,7 +66,8 @@ class Exchange:
         self.seed, self.scope, self.start_step = seed, scope, start_step
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
-        self.buckets = bucketed(self._weakest_bytes(), bucket_mb)
+        everything = (math.inf, math.inf)
+        self.buckets = bucketed(self._weakest_bytes(), everything if compressor.needs_all else bucket_mb)
         self.members = [[i for u in bucket for i in self.units[u]] for bucket in self.buckets]
         self.bucket_of = {i: number for number, members in enumerate(self.members) for i in members}
         self.state: State = {}

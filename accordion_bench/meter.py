@@ -7,7 +7,7 @@ from accordion_bench.interface import Interface
 
 
 class Meter:
-    """Counts between `start` and `stop`: training steps, not evaluation, as the clock does.
+    """Counts between `start` and `stop`: training steps, not evaluation, nor what is decided between epochs.
 
     Args:
         interface: its name; null = nothing is counted.

@@ -17,13 +17,18 @@ from accordion_bench.transport import Transport
 from accordion_bench.wrapped import Wrapped
 
 
+def overlaps(cfg: Config, processes: int) -> bool:
+    """Whether exchanges have a thread of their own: between processes, unless `comm.overlap` says otherwise."""
+    overlap = cfg["comm"].get("overlap")
+    return cfg["comm"].get("engine") != "ddp" and (processes > 1 if overlap is None else overlap)
+
+
 def after_backward(cfg: Config, wrapped: Wrapped, processes: int) -> str:
     """Why gradients are exchanged after the backward pass in this run; "" = they need not be."""
-    overlap = cfg["comm"].get("overlap")
     if cfg["comm"].get("engine") == "ddp":
         return "comm.engine=ddp does so itself"
-    if overlap is False or (overlap is None and processes == 1):
-        return "comm.overlap=false" if overlap is False else "all workers share a process"
+    if not overlaps(cfg, processes):
+        return "all workers share a process" if cfg["comm"].get("overlap") is None else "comm.overlap=false"
     if wrapped.scope == WHOLE_MODEL:
         return "compressor.scope=model"
     if cfg.get("precision") == "float16":
@@ -53,13 +58,14 @@ class Overlap:
     Args:
         axis: whose gradients.
         comm: through whose transport exchanges are made.
-        allowed: else it is only noted when buckets are ready, for the modelled clock.
+        transport: whether exchanges have a thread of their own.
+        allowed: buckets leave early; else it is only noted when they are ready, for the modelled clock.
     """
 
-    def __init__(self, axis: WorkerAxis, comm: Comm, allowed: bool) -> None:
+    def __init__(self, axis: WorkerAxis, comm: Comm, transport: bool, allowed: bool) -> None:
         self.axis, self.comm, self.allowed = axis, comm, allowed
         self.armed: Armed | None = None
-        if allowed:
+        if transport:
             comm.transport = Transport(comm.device)
         for i, param in enumerate(axis.params):
             param.register_post_accumulate_grad_hook(functools.partial(self._arrived, i))
@@ -92,7 +98,7 @@ class Overlap:
 
     def _submit(self, exchange: Exchange, number: int, xs_W: Sequence[Tensor], ctx: Context) -> Future:
         assert self.comm.transport is not None
-        return self.comm.transport.submit(functools.partial(checked, exchange, number, xs_W, ctx))
+        return self.comm.transport.submit(functools.partial(checked, exchange, number, xs_W, ctx), xs_W)
 
     def complete(self) -> None:
         """The backward pass is over, and all gradients are in their rows."""
@@ -125,13 +131,21 @@ class Overlap:
             exchange, xs_W, plan, step, epoch: as for `Exchange`, in the units of the parameters.
         """
         ctx, clock = exchange.begin(plan, step, 1.0, epoch), self.comm.clock
-        since = clock.launched(len(exchange.members))
+        alone = self.comm.local_workers == 1
+        if alone:
+            since = clock.launched(len(exchange.members))
+        else:  # what several workers compute one after another hides nothing of one worker's exchange
+            clock.waits(exchange.name)
         numbered = enumerate(exchange.members)
         under_way = [self._submit(exchange, number, [xs_W[i] for i in own], ctx) for number, own in numbered]
 
         def land() -> list[Tensor]:
-            clock.waits(exchange.name, since)
-            return self._landed(exchange, under_way)
+            if alone:
+                clock.waits(exchange.name, since)
+            try:
+                return self._landed(exchange, under_way)
+            except NonFinite as bad:
+                raise NonFinite(f"{bad}, in the average that was launched after step {step}") from None
 
         return land
 

@@ -24,6 +24,8 @@ Config = dict[str, Any]
 
 # what may differ between a run and its continuation
 FREE_ON_RESUME = (*same.FREE, "comm", "device")
+# of comm, what the compressor's state depends on
+OF_THE_STATE = ("bucket_cap_mb", "engine")
 
 
 def run(
@@ -166,7 +168,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
             f"{', '.join(lacking)}; type the run's own options without resume="
         )
     for key in sorted(typed):  # a group's name comes before its options
-        if key.split(".")[0] in FREE_ON_RESUME:
+        if key.split(".")[0] in FREE_ON_RESUME and key not in [f"comm.{own}" for own in OF_THE_STATE]:
             merged = _with(merged, key, _at(cfg, key))
             continue
         old, new = (_at(c["choices"], key) for c in (saved, cfg))
@@ -177,6 +179,9 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
                 f"{where} must be {show(old)} as in the run that is resumed, got {show(new)}; "
                 f"type resume={cfg['resume']} alone"
             )
+    if "comm" in typed or any(key.startswith("comm.") for key in typed):
+        own = {key: saved["comm"][key] for key in OF_THE_STATE if key in saved["comm"]}
+        merged = {**merged, "comm": {**merged["comm"], **own}}
     moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
     merged = {**{key: cfg[key] for key in same.FREE if key in cfg}, **merged}  # of runs from before there was that key
     return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}

@@ -20,7 +20,7 @@ from accordion_bench.exchange import Exchange, bucket_mb
 from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.meter import Meter
 from accordion_bench.network import Network
-from accordion_bench.overlap import Overlap, after_backward
+from accordion_bench.overlap import Overlap, after_backward, overlaps
 from accordion_bench.plan import plan_record
 from accordion_bench.precision import LossScale, autocast
 from accordion_bench.profiler import profiled
@@ -79,7 +79,8 @@ class Trainer:
         self.ladder, self.plan = parts.ladder, parts.plan_for(specs)
         self.decisions = Decisions(parts.policies, specs, comm, like, cfg["measure"])
         self.just_exchanged: tuple[Exchange, list[Tensor]] | None = None
-        self.overlap = Overlap(self.axis, comm, not after_backward(cfg, parts.wrapped, comm.processes))
+        leave_early = not after_backward(cfg, parts.wrapped, comm.processes)
+        self.overlap = Overlap(self.axis, comm, overlaps(cfg, comm.processes), leave_early)
         # in processes of their own they would, unless something forbids it
         self.models_overlap = not after_backward(cfg, parts.wrapped, max(2, comm.processes))
 
@@ -156,6 +157,7 @@ class Trainer:
             raise NonFinite(f"{bad} is not finite, at a loss scale of {scale.value:g}")
         if overflow and self.ddp:
             self.ddp.charge(self.plan, self.step, self.now)
+            self.comm.ledger.dense_step(sum(spec.numel for spec in self.axis.specs))
         scale.update(overflow)
         return not overflow
 
@@ -291,19 +293,26 @@ class Trainer:
                     self.progress.step(self)
                     stop = self.stopper.due(self.step)
                     if stop or (every and self.step % every == 0):
-                        self.meter.stop()
-                        self.save()
+                        self.pause()
+                        saved = self.save()
                         self.meter.start()
                         self.clock.start()
                     if stop:
-                        raise Interrupted(self.step, self.stopper.signum or 0)
+                        raise Interrupted(self.step if saved else None, self.stopper.signum or 0)
                 if self.epoch + 1 == self.cfg["epochs"]:
                     self.sync.finish(self)
                 self.end_epoch()
         summary = self.summary()
+        if self.comm.transport is not None:
+            self.comm.transport.close()
         if self.comm.leader:
             self.tracker.finish(summary)
         return summary
+
+    def pause(self) -> None:
+        """Training stops for a while: what is under way arrives, and counts as training."""
+        self.sync.land(self)
+        self.meter.stop()
 
     def begin_epoch(self) -> None:
         """Draw the epoch's order; a resumed epoch goes on where it stood."""
@@ -326,7 +335,7 @@ class Trainer:
     def end_epoch(self) -> None:
         """Decide, evaluate, write the row."""
         plan, lr = self.plan, self.lr(0)
-        self.meter.stop()
+        self.pause()
         decisions = self.decisions.end_epoch(self)
         self.clock.lap("policy")
         self.comm.agree(self.checksum(), "the parameters")

@@ -12,7 +12,9 @@ from accordion_bench.build import Config, build, target
 from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.config_dir import conf_dir
+from accordion_bench.exchange import WHOLE_MODEL
 from accordion_bench.layout import layout, placed
+from accordion_bench.overlap import after_backward
 from accordion_bench.precision import PRECISIONS
 from accordion_bench.scale import SCALES
 from accordion_bench.tasks import task_of
@@ -242,10 +244,23 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
             not grows and (cfg["micro_batch_size"] or 0) >= cfg["batch_size"],
             f"a batch has {cfg['batch_size']} samples",
         ),
+        *[
+            (f"comm.{key}", True, why)
+            for key in ("overlap", "bucket_cap_mb")
+            if cfg["comm"].get(key) and (why := _unheard(cfg, key))
+        ],
         ("comm.timeout", cfg["comm"]["backend"] == "simulated", "workers in one process wait for nobody"),
     ]
     idle = [f"{key} has no effect here: {why}" for key, idle, why in rules if key in typed and idle]
     return list(dict.fromkeys(idle)) + _seldom(cfg, typed) + _growing(cfg) + ddp.warnings(cfg)
+
+
+def _unheard(cfg: Config, key: str) -> str:
+    """Why a key of overlap changes nothing in this run; "" = it does."""
+    wrapped = components(cfg, cfg["workers"]).wrapped
+    if key == "overlap":
+        return after_backward(cfg, wrapped, 2)
+    return "all tensors travel as one" if wrapped.scope == WHOLE_MODEL or wrapped.compressor.needs_all else ""
 
 
 def _seldom(cfg: Config, typed: set[str]) -> list[str]:

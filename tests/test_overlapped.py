@@ -2,6 +2,7 @@
 
 import math
 import threading
+import weakref
 
 import pytest
 import torch
@@ -213,6 +214,38 @@ def test_after_a_failure_nothing_more_is_begun():
         with pytest.raises(ArithmeticError, match="lost"):
             transport.wait(future)
     assert begun == [0, 1]
+
+
+def test_a_failure_reaches_whoever_starts_the_next_collective():
+    """Others may still be inside the collectives of the exchange that has failed here."""
+    comm, begun = Comm(2), []
+    comm.transport = Transport(comm.device)
+
+    def fail():
+        raise ArithmeticError("lost")
+
+    comm.transport.submit(fail)
+    with pytest.raises(ArithmeticError, match="lost"):
+        comm._run(lambda: begun.append("collective"))
+    assert not begun
+
+
+def test_a_norm_over_all_tensors_is_not_cut_into_buckets(tmp_path):
+    clip = ["compressor=dgc", "compressor.clip=0.1", "optimizer.momentum=0.9"]
+    assert len(trained(tmp_path, True, *clip).exchange.buckets) == 1
+
+
+def test_what_it_was_given_is_not_kept():
+    transport, x = Transport(torch.device("cpu")), torch.zeros(3)
+    kept = weakref.ref(x)
+    future = transport.submit(lambda: [torch.ones(1)], [x])
+    result = weakref.ref(transport.wait(future)[0])
+    del x, future
+    transport.wait(transport.submit(lambda: []))  # the thread has gone on
+    assert kept() is None and result() is None
+    transport.close()
+    transport._thread.join(5)
+    assert not transport._thread.is_alive()
 
 
 def test_other_threads_wait_before_they_start_a_collective():

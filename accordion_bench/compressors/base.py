@@ -97,6 +97,7 @@ class Compressor:
         collectives: what can carry the messages, the default first; `because` says why not the others.
         collective: the chosen one of them.
         fixed_size: `payload_bytes` is exact, from sizes alone; else an upper bound.
+        needs_all: it must see all tensors of a step at once, so that they travel in one bucket.
         units: `gradient`, or `parameter`: x <- x - update, the learning rate has been applied.
         owns: optimizer options that the compressor applies itself (`momentum`): the optimizer must not.
         weight_decay_mode: where `owns` is not empty, how the optimizer still decays: `after_decode` with its momentum,
@@ -116,6 +117,7 @@ class Compressor:
     because: str = "its messages add up, so that an all-reduce is the cheapest"
     collective: str = ""
     fixed_size: bool = True
+    needs_all: bool = False
     units: str = "gradient"
     owns: frozenset[str] = frozenset()
     weight_decay_mode: str = "decoupled"
@@ -235,7 +237,7 @@ class Compressor:
 
 DECLARED = (
     "knob", "knob_with", "pair", "min_ndim", "whole_model", "reduces", "unbiased", "draws", "sum_eps", "collectives",
-    "because", "collective", "fixed_size", "units", "owns", "weight_decay_mode",
+    "because", "collective", "fixed_size", "needs_all", "units", "owns", "weight_decay_mode",
 )  # fmt: skip
 
 

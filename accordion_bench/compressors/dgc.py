@@ -56,6 +56,7 @@ class DGC(Wrapper):
         self.owns, self.weight_decay_mode = frozenset({"momentum"}), "after_decode"
         self.momentum = check.number("momentum", momentum, at_least=0, below=1, instead=0.9)
         self.nesterov = check.boolean("nesterov", nesterov)
+        self.needs_all = clip is not None  # for the norm
         self.clip = None if clip is None else check.number("clip", clip, above=0, instead=1.0)
         self.warmup_epochs = check.integer("warmup_epochs", warmup_epochs, at_least=0)
 

@@ -119,7 +119,7 @@ class TwoWay(Wrapper):
 
     @torch.no_grad()
     def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        """As the local workers alone would exchange, with pieces for so many owners."""
+        """As the local workers alone would exchange, with pieces for so many owners, cut from all tensors at once."""
         alone = TwoWay(self.inner, False, self.server, self.align, self.ties)
         alone.pieces = alone._by_name(ctx.specs, len(xs_W[0]) if xs_W else 1)
         pairs = zip(ctx.specs, ctx.levels, strict=True)

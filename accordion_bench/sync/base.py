@@ -54,6 +54,9 @@ class Sync:
         """From gradients [W, ...] to parameters."""
         raise NotImplementedError
 
+    def land(self, trainer: "Trainer") -> None:
+        """Wait for what has been launched, if there is anything."""
+
     def finish(self, trainer: "Trainer") -> None:
         """After the last step: leave one consensus model behind."""
 

@@ -99,7 +99,7 @@ class OverlapLocalSGD(LocalSGD):
             torch._foreach_add_(self.momentum_W, moved_W, alpha=1 / gamma)
             for moved, v_W in zip(moved_W, self.momentum_W, strict=True):
                 torch.mul(v_W, gamma, out=moved)
-        if trainer.overlap.allowed and not trainer.decisions.wanted:
+        if trainer.comm.transport is not None and not trainer.decisions.wanted:
             if trainer.comm.local_workers > 1:  # the storage of gradients, which the next step needs
                 moved_W = [x_W.clone() for x_W in moved_W]
             trainer.clock.lap("update")
@@ -140,15 +140,13 @@ class OverlapLocalSGD(LocalSGD):
 
     def finish(self, trainer: "Trainer") -> None:
         """Drop what is in flight, then one exact average."""
+        self.land(trainer)
         if self.forked and self.final:
-            self.land(trainer)
             self.in_flight = []
             exact_average(trainer)
             self.finished = True
 
     def state_dict(self) -> dict[str, Any]:
-        if self.landing is not None:
-            self.in_flight, self.landing = self.landing(), None
         return {**super().state_dict(), "in_flight": dict(zip(self.names, self.in_flight, strict=False))}
 
     def load_state_dict(self, trainer: "Trainer", state: dict[str, Any]) -> None:

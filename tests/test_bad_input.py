@@ -255,7 +255,7 @@ def stopped(tmp_path) -> RunFolder:
         (["adaptive=accordion"], "adaptive must be none as .*, got accordion"),
         (["workers=8"], "workers must be 4 as .*, got 8"),
         (["comm=gloo", "comm.processes=3"], "workers must be a multiple of comm.processes=3, got 4"),
-        (["comm.bucket_cap_mb=3"], "comm.bucket_cap_mb must be null as in the run that is resumed, got 3; type resume="),
+        (["comm.bucket_cap_mb=3"], "comm.bucket_cap_mb must be null as in the run that is resumed, got 3; type"),
     ],
 )
 def test_resume_with_another_configuration(stopped, overrides, told):

@@ -160,7 +160,12 @@ class Clock:
         if self.cuda:
             self._spans.append((part, start, end))
         else:
-            self.totals[part] += end - start
+            self._count(part, end - start)
+
+    def _count(self, part: str, seconds: float) -> None:
+        self.totals[part] += seconds
+        if part.endswith(".wait"):
+            self.totals[f"{part}_squared"] += seconds**2
 
     def _note(self, name: str, thread: str, start: Any, end: Any) -> None:
         timeline = self.timeline  # which another thread may end
@@ -172,7 +177,7 @@ class Clock:
         if self._spans:
             torch.cuda.synchronize()
             for part, start, end in self._spans:
-                self.totals[part] += start.elapsed_time(end) / 1000
+                self._count(part, start.elapsed_time(end) / 1000)
             self._spans.clear()
         return dict(self.totals)
 
@@ -200,8 +205,8 @@ class Clock:
             for s in spans
         ]
 
-    def exchanges(self) -> list[tuple[int, float, list[Stage]]]:
-        """Per kind of exchange: how many there were, the mean time at which they were waited for, the buckets."""
+    def exchanges(self) -> list[tuple[int, float, float, list[Stage]]]:
+        """Per kind of exchange: how many there were, when they were waited for (mean, deviation), the buckets."""
         totals, found = self.read(), []
         for name in [key.removesuffix(".count") for key in totals if key.endswith(".count")]:
             count = totals[f"{name}.count"]
@@ -209,7 +214,9 @@ class Clock:
             while f"{name}.{len(stages)}.wire" in totals:
                 of_bucket = f"{name}.{len(stages)}"
                 stages.append(Stage(*(totals.get(f"{of_bucket}.{part}", 0.0) / count for part in OF_BUCKET)))
-            found.append((int(count), totals[f"{name}.wait"] / count, stages))
+            mean = totals[f"{name}.wait"] / count
+            spread = max(0.0, totals.get(f"{name}.wait_squared", 0.0) / count - mean**2) ** 0.5
+            found.append((int(count), mean, spread, stages))
         return found
 
     def columns(self, measures_comm: bool) -> dict[str, float | None]:

@@ -221,7 +221,7 @@ def _refuse_options(cfg: Config, where: Layout, wrapped: Compressor) -> None:
         name = cfg.get("choices", {}).get("compressor", "this one")
         raise ConfigError(
             "compressor must be none, fp16, bf16 or powersgd with comm.engine=ddp, which has hooks for these, got "
-            f"{name}; type compressor=powersgd, or {INSTEAD}"
+            f"{name}; type compressor=bf16, or {INSTEAD}"
         )
     if wrong := [(key, rule, instead) for key, fits, rule, instead in must if not fits]:
         key, rule, _ = wrong[0]

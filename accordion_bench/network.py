@@ -1,8 +1,12 @@
 """Network: what a run would take on links that the machine need not have."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtr
 
 from accordion_bench import check
 from accordion_bench.clock import EXCLUSIVE, Stage
@@ -16,12 +20,14 @@ class Exchanges(NamedTuple):
     times: how many exchanges.
     wait: seconds from the start of a step until there is nothing left to do but to wait for them.
     buckets: in the order in which they travel, `ready` since the same start.
+    spread: standard deviation of `wait` from step to step.
     """
 
     workers: int
     times: float
     wait: float
     buckets: Sequence[Stage]
+    spread: float = 0.0
 
 
 class Network:
@@ -91,6 +97,8 @@ class Network:
         """Seconds that communication, with its codec, adds to what a worker computes.
 
         Of each exchange that is what is left when there is nothing to do but to wait; of all other traffic, everything.
+        An exchange begins when the last of A workers is ready, `spread` e_A later than the mean one, with e_A the
+        expected largest of A standard normal numbers: workers take independent, normally distributed times.
 
         Args:
             kinds: of exchanges.
@@ -98,7 +106,7 @@ class Network:
             rounds: likewise.
             workers: of the run.
         """
-        hidden_from = [max(0.0, self.end(kind.buckets, kind.workers) - kind.wait) for kind in kinds]
+        hidden_from = [max(0.0, self.end(late(kind), kind.workers) - kind.wait) for kind in kinds]
         inside = math.fsum(kind.times * left for kind, left in zip(kinds, hidden_from, strict=True))
         sent = math.fsum(kind.times * bucket.wire for kind in kinds for bucket in kind.buckets)
         taken = math.fsum(kind.times * bucket.rounds for kind in kinds for bucket in kind.buckets)
@@ -133,6 +141,20 @@ class Network:
         }
 
 
+def late(kind: Exchanges) -> list[Stage]:
+    """The buckets as the last of all workers has them ready."""
+    later = kind.spread * largest_of(kind.workers)
+    return [bucket._replace(ready=bucket.ready + later) for bucket in kind.buckets]
+
+
+@functools.cache
+def largest_of(count: int) -> float:
+    """The expected largest of A independent standard normal numbers: the integral of 1 - F^A - (1 - F)^A from 0 on."""
+    x = np.linspace(0, 12, 24001)
+    below = ndtr(x)
+    return float(np.trapezoid(1 - below**count - (1 - below) ** count, x))
+
+
 def exchanges_of(comm: Comm, overlaps: bool) -> list[Exchanges]:
     """What the clock of a process says of the exchanges of one worker.
 
@@ -145,14 +167,17 @@ def exchanges_of(comm: Comm, overlaps: bool) -> list[Exchanges]:
     """
     names = [key.removesuffix(".count") for key in comm.clock.read() if key.endswith(".count")]
     found = []
-    for name, (count, wait, buckets) in zip(names, comm.clock.exchanges(), strict=True):
+    for name, (count, wait, spread, buckets) in zip(names, comm.clock.exchanges(), strict=True):
         workers = int(name.rpartition("-")[2])
         rows, groups = min(comm.local_workers, workers), max(1, comm.local_workers // workers)
         own = [b._replace(encode=b.encode / rows, ready=b.ready if overlaps else wait) for b in buckets]
-        found.append(Exchanges(workers, count / groups, wait, own))
+        found.append(Exchanges(workers, count / groups, wait, own, spread))
     return found
 
 
 def exchanges_from(column: Sequence[Any]) -> list[Exchanges]:
     """`seconds_by_bucket` of a metrics row."""
-    return [Exchanges(workers, count, wait, [Stage(*b) for b in buckets]) for workers, count, wait, buckets in column]
+    return [
+        Exchanges(workers, times, wait, [Stage(*bucket) for bucket in buckets], spread[0] if spread else 0.0)
+        for workers, times, wait, buckets, *spread in column
+    ]

@@ -55,5 +55,6 @@ def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[
             if clock.timeline is None and recorder.step_num == 0:
                 clock.timeline = []
             recorder.step()
+            clock.start()  # starting and writing a record is no part of a step
 
         yield step

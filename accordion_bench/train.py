@@ -265,7 +265,8 @@ def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
         f"{'control':<11}{human_bytes(summary['control_bytes'])} of decisions and checks, "
         f"{human_bytes(summary['eval_bytes'])} for evaluation",
         f"{'time':<11}{summary['seconds']:.1f} s of training"
-        + (" (workers share a process: no communication time)" if simulated else ""),
+        + (" (workers share a process: no communication time)" if simulated and summary["processes"] == 1 else "")
+        + (" (several workers in each process: communication in it)" if simulated and summary["processes"] > 1 else ""),
         *modelled,
         str(path),
     ]

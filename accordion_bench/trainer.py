@@ -427,6 +427,7 @@ class Trainer:
             "epochs": self.epoch,
             "parameters": sum(spec.numel for spec in self.axis.specs),
             "workers": self.comm.workers,
+            "processes": self.comm.processes,
             "test_size": self.data.test_size,
             **kept,
             "seconds_to_target": self.to_target.get("seconds"),

@@ -178,7 +178,7 @@ def test_time_inside_the_backward_pass_is_not_divided(found):
 
 
 REFUSED = {
-    "compressor=topk": "hooks for these, got topk; type compressor=powersgd, or comm.engine=exchange",
+    "compressor=topk": "hooks for these, got topk; type compressor=bf16, or comm.engine=exchange",
     "compressor=fp16 compressor.error_feedback=true": "torch's hook has none, got true; .*error_feedback=false",
     "compressor=bf16 compressor.start_step=3": "casts from the first step on, got 3; type compressor.start_step=0",
     "compressor=fp16 +compressor.worker_momentum=true": "worker_momentum .* type compressor.worker_momentum=false",

@@ -1,6 +1,7 @@
 """Modelled time: the ledger's integers times a link, apart from what was measured."""
 
 import json
+import math
 import random
 import re
 
@@ -10,9 +11,9 @@ import torch
 from accordion_bench import config, train
 from accordion_bench.__main__ import typed
 from accordion_bench.check import ConfigError
-from accordion_bench.clock import Stage
+from accordion_bench.clock import Clock, Stage
 from accordion_bench.comm import Comm
-from accordion_bench.network import Exchanges, Network, exchanges_from, exchanges_of
+from accordion_bench.network import Exchanges, Network, exchanges_from, exchanges_of, largest_of
 from accordion_bench.record import RunFolder
 from accordion_bench.report import words
 from accordion_bench.report.arms import group
@@ -206,6 +207,28 @@ def test_buckets_hold_all_traffic_but_the_first_steps(tmp_path, overrides):
     else:
         assert [kind.workers for kind in kinds] == [2, 4] and kinds[0].times + kinds[1].times == summary["steps"] - 1
         assert sent == pytest.approx(summary["wire_bytes"] - once * 2 / 3)  # the first exchange is one of pairs
+
+
+def test_the_last_of_several_workers_is_waited_for():
+    """Expected largest of standard normals by simulation; an exchange begins that much later."""
+    draws = torch.randn(200_000, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for count in (1, 2, 4, 8):
+        assert largest_of(count) == pytest.approx(float(draws[:, :count].amax(1).mean()), abs=0.01)
+    buckets = [Stage(0.5, 0.1, 0.0, 1e6, 2), Stage(1.0, 0.1, 0.2, 1e6, 2)]
+    alike, uneven = (Exchanges(4, 3, 1.0, buckets, spread) for spread in (0.0, 0.1))
+    link = Network(1e8, 1e-3)
+    later = link.exposed([uneven], 6e6, 12, 4) - link.exposed([alike], 6e6, 12, 4)
+    assert later == pytest.approx(3 * 0.1 * largest_of(4))
+
+
+def test_the_clock_knows_how_much_steps_differ():
+    clock = Clock(torch.device("cpu"))
+    clock.warm = True
+    for seconds in (1.0, 2.0, 4.0):
+        clock._step, clock._last = 0.0, seconds
+        clock.waits("gradient-4")
+    ((count, mean, spread, _),) = clock.exchanges()
+    assert (count, mean) == (3, pytest.approx(7 / 3)) and spread == pytest.approx(math.sqrt(21 / 3 - (7 / 3) ** 2))
 
 
 def test_a_faster_link_hides_more(tmp_path):

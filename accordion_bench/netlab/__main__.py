@@ -4,6 +4,7 @@ import argparse
 import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from accordion_bench.check import ConfigError, integer
 from accordion_bench.netlab import options
@@ -23,9 +24,16 @@ rate.
 Hosts are numbered from 0, like ranks. Needs root, and ip and tc of iproute2."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """One that refuses in one sentence, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{message}; type --help for all options, and what is for accordion_bench after --\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The options; their values are read by `options`, so that each refusal is one sentence."""
-    words = argparse.ArgumentParser(
+    words = _Parser(
         "accordion_bench.netlab", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words.add_argument("--hosts", default="4", metavar="N", help="how many (%(default)s)")
@@ -75,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         number = options.count(args.hosts)
         rate = options.rate(args.rate)
-        slow = dict(options.slow_host(text, number) for text in args.slow_host)
+        slow = options.slow_hosts(args.slow_host, number)
         cuts = [options.cut(text, number) for text in args.cut]
         delay = options.delay(args.delay)
         command = job_of(args)

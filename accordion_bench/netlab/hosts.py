@@ -181,6 +181,9 @@ class Hosts:
             cuts: links that fail on the way.
             logs: folder for host-0.log, host-1.log, ...; None = a temporary one, kept where a host fails.
         """
+        if cuts:
+            told = {**self.described(), "cuts": [[cut.host, cut.seconds] for cut in cuts]}
+            env = {**(env or {}), NETLAB: json.dumps(told)}
         return job.run(self, argv, env, cuts, logs)
 
     def _build(self) -> None:

@@ -243,6 +243,8 @@ class _Job:
             self._say_held()
         if first == 0 and self.failures[0][1] != REFUSED:
             print(f"netlab: host 0 failed with {self._how(0)}; its output is in {self._log(0)}", file=sys.stderr)
+        for cut in self.down:
+            print(f"netlab: the job was over while the link of host {cut.host} was down", file=sys.stderr)
         for cut in self.cuts:
             print(f"netlab: the job was over before the link of host {cut.host} was cut", file=sys.stderr)
         if self.signals:

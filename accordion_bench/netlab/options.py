@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accordion_bench import check
@@ -48,7 +49,7 @@ def slow_host(text: str, hosts: int) -> tuple[int, float | None]:
     """Host and bit/s of `2:20mbit`."""
     host, colon, speed = text.partition(":")
     if not colon:
-        raise ValueRefused("--slow-host", "HOST:RATE", text, "2:20mbit")
+        raise ValueRefused("--slow-host", "HOST:RATE", text, f"{hosts - 1}:20mbit")
     try:
         return _host("--slow-host", host, hosts, speed), rate(speed)
     except ValueRefused as refused:
@@ -58,11 +59,22 @@ def slow_host(text: str, hosts: int) -> tuple[int, float | None]:
         raise ValueRefused("--slow-host", rule, text, f"{host}:{refused.instead}") from None
 
 
+def slow_hosts(texts: Sequence[str], hosts: int) -> dict[int, float | None]:
+    """bit/s by host; each may be named once."""
+    found: dict[int, float | None] = {}
+    for text in texts:
+        host, speed = slow_host(text, hosts)
+        if host in found:
+            raise ValueRefused("--slow-host", "given once for each host", text, texts[0])
+        found[host] = speed
+    return found
+
+
 def cut(text: str, hosts: int) -> Cut:
     """`2:5s@10s`: the link of host 2 is down for 5 seconds, 10 seconds after the first traffic."""
     found = re.fullmatch(rf"(\w+):{NUMBER}(ms|s|)(?:@{NUMBER}(ms|s|))?", text)
     if not found:
-        raise ValueRefused("--cut", "HOST:SECONDSs or HOST:SECONDSs@AT", text, "2:5s@10s")
+        raise ValueRefused("--cut", "HOST:SECONDSs or HOST:SECONDSs@AT", text, f"{hosts - 1}:5s@10s")
     host = _host("--cut", found[1], hosts, text.partition(":")[2])
     at = 1.0 if found[4] is None else float(found[4]) * SECONDS[found[5]]
     return Cut(host, float(found[2]) * SECONDS[found[3]], at)

@@ -110,7 +110,23 @@ def fingerprint(run: Run) -> dict[str, Any]:
     kept = {key: value for key, value in run.config.items() if key not in FREE and value is not None}
     kept["adaptive"] = policies_of(run.config)  # a preset changes no result: its scheme stands under sync
     kept["scale"] = run.config.get("scale") or "full"
+    if lab := run.environment.get("netlab"):
+        kept["link"] = lab_text(lab)
+    if "processes" in run.summary:  # a launcher's are in no configuration
+        kept["processes"] = run.summary["processes"]
     return {**kept, "workers": run.summary.get("workers", run.config.get("workers"))}
+
+
+def lab_text(lab: dict[str, Any]) -> str:
+    """The links of a netlab: `links of 100 Mbit/s, host 2 20 Mbit/s`."""
+
+    def speed(rate: float | None) -> str:
+        return "unlimited" if rate is None else f"{rate / 1e6:g} Mbit/s"
+
+    slow = [f"host {host} {speed(rate)}" for host, rate in lab.get("slow_host", {}).items()]
+    cuts = [f"host {host} cut for {seconds:g} s" for host, seconds in lab.get("cuts", [])]
+    delay = [f"{1000 * lab['delay']:g} ms"] if lab.get("delay") else []
+    return ", ".join([f"links of {speed(lab.get('rate'))}", *delay, *slow, *cuts])
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
@@ -197,18 +213,26 @@ def _told_apart(arms: list[Arm]) -> list[Arm]:
             continue
         names = [twin.chosen("arm") for twin in twins]
         told = arm.chosen("arm") if all(names) and len(set(names)) == len(names) else _differing(arm, twins)
-        result.append(replace(arm, label=f"{arm.label}, {told}"))
+        result.append(replace(arm, label=", ".join(filter(None, [arm.label, told]))))
     return result
 
 
 def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
-    """Options that tell an arm from its twins: `lr=0.1, error_feedback=True`."""
+    """Options that tell an arm from its twins: `lr=0.1, error_feedback=True`; not those of most of them."""
     own = arm.options
     leaves = [twin.options for twin in twins]
     keys = sorted({key for leaf in leaves for key in leaf.keys() | own.keys() if leaf.get(key) != own.get(key)})
+    usual = {key: [leaf.get(key) for leaf in leaves].count(own.get(key)) > len(leaves) / 2 for key in keys}
+    keys = [key for key in keys if not usual[key]]
     short = [key.rpartition(".")[2] for key in keys]
     names = short if len(set(short)) == len(short) else keys
-    return ", ".join(f"{name}={own.get(key)}" for name, key in zip(names, keys, strict=True))
+    network = [f"modelled on {arm.chosen('network')}"] if any(key.startswith("network.") for key in keys) else []
+    told = [
+        str(own.get(key)) if key == "link" and own.get(key) else f"{name}={own.get(key)}"
+        for name, key in zip(names, keys, strict=True)
+        if not (network and key.startswith("network.") and network != ["modelled on custom"])
+    ]
+    return ", ".join([*(network if network != ["modelled on custom"] else []), *told])
 
 
 def settings(arms: Sequence[Arm]) -> list[list[Arm]]:

@@ -92,10 +92,12 @@ def _are_exchanges(kinds: Any) -> bool:
     def are_lists(values: Any, length: int) -> bool:
         return isinstance(values, list) and all(isinstance(value, list) and len(value) == length for value in values)
 
-    return are_lists(kinds, 4) and all(
-        all(map(_is_number, numbers)) and are_lists(buckets, 5) and all(map(_is_number, itertools.chain(*buckets)))
-        for *numbers, buckets in kinds
-    )
+    def is_one(kind: Any) -> bool:
+        if not isinstance(kind, list) or len(kind) not in (4, 5) or not are_lists(kind[3], 5):
+            return False
+        return all(map(_is_number, [*kind[:3], *kind[4:], *itertools.chain(*kind[3])]))
+
+    return isinstance(kinds, list) and all(map(is_one, kinds))
 
 
 def _not_understood(config: Mapping[str, Any]) -> str:

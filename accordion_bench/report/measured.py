@@ -65,8 +65,9 @@ def on_the_link(arms: Sequence[Arm]) -> Beside:
             ratio = math.fsum(ratios) / len(ratios)
             rows.append([arm.label, str(arm.n), *sizes, NONE if math.isnan(ratio) else f"{ratio:.3f}"])
     note = (
-        "Bytes of one worker, by arithmetic; of one interface, mean over the processes, as the operating system counts "
-        "them in training: with headers, acknowledgements, checksums of the run and all else that has used it."
+        "Bytes of one worker, by arithmetic, control without checksums; of one interface, mean over the processes, as "
+        "the operating system counts them in training: with headers, acknowledgements, checksums of the run and all "
+        "else that has used it."
     )
     return Beside("Bytes on the link", rows, note)
 

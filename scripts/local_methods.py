@@ -126,8 +126,9 @@ def planned(args: argparse.Namespace) -> tuple[list[Cell], list[str]]:
 
 
 def key_of(run: Run) -> str:
-    """Equal for runs that compute the same, but for the seed."""
-    return json.dumps(fingerprint(run), sort_keys=True)
+    """Equal for runs that compute the same, but for the seed; a run that is yet to be made has no processes."""
+    options = {key: value for key, value in fingerprint(run).items() if key != "processes"}
+    return json.dumps(options, sort_keys=True)
 
 
 def found(cells: Sequence[Cell], runs: Path) -> dict[Cell, Run]:

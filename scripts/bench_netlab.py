@@ -190,6 +190,7 @@ def main() -> None:
 
     from accordion_bench.netlab import options
     from accordion_bench.netlab.hosts import Hosts
+    from accordion_bench.record import environment
 
     found: dict[str, dict[str, list[float]]] = {}
     for text in args.rates:
@@ -204,6 +205,8 @@ def main() -> None:
         for name, why in told["failed"].items():
             print(f"{name} was left out at {text}: {why}", file=sys.stderr)
 
+    about = environment()
+    print(f"commit {about['commit']}, {about['processor']}, {about['cpu_cores']} cores, {about['versions']}\n")
     names = list(dict.fromkeys(name for times in found.values() for name in times))
     print(f"Seconds per step, median of {args.rounds} rounds (quartiles); {args.hosts} hosts.\n")
     print("| arm |" + "".join(f" {text} |" for text in found) + "\n|---|" + "---|" * len(found))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from accordion_bench.report.arms import group, lab_text
+from accordion_bench.report.measured import describes_its_link
 from tests.test_figures import run
 
 LAB = {"hosts": 4, "rate": 1e8, "slow_host": {}, "delay": 0.0}
@@ -20,6 +21,17 @@ def test_links_tell_arms_apart():
     labels = [arm.label for arm in arms]
     assert labels[1].endswith("links of 100 Mbit/s, host 2 20 Mbit/s")
     assert labels[2].endswith("links of 100 Mbit/s, host 1 cut for 3 s")
+
+
+def test_a_model_of_alike_links_says_nothing_of_a_slow_one():
+    network = {"bandwidth": 1e8, "latency": 1e-4}
+    slow, cut = {**LAB, "slow_host": {"2": 2e7}}, {**LAB, "cuts": [[1, 3.0]]}
+    for lab, described in [(LAB, True), (slow, False), (cut, False)]:
+        made = on(lab)
+        assert describes_its_link(replace(made, config={**made.config, "network": network})) is described
+    slower = {**network, "slow_bandwidth": 2e7}
+    made = on({**LAB, "slow_host": {"2": 2e7}})
+    assert describes_its_link(replace(made, config={**made.config, "network": slower}))
 
 
 def test_processes_tell_arms_apart():

@@ -48,7 +48,9 @@ def describes_its_link(run: Run) -> bool:
     network, lab = run.config.get("network") or {}, run.environment.get("netlab")
     by_hand = (run.config.get("choices") or {}).get("network") == "custom"
     if isinstance(lab, dict) and not by_hand:
-        rate = lab.get("rate")
+        rate, slow = lab.get("rate"), [speed for speed in lab.get("slow_host", {}).values() if speed]
+        if lab.get("cuts") or network.get("slow_bandwidth") != (min(slow) if slow else None):
+            return False
         return isinstance(rate, int | float) and math.isclose(rate, network.get("bandwidth", 0), rel_tol=CLOSE)
     return by_hand and bool((run.config.get("comm") or {}).get("interface"))
 

@@ -44,7 +44,7 @@ def to_target(arms: Sequence[Arm]) -> Figure | None:
     axes.set_xlim(left=0)
     axes.set_ylabel("method")
     how = "measured" if column == "seconds" else "modelled"
-    axes.set_xlabel(f"{how} training time to {metric(arms[0].metric).show(target)} [s]")
+    axes.set_xlabel(f"{how} time to {metric(arms[0].metric).show(target)} [s]")
     axes.grid(axis="x")
     dense = "; line: dense" if any(arm.dense for arm in arms) else ""
     bars = "; bars: Student's 95 % t-interval" if several(arms) else ""

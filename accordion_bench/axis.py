@@ -47,7 +47,7 @@ class WorkerAxis:
         # one worker's gradients stay where autograd has put them
         self._storage = Blocks(self.specs, rows, self.params[0]).tensors if rows > 1 else []
         self.gradients_W: list[Tensor] = []
-        self._taken: set[int] = set()
+        self._taken: dict[int, Tensor] = {}
         self._current: int | None = None
         self.buffers_W = {
             name: buffer.detach().expand(comm.local_workers, *buffer.shape).clone()
@@ -133,16 +133,17 @@ class WorkerAxis:
                 before_last()
             (loss if scale == 1 else loss * scale).backward()
             total += loss.detach()
-        left = [i for i in range(len(self.params)) if i not in self._taken]
-        self._taken.clear()
+        taken, self._taken = self._taken, {}
         # a parameter that the loss does not reach counts as having a zero gradient
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        new = ((i, p) for i, p in enumerate(self.params) if i not in taken)
+        left = {i: torch.zeros_like(p) if p.grad is None else p.grad for i, p in new}
         if self.comm.local_workers == 1:
-            self.gradients_W = [gradient.contiguous().unsqueeze(0) for gradient in gradients]
+            taken.update({i: gradient.contiguous().unsqueeze(0) for i, gradient in left.items()})
+            self.gradients_W = [taken[i] for i in range(len(self.params))]
         else:
             self.gradients_W = self._storage
             if left:
-                torch._foreach_copy_([self._storage[i][row] for i in left], [gradients[i] for i in left])
+                torch._foreach_copy_([self._storage[i][row] for i in left], list(left.values()))
         return total
 
     @torch.no_grad()
@@ -151,10 +152,11 @@ class WorkerAxis:
         gradient = self.params[i].grad
         assert gradient is not None and self._current is not None
         if self.comm.local_workers == 1:
-            return gradient.contiguous().unsqueeze(0)
-        self._taken.add(i)
-        self._storage[i][self._current].copy_(gradient)
-        return self._storage[i]
+            self._taken[i] = gradient.contiguous().unsqueeze(0)
+        else:
+            self._storage[i][self._current].copy_(gradient)
+            self._taken[i] = self._storage[i]
+        return self._taken[i]
 
     @torch.no_grad()
     def clip(self, norm: float) -> None:

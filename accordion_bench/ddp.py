@@ -128,12 +128,12 @@ class DDPExchange(Exchange):
             return [numel * self._element_size]
         dense = p = q = 0
         for shape in shapes:
-            n, m = shape[0], shape[1:].numel()
-            rank = min(n, m, self.compressor.rank)
-            if rank * (n + m) * self.compressor.min_compression_rate < n * m:
-                p, q = p + n * rank, q + m * rank
-            else:
+            n, m = shape[0], shape[1:].numel()  # vectors, too, may have factors in torch's hook
+            rank = self.compressor.paying_rank(n, m, self.compressor.rank)
+            if rank is None:
                 dense += n * m
+            else:
+                p, q = p + n * rank, q + m * rank
         return [entries * self._element_size for entries in (dense, p, q)]
 
 

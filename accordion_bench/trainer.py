@@ -16,6 +16,7 @@ from accordion_bench.compiled import compiled
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.ddp import UNMEASURED, DDPExchange
 from accordion_bench.decisions import Decisions
+from accordion_bench.evaluation import evaluate
 from accordion_bench.exchange import Exchange, bucket_mb
 from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.meter import Meter
@@ -31,7 +32,6 @@ from accordion_bench.sampler import Sampler
 from accordion_bench.tasks import Task, task_of
 from accordion_bench.trackers.base import Tracker
 
-RECOMPUTE_BATCHES = 128
 OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error")
 
 
@@ -385,34 +385,9 @@ class Trainer:
         bits = [value.reshape(-1).view(torch.int32).sum(dtype=torch.int64) for value in self.axis.shared]
         return int(torch.stack(bits).sum())
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Evaluation columns of the consensus model; training state stays as it is."""
-        axis, comm = self.axis, self.comm
-        kept, values = None, self.sync.consensus(self)
-        if axis.bn == "recompute" and axis.buffers_W:
-            count = min(RECOMPUTE_BATCHES, self.step_in_epoch)
-            rows = range(comm.local_workers)
-            # worker by worker, unlike training
-            order = (self.sampler.batch(comm.first_worker + row, batch) for row in rows for batch in range(count))
-            batches = self.data.train_batches(self.epoch, order)
-
-            def forward(row: int, batch: int) -> None:
-                axis.seed_dropout("recompute", self.step, row, batch)
-                axis.model(next(batches)[0])
-
-            with kept_rng(self.device):
-                kept = axis.recompute_buffers(values, forward, count)
-        axis.model.eval()
-        totals = []
-        for row, buffers in enumerate(axis.consensus_buffers()):
-            axis.evaluate_with(values, buffers)
-            share = self.task.totals(axis.model, self.data, comm.first_worker + row, comm.workers)
-            totals.append(share.to(self.device))
-        if kept is not None:
-            axis.buffers_W = kept
-        axis.evaluate_with(axis.shared, {})
-        return self.task.columns(comm.sum_(torch.stack(totals).sum(0), "eval").tolist())
+        return evaluate(self)
 
     def summary(self) -> dict[str, Any]:
         """summary.json: the final metric, the ledger and the clock."""

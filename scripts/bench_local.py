@@ -1,7 +1,7 @@
 """What local methods cost beside their local steps, in time and memory: ratios measured in one run; prints Markdown.
 
-    python -m scripts.bench_local             # all
-    python -m scripts.bench_local step        # some
+python -m scripts.bench_local             # all
+python -m scripts.bench_local step        # some
 """
 
 import subprocess

@@ -1,8 +1,8 @@
 """Step times behind shaped links, every arm in one run: interleaved rounds, medians; prints Markdown.
 
-    python scripts/bench_netlab.py                                   # 2 hosts: unshaped, 1 Gbit/s, 100 Mbit/s
-    python scripts/bench_netlab.py --hosts 4 --rates 100mbit --arms dense ddp
-    python scripts/bench_netlab.py --rates 100mbit --every-compressor
+    python -m scripts.bench_netlab                                   # 2 hosts: unshaped, 1 Gbit/s, 100 Mbit/s
+    python -m scripts.bench_netlab --hosts 4 --rates 100mbit --arms dense ddp
+    python -m scripts.bench_netlab --rates 100mbit --every-compressor
 
 Each host has one process with one worker and one thread; ResNet-18 for CIFAR, 8 samples per worker and step.
 Needs root (network namespaces).
@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-MODEL = ["model=resnet18", "dataset=synthetic", "batch_size=8", "schedule.lr_scaling=none", "optimizer.lr=0.01"]
+MODEL = ["model=resnet18", "dataset=synthetic", "batch_size=8"]
 ALONE = "no communication"
 ARMS = {
     ALONE: [],
@@ -97,28 +97,18 @@ def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[
     """One training step of an arm."""
     import torch
 
-    from accordion_bench import config
     from accordion_bench.comm import Comm
-    from accordion_bench.record import RunFolder
-    from accordion_bench.trainer import Trainer
+    from scripts.bench_step import our_step, trainer_for
 
     here = Comm(1) if name == ALONE else Comm(1, processes, rank)
-    cfg = config.compose([*MODEL, *overrides])
-    trainer = Trainer(cfg, here, RunFolder(tempfile.mkdtemp()))
-    trainer.begin_epoch()
+    trainer = trainer_for([*MODEL, *overrides], here)
     if name == "DDP in a plain loop":
         wrapped = torch.nn.parallel.DistributedDataParallel(trainer.axis.model, broadcast_buffers=False)
         return plain_loop(trainer, wrapped)
     if name == "epfml/powersgd":
         return epfml(trainer, trainer.axis.model)
 
-    def step() -> None:
-        if trainer.step_in_epoch >= trainer.steps_per_epoch - 1:
-            trainer.step_in_epoch = 0
-            trainer.begin_epoch()
-        trainer.train_step()
-
-    return step
+    return our_step(trainer)
 
 
 def inside(out: Path, chosen: dict[str, list[str]], rounds: int, seconds: float) -> None:
@@ -200,7 +190,7 @@ def main() -> None:
         slow = dict(options.slow_host(item, args.hosts) for item in args.slow_host)
         with tempfile.TemporaryDirectory() as folder, Hosts(args.hosts, options.rate(text), slow) as hosts:
             out = Path(folder, "times.json")
-            outcome = hosts.run([sys.executable, __file__, *sys.argv[1:], "--inside", str(out)])
+            outcome = hosts.run([sys.executable, "-m", "scripts.bench_netlab", *sys.argv[1:], "--inside", str(out)])
             if not out.exists():
                 sys.exit(f"rate {text}: a host failed ({outcome})")
             told = json.loads(out.read_text())

@@ -1,7 +1,7 @@
 """Step-time ratios, each measured in one run: interleaved rounds, medians; prints Markdown.
 
-    python scripts/bench_step.py                  # all
-    python scripts/bench_step.py plain detector   # some
+python scripts/bench_step.py                  # all
+python scripts/bench_step.py plain detector   # some
 """
 
 import argparse

@@ -1,6 +1,5 @@
 """DistributedDataParallel in our harness: the same run as ours where it does the same, and refusals elsewhere."""
 
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
 from accordion_bench.validate import validate, without_effect
 from tests import composed
-from tests.processes import forked
+from tests.processes import in_two
 
 DDP = ["comm=gloo", "comm.processes=2", "workers=2", "comm.engine=ddp"]
 HOOK = [
@@ -91,16 +90,7 @@ def found(tmp_path_factory):
             chosen = [*DDP, *overrides, f"comm.engine={engine}"]
             cfg = composed.cfg(*TEXT, *chosen) if name == "text" else composed.run(folder, *chosen)
             cases.append((name, engine, cfg))
-    with forked():
-        context = multiprocessing.get_context("spawn")
-        children = [context.Process(target=_trained, args=(rank, cases, str(folder))) for rank in range(2)]
-        for child in children:
-            child.start()
-        for child in children:
-            child.join(120)
-            if child.is_alive():
-                child.kill()
-    assert [child.exitcode for child in children] == [0, 0]
+    in_two(_trained, cases, str(folder))
     return torch.load(folder / "found.pt")
 
 

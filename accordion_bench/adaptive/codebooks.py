@@ -74,9 +74,7 @@ class FittedCodebook(Policy):
         self._decision: dict[str, Any] = {}
 
     def due(self, exchange: int) -> bool:
-        return exchange in self.update_at or bool(
-            self.update_every and exchange and exchange % self.update_every == 0
-        )
+        return exchange in self.update_at or bool(self.update_every and exchange and exchange % self.update_every == 0)
 
     @property
     def signal(self) -> str:

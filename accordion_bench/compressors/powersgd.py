@@ -56,8 +56,11 @@ class PowerSGD(Compressor):
         """min(n, m, level), or None where the tensor travels dense."""
         if level is None or spec.ndim < self.min_ndim:
             return None
-        n, m = spec.matrix
-        rank = min(n, m, int(level))
+        return self.paying_rank(*spec.matrix, int(level))
+
+    def paying_rank(self, n: int, m: int, rank: int) -> int | None:
+        """min(n, m, rank), or None where that makes an n x m matrix not `min_compression_rate` times smaller."""
+        rank = min(n, m, rank)
         # torch's rule, strict; at 0 every matrix is compressed
         return rank if rank * (n + m) * self.min_compression_rate < n * m else None
 

@@ -82,7 +82,7 @@ class Quantiser(OneShot):
             nearest = min(max(int(value), 2), 8) if isinstance(value, int | float) and abs(value) < 1e9 else 4
             raise check.ValueRefused(key, "an integer from 2 to 8", value, nearest)
         if self.levels == "exponential" and not codebooks.ascending(self.codebook(int(value))):
-            rule = f"so large that {2**int(value)} levels differ in float32"
+            rule = f"so large that {2 ** int(value)} levels differ in float32"
             raise check.ValueRefused("p", rule, self.p, 0.5)
         return int(value)
 

@@ -213,7 +213,7 @@ class Hosts:
             return ""
         netem = f"qdisc add dev {INTERFACE} root handle 1: netem delay {self.delay * 1000:g}ms limit 100000"
         if said := _called("tc", "-n", self.namespace(0), *netem.split()):
-            model = options.modelled(self.rates[0] or options.PRESETS["100gbit"], self.delay)
+            model = options.modelled(self.rates[0], self.delay)
             raise ConfigError(
                 f"--delay must be left out where the kernel has no netem, got {said}; type, for a modelled delay, "
                 f"python -m accordion_bench {model}"

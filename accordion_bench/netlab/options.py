@@ -5,11 +5,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import yaml
+
 from accordion_bench import check
 from accordion_bench.check import ValueRefused
+from accordion_bench.config_dir import conf_dir
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-PRESETS = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "25gbit": 2.5e10, "100gbit": 1e11}  # of the group network
 SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3}
 NUMBER = r"(\d+(?:\.\d+)?)"
 
@@ -103,12 +105,18 @@ def count(hosts: object) -> int:
     return number  # type: ignore[return-value]
 
 
+def presets() -> dict[str, float]:
+    """bit/s of those choices of `network=` that are called by their rate."""
+    files = (conf_dir() / "network").glob("*bit.yaml")
+    return {file.stem: yaml.safe_load(file.read_text())["bandwidth"] for file in files}
+
+
 def modelled(bandwidth: float | None, latency: float = 0.0) -> str:
     """The overrides for a modelled link of that kind."""
-    bandwidth = bandwidth or PRESETS["100gbit"]
+    bandwidth = bandwidth or max(presets().values())
     if latency:
         return f"network=custom network.bandwidth={bandwidth:g} network.latency={latency:g}"
-    for name, known in PRESETS.items():
+    for name, known in presets().items():
         if math.isclose(bandwidth, known):
             return f"network={name}"
     return f"network=custom network.bandwidth={bandwidth:g}"

@@ -172,9 +172,7 @@ def test_one_worker_and_equal_workers_have_no_server_error():
     exchange, plan = exchange_for("distefblocksgd", 1, specs=SPECS)
     problem = Problem(1)
     xs = [torch.zeros(s.shape, dtype=torch.float64) for s in SPECS]
-    largest = max(
-        float(u.abs().max()) for step in range(5) for u in exchange(problem.gradients(xs), plan, step, 0.1)
-    )
+    largest = max(float(u.abs().max()) for step in range(5) for u in exchange(problem.gradients(xs), plan, step, 0.1))
     rounding = 2.0**-23 * largest  # of a float32 scale
     assert max(float(e.abs().max()) for e in server_residuals(exchange).values()) < 5 * rounding
     equal, _ = exchange_for("distefblocksgd", 4, specs=SPECS)
@@ -219,9 +217,7 @@ def trained(workers, schedule, momentum, nesterov, decay, steps=60, **options):
     optimizer = {"_target_": "torch.optim.SGD", "momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
     node = {"_target_": "accordion_bench.compressors.none.Dense", "worker_momentum": True, **options}
     around = wrapped.wrapped_compressor(node, optimizer)
-    mine, reference = (
-        [torch.nn.Parameter(torch.ones(s.shape, dtype=torch.float64)) for s in SPECS] for _ in range(2)
-    )
+    mine, reference = ([torch.nn.Parameter(torch.ones(s.shape, dtype=torch.float64)) for s in SPECS] for _ in range(2))
     left = wrapped.optimizer_node(optimizer, around.compressor)
     kept = {key: value for key, value in left.items() if key != "_target_"}
     exchange = Exchange(around.compressor, SPECS, Ladder(), Comm(workers), mine[0])

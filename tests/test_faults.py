@@ -19,9 +19,7 @@ from tests import composed, processes, tiny
 SOON = 30.0  # seconds from the fault to the end of the last process
 LONG = ["comm=gloo", "epochs=100000", "model._target_=tests.faulty.Net"]
 SOURCE = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"  # as torch 2.15 has it
-GLOO_LOST = (
-    f"{SOURCE}/pair.cc:561] Connection closed by peer [127.0.0.1]:5. This is typically caused by"
-)
+GLOO_LOST = f"{SOURCE}/pair.cc:561] Connection closed by peer [127.0.0.1]:5. This is typically caused by"
 GLOO_LATE = f"{SOURCE}/unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete"
 
 

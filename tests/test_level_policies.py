@@ -182,9 +182,7 @@ def test_fixed_levels_leave_nothing_to_choose(policy, bits):
 def test_policies_that_never_decide_warn(overrides, key):
     typed = {o.partition("=")[0] for o in overrides if "." in o.partition("=")[0]}
     found = [
-        told
-        for told in without_effect(composed.cfg(*overrides, "workers=4"), typed)
-        if told.startswith("adaptive.")
+        told for told in without_effect(composed.cfg(*overrides, "workers=4"), typed) if told.startswith("adaptive.")
     ]
     assert len(found) == bool(key) and all(key in told for told in found)
 

@@ -86,9 +86,7 @@ class TestSampler:
     def test_every_sample_once_and_equal_shares(self, size, workers, batch):
         sampler = Sampler(size, workers, seed=0)
         sampler.begin_epoch(0, batch)
-        seen = [
-            torch.cat([sampler.batch(w, s) for s in range(sampler.steps(batch))]).tolist() for w in range(workers)
-        ]
+        seen = [torch.cat([sampler.batch(w, s) for s in range(sampler.steps(batch))]).tolist() for w in range(workers)]
         assert {len(part) for part in seen} == {-(-size // workers)}
         assert {i for part in seen for i in part} == set(range(size))
 
@@ -141,9 +139,10 @@ class TestBatchNorm:
             trainer = Trainer(cfg, comm, RunFolder.create(str(tmp_path), "test", cfg))
             trainer.begin_epoch()
             seen = []
-            trainer.axis.consensus_buffers = lambda: seen.append(
-                {n: b.clone() for n, b in trainer.axis.buffers_W.items()}
-            ) or [{n: b[0] for n, b in trainer.axis.buffers_W.items()}] * comm.local_workers
+            trainer.axis.consensus_buffers = lambda: (
+                seen.append({n: b.clone() for n, b in trainer.axis.buffers_W.items()})
+                or [{n: b[0] for n, b in trainer.axis.buffers_W.items()}] * comm.local_workers
+            )
             trainer.evaluate()
             return seen[0]["net.1.running_mean"]
 

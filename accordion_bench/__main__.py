@@ -82,7 +82,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
     from omegaconf import DictConfig, OmegaConf
 
     from accordion_bench import scale, sweep
-    from accordion_bench.config_dir import conf_dir
+    from accordion_bench.options.conf_dir import conf_dir
 
     scale.register()
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.options.checks import ConfigError, ValueRefused
 
 BACKENDS = ("inductor", "aot_eager", "eager")
 

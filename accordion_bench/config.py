@@ -9,14 +9,14 @@ from torch import nn
 
 from accordion_bench import scale
 from accordion_bench.adaptive.base import Policy, in_order, tell_followers
-from accordion_bench.build import Config, build, target
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.compatible import refuse_driven, refuse_pairs
 from accordion_bench.compressors.base import Compressor
-from accordion_bench.config_dir import conf_dir
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.exchange import levelled, sent_specs
 from accordion_bench.optimizers import without_dynamo
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import Ladder, Plan, Run, TensorSpec
 from accordion_bench.schedules.base import Schedule
 from accordion_bench.sync.base import Sync

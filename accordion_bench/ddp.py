@@ -13,8 +13,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.axis import WorkerAxis
-from accordion_bench.build import Config
-from accordion_bench.check import ConfigError, ValueRefused, show
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, NonFinite
 from accordion_bench.compressors.cast import Cast
@@ -22,6 +20,8 @@ from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.exchange import MB, Exchange
 from accordion_bench.layout import Layout
+from accordion_bench.options.checks import ConfigError, ValueRefused, show
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.sync.every_step import EveryStep
 from accordion_bench.wrapped import wrapped_compressor

@@ -6,8 +6,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.check import ConfigError, closest, kind_of, show
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.checks import ConfigError, closest, kind_of, show
+from accordion_bench.options.conf_dir import conf_dir
 
 
 def explain(error: BaseException) -> str | None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.build import Config
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Measured, Plan, TensorSpec
 from accordion_bench.statistics import Buckets
 

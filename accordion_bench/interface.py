@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from accordion_bench import check
+from accordion_bench.options import checks
 
 SYSTEM = Path("/sys/class/net")
 
@@ -27,10 +27,10 @@ class Interface:
             else []
         )
         if not there:
-            raise check.ValueRefused("comm.interface", "null where no interface counts its bytes", name, None)
+            raise checks.ValueRefused("comm.interface", "null where no interface counts its bytes", name, None)
         if name not in there:
             rule = f"null or an interface of this machine ({', '.join(there)})"
-            raise check.ValueRefused("comm.interface", rule, name, check.closest(str(name), there))
+            raise checks.ValueRefused("comm.interface", rule, name, checks.closest(str(name), there))
         self.name = name
         self._counters = system / name / "statistics"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from accordion_bench import check
-from accordion_bench.check import ValueRefused
 from accordion_bench.interface import Interface
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 
 Config = dict[str, Any]
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
@@ -75,21 +75,21 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
     """
     gpus = torch.cuda.device_count() if gpus is None else gpus
     comm = cfg["comm"]
-    check.choice("comm.backend", comm["backend"], BACKENDS)
-    check.number("comm.timeout", comm["timeout"], above=0, instead=600)
-    check.choice("comm.engine", comm.get("engine", "exchange"), ENGINES)
+    checks.choice("comm.backend", comm["backend"], BACKENDS)
+    checks.number("comm.timeout", comm["timeout"], above=0, instead=600)
+    checks.choice("comm.engine", comm.get("engine", "exchange"), ENGINES)
     if comm.get("overlap") is not None:
-        check.boolean("comm.overlap", comm["overlap"])
+        checks.boolean("comm.overlap", comm["overlap"])
     if comm.get("bucket_cap_mb") is not None:
-        check.number("comm.bucket_cap_mb", comm["bucket_cap_mb"], above=0, instead=25)
+        checks.number("comm.bucket_cap_mb", comm["bucket_cap_mb"], above=0, instead=25)
     if comm.get("interface") is not None:
         Interface(comm["interface"])
     counts = {"workers": cfg["workers"], **{f"comm.{k}": comm[k] for k in ("processes", "workers_per_process")}}
     for key, value in counts.items():
         if value is not None:
-            check.integer(key, value, at_least=1)
+            checks.integer(key, value, at_least=1)
     workers, processes, per_process = counts.values()
-    device = check.choice("device", cfg["device"], ["auto", "cpu", "cuda"])
+    device = checks.choice("device", cfg["device"], ["auto", "cpu", "cuda"])
     if device == "cuda" and not gpus:
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", device, "auto")
 

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import check, same
-from accordion_bench.check import ConfigError
+from accordion_bench import same
 from accordion_bench.layout import Layout, environment_ranks
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.watch import Watch
 
 Config = dict[str, Any]
@@ -45,7 +46,7 @@ def met(cfg: Config) -> Iterator[Watch | None]:
         yield None
         return
     processes, rank, local_rank = ranks
-    timeout = check.number("comm.timeout", cfg["comm"]["timeout"], above=0, instead=600)
+    timeout = checks.number("comm.timeout", cfg["comm"]["timeout"], above=0, instead=600)
     if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise ConfigError(
             "comm=gloo or nccl under Slurm needs the variables MASTER_ADDR and MASTER_PORT, got not both; type "
@@ -147,7 +148,7 @@ def agree(cfg: Config, where: Layout, watch: Watch | None) -> None:
     if difference := first_difference(json.loads(watch.get("plan").decode()), mine):
         key, theirs, here = difference
         raise ConfigError(
-            f"{key} must be {check.show(theirs)} as on rank 0, got {check.show(here)} on rank {where.rank}; "
+            f"{key} must be {checks.show(theirs)} as on rank 0, got {checks.show(here)} on rank {where.rank}; "
             + ("type the same command on every machine" if key in cfg or "." in key else "install the same everywhere")
         )
 

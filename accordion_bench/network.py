@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from accordion_bench import check
 from accordion_bench.clock import EXCLUSIVE, Stage
 from accordion_bench.comm import Comm
+from accordion_bench.options import checks
 
 
 class Exchanges(NamedTuple):
@@ -55,13 +55,13 @@ class Network:
         slow_bandwidth: float | None = None,
         burst: float | None = None,
     ) -> None:
-        self.bandwidth = check.number("bandwidth", bandwidth, above=0, instead=1e9)
-        self.latency = check.number("latency", latency, at_least=0, instead=5e-5)
-        self.jitter = 0.0 if jitter is None else check.number("jitter", jitter, at_least=0, instead=1e-4)
+        self.bandwidth = checks.number("bandwidth", bandwidth, above=0, instead=1e9)
+        self.latency = checks.number("latency", latency, at_least=0, instead=5e-5)
+        self.jitter = 0.0 if jitter is None else checks.number("jitter", jitter, at_least=0, instead=1e-4)
         if slow_bandwidth is not None:
             limits = {"above": 0, "at_most": self.bandwidth}
-            self.bandwidth = check.number("slow_bandwidth", slow_bandwidth, **limits, instead=self.bandwidth / 5)
-        self.burst = 0.0 if burst is None else check.number("burst", burst, at_least=0, instead=125000)
+            self.bandwidth = checks.number("slow_bandwidth", slow_bandwidth, **limits, instead=self.bandwidth / 5)
+        self.burst = 0.0 if burst is None else checks.number("burst", burst, at_least=0, instead=125000)
 
     def seconds(self, wire_bytes: float, rounds: float, workers: int) -> float:
         """Modelled seconds of communication: 8 wire_bytes / bandwidth + rounds (latency + jitter H_A).

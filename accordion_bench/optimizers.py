@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from accordion_bench import check
+from accordion_bench.options import checks
 
 
 def without_dynamo(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
@@ -35,7 +35,7 @@ class SGDPlusGradient(torch.optim.SGD):
     def __init__(self, params: Any, nesterov: bool = False, **options: Any) -> None:
         if nesterov:
             rule = "false, because g + v takes its place"
-            raise check.ValueRefused("nesterov", rule, nesterov, False)
+            raise checks.ValueRefused("nesterov", rule, nesterov, False)
         super().__init__(params, **options)
 
     @torch.no_grad()

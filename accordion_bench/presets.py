@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from accordion_bench.check import ConfigError
+from accordion_bench.options.checks import ConfigError
 
 PARTS = ("faithful", "official")  # experiments that only change others
 ARM = "+arm"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.check import ConfigError
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
 
 try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench import sweep, together, train
-from accordion_bench.build import Config
+from accordion_bench.options.instantiate import Config
 from accordion_bench.together import Cell
 from accordion_bench.validate import validate
 

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from accordion_bench import config
-from accordion_bench.build import Config
-from accordion_bench.check import ConfigError
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.instantiate import Config
 
 Cell = tuple[str, str, tuple[str, ...]]  # compressor, synchronisation, policies in order
 

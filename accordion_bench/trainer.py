@@ -10,7 +10,6 @@ from torch import Tensor
 
 from accordion_bench import checkpoint, config
 from accordion_bench.axis import WorkerAxis
-from accordion_bench.build import build
 from accordion_bench.comm import Comm
 from accordion_bench.compiled import compiled
 from accordion_bench.compressors.base import NonFinite
@@ -21,6 +20,7 @@ from accordion_bench.exchange import Exchange, bucket_mb
 from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.meter import Meter
 from accordion_bench.network import Network
+from accordion_bench.options.instantiate import build
 from accordion_bench.overlap import Overlap, after_backward, overlaps
 from accordion_bench.plan import plan_record
 from accordion_bench.precision import LossScale, autocast

@@ -6,14 +6,15 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import check, compiled, ddp, rng
+from accordion_bench import compiled, ddp, rng
 from accordion_bench.axis import BN_POLICIES
-from accordion_bench.build import Config, build, target
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.config import build_model, build_optimizer, components
-from accordion_bench.config_dir import conf_dir
 from accordion_bench.exchange import WHOLE_MODEL
 from accordion_bench.layout import layout, placed
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.overlap import after_backward
 from accordion_bench.precision import PRECISIONS
 from accordion_bench.scale import SCALES
@@ -30,39 +31,39 @@ def validate(cfg: Config) -> None:
         ConfigError: one sentence: key, rule, value, what to type instead.
     """
     _check_kinds(cfg)
-    check.integer("seed", cfg["seed"], at_least=0)
-    check.integer("epochs", cfg["epochs"], at_least=1, instead=60)
-    check.integer("batch_size", cfg["batch_size"], at_least=1, instead=32)
+    checks.integer("seed", cfg["seed"], at_least=0)
+    checks.integer("epochs", cfg["epochs"], at_least=1, instead=60)
+    checks.integer("batch_size", cfg["batch_size"], at_least=1, instead=32)
     if cfg["micro_batch_size"] is not None:
-        check.integer("micro_batch_size", cfg["micro_batch_size"], at_least=1, instead=cfg["batch_size"])
-    check.choice("bn", cfg["bn"], BN_POLICIES)
+        checks.integer("micro_batch_size", cfg["micro_batch_size"], at_least=1, instead=cfg["batch_size"])
+    checks.choice("bn", cfg["bn"], BN_POLICIES)
     if cfg["precision"] is not None:
-        check.choice("precision", cfg["precision"], list(PRECISIONS))
+        checks.choice("precision", cfg["precision"], list(PRECISIONS))
     if cfg["clip_norm"] is not None:
-        check.number("clip_norm", cfg["clip_norm"], above=0, instead=1.0)
+        checks.number("clip_norm", cfg["clip_norm"], above=0, instead=1.0)
     if cfg["clip_at"] is not None:
-        check.choice("clip_at", cfg["clip_at"], ["before", "after"])
-    check.choice("scale", cfg["scale"], SCALES)
+        checks.choice("clip_at", cfg["clip_at"], ["before", "after"])
+    checks.choice("scale", cfg["scale"], SCALES)
     if cfg["scale"] != "full" and "experiment" not in cfg.get("choices", {}):
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", cfg["scale"], "full")
-    check.integer("checkpoint.every", cfg["checkpoint"]["every"], at_least=0)
-    check.integer("profile", cfg["profile"], at_least=0)
+    checks.integer("checkpoint.every", cfg["checkpoint"]["every"], at_least=0)
+    checks.integer("profile", cfg["profile"], at_least=0)
     for key in ("norms", "error"):
-        check.boolean(f"measure.{key}", cfg["measure"][key], instead=True)
+        checks.boolean(f"measure.{key}", cfg["measure"][key], instead=True)
     for key, folder in (("data", "data"), ("runs", "results/runs")):
         if not cfg["paths"][key]:
             raise ValueRefused(f"paths.{key}", "a folder", "''", folder)
     optimizer = cfg["optimizer"]
-    check.number("optimizer.lr", optimizer.get("lr"), above=0, instead=0.1)
-    check.number("optimizer.weight_decay", optimizer.get("weight_decay", 0), at_least=0, instead=1e-4)
-    check.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
+    checks.number("optimizer.lr", optimizer.get("lr"), above=0, instead=0.1)
+    checks.number("optimizer.weight_decay", optimizer.get("weight_decay", 0), at_least=0, instead=1e-4)
+    checks.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = components(placed(cfg, where := layout(cfg)), where.workers)
     if cfg["compile"] is not None:
         compiled.refuse(cfg["compile"], parts.dataset.task, where.device)
     if cfg["channels_last"] is not None:
-        check.boolean("channels_last", cfg["channels_last"])
+        checks.boolean("channels_last", cfg["channels_last"])
     if cfg["channels_last"] and parts.dataset.task != "images":
         raise ValueRefused("channels_last", "null for a language model, which has no images", True, None)
     if cfg["precision"] == "float16" and parts.sync.local:
@@ -75,9 +76,9 @@ def validate(cfg: Config) -> None:
         ddp.refuse(cfg, where, parts)
     if cfg["target"] is not None:
         if task_of(parts.dataset).metric.percent:
-            check.number("target", cfg["target"], above=0, at_most=1, instead=0.9)
+            checks.number("target", cfg["target"], above=0, at_most=1, instead=0.9)
         else:
-            check.number("target", cfg["target"], at_least=1, instead=100)
+            checks.number("target", cfg["target"], at_least=1, instead=100)
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
     with rng.kept_rng():
         model = build_model(cfg, parts.dataset)
@@ -103,16 +104,16 @@ def _check_kinds(cfg: Config) -> None:
         if not isinstance(here, dict) or not there:
             continue
         for key in [key for key in there if key not in here]:
-            value = "NAME" if isinstance(there[key], dict) else check.show(there[key])
+            value = "NAME" if isinstance(there[key], dict) else checks.show(there[key])
             raise ConfigError(f"{prefix}{key} must be there, got ~{prefix}{key}; type {prefix}{key}={value}")
         for key in [key for key in here if key not in there and key != "choices"]:
-            near = check.closest(key, list(there))
+            near = checks.closest(key, list(there))
             raise ConfigError(f"{prefix}{key} is no option here; type {prefix}{near}, or --help for all options")
     _same_kinds(declared, cfg, "")
     for name, node in (cfg["adaptive"] or {}).items():
         if not isinstance(node, dict):
             rule = "a policy's options"
-            raise ConfigError(f"adaptive.{name} must be {rule}, got {check.show(node)}; type adaptive={name}")
+            raise ConfigError(f"adaptive.{name} must be {rule}, got {checks.show(node)}; type adaptive={name}")
 
 
 def _same_kinds(declared: Config, given: Config, prefix: str) -> None:
@@ -126,10 +127,10 @@ def _same_kinds(declared: Config, given: Config, prefix: str) -> None:
         key, value = f"{prefix}{name}", given[name]
         kinds: Any = next(kind for kind in (bool, (int, float), str, list, dict) if isinstance(default, kind))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            rule = check.kind_of(default)
+            rule = checks.kind_of(default)
             if isinstance(default, dict):
                 option = f"{key}.{next(iter(default), 'OPTION')}=VALUE"
-                raise ConfigError(f"{key} must be {rule}, got {check.show(value)}; type {option}")
+                raise ConfigError(f"{key} must be {rule}, got {checks.show(value)}; type {option}")
             raise ValueRefused(key, rule, value, default)
         if isinstance(value, dict):
             _same_kinds(default, value, f"{key}.")

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from accordion_bench import check
-from accordion_bench.build import Config, build, target
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.compressors.base import Compressor, check_collective
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.momentum import WorkerMomentum
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.exchange import WHOLE_MODEL
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.instantiate import Config, build, target
 
 # the wrappers' options that are words
 FEEDBACK = {
@@ -74,17 +74,17 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
     """
     options, optimizer = dict(node), optimizer or {}
     take = options.pop
-    error_feedback = check.boolean("compressor.error_feedback", take("error_feedback", False))
+    error_feedback = checks.boolean("compressor.error_feedback", take("error_feedback", False))
 
     def words(choices: dict[str, list[str]]) -> Config:
-        return {key: check.choice(f"compressor.{key}", take(key), choices[key]) for key in choices if key in options}
+        return {key: checks.choice(f"compressor.{key}", take(key), choices[key]) for key in choices if key in options}
 
     feedback, decay, server = words(FEEDBACK), words(DECAY), words(SERVER)
     if "residual_decay" in options:
         feedback["residual_decay"] = take("residual_decay")
-    moves_momentum = check.boolean("compressor.worker_momentum", take("worker_momentum", False))
-    scope = check.choice("compressor.scope", take("scope", "tensor"), ["tensor", WHOLE_MODEL])
-    start_step = check.integer("compressor.start_step", take("start_step", 0), at_least=0)
+    moves_momentum = checks.boolean("compressor.worker_momentum", take("worker_momentum", False))
+    scope = checks.choice("compressor.scope", take("scope", "tensor"), ["tensor", WHOLE_MODEL])
+    start_step = checks.integer("compressor.start_step", take("start_step", 0), at_least=0)
     block_size = options.get("block_size") if options.get("block") == "bucket" else None
     collective = take("collective", None)
     momentum = _momentum_of(optimizer)

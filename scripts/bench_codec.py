@@ -19,12 +19,12 @@ import torch
 import torchvision
 import yaml
 
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import Group, OneShot
-from accordion_bench.config_dir import conf_dir
 from accordion_bench.exchange import Exchange, levelled
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.record import environment
 from accordion_bench.wrapped import wrapped_compressor

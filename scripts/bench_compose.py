@@ -10,7 +10,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 from accordion_bench import config, scale
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir
 
 ROUNDS = 3
 

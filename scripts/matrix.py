@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from accordion_bench import config, together
-from accordion_bench.build import Config
+from accordion_bench.options.instantiate import Config
 from accordion_bench.together import names
 
 WORKERS = 4

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from accordion_bench import config, scale
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir
 
 _once = functools.cache(config.compose)
 

@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor, nn
 
 from accordion_bench.comm import Comm
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.trainer import Trainer

@@ -3,7 +3,7 @@
 import pytest
 
 from accordion_bench import config
-from accordion_bench.check import ConfigError
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Measured, Plan, Run
 from tests import composed
 

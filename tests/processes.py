@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir
 from tests import tiny
 
 _server = multiprocessing.get_context("forkserver")

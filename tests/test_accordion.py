@@ -8,9 +8,9 @@ import torch
 from accordion_bench import config
 from accordion_bench.adaptive.accordion import Accordion
 from accordion_bench.adaptive.critical import CriticalRegime
-from accordion_bench.build import target
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from accordion_bench.check import ConfigError
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.adacomp import HEADER, AdaComp, SparseSigns, selected
 from accordion_bench.compressors.base import Context
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from tests.helpers import SPECS, compressor, exchange_for, gradients, residuals
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from accordion_bench.check import ConfigError
 from accordion_bench.compressors.atomo import ATOMO, inclusion, systematic
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from tests.helpers import SPECS, exchange_for, gradients
 

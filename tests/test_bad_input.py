@@ -10,8 +10,8 @@ import yaml
 
 from accordion_bench import __main__ as command
 from accordion_bench import config, errors, launch, layout, presets, train, validate
-from accordion_bench.check import ConfigError
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from scripts import matrix
 from tests import tiny

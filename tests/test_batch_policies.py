@@ -14,9 +14,9 @@ from accordion_bench.adaptive.batch import float32
 from accordion_bench.adaptive.grow_batch import GrowBatch
 from accordion_bench.adaptive.noise_scale import NoiseScale
 from accordion_bench.axis import WorkerAxis
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.noise import noise_and_signal, square_norms
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals, SquareNorms
 from accordion_bench.record import RunFolder
 from accordion_bench.schedules.cosine import Cosine

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from accordion_bench import train
 from accordion_bench.axis import WorkerAxis
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
 from accordion_bench.validate import validate, without_effect
 from tests import local, tiny

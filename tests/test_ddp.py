@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from accordion_bench import checkpoint
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.powersgd import PowerSGD
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from accordion_bench import config, train
-from accordion_bench.check import ConfigError
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.dct import Chunks, dct_matrix, largest_divisor
 from accordion_bench.compressors.demo import DeMo, Group, Sent, answer_bytes, pack_signs, unpack_signs
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.record import RunFolder
 from tests.helpers import SPECS, exchange_for, gradients

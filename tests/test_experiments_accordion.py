@@ -10,13 +10,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from accordion_bench import config, train, validate
-from accordion_bench.build import build
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.exchange import Exchange
 from accordion_bench.ledger import Ledger
 from accordion_bench.optimizers import SGDPlusGradient, without_dynamo
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec
 from accordion_bench.record import RunFolder
 from accordion_bench.scale import SCALES

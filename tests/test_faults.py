@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from accordion_bench import train, watch
-from accordion_bench.check import ConfigError
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
 from accordion_bench.watch import ChildRefused, RankFailed, Watch, failure_of, first_failure, told
 from tests import composed, processes, tiny

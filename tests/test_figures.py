@@ -16,8 +16,8 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from accordion_bench.config_dir import conf_dir
 from accordion_bench.metrics import METRICS
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import colours, figures
 from accordion_bench.report.arms import group, settings
 from accordion_bench.report.draw import draw

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from accordion_bench.axis import WorkerAxis
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.exchange import Exchange
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.validate import validate
 from accordion_bench.wrapped import wrapped_compressor

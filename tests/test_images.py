@@ -16,11 +16,11 @@ from scipy.io import savemat
 from torch import Tensor
 
 from accordion_bench import config, rng, train
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.datasets.cifar import Cifar
 from accordion_bench.datasets.imagenet import Files, FolderData, ImageNet, Views, box, central
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.svhn import SVHN
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.record import RunFolder
 from tests.readers import ORDER, in_a_daemon, passes
 

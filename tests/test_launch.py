@@ -13,8 +13,8 @@ import pytest
 
 from accordion_bench import __main__ as command
 from accordion_bench import layout, train
-from accordion_bench.check import ConfigError
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from tests import composed, tiny
 from tests.processes import forked

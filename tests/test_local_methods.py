@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from accordion_bench import __main__ as command
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from accordion_bench.report import arms, figures, labels, load, provenance, table, words
 from accordion_bench.report.load import Run

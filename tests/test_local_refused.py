@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from accordion_bench.check import ConfigError
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.validate import validate
 from tests import composed, tiny
 

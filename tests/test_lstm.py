@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.axis import WorkerAxis
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.models.lstm import LSTM
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.rng import kept_rng, seeded
 
 VOCABULARY = 40

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from accordion_bench.build import build
-from accordion_bench.check import ConfigError
 from accordion_bench.models.resnet import Bottleneck, ResNet18
 from accordion_bench.models.torchvision import MIN_SIZE, Torchvision
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.instantiate import build
 from accordion_bench.plan import TensorSpec
 from accordion_bench.rng import seeded
 from tests.helpers import yaml_names, yaml_node

@@ -11,8 +11,8 @@ from torch import nn
 
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.config_dir import conf_dir
 from accordion_bench.exchange import bucketed
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from accordion_bench import rng
-from accordion_bench.check import ConfigError
 from accordion_bench.models.resnet import ResNet18
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from tests.helpers import SPECS, exchange_for, gradients, residuals
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from accordion_bench import checkpoint
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.precision import LossScale
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer

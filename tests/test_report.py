@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import (
     arms,
     figures,

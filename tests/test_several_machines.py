@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from accordion_bench import check, launch, layout, meeting
-from accordion_bench.check import ConfigError
+from accordion_bench import launch, layout, meeting
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
 from tests import composed, processes, tiny
 
@@ -273,4 +274,4 @@ def test_ctrl_c_under_slurm(tmp_path):
 def test_an_option_that_one_side_lacks():
     """A key that only one side has is null on the other."""
     assert meeting.first_difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}) == ("a.c", None, 2)
-    assert check.show(None) == "null"
+    assert checks.show(None) == "null"

@@ -15,8 +15,8 @@ import torch
 
 from accordion_bench import __main__ as command
 from accordion_bench import layout, same, sweep, train
-from accordion_bench.check import ConfigError
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from accordion_bench.report.load import find_runs
 from tests import tiny

@@ -15,13 +15,13 @@ import yaml
 from torch import Tensor
 
 from accordion_bench import checkpoint, config, launch, layout, train
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
-from accordion_bench.config_dir import conf_dir
 from accordion_bench.datasets import text
 from accordion_bench.datasets.synthetic_text import SyntheticText
 from accordion_bench.datasets.text import IGNORED, TextData
 from accordion_bench.models.lstm import LSTM
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler
 from accordion_bench.tasks import Text

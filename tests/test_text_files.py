@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from accordion_bench import train
-from accordion_bench.check import ConfigError
 from accordion_bench.datasets import pydocs, text_files
 from accordion_bench.datasets.pydocs import PyDocs
 from accordion_bench.datasets.text import EOS
 from accordion_bench.datasets.text_files import TextFiles, read_words
+from accordion_bench.options.checks import ConfigError
 from tests.helpers import yaml_node
 from tests.test_text import cfg_for
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from accordion_bench.check import ConfigError
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.selection import at_least, sampled_top, strided_sample, top_indices
 from accordion_bench.compressors.threshold import Threshold
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from tests.helpers import SPECS, exchange_for, gradients
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from accordion_bench import train
-from accordion_bench.check import ConfigError
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
 from accordion_bench.trackers.base import scalars
 from accordion_bench.trackers.wandb import Wandb

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.critical import Detecting
+from accordion_bench.options import checks
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 
@@ -26,11 +26,11 @@ class Accordion(Detecting):
         strong = pair[0] if self.strong is None else self.strong
         weak = pair[1] if self.weak is None else self.weak
         for name, value in (("strong", strong), ("weak", weak)):
-            check.number(name, value, above=0, instead=pair[name == "weak"])
+            checks.number(name, value, above=0, instead=pair[name == "weak"])
         if not strong < weak and pair[0] < weak:
-            raise check.ValueRefused("strong", f"a {knob} below weak={check.show(weak)}", strong, pair[0])
+            raise checks.ValueRefused("strong", f"a {knob} below weak={checks.show(weak)}", strong, pair[0])
         if not strong < weak:
-            raise check.ValueRefused("weak", f"a {knob} above strong={check.show(strong)}", weak, pair[1])
+            raise checks.ValueRefused("weak", f"a {knob} above strong={checks.show(strong)}", weak, pair[1])
         return strong, weak
 
     def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:

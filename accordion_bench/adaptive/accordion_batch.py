@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.batch import LR_SCALINGS, most, scaled
 from accordion_bench.adaptive.critical import Detecting
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.exchange import WHOLE_MODEL
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 
@@ -39,14 +39,14 @@ class AccordionBatch(Detecting):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.factor = check.integer("factor", factor, at_least=2, instead=8)
+        self.factor = checks.integer("factor", factor, at_least=2, instead=8)
         self.large_batch = large_batch
         if large_batch is not None:
-            check.integer("large_batch", large_batch, at_least=2)
-        self.lr_scaling = check.choice("lr_scaling", lr_scaling, LR_SCALINGS)
+            checks.integer("large_batch", large_batch, at_least=2)
+        self.lr_scaling = checks.choice("lr_scaling", lr_scaling, LR_SCALINGS)
         self.fixed_switch = fixed_switch
         if fixed_switch is not None:
-            check.integer("fixed_switch", fixed_switch, at_least=1, instead=20)
+            checks.integer("fixed_switch", fixed_switch, at_least=1, instead=20)
         self.switched = False
 
     def needs(self, epoch: int) -> frozenset[str]:

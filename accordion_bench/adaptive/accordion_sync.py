@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.exchange import WHOLE_MODEL
+from accordion_bench.options import checks
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 
@@ -25,10 +25,10 @@ class AccordionSync(Detecting):
 
     def __init__(self, weak: int = 2, strong: int = 16, **options: Any) -> None:
         super().__init__(**options)
-        self.weak = check.integer("weak", weak, at_least=1, instead=2)
-        self.strong = check.integer("strong", strong, at_least=1, instead=16)
+        self.weak = checks.integer("weak", weak, at_least=1, instead=2)
+        self.strong = checks.integer("strong", strong, at_least=1, instead=16)
         if strong <= weak:
-            raise check.ValueRefused("strong", f"a period above weak={weak}", strong, 8 * weak)
+            raise checks.ValueRefused("strong", f"a period above weak={weak}", strong, 8 * weak)
 
     def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
         return replace(plan, period=self.weak)

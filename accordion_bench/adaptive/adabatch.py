@@ -5,10 +5,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch import float32, most, refuse_full
-from accordion_bench.check import ValueRefused
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 
@@ -33,9 +33,9 @@ class AdaBatch(Policy):
     drives = "batch"
 
     def __init__(self, freq: int = 20, beta: float = 2.0, gamma: float = 0.75) -> None:
-        self.freq = check.integer("freq", freq, at_least=1, instead=20)
-        self.beta = check.number("beta", beta, above=1, instead=2)
-        self.gamma = check.number("gamma", gamma, above=0, instead=0.75)
+        self.freq = checks.integer("freq", freq, at_least=1, instead=20)
+        self.beta = checks.number("beta", beta, above=1, instead=2)
+        self.gamma = checks.number("gamma", gamma, above=0, instead=0.75)
         self._decision: dict[str, Any] = {}
 
     def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
@@ -43,8 +43,8 @@ class AdaBatch(Policy):
         self.first, self.most = plan.batch_size, most(run)
         factors = [run.schedule(half / 2) for half in range(2 * run.epochs)]
         if self.gamma < self.beta and any(b < a for a, b in itertools.pairwise(factors)):
-            rule = f"beta={check.show(self.beta)} with a schedule that decays, or the learning rate would decay twice"
-            raise ValueRefused("gamma", rule, self.gamma, f"{check.show(self.beta)}, or schedule=constant")
+            rule = f"beta={checks.show(self.beta)} with a schedule that decays, or the learning rate would decay twice"
+            raise ValueRefused("gamma", rule, self.gamma, f"{checks.show(self.beta)}, or schedule=constant")
         return plan
 
     def update(self, signals: Signals, plan: Plan) -> Plan:

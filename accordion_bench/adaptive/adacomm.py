@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
+from accordion_bench.options import checks
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 EXACT = 1 - 1e-9  # a root that is an integer may come out a rounding error above it
@@ -38,10 +38,10 @@ class AdaComm(Policy):
     when = "exchange"
 
     def __init__(self, every: int = 60, initial: int | None = None, max_period: int = 32, rule: str = "paper") -> None:
-        self.every = check.integer("every", every, at_least=1, instead=60)
-        self.initial = None if initial is None else check.integer("initial", initial, at_least=1, instead=16)
-        self.max_period = check.integer("max_period", max_period, at_least=1, instead=32)
-        self.rule = check.choice("rule", rule, ["paper", "paddle"])
+        self.every = checks.integer("every", every, at_least=1, instead=60)
+        self.initial = None if initial is None else checks.integer("initial", initial, at_least=1, instead=16)
+        self.max_period = checks.integer("max_period", max_period, at_least=1, instead=32)
+        self.rule = checks.choice("rule", rule, ["paper", "paddle"])
         self.tau_0 = 1
         self.first: tuple[float, float] | None = None  # F_0, eta_0
         self.last_lr = 0.0
@@ -59,16 +59,16 @@ class AdaComm(Policy):
         self.tau_0 = plan.period if self.initial is None else self.initial
         if self.tau_0 > self.max_period:
             rule = f"an integer of at least {self.tau_0}, the first period"
-            raise check.ValueRefused("max_period", rule, self.max_period, self.tau_0)
+            raise checks.ValueRefused("max_period", rule, self.max_period, self.tau_0)
         if run.steps < 3:
             epochs, every = -(-3 // run.steps_per_epoch()), "" if self.every == 1 else " adaptive.adacomm.every=1"
-            raise check.ConfigError(
+            raise checks.ConfigError(
                 f"epochs must be at least {epochs} for adaptive.adacomm, which compares the losses of two intervals, "
                 f"got {run.epochs}; type epochs={epochs}{every}"
             )
         if 2 * self.every >= run.steps:
             rule = f"less than half the {run.steps} steps of the run, because the losses of two intervals are compared"
-            raise check.ValueRefused("every", rule, self.every, max(1, run.steps // 10))
+            raise checks.ValueRefused("every", rule, self.every, max(1, run.steps // 10))
         return replace(plan, period=self.tau_0)
 
     def root(self, loss: float, lr: float) -> int:

@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import BITS
-from accordion_bench.check import ValueRefused
 from accordion_bench.exchange import WHOLE_MODEL
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 
@@ -37,8 +37,8 @@ class AdaQS(Policy):
     def __init__(
         self, factor: float = 2.0, interval: int = 5, initial: int = 2, cap: int = 8, scope: str = "tensor"
     ) -> None:
-        self.factor = check.number("factor", factor, above=1, instead=2)
-        self.interval = check.integer("interval", interval, at_least=1, instead=5)
+        self.factor = checks.number("factor", factor, above=1, instead=2)
+        self.interval = checks.integer("interval", interval, at_least=1, instead=5)
         fewest, most = BITS
         for key, value, least in (("initial", initial, fewest), ("cap", cap, initial)):
             if type(value) is not int or not least <= value <= most:
@@ -46,7 +46,7 @@ class AdaQS(Policy):
                 rule += ", with initial at its lower end" if key == "cap" else ""
                 raise ValueRefused(key, rule, value, most if key == "cap" else fewest)
         self.initial, self.cap = initial, cap
-        self.scope = check.choice("scope", scope, ["tensor", WHOLE_MODEL])
+        self.scope = checks.choice("scope", scope, ["tensor", WHOLE_MODEL])
         self.bits: dict[str, int] = {}
         self.saved: dict[str, float] = {}
         self.steps = 0  # of the epochs of `saved`

@@ -3,7 +3,7 @@
 import math
 import struct
 
-from accordion_bench.check import ConfigError
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Run
 
 LR_SCALINGS = ("linear", "sqrt", "none")

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.distributions import Distribution, Histogram, TruncatedNormals
 from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
 from accordion_bench.compressors import codebooks
+from accordion_bench.options import checks
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.statistics import POWER
 
@@ -56,21 +56,21 @@ class FittedCodebook(Policy):
         initial: str = "exponential",
         solver: str = "exact",
     ) -> None:
-        self.method = check.choice("method", method, ["alq", "alqg", "amq"])
-        self.fit = check.choice("fit", fit, ["mixture", "single", "empirical"])
-        self.norm_weight = check.choice("norm_weight", norm_weight, list(POWER))
-        self.num_components = check.integer("num_components", num_components, at_least=1, instead=20)
-        self.stat_samples = check.integer("stat_samples", stat_samples, at_least=1, instead=10)
+        self.method = checks.choice("method", method, ["alq", "alqg", "amq"])
+        self.fit = checks.choice("fit", fit, ["mixture", "single", "empirical"])
+        self.norm_weight = checks.choice("norm_weight", norm_weight, list(POWER))
+        self.num_components = checks.integer("num_components", num_components, at_least=1, instead=20)
+        self.stat_samples = checks.integer("stat_samples", stat_samples, at_least=1, instead=10)
         if not isinstance(update_at, list | tuple) or not all(type(s) is int and s >= 0 for s in update_at):
-            raise check.ValueRefused("update_at", "a list of exchanges of at least 0", update_at, [0, 100, 2000])
+            raise checks.ValueRefused("update_at", "a list of exchanges of at least 0", update_at, [0, 100, 2000])
         self.update_at = set(update_at)
         self.update_every = update_every
         if update_every is not None:
-            check.integer("update_every", update_every, at_least=1, instead=10_000)
-        self.initial = check.choice("initial", initial, ["exponential", "compressor"])
-        self.solver = check.choice("solver", solver, ["exact", "official"])
+            checks.integer("update_every", update_every, at_least=1, instead=10_000)
+        self.initial = checks.choice("initial", initial, ["exponential", "compressor"])
+        self.solver = checks.choice("solver", solver, ["exact", "official"])
         if solver == "official" and method == "alqg":
-            raise check.ValueRefused("solver", "exact where method is alqg", solver, "exact")
+            raise checks.ValueRefused("solver", "exact where method is alqg", solver, "exact")
         self._decision: dict[str, Any] = {}
 
     def due(self, exchange: int) -> bool:
@@ -93,7 +93,7 @@ class FittedCodebook(Policy):
         books = dict(plan.codebooks)
         if self.solver == "official" and any(0.0 in book for book in books.values()):
             rule = "exact where the codebook has a zero level (compressor.zero_level=true)"
-            raise check.ValueRefused("solver", rule, "official", "exact")
+            raise checks.ValueRefused("solver", rule, "official", "exact")
         if self.initial == "exponential":
             books = {bits: rounded(codebooks.exponential(bits, 0.0 in book)) for bits, book in books.items()}
         return replace(plan, codebooks=books)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
+from accordion_bench.options import checks
 from accordion_bench.plan import Signals
 from accordion_bench.record import log
 
@@ -30,11 +30,11 @@ class CriticalRegime:
     """
 
     def __init__(self, eta: float, interval: int, lr_drop_ratio: float, min_hold: int | None) -> None:
-        self.eta = check.number("eta", eta, above=0, instead=0.5)
-        self.interval = check.integer("interval", interval, at_least=1, instead=5)
-        self.lr_drop_ratio = check.number("lr_drop_ratio", lr_drop_ratio, above=0, at_most=1, instead=0.5)
+        self.eta = checks.number("eta", eta, above=0, instead=0.5)
+        self.interval = checks.integer("interval", interval, at_least=1, instead=5)
+        self.lr_drop_ratio = checks.number("lr_drop_ratio", lr_drop_ratio, above=0, at_most=1, instead=0.5)
         if min_hold is not None:
-            check.integer("min_hold", min_hold, at_least=0)
+            checks.integer("min_hold", min_hold, at_least=0)
         self.min_hold = interval if min_hold is None else min_hold
         self.saved: list[float] | None = None
         self.steps = 0  # of the epoch of `saved`
@@ -112,7 +112,7 @@ class Detecting(Policy):
         lr_drop_ratio: float = 0.5,
         min_hold: int | None = None,
     ) -> None:
-        self.signal = f"norm_of_sum_{check.choice('statistic', statistic, STATISTICS)}"
+        self.signal = f"norm_of_sum_{checks.choice('statistic', statistic, STATISTICS)}"
         self.detector = CriticalRegime(eta, interval, lr_drop_ratio, min_hold)
         self._decision: dict[str, Any] = {}
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
+from accordion_bench.options import checks
 from accordion_bench.plan import Ladder, Measured, Plan, Run, Signals
 
 DENSE = 1.0
@@ -62,17 +62,17 @@ class GraVAC(Policy):
         bandwidth: float = 1e9,
         compute_seconds: float = 0.0,
     ) -> None:
-        self.mildest = check.number("mildest", mildest, above=0, below=1, instead=0.1)
-        self.smallest = check.number("smallest", smallest, above=0, at_most=mildest, instead=mildest / 10)
-        self.step = check.number("step", step, above=0, at_most=0.9, instead=0.5)
-        self.eps = check.number("eps", eps, above=0, at_most=1, instead=0.75)
-        self.omega = check.number("omega", omega, above=0, below=1, instead=0.05)
-        self.smoothing = check.number("smoothing", smoothing, above=0, at_most=1, instead=0.05)
-        self.window = check.integer("window", window, at_least=0, instead=25)
-        self.interval = check.integer("interval", interval, at_least=1, instead=2000)
-        self.every = check.integer("every", every, at_least=1)
-        self.bandwidth = check.number("bandwidth", bandwidth, above=0, instead=1e9)
-        self.compute_seconds = check.number("compute_seconds", compute_seconds, at_least=0, instead=0)
+        self.mildest = checks.number("mildest", mildest, above=0, below=1, instead=0.1)
+        self.smallest = checks.number("smallest", smallest, above=0, at_most=mildest, instead=mildest / 10)
+        self.step = checks.number("step", step, above=0, at_most=0.9, instead=0.5)
+        self.eps = checks.number("eps", eps, above=0, at_most=1, instead=0.75)
+        self.omega = checks.number("omega", omega, above=0, below=1, instead=0.05)
+        self.smoothing = checks.number("smoothing", smoothing, above=0, at_most=1, instead=0.05)
+        self.window = checks.integer("window", window, at_least=0, instead=25)
+        self.interval = checks.integer("interval", interval, at_least=1, instead=2000)
+        self.every = checks.integer("every", every, at_least=1)
+        self.bandwidth = checks.number("bandwidth", bandwidth, above=0, instead=1e9)
+        self.compute_seconds = checks.number("compute_seconds", compute_seconds, at_least=0, instead=0)
         # a little more than the quotient, so that a smallest density on the ladder is not rounded away
         count = math.floor(math.log(self.smallest / self.mildest) / math.log(self.step) + 1e-9)
         self.densities = [self.mildest * self.step**i for i in range(count + 1)]

@@ -5,10 +5,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch import float32, most, refuse_full
-from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 
@@ -32,7 +32,7 @@ class GrowBatch(Policy):
 
     def __init__(self, cap: int | None = None) -> None:
         if cap is not None:
-            check.integer("cap", cap, at_least=1, instead=320)
+            checks.integer("cap", cap, at_least=1, instead=320)
         self.cap = cap
         self.wanted = 0.0
         self._decision: dict[str, Any] = {}

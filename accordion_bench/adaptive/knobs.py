@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from accordion_bench import check
+from accordion_bench.options import checks
 
 BITS = (2, 8)  # fewest and most
 DENSE: dict[str, float] = {"rank": 1_000_000, "density": 1.0}
@@ -16,11 +16,11 @@ def check_level(key: str, value: Any, knob: str, instead: Any) -> float:
         ValueRefused: with `instead` as what to type.
     """
     if knob == "density":
-        return check.number(key, value, above=0, at_most=1, instead=instead)
+        return checks.number(key, value, above=0, at_most=1, instead=instead)
     least, most = BITS if knob == "bits" else (1, DENSE["rank"])
     if type(value) is not int or not least <= value <= most:
         name = "number of bits" if knob == "bits" else knob
-        raise check.ValueRefused(key, f"an integer from {least} to {most:g}, as a {name}", value, instead)
+        raise checks.ValueRefused(key, f"an integer from {least} to {most:g}, as a {name}", value, instead)
     return value
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import DENSE, check_level, is_positive
-from accordion_bench.check import ValueRefused
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 WORDS = ("weak", "strong", "dense")
@@ -136,7 +136,7 @@ def covered(ranges: Sequence[Any], epochs: int) -> list[list[int]]:
 def beyond(ranges: Sequence[Any], epochs: int) -> str:
     """Says which range leaves the run; "" if none does."""
     late = [r for r in ranges if r[0] >= epochs or (r[1] or 0) > epochs]
-    return f"{check.show(late[0])} goes beyond the run" if late else ""
+    return f"{checks.show(late[0])} goes beyond the run" if late else ""
 
 
 def first_wrong(found: Sequence[Sequence[int]]) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import BITS, check_level, is_positive
+from accordion_bench.options import checks
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 CELLS = 10_000
@@ -54,14 +54,14 @@ class LGreCo(Policy):
         samples: int = 10,
         every: int | None = None,
     ) -> None:
-        self.alpha = check.number("alpha", alpha, above=0, instead=1)
+        self.alpha = checks.number("alpha", alpha, above=0, instead=1)
         if reference is not None and not is_positive(reference):
-            raise check.ValueRefused("reference", "null or a number above 0", reference, None)
+            raise checks.ValueRefused("reference", "null or a number above 0", reference, None)
         good = isinstance(levels, list | tuple) and levels and all(is_positive(level) for level in levels)
         if levels is not None and not good:
-            raise check.ValueRefused("levels", "null or a list of numbers above 0", levels, None)
-        self.samples = check.integer("samples", samples, at_least=1, instead=10)
-        self.every = None if every is None else check.integer("every", every, at_least=1, instead=100)
+            raise checks.ValueRefused("levels", "null or a list of numbers above 0", levels, None)
+        self.samples = checks.integer("samples", samples, at_least=1, instead=10)
+        self.every = None if every is None else checks.integer("every", every, at_least=1, instead=100)
         self.reference, self.levels = reference, levels
         self.level_keys = ("reference",) * 2 if levels is None else ("levels",) * 2
         self.follows = False

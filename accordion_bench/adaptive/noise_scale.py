@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch import LR_SCALINGS, most, scaled
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.noise import noise_and_signal
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 
@@ -45,13 +45,13 @@ class NoiseScale(Policy):
         cap: int | None = None,
         lr_scaling: str = "linear",
     ) -> None:
-        self.every = check.integer("every", every, at_least=1, instead=5)
-        self.ema = check.number("ema", ema, at_least=0, below=1, instead=0.5)
-        self.threshold = check.number("threshold", threshold, above=0, instead=1)
+        self.every = checks.integer("every", every, at_least=1, instead=5)
+        self.ema = checks.number("ema", ema, at_least=0, below=1, instead=0.5)
+        self.threshold = checks.number("threshold", threshold, above=0, instead=1)
         self.cap = cap
         if cap is not None:
-            check.integer("cap", cap, at_least=1, instead=256)
-        self.lr_scaling = check.choice("lr_scaling", lr_scaling, LR_SCALINGS)
+            checks.integer("cap", cap, at_least=1, instead=256)
+        self.lr_scaling = checks.choice("lr_scaling", lr_scaling, LR_SCALINGS)
         self.noise = self.signal = 0.0  # averages, which start at 0 ...
         self.weight = 0.0  # ... and are divided by this
         self._decision: dict[str, Any] = {}

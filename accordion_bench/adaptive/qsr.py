@@ -5,9 +5,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench import check
 from accordion_bench.adaptive.base import Policy
-from accordion_bench.check import ConfigError
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 
 EXACT = 1 + 1e-9  # a power that is an integer may come out a rounding error below it: (0.3 / 0.1)^2
@@ -39,12 +39,12 @@ class QSR(Policy):
         warmup_period: int | None = None,
         exponent: float = 2.0,
     ) -> None:
-        self.alpha = check.number("alpha", alpha, at_least=0, instead=0.2)
+        self.alpha = checks.number("alpha", alpha, at_least=0, instead=0.2)
         for key, value in (("base_period", base_period), ("warmup_period", warmup_period)):
             if value is not None:
-                check.integer(key, value, at_least=1, instead=8)
+                checks.integer(key, value, at_least=1, instead=8)
         self.base_period, self.warmup_period = base_period, warmup_period
-        self.exponent = check.number("exponent", exponent, above=0, instead=2.0)
+        self.exponent = checks.number("exponent", exponent, above=0, instead=2.0)
         self._decision: dict[str, Any] = {}
 
     def due(self, exchange: int) -> bool:

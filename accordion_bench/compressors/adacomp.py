@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper, alone
 from accordion_bench.compressors.oneshot import OneShot, non_finite
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 HEADER = 8  # bytes of a message before its entries: the scale, and how many entries follow
@@ -82,8 +82,8 @@ class AdaComp(Wrapper):
 
     def __init__(self, bin_conv: int = 50, bin_dense: int = 500) -> None:
         super().__init__(SparseSigns())
-        self.bin_conv = check.integer("bin_conv", bin_conv, at_least=1, instead=50)
-        self.bin_dense = check.integer("bin_dense", bin_dense, at_least=1, instead=500)
+        self.bin_conv = checks.integer("bin_conv", bin_conv, at_least=1, instead=50)
+        self.bin_dense = checks.integer("bin_dense", bin_dense, at_least=1, instead=500)
 
     def bin_size(self, spec: TensorSpec) -> int:
         """L_T of a tensor."""

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import check, rng
+from accordion_bench import rng
 from accordion_bench.compressors.base import Context, dense_bytes
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -43,7 +44,7 @@ class ATOMO(OneShot):
         self.rank = self.check_level("rank", rank)
 
     def check_level(self, key, value) -> int:
-        return check.integer(key, value, at_least=1)
+        return checks.integer(key, value, at_least=1)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return level is not None and spec.ndim >= self.min_ndim and self.message_bytes(spec, level) < dense_bytes(spec)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench import check
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Measured, TensorSpec
 from accordion_bench.statistics import Buckets, moments
 
@@ -304,10 +304,10 @@ def check_collective(compressor: Compressor, value: str) -> str:
         ValueRefused: with the reason.
     """
     if value not in COLLECTIVES:
-        raise check.ValueRefused("collective", " or ".join(compressor.collectives), value, compressor.collectives[0])
+        raise checks.ValueRefused("collective", " or ".join(compressor.collectives), value, compressor.collectives[0])
     if value not in compressor.collectives:
         rule = f"{' or '.join(compressor.collectives)}, because {compressor.because}"
-        raise check.ValueRefused("collective", rule, value, compressor.collectives[0])
+        raise checks.ValueRefused("collective", rule, value, compressor.collectives[0])
     return value
 
 

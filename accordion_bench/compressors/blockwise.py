@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.compressors import levels
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.compressors.tiles import bucket_tiles
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.random_bits import Stream
 
@@ -37,11 +37,11 @@ class Blockwise(OneShot):
     because = "8-bit numbers with different scales do not add up"
 
     def __init__(self, format: str = "e4m3", bucket_size: int | None = 1024, rounding: str = "nearest") -> None:
-        self.format = check.choice("format", format, list(TYPES))
-        self.bucket_size = None if bucket_size is None else check.integer("bucket_size", bucket_size, at_least=1)
-        self.rounding = check.choice("rounding", rounding, ["nearest", "random"])
+        self.format = checks.choice("format", format, list(TYPES))
+        self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)
+        self.rounding = checks.choice("rounding", rounding, ["nearest", "random"])
         if rounding == "random" and format != "int8":
-            raise check.ValueRefused("rounding", "nearest where format is not int8", rounding, "nearest")
+            raise checks.ValueRefused("rounding", "nearest where format is not int8", rounding, "nearest")
         self.unbiased = rounding == "random"
         self.draws = "worker" if self.unbiased else ""
 

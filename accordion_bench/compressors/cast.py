@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.comm import Comm, cast_share
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -23,7 +23,7 @@ class Cast(Compressor):
     whole_model = True
 
     def __init__(self, dtype: str) -> None:
-        check.choice("dtype", dtype, ["float16", "bfloat16"])
+        checks.choice("dtype", dtype, ["float16", "bfloat16"])
         self.dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
         self.sum_eps = torch.finfo(self.dtype).eps
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from accordion_bench import check
+from accordion_bench.options import checks
 
 
 def uniform(bits: int, zero_level: bool) -> tuple[float, ...]:
@@ -51,7 +51,7 @@ def check_codebook(key: str, value: Any) -> tuple[float, ...]:
     levels = tuple(float(x) for x in value) if numbers else ()
     if not 2 <= len(levels) <= 256 or not ascending(levels) or (levels[0], levels[-1]) != (-1.0, 1.0):
         rule = "uniform, exponential, or 2 to 256 numbers in ascending order (in float32) from -1 to 1"
-        raise check.ValueRefused(key, rule, value, _repaired(levels))
+        raise checks.ValueRefused(key, rule, value, _repaired(levels))
     return levels
 
 

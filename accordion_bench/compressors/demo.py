@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
 from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.oneshot import non_finite, rows_of
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 VALUES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -78,12 +78,12 @@ class DeMo(Compressor):
 
     def __init__(self, k: int = 32, decay: float = 0.999, chunk: int = 64, value_dtype: str = "float32") -> None:
         self.k = self.check_level("k", k)
-        self.decay = check.number("decay", decay, at_least=0, at_most=1, instead=0.999)
-        self.chunk = check.integer("chunk", chunk, at_least=1, instead=64)
-        self.value_dtype = VALUES[check.choice("value_dtype", value_dtype, list(VALUES))]
+        self.decay = checks.number("decay", decay, at_least=0, at_most=1, instead=0.999)
+        self.chunk = checks.integer("chunk", chunk, at_least=1, instead=64)
+        self.value_dtype = VALUES[checks.choice("value_dtype", value_dtype, list(VALUES))]
 
     def check_level(self, key, value) -> int:
-        return check.integer(key, value, at_least=1)
+        return checks.integer(key, value, at_least=1)
 
     # ---- bytes
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, Wrapper
 from accordion_bench.compressors.threshold import Threshold
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -54,11 +54,11 @@ class DGC(Wrapper):
         super().__init__(Threshold(density, sample_share=sample_share))
         self.pair = DGC.pair
         self.owns, self.weight_decay_mode = frozenset({"momentum"}), "after_decode"
-        self.momentum = check.number("momentum", momentum, at_least=0, below=1, instead=0.9)
-        self.nesterov = check.boolean("nesterov", nesterov)
+        self.momentum = checks.number("momentum", momentum, at_least=0, below=1, instead=0.9)
+        self.nesterov = checks.boolean("nesterov", nesterov)
         self.needs_all = clip is not None  # for the norm
-        self.clip = None if clip is None else check.number("clip", clip, above=0, instead=1.0)
-        self.warmup_epochs = check.integer("warmup_epochs", warmup_epochs, at_least=0)
+        self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=1.0)
+        self.warmup_epochs = checks.integer("warmup_epochs", warmup_epochs, at_least=0)
 
     def scheduled(self, level: float, epoch: float) -> float:
         if epoch >= self.warmup_epochs:

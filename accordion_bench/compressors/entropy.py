@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench import check
+from accordion_bench.options import checks
 
 
 def huffman_lengths(counts: Tensor) -> Tensor:
@@ -117,9 +117,11 @@ METHODS = ("none", "huffman", "elias", "ans")
 
 def check_entropy(value: Any) -> str:
     """Refuse an unknown method, and `ans` where its package is missing."""
-    check.choice("entropy", value, METHODS)
+    checks.choice("entropy", value, METHODS)
     if value == "ans" and importlib.util.find_spec("constriction") is None:
-        raise check.ValueRefused("entropy", "huffman where the package constriction is not installed", value, "huffman")
+        raise checks.ValueRefused(
+            "entropy", "huffman where the package constriction is not installed", value, "huffman"
+        )
     return value
 
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
 from accordion_bench.compressors.two_way import TwoWay
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -41,18 +41,18 @@ class ErrorFeedback(Wrapper):
         residual_decay: float = 1.0,
     ) -> None:
         super().__init__(inner)
-        self.residual = check.choice("residual", residual, ["local", "aggregate"])
-        self.residual_units = check.choice("residual_units", residual_units, ["gradient", "parameter"])
-        self.zero_lr = check.choice("zero_lr", zero_lr, ["skip", "flush"])
-        self.residual_decay = check.number("residual_decay", residual_decay, above=0, at_most=1, instead=1)
+        self.residual = checks.choice("residual", residual, ["local", "aggregate"])
+        self.residual_units = checks.choice("residual_units", residual_units, ["gradient", "parameter"])
+        self.zero_lr = checks.choice("zero_lr", zero_lr, ["skip", "flush"])
+        self.residual_decay = checks.number("residual_decay", residual_decay, above=0, at_most=1, instead=1)
         if residual == "aggregate" and inner.reduces != "mean":
-            raise check.ValueRefused("residual", f"local, because the update is a {inner.reduces}", residual, "local")
+            raise checks.ValueRefused("residual", f"local, because the update is a {inner.reduces}", residual, "local")
         if inner.reduces in ("vote", "other"):
             rule = f"false, because the update is a {inner.reduces}, which says nothing of the size of what was lost"
-            raise check.ValueRefused("error_feedback", rule, True, False)
+            raise checks.ValueRefused("error_feedback", rule, True, False)
         if residual == "aggregate" and isinstance(inner, TwoWay):
             rule = "local with collective=two_way, because the update holds what the owners have kept, too"
-            raise check.ValueRefused("residual", rule, residual, "local")
+            raise checks.ValueRefused("residual", rule, residual, "local")
         if self.residual_units == "parameter":
             self.units, self.owns = "parameter", inner.owns | {"lr"}
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -31,10 +31,10 @@ class WorkerMomentum(Wrapper):
         self, inner: Compressor, momentum: float, nesterov: bool = False, weight_decay_mode: str = "after_decode"
     ) -> None:
         super().__init__(inner)
-        self.momentum = check.number("momentum", momentum, at_least=0, below=1, instead=0.9)
-        self.nesterov = check.boolean("nesterov", nesterov)
+        self.momentum = checks.number("momentum", momentum, at_least=0, below=1, instead=0.9)
+        self.nesterov = checks.boolean("nesterov", nesterov)
         modes = ["after_decode", "decoupled", "in_gradient"]
-        self.weight_decay_mode = check.choice("weight_decay_mode", weight_decay_mode, modes)
+        self.weight_decay_mode = checks.choice("weight_decay_mode", weight_decay_mode, modes)
         self.owns = inner.owns | {"momentum"}
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.compressors import codes, wire
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.compressors.tiles import tiles
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.random_bits import Stream
 
@@ -35,9 +35,9 @@ class Natural(OneShot):
     because = "a sum of powers of two is none"
 
     def __init__(self, exponent_bits: int = 8) -> None:
-        self.exponent_bits = check.integer("exponent_bits", exponent_bits, at_least=7)
+        self.exponent_bits = checks.integer("exponent_bits", exponent_bits, at_least=7)
         if exponent_bits > 8:
-            raise check.ValueRefused("exponent_bits", "7 or 8", exponent_bits, 8)
+            raise checks.ValueRefused("exponent_bits", "7 or 8", exponent_bits, 8)
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """E||C(v) - v||^2 of each row: sum_i (2^(e+1) - |v_i|)(|v_i| - 2^e)."""

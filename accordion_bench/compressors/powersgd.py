@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import check, rng
+from accordion_bench import rng
 from accordion_bench.blocks import as_matrices
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -43,14 +44,14 @@ class PowerSGD(Compressor):
         eps: float = 1e-8,
     ) -> None:
         self.rank = self.check_level("rank", rank)
-        self.min_compression_rate = check.number("min_compression_rate", min_compression_rate, at_least=0, instead=2)
-        self.warm_start = check.boolean("warm_start", warm_start)
-        self.on_switch = check.choice("on_switch", on_switch, ["keep", "redraw"])
-        self.orthonormalisation = check.choice("orthonormalisation", orthonormalisation, ["qr", "gramschmidt"])
-        self.eps = check.number("eps", eps, at_least=0, instead=1e-8)
+        self.min_compression_rate = checks.number("min_compression_rate", min_compression_rate, at_least=0, instead=2)
+        self.warm_start = checks.boolean("warm_start", warm_start)
+        self.on_switch = checks.choice("on_switch", on_switch, ["keep", "redraw"])
+        self.orthonormalisation = checks.choice("orthonormalisation", orthonormalisation, ["qr", "gramschmidt"])
+        self.eps = checks.number("eps", eps, at_least=0, instead=1e-8)
 
     def check_level(self, key, value) -> int:
-        return check.integer(key, value, at_least=1)
+        return checks.integer(key, value, at_least=1)
 
     def factor_rank(self, spec: TensorSpec, level: float | None) -> int | None:
         """min(n, m, level), or None where the tensor travels dense."""

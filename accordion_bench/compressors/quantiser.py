@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.compressors import codebooks, codes, levels
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.statistics import Buckets
 
@@ -59,16 +59,16 @@ class Quantiser(OneShot):
     ) -> None:
         self.custom = None if levels in ("uniform", "exponential") else codebooks.check_codebook("levels", levels)
         self.levels = levels
-        self.zero_level = check.boolean("zero_level", zero_level)
-        self.p = check.number("p", p, above=0, below=1, instead=0.5)
+        self.zero_level = checks.boolean("zero_level", zero_level)
+        self.p = checks.number("p", p, above=0, below=1, instead=0.5)
         if self.custom:
             self.knob, typed = None, "" if bits else " compressor.bits=4"
             self.knob_with = "bits", f"compressor.levels=uniform{typed}"
             bits = codebooks.bits_of(self.custom) if bits is None else bits
         self.bits = self.check_level("bits", bits)
-        self.bucket_size = None if bucket_size is None else check.integer("bucket_size", bucket_size, at_least=1)
-        self.norm = check.choice("norm", norm, ["l2", "linf"])
-        self.balanced = check.boolean("balanced", balanced)
+        self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)
+        self.norm = checks.choice("norm", norm, ["l2", "linf"])
+        self.balanced = checks.boolean("balanced", balanced)
         self.entropy = check_entropy(entropy)
 
     def check_level(self, key: str, value: Any) -> int:
@@ -76,14 +76,14 @@ class Quantiser(OneShot):
             own = codebooks.bits_of(self.custom)
             if value != own:
                 rule = f"{own} or null, as compressor.levels has {len(self.custom)} levels"
-                raise check.ValueRefused(key, rule, value, own)
+                raise checks.ValueRefused(key, rule, value, own)
             return own
         if not isinstance(value, int | float) or isinstance(value, bool) or value not in range(2, 9):
             nearest = min(max(int(value), 2), 8) if isinstance(value, int | float) and abs(value) < 1e9 else 4
-            raise check.ValueRefused(key, "an integer from 2 to 8", value, nearest)
+            raise checks.ValueRefused(key, "an integer from 2 to 8", value, nearest)
         if self.levels == "exponential" and not codebooks.ascending(self.codebook(int(value))):
             rule = f"so large that {2 ** int(value)} levels differ in float32"
-            raise check.ValueRefused("p", rule, self.p, 0.5)
+            raise checks.ValueRefused("p", rule, self.p, 0.5)
         return int(value)
 
     def codebook(self, bits: int) -> tuple[float, ...]:

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench import check, memory, rng
+from accordion_bench import memory, rng
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.compressors.selection import kept_entries
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -37,10 +38,10 @@ class RandomK(Compressor):
 
     def __init__(self, density: float = 0.1, error_feedback: bool = True) -> None:
         self.density = self.check_level("density", density)
-        self.unbiased = not check.boolean("error_feedback", error_feedback)
+        self.unbiased = not checks.boolean("error_feedback", error_feedback)
 
     def check_level(self, key: str, value: Any) -> float:
-        return check.number(key, value, above=0, at_most=1, instead=0.1)
+        return checks.number(key, value, above=0, at_most=1, instead=0.1)
 
     def kept(self, spec: TensorSpec, level: float) -> int:
         """k, the number of entries that are exchanged."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.compressors import levels
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -36,14 +36,14 @@ class Sign(OneShot):
     def __init__(
         self, scale: str = "none", block: str = "tensor", block_size: int | None = None, min_numel: int = 0
     ) -> None:
-        self.scaled = check.choice("scale", scale, ["none", "l1"]) == "l1"
-        self.block = check.choice("block", block, ["tensor", "chunk", "bucket"])
+        self.scaled = checks.choice("scale", scale, ["none", "l1"]) == "l1"
+        self.block = checks.choice("block", block, ["tensor", "chunk", "bucket"])
         if block == "tensor" and block_size is not None:
-            raise check.ValueRefused("block_size", "null where block is tensor", block_size, None)
+            raise checks.ValueRefused("block_size", "null where block is tensor", block_size, None)
         if block != "tensor":
-            check.integer("block_size", block_size, at_least=1, instead=1_048_576)
+            checks.integer("block_size", block_size, at_least=1, instead=1_048_576)
         self.chunk = block_size if block == "chunk" else None
-        self.min_numel = check.integer("min_numel", min_numel, at_least=0)
+        self.min_numel = checks.integer("min_numel", min_numel, at_least=0)
         self.reduces = "mean" if self.scaled else "other"
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:

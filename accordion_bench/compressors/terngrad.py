@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import codes, levels
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import OneShot, rows_of
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 TERNARY = (-1.0, 0.0, 1.0)
@@ -74,7 +74,7 @@ class TernGrad(Compressor):
     because = "all workers share one scale, with which an owner's mean could not be told from a code"
 
     def __init__(self, clip: float | None = 2.5, entropy: str = "none") -> None:
-        self.clip = None if clip is None else check.number("clip", clip, above=0, instead=2.5)
+        self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=2.5)
         self.unbiased = clip is None
         self.entropy = check_entropy(entropy)
 

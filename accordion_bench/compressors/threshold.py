@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.selection import at_least, kept_entries, sampled_top, top_indices, values_at
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -49,13 +49,13 @@ class Threshold(OneShot):
         most: float = 1.3,
     ) -> None:
         self.density = self.check_level("density", density)
-        self.threshold = None if threshold is None else check.number("threshold", threshold, above=0, instead=0.001)
-        self.sample_share = check.number("sample_share", sample_share, above=0, at_most=1, instead=0.01)
-        self.least = check.number("least", least, at_least=0, at_most=1, instead=0.8)
-        self.most = check.number("most", most, at_least=1, instead=1.3)
+        self.threshold = None if threshold is None else checks.number("threshold", threshold, above=0, instead=0.001)
+        self.sample_share = checks.number("sample_share", sample_share, above=0, at_most=1, instead=0.01)
+        self.least = checks.number("least", least, at_least=0, at_most=1, instead=0.8)
+        self.most = checks.number("most", most, at_least=1, instead=1.3)
 
     def check_level(self, key: str, value: Any) -> float:
-        return check.number(key, value, above=0, at_most=1, instead=0.1)
+        return checks.number(key, value, above=0, at_most=1, instead=0.1)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return super().compresses(spec, level) and (self.threshold is not None or level != 1)

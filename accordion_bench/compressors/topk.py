@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.selection import kept_entries, top_indices, values_at
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
@@ -36,12 +36,12 @@ class TopK(OneShot):
 
     def __init__(self, density: float = 0.1, count: str = "at_least_one", reduce: str = "mean") -> None:
         self.density = self.check_level("density", density)
-        self.count = check.choice("count", count, ["at_least_one", "floor"])
-        self.reduce = check.choice("reduce", reduce, ["mean", "sum"])
+        self.count = checks.choice("count", count, ["at_least_one", "floor"])
+        self.reduce = checks.choice("reduce", reduce, ["mean", "sum"])
         self.reduces = "mean" if reduce == "mean" else "sum"
 
     def check_level(self, key: str, value: Any) -> float:
-        return check.number(key, value, above=0, at_most=1, instead=0.1)
+        return checks.number(key, value, above=0, at_most=1, instead=0.1)
 
     def kept(self, spec: TensorSpec, level: float) -> int:
         """k, the number of entries that one worker sends."""

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench import check, memory
+from accordion_bench import memory
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes, ring
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
 from accordion_bench.compressors.tiles import tiles
+from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.random_bits import Stream
 
@@ -105,9 +106,9 @@ class TwoWay(Wrapper):
         super().__init__(inner)
         self.reduces = inner.reduces if inner.scaled else "vote"
         self.residual = residual
-        self.server = check.choice("server", server, ["sharded", "literal"])
-        self.align = check.choice("align", align, ["piece", "tensor"])
-        self.ties = check.choice("ties", ties, ["random", "plus"])
+        self.server = checks.choice("server", server, ["sharded", "literal"])
+        self.align = checks.choice("align", align, ["piece", "tensor"])
+        self.ties = checks.choice("ties", ties, ["random", "plus"])
         self.pieces: dict[str, list[Piece]] = {}
         self.kept_in: dict[str, str] = {}  # per tensor, the key of its owners' residuals
 

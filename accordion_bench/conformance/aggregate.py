@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.check import ConfigError
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.conformance.subject import (
@@ -23,6 +22,7 @@ from accordion_bench.conformance.subject import (
     plain,
 )
 from accordion_bench.conformance.tensors import gradients, repeated
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.wrapped import Wrapped
 
 ROUNDING = 1e-10  # of sums in float64

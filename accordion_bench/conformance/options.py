@@ -2,11 +2,11 @@
 
 import torch
 
-from accordion_bench.check import ConfigError
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import COLLECTIVES
 from accordion_bench.conformance.subject import Maker, NotApplicable, Setup, demand, flat
 from accordion_bench.conformance.tensors import SPECS, gradients
+from accordion_bench.options.checks import ConfigError
 
 
 def check_levels(make: Maker, level: float | None = None) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.build import Config
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Wrapper
-from accordion_bench.config_dir import conf_dir
 from accordion_bench.conformance.tensors import SPECS
 from accordion_bench.exchange import Exchange, levelled
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.wrapped import Wrapped, wrapped_compressor
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from accordion_bench import check
+from accordion_bench.options import checks
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -52,9 +52,9 @@ class Dataset:
     def __init__(self, subset: int | None = None, limit_eval: int | None = None, sharding: str = "reshuffled") -> None:
         for key, value in (("subset", subset), ("limit_eval", limit_eval)):
             if value is not None:
-                check.integer(key, value, at_least=1, instead=1000)
+                checks.integer(key, value, at_least=1, instead=1000)
         self.subset, self.limit_eval = subset, limit_eval
-        self.sharding = check.choice("sharding", sharding, ["reshuffled", "static"])
+        self.sharding = checks.choice("sharding", sharding, ["reshuffled", "static"])
 
     @property
     def train_count(self) -> int:

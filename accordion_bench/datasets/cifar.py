@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.datasets import download
 from accordion_bench.datasets.images import ImageData, ImageDataset
+from accordion_bench.options import checks
 
 TIMEOUT = 10.0  # seconds that a silent network may take to say anything
 TENS = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
@@ -45,10 +45,10 @@ class Cifar(ImageDataset):
     ) -> None:
         super().__init__(**options)
         if classes not in (10, 100):
-            raise check.ValueRefused("classes", "10 or 100", classes, 10)
+            raise checks.ValueRefused("classes", "10 or 100", classes, 10)
         self.num_classes = classes
-        self.augment = check.boolean("augment", augment)
-        self.rotation = check.number("rotation", rotation, at_least=0, at_most=180, instead=15)
+        self.augment = checks.boolean("augment", augment)
+        self.rotation = checks.number("rotation", rotation, at_least=0, at_most=180, instead=15)
         self.cutout = self.checked_cutout(cutout)
         self.folder = {10: "cifar-10-batches-py", 100: "cifar-100-python"}[classes]
         self.train_files, self.test_files = {10: TENS, 100: (["train"], ["test"])}[classes]

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from accordion_bench.check import ConfigError
+from accordion_bench.options.checks import ConfigError
 
 
 def ensure(root: str, folder: str, files: Sequence[str], download: Callable[[], object], timeout: float) -> None:

@@ -13,11 +13,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from accordion_bench import check, rng
-from accordion_bench.check import ConfigError
+from accordion_bench import rng
 from accordion_bench.datasets.base import Batches
 from accordion_bench.datasets.images import ImageDataset, normalised, per_channel
 from accordion_bench.datasets.loader import Loader
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
 
 MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # of torchvision's reference training, in units of uint8
 STD = [255 * s for s in (0.229, 0.224, 0.225)]
@@ -55,11 +56,11 @@ class ImageNet(ImageDataset):
     ) -> None:
         super().__init__(**options)
         self.folder = folder
-        self.num_classes = check.integer("classes", classes, at_least=2, instead=1000)
-        self.train_size = check.integer("train_size", train_size, at_least=1, instead=1_281_167)
-        self.image_size = check.integer("image_size", image_size, at_least=1, instead=224)
-        self.augment = check.boolean("augment", augment)
-        self.workers = check.integer("workers", workers, at_least=0, instead=4)
+        self.num_classes = checks.integer("classes", classes, at_least=2, instead=1000)
+        self.train_size = checks.integer("train_size", train_size, at_least=1, instead=1_281_167)
+        self.image_size = checks.integer("image_size", image_size, at_least=1, instead=224)
+        self.augment = checks.boolean("augment", augment)
+        self.workers = checks.integer("workers", workers, at_least=0, instead=4)
 
     def prepare(self, root: str) -> None:
         folder = Path(root, self.folder)

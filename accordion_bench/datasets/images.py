@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from accordion_bench import check, rng
+from accordion_bench import rng
 from accordion_bench.datasets.base import Batches, Dataset
+from accordion_bench.options import checks
 
 
 class ImageData:
@@ -177,9 +178,9 @@ class ImageDataset(Dataset):
 
     def checked_cutout(self, side: int) -> int:
         """An integer from 0 (no cutout) to twice the image's side, which leaves nothing."""
-        check.integer("cutout", side, at_least=0, instead=self.image_size // 2)
+        checks.integer("cutout", side, at_least=0, instead=self.image_size // 2)
         if side > 2 * self.image_size:
-            raise check.ValueRefused("cutout", f"at most {2 * self.image_size}", side, self.image_size // 2)
+            raise checks.ValueRefused("cutout", f"at most {2 * self.image_size}", side, self.image_size // 2)
         return side
 
     def cut(self, train, test, seed: int):

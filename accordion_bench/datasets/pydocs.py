@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from accordion_bench import check
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.datasets.text import EOS, UNKNOWN, TextData, TextDataset, by_frequency, numbers
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
 
 WORD = re.compile(r"[A-Za-z_]+|\d|[^\w\s]")
 PART = 8  # one topic in so many is for validation, and one for the test
@@ -27,7 +27,7 @@ class PyDocs(TextDataset):
 
     def __init__(self, min_count: int = 2, **options) -> None:
         super().__init__(**options)
-        self.min_count = check.integer("min_count", min_count, at_least=1, instead=2)
+        self.min_count = checks.integer("min_count", min_count, at_least=1, instead=2)
 
     @functools.cached_property
     def words(self) -> list[str]:

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.datasets import download
 from accordion_bench.datasets.images import ImageData, ImageDataset
+from accordion_bench.options import checks
 
 FOLDER = "svhn"
 TIMEOUT = 10.0  # seconds that a silent network may take to say anything
@@ -33,7 +33,7 @@ class SVHN(ImageDataset):
 
     def __init__(self, augment: bool = False, cutout: int = 0, **options: Any) -> None:
         super().__init__(**options)
-        self.augment = check.boolean("augment", augment)
+        self.augment = checks.boolean("augment", augment)
         self.cutout = self.checked_cutout(cutout)
 
     def prepare(self, root: str) -> None:

@@ -2,8 +2,9 @@
 
 import torch
 
-from accordion_bench import check, rng
+from accordion_bench import rng
 from accordion_bench.datasets.images import ImageData, ImageDataset
+from accordion_bench.options import checks
 
 
 class Synthetic(ImageDataset):
@@ -30,11 +31,11 @@ class Synthetic(ImageDataset):
         super().__init__(**options)
         sizes = {"size": size, "channels": channels, "train_size": train_size, "test_size": test_size}
         for key, value in sizes.items():
-            check.integer(key, value, at_least=1)
+            checks.integer(key, value, at_least=1)
         self.size, self.image_size, self.in_channels = size, size, channels
-        self.num_classes = check.integer("classes", classes, at_least=2)
+        self.num_classes = checks.integer("classes", classes, at_least=2)
         self.train_size, self.test_size = train_size, test_size
-        self.noise = check.number("noise", noise, at_least=0, instead=1)
+        self.noise = checks.number("noise", noise, at_least=0, instead=1)
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
         generator = rng.generator(seed, "synthetic")

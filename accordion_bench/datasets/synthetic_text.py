@@ -2,8 +2,9 @@
 
 import torch
 
-from accordion_bench import check, rng
+from accordion_bench import rng
 from accordion_bench.datasets.text import TextData, TextDataset
+from accordion_bench.options import checks
 
 
 class SyntheticText(TextDataset):
@@ -29,11 +30,11 @@ class SyntheticText(TextDataset):
         **options,
     ) -> None:
         super().__init__(**options)
-        self.vocabulary = check.integer("vocabulary", vocabulary, at_least=2, instead=200)
-        self.branches = check.integer("branches", branches, at_least=1, instead=4)
-        self.noise = check.number("noise", noise, at_least=0, at_most=1, instead=0.1)
-        self.train_words = check.integer("train_words", train_words, at_least=self.bptt + 1, instead=20000)
-        self.test_words = check.integer("test_words", test_words, at_least=2, instead=2000)
+        self.vocabulary = checks.integer("vocabulary", vocabulary, at_least=2, instead=200)
+        self.branches = checks.integer("branches", branches, at_least=1, instead=4)
+        self.noise = checks.number("noise", noise, at_least=0, at_most=1, instead=0.1)
+        self.train_words = checks.integer("train_words", train_words, at_least=self.bptt + 1, instead=20000)
+        self.test_words = checks.integer("test_words", test_words, at_least=2, instead=2000)
 
     def load(self, root: str, seed: int, device: torch.device) -> TextData:
         generator = rng.generator(seed, "synthetic text")

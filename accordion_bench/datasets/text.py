@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench import check
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.datasets.base import Batches, Dataset
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 STRANDS = 32  # in which an evaluation split is read, each from a zero state
@@ -89,8 +89,8 @@ class TextDataset(Dataset):
         self, bptt: int = 30, metric_split: str = "test", subset: int | None = None, limit_eval: int | None = None
     ) -> None:
         super().__init__(subset, limit_eval)
-        self.bptt = check.integer("bptt", bptt, at_least=1, instead=30)
-        self.metric_split = check.choice("metric_split", metric_split, ["test", "valid"])
+        self.bptt = checks.integer("bptt", bptt, at_least=1, instead=30)
+        self.metric_split = checks.choice("metric_split", metric_split, ["test", "valid"])
         self.sharding = "consecutive"
         if subset is not None and subset <= bptt:
             raise ValueRefused("subset", f"more than bptt={bptt} words", subset, 100 * bptt)

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from accordion_bench import check
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.datasets.text import EOS, TextData, TextDataset, by_frequency, numbers
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
 
 SPLITS = ("train", "valid", "test")
 
@@ -34,9 +34,9 @@ class TextFiles(TextDataset):
         self.folder, self.files = folder, files
         if not (isinstance(files, list) and len(files) == 3 and all(isinstance(name, str) and name for name in files)):
             raise ValueRefused("files", "three names: training, validation, test", files, [f"*{s}*" for s in SPLITS])
-        self.vocabulary = check.integer("vocabulary", vocabulary, at_least=2, instead=33278)
-        self.train_words = check.integer("train_words", train_words, at_least=2, instead=2088628)
-        self.lower = check.boolean("lower", lower, instead=False)
+        self.vocabulary = checks.integer("vocabulary", vocabulary, at_least=2, instead=33278)
+        self.train_words = checks.integer("train_words", train_words, at_least=2, instead=2088628)
+        self.lower = checks.boolean("lower", lower, instead=False)
 
     def prepare(self, root: str) -> None:
         self.load(root, 0, torch.device("cpu"))  # and refuse what is wrong; it is not read again in this process
@@ -54,7 +54,7 @@ class TextFiles(TextDataset):
                 "them; type paths.data=FOLDER, or dataset=pydocs, which needs no files"
             )
         if several := next((paths for paths in found if len(paths) > 1), None):
-            named = check.show([paths[0].name for paths in found])
+            named = checks.show([paths[0].name for paths in found])
             raise ConfigError(
                 f"dataset.files must name one file each, got {' and '.join(path.name for path in several)} for one of "
                 f"them in {several[0].parent}; type 'dataset.files={named}', or other names"

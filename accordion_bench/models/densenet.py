@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench import check
 from accordion_bench.models.weights import kaiming_
+from accordion_bench.options import checks
 
 
 class DenseLayer(nn.Module):
@@ -58,10 +58,10 @@ class DenseNet(nn.Module):
         reduction: float = 0.5,
     ) -> None:
         super().__init__()
-        check.integer("growth", growth, at_least=1, instead=12)
-        check.number("reduction", reduction, above=0, at_most=1, instead=0.5)
+        checks.integer("growth", growth, at_least=1, instead=12)
+        checks.number("reduction", reduction, above=0, at_most=1, instead=0.5)
         if not blocks or not all(type(count) is int and count > 0 for count in blocks):
-            raise check.ValueRefused("blocks", "a list of integers of at least 1", blocks, [6, 12, 24, 16])
+            raise checks.ValueRefused("blocks", "a list of integers of at least 1", blocks, [6, 12, 24, 16])
         channels = 2 * growth
         layers: list[nn.Module] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)]
         for block, count in enumerate(blocks):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from accordion_bench import check
+from accordion_bench.options import checks
 
 State = tuple[Tensor, Tensor]  # (h, c), [layers, B, hidden] each
 
@@ -31,11 +31,11 @@ class LSTM(nn.Module):
         self, vocabulary: int, hidden: int = 650, layers: int = 3, dropout: float = 0.4, tied: bool = True
     ) -> None:
         super().__init__()
-        check.integer("vocabulary", vocabulary, at_least=2)
-        check.integer("hidden", hidden, at_least=1, instead=650)
-        check.integer("layers", layers, at_least=1, instead=3)
-        dropout = check.number("dropout", dropout, at_least=0, below=1, instead=0.4)
-        check.boolean("tied", tied)
+        checks.integer("vocabulary", vocabulary, at_least=2)
+        checks.integer("hidden", hidden, at_least=1, instead=650)
+        checks.integer("layers", layers, at_least=1, instead=3)
+        dropout = checks.number("dropout", dropout, at_least=0, below=1, instead=0.4)
+        checks.boolean("tied", tied)
         self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Embedding(vocabulary, hidden)
         # one module per layer: cuDNN's dropout between layers has a generator of its own, which no seed reaches

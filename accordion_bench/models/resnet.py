@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench import check
 from accordion_bench.models.weights import kaiming_
+from accordion_bench.options import checks
 
 
 def _conv3x3(channels_in: int, channels: int, stride: int) -> nn.Conv2d:
@@ -49,7 +49,7 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, stride: int, shortcut: str) -> None:
         super().__init__()
-        check.choice("shortcut", shortcut, ["B"])
+        checks.choice("shortcut", shortcut, ["B"])
         wide = self.expansion * channels
         self.conv1, self.bn1 = _conv1x1(channels_in, channels), nn.BatchNorm2d(channels)
         self.conv2, self.bn2 = _conv3x3(channels, channels, stride), nn.BatchNorm2d(channels)
@@ -85,7 +85,7 @@ class ResNet(nn.Module):
         block: type[BasicBlock | Bottleneck] = BasicBlock,
     ) -> None:
         super().__init__()
-        check.choice("shortcut", shortcut, ["A", "B"])
+        checks.choice("shortcut", shortcut, ["A", "B"])
         self.conv, self.bn = _conv3x3(in_channels, widths[0], 1), nn.BatchNorm2d(widths[0])
         stages, channels = [], widths[0]
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
@@ -111,9 +111,9 @@ class CifarResNet(ResNet):
     """
 
     def __init__(self, in_channels: int, num_classes: int, depth: int) -> None:
-        check.integer("depth", depth, at_least=8, instead=20)
+        checks.integer("depth", depth, at_least=8, instead=20)
         if (depth - 2) % 6:
-            raise check.ValueRefused("depth", "6n + 2", depth, 6 * max(1, round((depth - 2) / 6)) + 2)
+            raise checks.ValueRefused("depth", "6n + 2", depth, 6 * max(1, round((depth - 2) / 6)) + 2)
         super().__init__(in_channels, num_classes, [16, 32, 64], [(depth - 2) // 6] * 3, "A")
 
 

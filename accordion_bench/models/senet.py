@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench import check
 from accordion_bench.models.weights import kaiming_
+from accordion_bench.options import checks
 
 REDUCTION = 16
 
@@ -42,7 +42,7 @@ class SENet18(nn.Module):
 
     def __init__(self, in_channels: int, num_classes: int, stage4: int = 512) -> None:
         super().__init__()
-        check.integer("stage4", stage4, at_least=REDUCTION, instead=512)
+        checks.integer("stage4", stage4, at_least=REDUCTION, instead=512)
         self.stem = _conv_bn(in_channels, 64, 3, 1)
         blocks, channels = [], 64
         for width, stride in ((64, 1), (128, 2), (256, 2), (stage4, 2)):

@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from accordion_bench import check
-from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
 
 # smallest image side that a family accepts, where that is not 1; maxvit and vit accept none above 224
 MIN_SIZE = {
@@ -43,7 +43,7 @@ class Torchvision(nn.Module):
 
         names = models.list_models(module=models)
         if name not in names:
-            raise ValueRefused("name", "a classifier of torchvision", name, check.closest(str(name), names))
+            raise ValueRefused("name", "a classifier of torchvision", name, checks.closest(str(name), names))
         if in_channels != 3:
             raise ConfigError(
                 f"model must be one that takes {in_channels} channel{'s' if in_channels > 1 else ''} with this dataset,"

@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from accordion_bench import check
 from accordion_bench.models.weights import kaiming_
+from accordion_bench.options import checks
 
 WIDTHS = (64, 128, 256, 512, 512)
 CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # configurations D and E
@@ -26,8 +26,8 @@ class VGG(nn.Module):
     def __init__(self, in_channels: int, num_classes: int, depth: int, classifier: str = "linear") -> None:
         super().__init__()
         if depth not in CONVOLUTIONS:
-            raise check.ValueRefused("depth", "16 or 19", depth, 16)
-        check.choice("classifier", classifier, ["linear", "paper"])
+            raise checks.ValueRefused("depth", "16 or 19", depth, 16)
+        checks.choice("classifier", classifier, ["linear", "paper"])
         layers: list[nn.Module] = []
         channels = in_channels
         for width, count in zip(WIDTHS, CONVOLUTIONS[depth], strict=True):

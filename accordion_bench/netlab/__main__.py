@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from accordion_bench.check import ConfigError, integer
 from accordion_bench.netlab import options
 from accordion_bench.netlab.calibrate import probe
 from accordion_bench.netlab.hosts import Hosts, refuse
 from accordion_bench.netlab.job import REFUSED
+from accordion_bench.options.checks import ConfigError, integer
 
 DESCRIPTION = """Several hosts on one Linux machine, each in a network namespace of its own, behind a link of limited
 rate.

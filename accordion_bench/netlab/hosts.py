@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from accordion_bench.check import ConfigError
 from accordion_bench.netlab import janitor, job, options
 from accordion_bench.netlab.options import Cut
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import NETLAB
 
 INTERFACE = "eth0"  # of every host

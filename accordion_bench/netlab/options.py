@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import yaml
 
-from accordion_bench import check
-from accordion_bench.check import ValueRefused
-from accordion_bench.config_dir import conf_dir
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.conf_dir import conf_dir
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3}
@@ -99,7 +99,7 @@ def _host(key: str, text: str, hosts: int, rest: str) -> int:
 def count(hosts: object) -> int:
     """The number of hosts."""
     number = int(hosts) if isinstance(hosts, str) and hosts.isdigit() else hosts
-    check.integer("--hosts", number, at_least=2, instead=4)
+    checks.integer("--hosts", number, at_least=2, instead=4)
     if number > 200:  # type: ignore[operator]
         raise ValueRefused("--hosts", "at most 200", number, 4)
     return number  # type: ignore[return-value]

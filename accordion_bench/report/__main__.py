@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 
-from accordion_bench import check
+from accordion_bench.options import checks
 from accordion_bench.report import absent, load, write
 
 
@@ -23,9 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pdf", action="store_true", help="every figure as PDF, too; a third of the time more")
     args = parser.parse_args(argv)
     try:
-        formats = [check.choice("--formats", name.strip(), write.FORMATS) for name in args.formats.split(",")]
+        formats = [checks.choice("--formats", name.strip(), write.FORMATS) for name in args.formats.split(",")]
         bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
-    except check.ValueRefused as refused:
+    except checks.ValueRefused as refused:
         print(refused, file=sys.stderr)
         return 2
     folders = absent.no_runs(args.runs)
@@ -48,7 +48,7 @@ def _bandwidth(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    return check.number("--bandwidths", text if math.isnan(value) else value, above=0, instead=1e9)
+    return checks.number("--bandwidths", text if math.isnan(value) else value, above=0, instead=1e9)
 
 
 if __name__ == "__main__":

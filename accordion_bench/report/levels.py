@@ -52,7 +52,7 @@ def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
 def _shapes(task_json: str) -> tuple[Any, ...]:
     """The trained tensors of a model for a data set: runs that differ in their compressor share them."""
     from accordion_bench import config as run_config
-    from accordion_bench.build import build
+    from accordion_bench.options.instantiate import build
     from accordion_bench.plan import TensorSpec
     from accordion_bench.rng import kept_rng
 

@@ -2,7 +2,7 @@
 
 import math
 
-from accordion_bench import check
+from accordion_bench.options import checks
 
 
 class Schedule:
@@ -17,8 +17,8 @@ class Schedule:
 
     def __init__(self, epochs: int, workers: int, warmup_epochs: int = 5, lr_scaling: str = "linear") -> None:
         self.epochs = epochs
-        self.warmup_epochs = check.integer("warmup_epochs", warmup_epochs, at_least=0)
-        check.choice("lr_scaling", lr_scaling, ["linear", "sqrt", "none"])
+        self.warmup_epochs = checks.integer("warmup_epochs", warmup_epochs, at_least=0)
+        checks.choice("lr_scaling", lr_scaling, ["linear", "sqrt", "none"])
         self.scale = {"linear": float(workers), "sqrt": math.sqrt(workers), "none": 1.0}[lr_scaling]
 
     @property

@@ -2,7 +2,7 @@
 
 import math
 
-from accordion_bench import check
+from accordion_bench.options import checks
 from accordion_bench.schedules.base import Schedule
 
 
@@ -16,7 +16,7 @@ class Cosine(Schedule):
 
     def __init__(self, epochs: int, workers: int, final: float = 0.0, **warmup) -> None:
         super().__init__(epochs, workers, **warmup)
-        self.final = check.number("final", final, at_least=0, at_most=1, instead=0)
+        self.final = checks.number("final", final, at_least=0, at_most=1, instead=0)
 
     def __call__(self, epoch: float) -> float:
         if epoch < self.warmup_epochs:

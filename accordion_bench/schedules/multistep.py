@@ -1,6 +1,6 @@
 """Step decay at milestones, with linear warm-up."""
 
-from accordion_bench import check
+from accordion_bench.options import checks
 from accordion_bench.schedules.base import Schedule
 
 
@@ -25,12 +25,12 @@ class MultiStep(Schedule):
     ) -> None:
         super().__init__(epochs, workers, **warmup)
         if not isinstance(milestones, list | tuple):
-            raise check.ValueRefused("milestones", "a list", milestones, [0.5, 0.8333])
+            raise checks.ValueRefused("milestones", "a list", milestones, [0.5, 0.8333])
         for milestone in milestones:
-            check.number("milestones", milestone, above=0, instead=0.5)
+            checks.number("milestones", milestone, above=0, instead=0.5)
         self.milestones = [round(m * epochs) if m < 1 else m for m in milestones]
-        self.gamma = check.number("gamma", gamma, above=0, at_most=1, instead=0.1)
-        self.lag = check.boolean("lag", lag, instead=False)
+        self.gamma = checks.number("gamma", gamma, above=0, at_most=1, instead=0.1)
+        self.lag = checks.boolean("lag", lag, instead=False)
 
     @property
     def rises_until(self) -> int:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from accordion_bench.build import Config
 from accordion_bench.exchange import Exchange
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, Run
 
 if TYPE_CHECKING:

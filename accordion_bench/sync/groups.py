@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from accordion_bench import rng
-from accordion_bench.build import Config
-from accordion_bench.check import ValueRefused
 from accordion_bench.exchange import Exchange
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Run
 
 if TYPE_CHECKING:

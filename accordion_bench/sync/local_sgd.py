@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accordion_bench import check
-from accordion_bench.build import Config
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange import Exchange
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, Run
 from accordion_bench.sync.base import Placed, Sync
 from accordion_bench.sync.buffers import BUFFERS, treat_buffers
@@ -70,23 +70,23 @@ class LocalSGD(Sync):
     ) -> None:
         self.groups = None if groups is None else checked_groups(groups)
         if self.groups is None:
-            check.integer("period", period, at_least=1, instead=8)
+            checks.integer("period", period, at_least=1, instead=8)
         elif period is not None:
             raise ValueRefused("period", "null where groups say it", period, None)
         self.period = self.groups[-1][0] if self.groups else period
         self.switch_step = switch_step
         if switch_step is not None:
-            check.integer("switch_step", switch_step, at_least=0)
-        self.phase1 = check.choice("phase1", phase1, ["gradient", "model"])
-        self.outer_optimizer = check.choice("outer_optimizer", outer_optimizer, list(OUTER))
+            checks.integer("switch_step", switch_step, at_least=0)
+        self.phase1 = checks.choice("phase1", phase1, ["gradient", "model"])
+        self.outer_optimizer = checks.choice("outer_optimizer", outer_optimizer, list(OUTER))
         for option in outer.keys() - inspect.signature(OUTER[outer_optimizer]).parameters.keys():
             raise ConfigError(
                 f"sync.{option} is no option of outer_optimizer={outer_optimizer}; type sync=slowmo or sync=diloco to "
                 "choose an outer optimizer with its options"
             )
         self.outer = OUTER[outer_optimizer](**outer)
-        self.buffers = "" if buffers is None else check.choice("buffers", buffers, BUFFERS)
-        self.final = check.boolean("final", final)
+        self.buffers = "" if buffers is None else checks.choice("buffers", buffers, BUFFERS)
+        self.final = checks.boolean("final", final)
         self.gradient_exchange = phase1 == "gradient" and switch_step != 0
         self.count = 0  # local steps in all, after the synchronous ones
         self.since = 0  # steps since the last averaging of all workers

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accordion_bench import check
 from accordion_bench.optimizers import without_dynamo
+from accordion_bench.options import checks
 
 
 class Average:
@@ -44,8 +44,8 @@ class SlowMo(Average):
     """
 
     def __init__(self, alpha: float = 1.0, beta: float = 0.5) -> None:
-        self.alpha = check.number("alpha", alpha, above=0, instead=1)
-        self.beta = check.number("beta", beta, at_least=0, below=1, instead=0.5)
+        self.alpha = checks.number("alpha", alpha, above=0, instead=1)
+        self.beta = checks.number("beta", beta, at_least=0, below=1, instead=0.5)
         self.u: list[Tensor] = []
 
     def step(self, z: Sequence[Tensor], differences: Sequence[Tensor], lr: float) -> None:
@@ -77,11 +77,11 @@ class OuterSGD(Average):
     """
 
     def __init__(self, outer_lr: float = 0.7, outer_momentum: float = 0.9, outer_nesterov: bool = True) -> None:
-        check.number("outer_lr", outer_lr, above=0, instead=0.7)
-        check.number("outer_momentum", outer_momentum, at_least=0, below=1, instead=0.9)
-        check.boolean("outer_nesterov", outer_nesterov)
+        checks.number("outer_lr", outer_lr, above=0, instead=0.7)
+        checks.number("outer_momentum", outer_momentum, at_least=0, below=1, instead=0.9)
+        checks.boolean("outer_nesterov", outer_nesterov)
         if outer_nesterov and not outer_momentum:
-            raise check.ValueRefused("outer_nesterov", "false where outer_momentum is 0", True, False)
+            raise checks.ValueRefused("outer_nesterov", "false where outer_momentum is 0", True, False)
         self.options: dict[str, Any] = {"lr": outer_lr, "momentum": outer_momentum, "nesterov": outer_nesterov}
         self.sgd: torch.optim.Optimizer | None = None
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accordion_bench import check
 from accordion_bench.blocks import Blocks
-from accordion_bench.check import ValueRefused
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.sync.buffers import treat_buffers
 from accordion_bench.sync.local_sgd import LocalSGD, exact_average
 
@@ -48,11 +48,11 @@ class OverlapLocalSGD(LocalSGD):
         final: bool = True,
     ) -> None:
         super().__init__(period, switch_step, buffers=buffers, final=final)
-        self.merge = check.choice("merge", merge, ["pull_back", "cocod"])
-        self.beta = check.number("beta", beta, at_least=0, below=1, instead=0.7)
-        self.merge_alpha = check.number("merge_alpha", merge_alpha, above=0, at_most=1, instead=0.6)
+        self.merge = checks.choice("merge", merge, ["pull_back", "cocod"])
+        self.beta = checks.number("beta", beta, at_least=0, below=1, instead=0.7)
+        self.merge_alpha = checks.number("merge_alpha", merge_alpha, above=0, at_most=1, instead=0.6)
         if delay is not None:
-            check.integer("delay", delay, at_least=1)
+            checks.integer("delay", delay, at_least=1)
             if delay > period:
                 rule = f"at most period={period}, because one average is in flight at a time"
                 raise ValueRefused("delay", rule, delay, period)

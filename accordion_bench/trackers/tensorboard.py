@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.check import ConfigError
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
 from accordion_bench.trackers.base import Tracker, scalars
 

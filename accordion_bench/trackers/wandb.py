@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import check
-from accordion_bench.check import ConfigError, ValueRefused
 from accordion_bench.metrics import METRICS
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.record import log
 from accordion_bench.trackers.base import Tracker, scalars
 
@@ -43,8 +43,8 @@ class Wandb(Tracker):
     """
 
     def __init__(self, mode: str = "offline", project: str = "accordion_bench", figures: bool = True) -> None:
-        self.mode: Any = check.choice("mode", mode, ["offline", "online"])
-        self.figures = check.boolean("figures", figures)
+        self.mode: Any = checks.choice("mode", mode, ["offline", "online"])
+        self.figures = checks.boolean("figures", figures)
         if not isinstance(project, str) or not re.fullmatch(r"[^/\\#?%:]{1,128}", project):
             raise ValueRefused("project", r"1 to 128 characters without / \ # ? % :", project, "accordion_bench")
         self.project = project

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from accordion_bench import check
-from accordion_bench.check import ConfigError, ValueRefused
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
 
 Config = dict[str, Any]
 
@@ -46,7 +46,7 @@ def build(
             ) from error
         if options and str(error).endswith("takes no arguments"):
             raise ConfigError(f"{group}.{next(iter(options))} is no option of {cls.__name__}; type --help") from error
-        shown = ", ".join(f"{group}.{key}={check.show(value)}" for key, value in options.items())
+        shown = ", ".join(f"{group}.{key}={checks.show(value)}" for key, value in options.items())
         raise ConfigError(f"{group} must fit together, got {shown}: {error}; type other values") from error
 
 

@@ -5,5 +5,6 @@ from pathlib import Path
 
 def conf_dir() -> Path:
     """The folder of YAML files: in the installed package, or beside it in a checkout."""
-    packaged = Path(__file__).parent / "conf"
-    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "conf"
+    package = Path(__file__).parents[1]
+    packaged = package / "conf"
+    return packaged if packaged.is_dir() else package.parent / "conf"

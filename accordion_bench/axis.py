@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accordion_bench import rng
-from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.same_shape import Blocks
 
 BN_POLICIES = ("pooled", "average", "recompute", "rank0", "local")
 
@@ -182,7 +182,7 @@ class WorkerAxis:
 
     def seed_dropout(self, purpose: str, step: int, row: int, batch: int) -> None:
         """Seed the generator that dropout draws from, for one batch of a local worker; the caller restores it."""
-        seed = rng.key(self.seed, purpose, step, self.comm.first_worker + row, batch)
+        seed = keyed_rng.key(self.seed, purpose, step, self.comm.first_worker + row, batch)
         device = self.params[0].device
         cuda = device.type == "cuda"
         (torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator).manual_seed(seed)

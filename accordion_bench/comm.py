@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion_bench import memory
 from accordion_bench.clock import Clock
 from accordion_bench.ledger import Ledger
+from accordion_bench.tensors import large_pages
 from accordion_bench.transport import Transport
 
 CHUNK = 1 << 15  # coordinates that stay in a processor's cache between two operations
@@ -156,7 +156,7 @@ class Comm:
             return [x_W[0] for x_W in xs_W]
         wire_type = dtype or xs_W[0].dtype
         total = sum(x[0].numel() for x in xs_W)
-        fused = memory.empty(total, wire_type, xs_W[0].device)
+        fused = large_pages.empty(total, wire_type, xs_W[0].device)
         start, parts = 0, []
         for x_W in xs_W:
             part = fused[start : start + x_W[0].numel()].view(x_W.shape[1:])
@@ -177,7 +177,7 @@ class Comm:
             fused.div_(self.workers)
         if dtype is None:
             return parts
-        wide = memory.empty(total, xs_W[0].dtype, fused.device).copy_(fused)
+        wide = large_pages.empty(total, xs_W[0].dtype, fused.device).copy_(fused)
         sizes = [part.numel() for part in parts]
         return [mean.view(part.shape) for mean, part in zip(wide.split(sizes), parts, strict=True)]
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accordion_bench.rng import kept_rng
+from accordion_bench.tensors.keyed_rng import kept_rng
 
 if TYPE_CHECKING:
     from accordion_bench.trainer import Trainer

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from accordion_bench import rng
+from accordion_bench.tensors import keyed_rng
 
 
 class Sampler:
@@ -35,7 +35,7 @@ class Sampler:
         if self.sharding == "consecutive":
             return
         keyed = 0 if self.sharding == "static" else epoch
-        order = torch.randperm(self.size, generator=rng.generator(self.seed, "order", keyed))
+        order = torch.randperm(self.size, generator=keyed_rng.generator(self.seed, "order", keyed))
         total = self.per_worker * self.workers
         order = order.repeat(-(-total // self.size))[:total]
         self._shards = order.view(self.per_worker, self.workers).T

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.exchange import WHOLE_MODEL
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.same_shape import Blocks
 
 SQUARES = "squared norms"  # beside parameter names, which have no space in them
 LEADERS = frozenset(["norm_of_sum_local", "msdr_local"])

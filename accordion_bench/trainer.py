@@ -27,9 +27,9 @@ from accordion_bench.precision import LossScale, autocast
 from accordion_bench.profiler import profiled
 from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
-from accordion_bench.rng import kept_rng, key, seeded
 from accordion_bench.sampler import Sampler
 from accordion_bench.tasks import Task, task_of
+from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
 from accordion_bench.trackers.base import Tracker
 
 OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error")

@@ -6,7 +6,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import compiled, ddp, rng
+from accordion_bench import compiled, ddp
 from accordion_bench.axis import BN_POLICIES
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.exchange import WHOLE_MODEL
@@ -19,6 +19,7 @@ from accordion_bench.overlap import after_backward
 from accordion_bench.precision import PRECISIONS
 from accordion_bench.scale import SCALES
 from accordion_bench.tasks import task_of
+from accordion_bench.tensors import keyed_rng
 from accordion_bench.wrapped import FEEDBACK, SERVER, wrapped_compressor
 
 EMBEDDED = ("digits", "synthetic", "pydocs", "synthetic_text")  # data sets that need no files
@@ -80,7 +81,7 @@ def validate(cfg: Config) -> None:
         else:
             checks.number("target", cfg["target"], at_least=1, instead=100)
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
-    with rng.kept_rng():
+    with keyed_rng.kept_rng():
         model = build_model(cfg, parts.dataset)
     build_optimizer(cfg, parts.wrapped.compressor, list(model.parameters()))
     build(cfg["tracker"], "tracker")

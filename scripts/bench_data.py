@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from accordion_bench import config, rng
+from accordion_bench import config
 from accordion_bench.comm import Comm
 from accordion_bench.datasets.imagenet import Files, FolderData, Views
 from accordion_bench.datasets.images import ImageData
+from accordion_bench.tensors import keyed_rng
 from scripts.bench_step import command_line, line, ratio, trainer_for
 
 CPU = torch.device("cpu")
@@ -35,7 +36,7 @@ AUGMENTED = {
 
 def made_up(count: int, **augmentation) -> ImageData:
     """Images of CIFAR's size and kind; what they show costs nothing."""
-    generator = rng.generator("bench")
+    generator = keyed_rng.generator("bench")
     images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
     pair = images, torch.randint(0, 10, (count,), generator=generator)
     return ImageData(pair, pair, [125.3, 123.0, 113.9], [63.0, 62.1, 66.7], seed=0, device=CPU, **augmentation)
@@ -102,7 +103,7 @@ def bench_folder(rounds: int) -> None:
     """Images per second of 256 photographs' size, 500 x 375 pixels, as in ImageNet; nobody trains on them."""
     with tempfile.TemporaryDirectory() as root:
         for i in range(256):
-            noise = torch.rand(1, 3, 24, 32, generator=rng.generator("bench", i))
+            noise = torch.rand(1, 3, 24, 32, generator=keyed_rng.generator("bench", i))
             picture = F.interpolate(noise, size=(375, 500), mode="bicubic").clamp(0, 1)[0].permute(1, 2, 0)
             folder = Path(root, f"class {i % 2}")
             folder.mkdir(exist_ok=True)

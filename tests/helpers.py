@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 import yaml
 
-from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.conformance import tensors
 from accordion_bench.exchange import Exchange, levelled, sent_specs
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, Plan
+from accordion_bench.tensors.same_shape import Blocks
 from accordion_bench.wrapped import wrapped_compressor
 
 SPECS = list(tensors.SPECS)  # the conformance kit's small network

@@ -15,13 +15,14 @@ from PIL import Image
 from scipy.io import savemat
 from torch import Tensor
 
-from accordion_bench import config, rng, train
+from accordion_bench import config, train
 from accordion_bench.datasets.cifar import Cifar
 from accordion_bench.datasets.imagenet import Files, FolderData, ImageNet, Views, box, central
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.svhn import SVHN
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.record import RunFolder
+from accordion_bench.tensors import keyed_rng
 from tests.readers import ORDER, in_a_daemon, passes
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -45,7 +46,7 @@ class TestAugmentation:
 
     def slow_twin(self, data: ImageData, epoch: int) -> Tensor:
         """Each image by itself: pad, slice, flip, rotate by Pillow, normalise, cut out."""
-        generator, images = rng.generator(5, "augmentation", epoch), data.train_images
+        generator, images = keyed_rng.generator(5, "augmentation", epoch), data.train_images
         if data.padding:
             images = F.pad(images, (data.padding,) * 4)
             offsets = torch.randint(0, 2 * data.padding + 1, (6, 2), generator=generator).tolist()
@@ -255,7 +256,7 @@ def test_crops_are_torchvisions(root):
     for sample in range(15):
         image = names.open(sample)
         for epoch in range(3):
-            draws = torch.rand(11, 4, generator=rng.generator(3, "augmentation", epoch, sample))
+            draws = torch.rand(11, 4, generator=keyed_rng.generator(3, "augmentation", epoch, sample))
             left, top, right, bottom = box(*image.size, draws[1:].tolist())
             expected = V.resized_crop(image, top, left, bottom - top, right - left, [16, 16])
             flipped += (flip := bool(draws[0, 0] < 0.5))

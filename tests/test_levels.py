@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench import random_bits
 from accordion_bench.compressors import codes, levels
+from accordion_bench.tensors import counter_rng
 
 
 def even(K: int) -> tuple[float, ...]:
@@ -63,37 +63,37 @@ def decoded(message_R, norms_R, n, size, book) -> torch.Tensor:
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that a few ten thousand coordinates make several."""
-    monkeypatch.setattr(levels, "_TILE_ON_CPU", 10 * random_bits.BLOCK)
-    monkeypatch.setattr(levels, "_TILE_ON_DEVICE", 5 * random_bits.BLOCK)
+    monkeypatch.setattr(levels, "_TILE_ON_CPU", 10 * counter_rng.BLOCK)
+    monkeypatch.setattr(levels, "_TILE_ON_DEVICE", 5 * counter_rng.BLOCK)
 
 
 # random bits
 
 
 def test_random_bits_depend_on_key_and_counter_alone():
-    n = 3 * random_bits.BLOCK + 100
-    whole = random_bits.random_bits(5, 0, n)
+    n = 3 * counter_rng.BLOCK + 100
+    whole = counter_rng.random_bits(5, 0, n)
     for start, count in (
         (0, 1),
         (1, 7),
-        (random_bits.BLOCK - 1, 2),
-        (random_bits.BLOCK, n - random_bits.BLOCK),
+        (counter_rng.BLOCK - 1, 2),
+        (counter_rng.BLOCK, n - counter_rng.BLOCK),
         (9, 0),
     ):
-        assert torch.equal(random_bits.random_bits(5, start, count), whole[start : start + count])
-        assert torch.equal(random_bits.uniforms(5, start, count), random_bits.uniforms(5, 0, n)[start : start + count])
+        assert torch.equal(counter_rng.random_bits(5, start, count), whole[start : start + count])
+        assert torch.equal(counter_rng.uniforms(5, start, count), counter_rng.uniforms(5, 0, n)[start : start + count])
     far = 10**12
-    assert torch.equal(random_bits.random_bits(5, far, 9), random_bits.random_bits(5, far - 50, 99)[50:59])
+    assert torch.equal(counter_rng.random_bits(5, far, 9), counter_rng.random_bits(5, far - 50, 99)[50:59])
     for key in (0, 2**63 - 1, 2**64 - 1):
-        assert random_bits.uniforms(key, 0, 10).max() < 1
+        assert counter_rng.uniforms(key, 0, 10).max() < 1
 
 
 def test_both_devices_draw_alike_and_leave_the_global_generators():
     before, numpy_before = torch.get_rng_state(), str(np.random.get_state())
-    keys = random_bits.block_keys([3, 4], 0, 2)
-    lanes = torch.empty(2, 2, random_bits.BLOCK, dtype=torch.int32)
-    random_bits._fill_on_device(lanes, keys)
-    assert torch.equal(lanes.flatten(1), random_bits.fill_bits_(torch.empty_like(lanes).flatten(1), keys))
+    keys = counter_rng.block_keys([3, 4], 0, 2)
+    lanes = torch.empty(2, 2, counter_rng.BLOCK, dtype=torch.int32)
+    counter_rng._fill_on_device(lanes, keys)
+    assert torch.equal(lanes.flatten(1), counter_rng.fill_bits_(torch.empty_like(lanes).flatten(1), keys))
     levels.encode_levels(torch.ones(1, 9), torch.ones(1, 1), None, even(3), [1])
     assert torch.equal(torch.get_rng_state(), before) and str(np.random.get_state()) == numpy_before
 
@@ -106,23 +106,23 @@ def standard_score(counts: np.ndarray) -> float:
 
 def test_random_bits_look_random():
     n = 1 << 18
-    streams = [random_bits.random_bits(key, 0, n).numpy().view(np.uint32) for key in (0, 1, 2, 2**40)]
+    streams = [counter_rng.random_bits(key, 0, n).numpy().view(np.uint32) for key in (0, 1, 2, 2**40)]
     for words in streams:
         for byte in range(4):
             assert abs(standard_score(np.bincount(words.view(np.uint8)[byte::4], minlength=256))) < 5
-    pairs = [(words[lag:], words[:-lag]) for words in streams for lag in (1, 2, random_bits.BLOCK)]
+    pairs = [(words[lag:], words[:-lag]) for words in streams for lag in (1, 2, counter_rng.BLOCK)]
     pairs += [(streams[i], streams[j]) for i in range(4) for j in range(i)]
     for first, second in pairs:
         assert abs(standard_score(np.bincount((first >> 27) * 32 + (second >> 27), minlength=1024))) < 5
     for key in range(4):
-        u = random_bits.uniforms(key, 0, n).double() - 0.5
+        u = counter_rng.uniforms(key, 0, n).double() - 0.5
         assert abs(u.mean()) < 5 * math.sqrt(1 / 12 / n)
         assert abs((u * u).mean() - 1 / 12) < 5 * math.sqrt(1 / 180 / n)
 
 
 def test_random_bits_of_many_keys_are_uncorrelated():
-    keys, n = 200, random_bits.BLOCK
-    u = torch.stack([random_bits.uniforms(key, 0, n) for key in range(keys)]).double() - 0.5
+    keys, n = 200, counter_rng.BLOCK
+    u = torch.stack([counter_rng.uniforms(key, 0, n) for key in range(keys)]).double() - 0.5
     of_keys = (u @ u.T / n * 12 * math.sqrt(n)).numpy()[np.triu_indices(keys, 1)]
     lanes = u[:, :200]
     of_lanes = (lanes.T @ lanes / keys * 12 * math.sqrt(keys)).numpy()[np.triu_indices(200, 1)]
@@ -203,7 +203,7 @@ def test_codes_equal_slow_ones(book, size):
     codes_R = codes.unpack_codes(message_R, len(book), n)
     bits = 24 - (len(book) - 1).bit_length()
     for row, norm, key, got in zip(x_R, spread(norms_R, n, size), keys, codes_R, strict=True):
-        assert got.tolist() == rounded_slowly(row, norm, book, random_bits.uniforms(key, 0, n, bits=bits))
+        assert got.tolist() == rounded_slowly(row, norm, book, counter_rng.uniforms(key, 0, n, bits=bits))
     values_R = torch.tensor(book)[codes_R.long()] * spread(norms_R, n, size)
     assert torch.equal(decoded(message_R, norms_R, n, size, book), values_R)
 
@@ -294,8 +294,8 @@ def test_tiles_rows_and_devices_do_not_matter(book, size, monkeypatch):
     message_R = levels.encode_levels(x_R, norms_R, size, book, keys)
     total_R = torch.ones(2, n, dtype=torch.float64)
     levels.add_levels_(total_R, message_R, norms_R, size, book)
-    monkeypatch.setattr(levels, "_TILE_ON_CPU", 10 * random_bits.BLOCK)
-    monkeypatch.setattr(levels, "_TILE_ON_DEVICE", 5 * random_bits.BLOCK)
+    monkeypatch.setattr(levels, "_TILE_ON_CPU", 10 * counter_rng.BLOCK)
+    monkeypatch.setattr(levels, "_TILE_ON_DEVICE", 5 * counter_rng.BLOCK)
     for on_device in (False, True):
         assert torch.equal(levels._encode_levels(x_R, norms_R, size, book, keys, on_device), message_R)
         again_R = torch.ones(2, n, dtype=torch.float64)

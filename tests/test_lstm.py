@@ -10,7 +10,7 @@ from accordion_bench.axis import WorkerAxis
 from accordion_bench.comm import Comm
 from accordion_bench.models.lstm import LSTM
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.rng import kept_rng, seeded
+from accordion_bench.tensors.keyed_rng import kept_rng, seeded
 
 VOCABULARY = 40
 

@@ -12,7 +12,7 @@ from accordion_bench.models.torchvision import MIN_SIZE, Torchvision
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import TensorSpec
-from accordion_bench.rng import seeded
+from accordion_bench.tensors.keyed_rng import seeded
 from tests.helpers import yaml_names, yaml_node
 
 WIKITEXT2 = 33_278  # tokens

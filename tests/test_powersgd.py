@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from accordion_bench import rng
 from accordion_bench.models.resnet import ResNet18
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.tensors import keyed_rng
 from tests.helpers import SPECS, exchange_for, gradients, residuals
 
 
@@ -27,7 +27,7 @@ class Twin:
                 continue
             Ms = [x_W[w].reshape(n, m) + self.e.get((spec.name, w), 0) for w in range(workers)]
             if spec.name not in self.q:
-                generator = rng.generator(self.seed, "powersgd", spec.name, step, r)
+                generator = keyed_rng.generator(self.seed, "powersgd", spec.name, step, r)
                 self.q[spec.name] = torch.randn(m, r, generator=generator, dtype=torch.float64)
             P = sum(M @ self.q[spec.name] for M in Ms) / workers
             P, _ = torch.linalg.qr(P)

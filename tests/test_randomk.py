@@ -6,24 +6,24 @@ from collections import Counter
 import pytest
 import torch
 
-from accordion_bench import rng
 from accordion_bench.compressors.randomk import RandomK, draw_distinct
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import keyed_rng
 from tests.helpers import SPECS, compressor, exchange_for, gradients, residuals
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 64, 1000, 100_003])
 def test_drawn_numbers_are_distinct_ascending_and_keyed(n):
     for k in sorted({1, n // 100, n // 3, n // 2, n // 2 + 1, n - 1, n} & set(range(n + 1))):
-        drawn = draw_distinct(n, k, rng.generator(7, n, k))
+        drawn = draw_distinct(n, k, keyed_rng.generator(7, n, k))
         assert len(drawn) == k and drawn.dtype == torch.int64
         assert bool((drawn.diff() > 0).all()) and (k == 0 or 0 <= drawn[0] <= drawn[-1] < n)
-        assert torch.equal(drawn, draw_distinct(n, k, rng.generator(7, n, k)))
+        assert torch.equal(drawn, draw_distinct(n, k, keyed_rng.generator(7, n, k)))
 
 
 @pytest.mark.parametrize(("n", "k"), [(5, 2), (5, 3), (6, 1), (6, 3), (4, 3)])
 def test_every_set_is_equally_likely(n, k):
-    generator, times = rng.generator("sets", n, k), 4000
+    generator, times = keyed_rng.generator("sets", n, k), 4000
     counts = Counter(tuple(draw_distinct(n, k, generator).tolist()) for _ in range(times))
     sets = list(itertools.combinations(range(n), k))
     expected = times / len(sets)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper, alone
 from accordion_bench.compressors.oneshot import OneShot, non_finite
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.same_shape import Blocks
 
 HEADER = 8  # bytes of a message before its entries: the scale, and how many entries follow
 

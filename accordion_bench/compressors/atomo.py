@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import rng
 from accordion_bench.compressors.base import Context, dense_bytes
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import keyed_rng
 
 
 class ATOMO(OneShot):
@@ -57,7 +57,7 @@ class ATOMO(OneShot):
         s = int(level)
         U, sigma, Vt = torch.linalg.svd(x_R.view(-1, *spec.matrix), full_matrices=False)
         p = inclusion(sigma, s)
-        uniform = [torch.rand((), generator=rng.generator(key), dtype=torch.float64) for key in keys]
+        uniform = [torch.rand((), generator=keyed_rng.generator(key), dtype=torch.float64) for key in keys]
         chosen = systematic(p, torch.stack(uniform).to(x_R.device), s)
         values = (sigma / p).gather(1, chosen).float()
         _refuse_non_finite(values)

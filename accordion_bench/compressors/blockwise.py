@@ -11,7 +11,7 @@ from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.compressors.tiles import bucket_tiles
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.random_bits import Stream
+from accordion_bench.tensors.counter_rng import Stream
 
 TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 UNIT = {"e4m3": 256.0}  # float16's exponent counts 8 less than e4m3's

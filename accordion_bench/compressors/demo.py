@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
@@ -20,6 +19,7 @@ from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.oneshot import non_finite, rows_of
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.same_shape import Blocks
 
 VALUES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.blocks import Blocks
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.same_shape import Blocks
 
 
 class ErrorFeedback(Wrapper):

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors import codes
-from accordion_bench.random_bits import BLOCK, block_keys, fill_bits_
+from accordion_bench.tensors.counter_rng import BLOCK, block_keys, fill_bits_
 
 NORMS = ("l1", "l2", "linf")
 

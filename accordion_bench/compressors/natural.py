@@ -11,7 +11,7 @@ from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.compressors.tiles import tiles
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.random_bits import Stream
+from accordion_bench.tensors.counter_rng import Stream
 
 MANTISSA = 23
 

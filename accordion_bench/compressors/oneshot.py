@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench import memory, rng
-from accordion_bench.blocks import as_matrices
 from accordion_bench.comm import Comm
 from accordion_bench.compressors import codes, entropy
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import keyed_rng, large_pages
+from accordion_bench.tensors.same_shape import as_matrices
 
 SMALL = 1 << 16  # coordinates that are copied at less cost than they are encoded apart
 
@@ -79,7 +79,7 @@ class OneShot(Compressor):
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """Messages [R, B] as rows [R, N] of float32."""
-        rows_R = memory.zeros(len(message_R), spec.numel, message_R.device)
+        rows_R = large_pages.zeros(len(message_R), spec.numel, message_R.device)
         self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
         return rows_R
 
@@ -121,7 +121,7 @@ class OneShot(Compressor):
 
     def keys(self, ctx: Context, name: str, workers: Sequence[int], purpose: str = "") -> list[int]:
         """Keys for the rounding noise of one tensor, a different one for each worker."""
-        return [rng.key(ctx.seed, type(self).__name__, purpose, name, ctx.step, worker) for worker in workers]
+        return [keyed_rng.key(ctx.seed, type(self).__name__, purpose, name, ctx.step, worker) for worker in workers]
 
     def encode_rows(
         self, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], level: float, comm: Comm
@@ -208,7 +208,7 @@ class OneShot(Compressor):
     def _means(self, group: Group, ctx: Context, workers: int, dtype: torch.dtype) -> Tensor:
         """Means [G, N] over all workers' messages."""
         spec, message = ctx.specs[group.ids[0]], group.message
-        total_G = memory.zeros(len(group.ids), spec.numel, message[0].device, dtype)
+        total_G = large_pages.zeros(len(group.ids), spec.numel, message[0].device, dtype)
         if isinstance(message, Tensor) and not self.by_name:
             self.add_decoded_(total_G, message, spec, group.level, ctx)
         else:

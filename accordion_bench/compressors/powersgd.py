@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import rng
-from accordion_bench.blocks import as_matrices
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.same_shape import as_matrices
 
 
 class PowerSGD(Compressor):
@@ -153,7 +153,7 @@ class PowerSGD(Compressor):
 
     @staticmethod
     def _draw(ctx: Context, spec: TensorSpec, rank: int, columns: int, like: Tensor) -> Tensor:
-        generator = rng.generator(ctx.seed, "powersgd", spec.name, ctx.step, rank)
+        generator = keyed_rng.generator(ctx.seed, "powersgd", spec.name, ctx.step, rank)
         drawn = torch.randn(spec.matrix[1], columns, generator=generator, dtype=torch.float64)
         return drawn.to(device=like.device, dtype=like.dtype)
 

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench import memory, rng
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.compressors.selection import kept_entries
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import keyed_rng, large_pages
 
 
 class RandomK(Compressor):
@@ -64,7 +64,7 @@ class RandomK(Compressor):
 
     def drawn(self, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """The ascending indices [k] of this step, equal on all workers and devices."""
-        generator = rng.generator(ctx.seed, "randomk", spec.name, ctx.step)
+        generator = keyed_rng.generator(ctx.seed, "randomk", spec.name, ctx.step)
         return draw_distinct(spec.numel, self.kept(spec, level), generator)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
@@ -76,7 +76,7 @@ class RandomK(Compressor):
         sent_W = [x_W.flatten(1)[:, indices[i]] if i in indices else x_W for i, x_W in enumerate(xs_W)]
         update = comm.all_reduce_mean(sent_W)
         for i, index in indices.items():
-            full = memory.zeros(1, ctx.specs[i].numel, comm.device, update[i].dtype)[0]
+            full = large_pages.zeros(1, ctx.specs[i].numel, comm.device, update[i].dtype)[0]
             update[i] = full.index_copy_(0, index, update[i] * factors[i]).view(ctx.specs[i].shape)
 
         def subtract_sent_(i: int, target_W: Tensor) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from accordion_bench.random_bits import BLOCK
+from accordion_bench.tensors.counter_rng import BLOCK
 
 TILE = 80 * BLOCK  # coordinates: whole blocks of random bits, whole bytes of any code; smaller ones cost in calls
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench import memory
 from accordion_bench.comm import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes, ring
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
 from accordion_bench.compressors.tiles import tiles
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.random_bits import Stream
+from accordion_bench.tensors import large_pages
+from accordion_bench.tensors.counter_rng import Stream
 
 STATE = "two_way"
 
@@ -197,7 +197,7 @@ class TwoWay(Wrapper):
             for (piece, i), part_A in zip(
                 owned[first + row], self._split(message_A, owned[first + row], levels), strict=True
             ):
-                mean = memory.zeros(1, piece.stop - piece.start, comm.device, xs_W[i].dtype)
+                mean = large_pages.zeros(1, piece.stop - piece.start, comm.device, xs_W[i].dtype)
                 self.inner.add_decoded_(mean, part_A[:, None], piece.spec, levels[i], ctx)
                 mean.div_(comm.workers)
                 kept = None
@@ -217,7 +217,7 @@ class TwoWay(Wrapper):
         # 4 everybody gets all pieces
         sizes_A = [sum(self.inner.message_bytes(p.spec, levels[i]) for p, i in entries) for entries in owned]
         for i in levels:
-            update[i] = memory.zeros(1, ctx.specs[i].numel, comm.device, xs_W[i].dtype).view(ctx.specs[i].shape)
+            update[i] = large_pages.zeros(1, ctx.specs[i].numel, comm.device, xs_W[i].dtype).view(ctx.specs[i].shape)
         for entries, answer_ in zip(
             owned, comm.all_gather_uneven(answers, sizes_A) if levels else [], strict=bool(levels)
         ):

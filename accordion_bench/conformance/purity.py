@@ -53,7 +53,10 @@ def check_global_rng(make: Maker, level: float | None = None) -> str:
         setup(gradients(step=step), step)
     setup.exchange.probe(gradients(), setup.plan, 2, 1000.0)
     for name, state in states().items():
-        demand(state == before[name], f"the global random generator of {name} has moved; draw from accordion_bench.rng")
+        demand(
+            state == before[name],
+            f"the global random generator of {name} has moved; draw from accordion_bench.tensors.keyed_rng",
+        )
     return "torch, numpy and python untouched"
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench import rng
-from accordion_bench.blocks import Blocks
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.same_shape import Blocks
 
 # as in a small network: repeated shapes, 1-D tensors between them, a wide and a narrow matrix, odd sizes, one entry
 SPECS = (
@@ -41,7 +41,7 @@ def gradients(
 
 @functools.lru_cache(maxsize=64)
 def _drawn(specs: tuple[TensorSpec, ...], workers: int, step: int, dtype: torch.dtype) -> Blocks:
-    lasting, noise = rng.generator("conformance"), rng.generator("conformance", step)
+    lasting, noise = keyed_rng.generator("conformance"), keyed_rng.generator("conformance", step)
     blocks = Blocks(specs, workers, torch.zeros((), dtype=dtype))
     for x_W in blocks.tensors:
         n, m = x_W.shape[1], x_W[0].numel() // max(x_W.shape[1], 1)
@@ -77,7 +77,7 @@ KINDS: dict[str, Callable[[torch.Generator, tuple[int, ...]], Tensor]] = {
 
 def of_kind(kind: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
     """Numbers [W, ...] of one of KINDS."""
-    return KINDS[kind](rng.generator("conformance", kind), shape).to(dtype)
+    return KINDS[kind](keyed_rng.generator("conformance", kind), shape).to(dtype)
 
 
 @functools.cache
@@ -87,10 +87,10 @@ def real_gradients(workers: int = 4, steps: int = 8) -> tuple[tuple[TensorSpec, 
     from accordion_bench.models.resnet import ResNet
 
     data = Digits().load("", seed=0, device=torch.device("cpu"))
-    with rng.seeded(rng.key("conformance", "model")):
+    with keyed_rng.seeded(keyed_rng.key("conformance", "model")):
         model = ResNet(1, 10, widths=[8, 16], blocks=[1, 1])
     named = list(model.named_parameters())
-    order = torch.randperm(data.train_size, generator=rng.generator("conformance", "order"))
+    order = torch.randperm(data.train_size, generator=keyed_rng.generator("conformance", "order"))
     blocks = Blocks([TensorSpec(name, tuple(p.shape)) for name, p in named], workers, torch.zeros(()))
     for step in range(steps + 1):
         for worker in range(workers):

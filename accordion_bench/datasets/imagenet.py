@@ -13,12 +13,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from accordion_bench import rng
 from accordion_bench.datasets.base import Batches
 from accordion_bench.datasets.images import ImageDataset, normalised, per_channel
 from accordion_bench.datasets.loader import Loader
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.tensors import keyed_rng
 
 MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # of torchvision's reference training, in units of uint8
 STD = [255 * s for s in (0.229, 0.224, 0.225)]
@@ -86,7 +86,7 @@ class ImageNet(ImageDataset):
         train, test = (Files.of(Path(root, self.folder, split)) for split in ("train", "val"))
         every = torch.arange(len(train.labels))
         # sorted by class, the first `limit_eval` were of a few
-        mixed = torch.randperm(len(test.labels), generator=rng.generator("evaluation"))
+        mixed = torch.randperm(len(test.labels), generator=keyed_rng.generator("evaluation"))
         (chosen, _), (first, _) = self.cut((every, every), (mixed, mixed), seed)
         views = Views(train.only(chosen), test.only(first), self.image_size, self.augment, seed)
         return FolderData(views, self.workers, device)
@@ -154,7 +154,7 @@ class Views(Dataset):
         if epoch is None or not self.augment:
             image = central(image, self.size)
         else:
-            draws = torch.rand(ATTEMPTS + 1, 4, generator=rng.generator(self.seed, "augmentation", epoch, sample))
+            draws = torch.rand(ATTEMPTS + 1, 4, generator=keyed_rng.generator(self.seed, "augmentation", epoch, sample))
             image = image.crop(box(*image.size, draws[1:].tolist()))
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
             if draws[0, 0] < 0.5:

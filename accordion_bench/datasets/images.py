@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from accordion_bench import rng
 from accordion_bench.datasets.base import Batches, Dataset
 from accordion_bench.options import checks
+from accordion_bench.tensors import keyed_rng
 
 
 class ImageData:
@@ -51,7 +51,7 @@ class ImageData:
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw this epoch's crops, flips, angles and holes, one of each for each sample."""
-        generator = rng.generator(self.seed, "augmentation", epoch)
+        generator = keyed_rng.generator(self.seed, "augmentation", epoch)
         count, device = self.train_size, self.train_images.device
         height, width = self.train_images.shape[2:]
         if self.padding:
@@ -186,7 +186,7 @@ class ImageDataset(Dataset):
     def cut(self, train, test, seed: int):
         """Apply `subset` and `limit_eval` to (images, labels) pairs."""
         if self.subset is not None:
-            chosen = torch.randperm(len(train[1]), generator=rng.generator(seed, "subset"))[: self.subset]
+            chosen = torch.randperm(len(train[1]), generator=keyed_rng.generator(seed, "subset"))[: self.subset]
             train = tuple(x[chosen] for x in train)
         if self.limit_eval is not None:
             test = tuple(x[: self.limit_eval] for x in test)

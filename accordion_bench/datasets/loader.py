@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from accordion_bench import rng
+from accordion_bench.tensors import keyed_rng
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
@@ -54,7 +54,7 @@ class Loader:
             self._idle.append(pair)
 
     def _new(self) -> tuple[DataLoader, Announced]:
-        keyed = rng.generator("loader")  # or it would draw from the global one
+        keyed = keyed_rng.generator("loader")  # or it would draw from the global one
         options: dict[str, Any] = {"num_workers": self.workers, "pin_memory": self.pin, "generator": keyed}
         if self.workers:
             options |= {"multiprocessing_context": "spawn", "worker_init_fn": _obey, "persistent_workers": True}

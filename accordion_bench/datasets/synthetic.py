@@ -2,9 +2,9 @@
 
 import torch
 
-from accordion_bench import rng
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options import checks
+from accordion_bench.tensors import keyed_rng
 
 
 class Synthetic(ImageDataset):
@@ -38,7 +38,7 @@ class Synthetic(ImageDataset):
         self.noise = checks.number("noise", noise, at_least=0, instead=1)
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
-        generator = rng.generator(seed, "synthetic")
+        generator = keyed_rng.generator(seed, "synthetic")
         shape = (self.in_channels, self.size, self.size)
         patterns = torch.randn(self.num_classes, *shape, generator=generator)
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from accordion_bench import rng
 from accordion_bench.datasets.text import TextData, TextDataset
 from accordion_bench.options import checks
+from accordion_bench.tensors import keyed_rng
 
 
 class SyntheticText(TextDataset):
@@ -37,7 +37,7 @@ class SyntheticText(TextDataset):
         self.test_words = checks.integer("test_words", test_words, at_least=2, instead=2000)
 
     def load(self, root: str, seed: int, device: torch.device) -> TextData:
-        generator = rng.generator(seed, "synthetic text")
+        generator = keyed_rng.generator(seed, "synthetic text")
         total = self.train_words + 2 * self.test_words
         followers = torch.randint(self.vocabulary, (self.vocabulary, self.branches), generator=generator).tolist()
         choices = torch.randint(self.branches, (total,), generator=generator).tolist()

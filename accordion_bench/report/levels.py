@@ -54,7 +54,7 @@ def _shapes(task_json: str) -> tuple[Any, ...]:
     from accordion_bench import config as run_config
     from accordion_bench.options.instantiate import build
     from accordion_bench.plan import TensorSpec
-    from accordion_bench.rng import kept_rng
+    from accordion_bench.tensors.keyed_rng import kept_rng
 
     task = json.loads(task_json)
     with kept_rng():

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from accordion_bench import rng
 from accordion_bench.exchange import Exchange
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Run
+from accordion_bench.tensors import keyed_rng
 
 if TYPE_CHECKING:
     from accordion_bench.trainer import Trainer
@@ -76,7 +76,7 @@ def tiers(trainer: "Trainer", groups: Sequence[tuple[int, int]] | None) -> list[
         for i, inner in enumerate(comm.groups(size)):
             rows = range(i * inner.local_workers, (i + 1) * inner.local_workers)
             # groups draw different numbers, and the same ones wherever they live
-            exchange = trainer.new_exchange(True, inner, rng.key(trainer.cfg["seed"], "group", size, first + i))
+            exchange = trainer.new_exchange(True, inner, keyed_rng.key(trainer.cfg["seed"], "group", size, first + i))
             tier.groups.append(Group(rows, exchange, [value.clone() for value in axis.shared]))
         made.append(tier)
     everybody = Group(range(comm.local_workers), trainer.new_exchange(True), axis.shared)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accordion_bench.blocks import Blocks
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.sync.buffers import treat_buffers
 from accordion_bench.sync.local_sgd import LocalSGD, exact_average
+from accordion_bench.tensors.same_shape import Blocks
 
 if TYPE_CHECKING:
     from accordion_bench.trainer import Trainer

@@ -1,0 +1,1 @@
+"""Storage of tensors, and random numbers that depend on a key alone."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion_bench.axis import WorkerAxis
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import Compressor, NonFinite
 from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.none import Dense

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.adaptive.base import Policy, tell_followers
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.exchange import WHOLE_MODEL, Exchange
 from accordion_bench.noise import square_norms
 from accordion_bench.plan import Measured, Signals, SquareNorms, TensorSpec

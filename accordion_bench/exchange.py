@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.options.instantiate import Config

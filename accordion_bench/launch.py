@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from accordion_bench import checkpoint, meeting
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.config import build
 from accordion_bench.interrupt import AT_ONCE, Interrupted, Stopper
 from accordion_bench.layout import Layout

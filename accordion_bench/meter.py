@@ -2,7 +2,7 @@
 
 import torch
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.interface import Interface
 
 

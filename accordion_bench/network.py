@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from accordion_bench.clock import EXCLUSIVE, Stage
-from accordion_bench.comm import Comm
+from accordion_bench.comm.clock import EXCLUSIVE, Stage
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.options import checks
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from accordion_bench.clock import Clock
+from accordion_bench.comm.clock import Clock
 from accordion_bench.record import RunFolder
 
 ROWS = 30  # of profile.txt

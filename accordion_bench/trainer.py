@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench import checkpoint, config
-from accordion_bench.axis import WorkerAxis
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compiled import compiled
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.ddp import UNMEASURED, DDPExchange

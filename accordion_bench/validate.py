@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench import compiled, ddp
-from accordion_bench.axis import BN_POLICIES
+from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.exchange import WHOLE_MODEL
 from accordion_bench.layout import layout, placed

@@ -19,7 +19,7 @@ import torch
 import torchvision
 import yaml
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import Group, OneShot
 from accordion_bench.exchange import Exchange, levelled

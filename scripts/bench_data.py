@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from accordion_bench import config
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.datasets.imagenet import Files, FolderData, Views
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.tensors import keyed_rng

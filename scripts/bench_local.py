@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from scripts.bench_step import BIG, MODELS, PEAK, command_line, interleaved, line, our_step, row, trainer_for
 
 NEVER = "sync.period=1000000000"

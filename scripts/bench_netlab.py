@@ -97,7 +97,7 @@ def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[
     """One training step of an arm."""
     import torch
 
-    from accordion_bench.comm import Comm
+    from accordion_bench.comm.collectives import Comm
     from scripts.bench_step import our_step, trainer_for
 
     here = Comm(1) if name == ALONE else Comm(1, processes, rank)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.powersgd import PowerSGD

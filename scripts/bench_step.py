@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from accordion_bench import config
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.record import RunFolder, environment
 from accordion_bench.trainer import Trainer
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance import tensors
 from accordion_bench.exchange import Exchange, levelled, sent_specs
 from accordion_bench.options.conf_dir import conf_dir

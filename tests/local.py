@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor, nn
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from accordion_bench.schedules.multistep import MultiStep

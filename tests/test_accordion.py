@@ -8,7 +8,7 @@ import torch
 from accordion_bench import config
 from accordion_bench.adaptive.accordion import Accordion
 from accordion_bench.adaptive.critical import CriticalRegime
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan, Run, Signals

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accordion_bench.adaptive.adaqs import AdaQS
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.plan import Signals
 from accordion_bench.signals import GradientSums
 from tests.helpers import SPECS, gradients

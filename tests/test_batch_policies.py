@@ -13,8 +13,8 @@ from accordion_bench.adaptive.adabatch import AdaBatch
 from accordion_bench.adaptive.batch import float32
 from accordion_bench.adaptive.grow_batch import GrowBatch
 from accordion_bench.adaptive.noise_scale import NoiseScale
-from accordion_bench.axis import WorkerAxis
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.noise import noise_and_signal, square_norms
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals, SquareNorms

@@ -4,7 +4,7 @@ from functools import reduce
 
 import torch
 
-from accordion_bench.comm import cast_share
+from accordion_bench.comm.collectives import cast_share
 from tests.helpers import exchange_for, gradients, residuals
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accordion_bench import train
-from accordion_bench.axis import WorkerAxis
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder

@@ -3,7 +3,7 @@
 import pytest
 
 from accordion_bench import conformance
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compatible import knobs
 from tests.helpers import exchange_for, gradients, yaml_names
 from tests.test_conformance import owed

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from accordion_bench import checkpoint
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

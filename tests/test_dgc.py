@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accordion_bench import checkpoint, config, train
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.dgc import DGC, clipped
 from accordion_bench.exchange import Exchange, levelled
 from accordion_bench.options.checks import ConfigError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accordion_bench import wrapped
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.levels import encode_scaled_signs
 from accordion_bench.compressors.two_way import layout
 from accordion_bench.exchange import Exchange

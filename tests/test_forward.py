@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from accordion_bench.axis import WorkerAxis
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.plan import TensorSpec
 from tests import local

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from accordion_bench import checkpoint
-from accordion_bench.comm import Comm
-from accordion_bench.ledger import Ledger
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.ledger import Ledger
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
 from tests import local

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.axis import WorkerAxis
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.models.lstm import LSTM
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.keyed_rng import kept_rng, seeded

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accordion_bench import config, together
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
 from scripts import matrix

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.ledger import Ledger
 from accordion_bench.interface import Interface
-from accordion_bench.ledger import Ledger
 from accordion_bench.netlab import fit, hosts, janitor
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

@@ -10,8 +10,8 @@ import torch
 
 from accordion_bench import config, train
 from accordion_bench.__main__ import typed
-from accordion_bench.clock import Clock, Stage
-from accordion_bench.comm import Comm
+from accordion_bench.comm.clock import Clock, Stage
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.network import Exchanges, Network, exchanges_from, exchanges_of, largest_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder

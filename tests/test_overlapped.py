@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange import bucketed
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
-from accordion_bench.transport import Transport
 from tests import composed
 
 COMPRESSORS = sorted(file.stem for file in (conf_dir() / "compressor").glob("*.yaml"))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from accordion_bench import checkpoint
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.precision import LossScale

@@ -9,7 +9,7 @@ from accordion_bench import config, train
 from accordion_bench.adaptive.codebooks import FittedCodebook
 from accordion_bench.adaptive.distributions import TruncatedNormals
 from accordion_bench.adaptive.level_solvers import alq
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import codebooks, codes, entropy
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.quantiser import Quantiser

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accordion_bench import config, smoke, sweep, together, train
-from accordion_bench.clock import Clock
+from accordion_bench.comm.clock import Clock
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.profiler import profiled
 from accordion_bench.record import RunFolder

@@ -15,7 +15,7 @@ import yaml
 from torch import Tensor
 
 from accordion_bench import checkpoint, config, launch, layout, train
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.datasets import text
 from accordion_bench.datasets.synthetic_text import SyntheticText
 from accordion_bench.datasets.text import IGNORED, TextData

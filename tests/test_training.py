@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from accordion_bench import config, launch, layout
-from accordion_bench.axis import BN_POLICIES
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler

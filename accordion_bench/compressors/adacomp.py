@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper, alone
 from accordion_bench.compressors.oneshot import OneShot, non_finite

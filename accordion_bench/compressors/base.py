@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Measured, TensorSpec

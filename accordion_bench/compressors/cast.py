@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm, cast_share
+from accordion_bench.comm.collectives import Comm, cast_share
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec

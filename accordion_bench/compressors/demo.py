@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
 from accordion_bench.compressors.dct import Chunks

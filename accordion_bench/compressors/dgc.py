@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, Wrapper
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.options import checks

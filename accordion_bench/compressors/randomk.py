@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.compressors.selection import kept_entries
 from accordion_bench.options import checks

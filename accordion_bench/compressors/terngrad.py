@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import codes, levels
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
 from accordion_bench.compressors.entropy import check_entropy

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import wire
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.oneshot import OneShot

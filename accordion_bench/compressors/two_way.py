@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes, ring
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
 from accordion_bench.compressors.tiles import tiles

@@ -2,7 +2,7 @@
 
 import torch
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import COLLECTIVES
 from accordion_bench.conformance.subject import Maker, NotApplicable, Setup, demand, flat
 from accordion_bench.conformance.tensors import SPECS, gradients

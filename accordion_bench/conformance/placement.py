@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accordion_bench.checkpoint import PER_WORKER
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, same_bits
 from accordion_bench.conformance.tensors import gradients
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.subject import (
     Maker,
     NotApplicable,

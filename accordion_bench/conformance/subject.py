@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Wrapper
 from accordion_bench.conformance.tensors import SPECS
 from accordion_bench.exchange import Exchange, levelled

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from accordion_bench.comm.ledger import Ledger
 from accordion_bench.interface import Interface
-from accordion_bench.ledger import Ledger
 from accordion_bench.netlab.hosts import INTERFACE
 
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion_bench.clock import Clock
-from accordion_bench.ledger import Ledger
+from accordion_bench.comm.clock import Clock
+from accordion_bench.comm.comm_thread import Transport
+from accordion_bench.comm.ledger import Ledger
 from accordion_bench.tensors import large_pages
-from accordion_bench.transport import Transport
 
 CHUNK = 1 << 15  # coordinates that stay in a processor's cache between two operations
 

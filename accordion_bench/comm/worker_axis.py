@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import Blocks

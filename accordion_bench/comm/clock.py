@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accordion_bench.ledger import Ledger
+from accordion_bench.comm.ledger import Ledger
 
 EXCLUSIVE = ("data", "compute", "exposed", "update", "policy")
 CONCURRENT = ("encode", "comm", "decode")

@@ -1,0 +1,1 @@
+"""Workers, the collectives between them, and what they cost in bytes and time."""

@@ -12,7 +12,7 @@ from accordion_bench.adaptive.base import Policy, in_order, tell_followers
 from accordion_bench.compatible import refuse_driven, refuse_pairs
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.datasets.base import Dataset
-from accordion_bench.exchange import levelled, sent_specs
+from accordion_bench.exchange.exchange import levelled, sent_specs
 from accordion_bench.optimizers import without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accordion_bench.adaptive.base import Policy, tell_followers
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.exchange import WHOLE_MODEL, Exchange
+from accordion_bench.exchange.exchange import WHOLE_MODEL, Exchange
 from accordion_bench.noise import square_norms
 from accordion_bench.plan import Measured, Signals, SquareNorms, TensorSpec
 from accordion_bench.signals import GradientSums

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.none import Dense
-from accordion_bench.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import SquareNorms
 
 

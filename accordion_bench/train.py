@@ -9,11 +9,11 @@ from typing import Any
 
 from accordion_bench import launch, meeting, same
 from accordion_bench.config import components
+from accordion_bench.exchange.overlap import after_backward
 from accordion_bench.layout import Layout, layout
 from accordion_bench.meeting import first_difference
 from accordion_bench.metrics import metric
 from accordion_bench.options.checks import ConfigError, show
-from accordion_bench.overlap import after_backward
 from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
 from accordion_bench.validate import validate, without_effect

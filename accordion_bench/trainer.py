@@ -13,15 +13,15 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compiled import compiled
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.ddp import UNMEASURED, DDPExchange
 from accordion_bench.decisions import Decisions
 from accordion_bench.evaluation import evaluate
-from accordion_bench.exchange import Exchange, bucket_mb
+from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
+from accordion_bench.exchange.exchange import Exchange, bucket_mb
+from accordion_bench.exchange.overlap import Overlap, after_backward, overlaps
 from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.meter import Meter
 from accordion_bench.network import Network
 from accordion_bench.options.instantiate import build
-from accordion_bench.overlap import Overlap, after_backward, overlaps
 from accordion_bench.plan import plan_record
 from accordion_bench.precision import LossScale, autocast
 from accordion_bench.profiler import profiled

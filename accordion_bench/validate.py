@@ -6,16 +6,17 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import compiled, ddp
+from accordion_bench import compiled
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.config import build_model, build_optimizer, components
-from accordion_bench.exchange import WHOLE_MODEL
+from accordion_bench.exchange import ddp
+from accordion_bench.exchange.exchange import WHOLE_MODEL
+from accordion_bench.exchange.overlap import after_backward
 from accordion_bench.layout import layout, placed
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config, build, target
-from accordion_bench.overlap import after_backward
 from accordion_bench.precision import PRECISIONS
 from accordion_bench.scale import SCALES
 from accordion_bench.tasks import task_of

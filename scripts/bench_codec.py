@@ -22,7 +22,7 @@ import yaml
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import Group, OneShot
-from accordion_bench.exchange import Exchange, levelled
+from accordion_bench.exchange.exchange import Exchange, levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, Plan, TensorSpec

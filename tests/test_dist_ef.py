@@ -10,7 +10,7 @@ from accordion_bench import wrapped
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.levels import encode_scaled_signs
 from accordion_bench.compressors.two_way import layout
-from accordion_bench.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.sync.every_step import EveryStep
 from tests.helpers import exchange_for, residuals, server_residuals

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, open_dict
 
 from accordion_bench import config, same, train, validate
 from accordion_bench.__main__ import in_order
-from accordion_bench.exchange import sent_specs
+from accordion_bench.exchange.exchange import sent_specs
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.record import RunFolder

@@ -6,7 +6,7 @@ from torch import nn
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
-from accordion_bench.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.validate import validate

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accordion_bench import train
-from accordion_bench.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
 from accordion_bench.signals import GradientSums

@@ -12,7 +12,7 @@ from torch import nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.exchange import bucketed
+from accordion_bench.exchange.exchange import bucketed
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.record import RunFolder
@@ -60,7 +60,7 @@ def same(a: Trainer, b: Trainer) -> None:
 @pytest.fixture
 def left_early(monkeypatch):
     """How many buckets were handed over before the end of the backward pass, step by step."""
-    from accordion_bench.overlap import Overlap
+    from accordion_bench.exchange.overlap import Overlap
 
     early, complete = [], Overlap.complete
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench.adaptive.critical import Detecting
-from accordion_bench.exchange import WHOLE_MODEL
+from accordion_bench.exchange.exchange import WHOLE_MODEL
 from accordion_bench.options import checks
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Wrapper
 from accordion_bench.conformance.tensors import SPECS
-from accordion_bench.exchange import Exchange, levelled
+from accordion_bench.exchange.exchange import Exchange, levelled
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from accordion_bench.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, Run
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accordion_bench.comm.worker_axis import clip_factor
-from accordion_bench.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.sync.base import Placed, Sync
 
 if TYPE_CHECKING:

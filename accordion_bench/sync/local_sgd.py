@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config

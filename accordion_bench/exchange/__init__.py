@@ -1,0 +1,1 @@
+"""From gradients to updates, bucket by bucket, during the backward pass or after it."""

@@ -13,7 +13,6 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compiled import compiled
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.decisions import Decisions
 from accordion_bench.evaluation import evaluate
 from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
 from accordion_bench.exchange.exchange import Exchange, bucket_mb
@@ -28,6 +27,7 @@ from accordion_bench.profiler import profiled
 from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
 from accordion_bench.sampler import Sampler
+from accordion_bench.signals.policy_runner import Decisions
 from accordion_bench.tasks import Task, task_of
 from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
 from accordion_bench.trackers.base import Tracker

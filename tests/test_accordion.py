@@ -14,7 +14,7 @@ from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
-from accordion_bench.signals import GradientSums
+from accordion_bench.signals.gradient_sums import GradientSums
 from scripts import matrix
 from tests.helpers import SPECS, gradients, yaml_names, yaml_node
 

@@ -10,7 +10,7 @@ import torch
 from accordion_bench.adaptive.adaqs import AdaQS
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.plan import Signals
-from accordion_bench.signals import GradientSums
+from accordion_bench.signals.gradient_sums import GradientSums
 from tests.helpers import SPECS, gradients
 from tests.policies import refused, started, values
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from accordion_bench import checkpoint, config, decisions, progress, train
+from accordion_bench import checkpoint, config, progress, train
 from accordion_bench.adaptive.accordion_batch import AccordionBatch
 from accordion_bench.adaptive.adabatch import AdaBatch
 from accordion_bench.adaptive.batch import float32
@@ -15,12 +15,13 @@ from accordion_bench.adaptive.grow_batch import GrowBatch
 from accordion_bench.adaptive.noise_scale import NoiseScale
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
-from accordion_bench.noise import noise_and_signal, square_norms
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals, SquareNorms
 from accordion_bench.record import RunFolder
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.signals import policy_runner
+from accordion_bench.signals.square_norms import noise_and_signal, square_norms
 from tests import composed, tiny
 from tests.helpers import SPECS, exchange_for, gradients
 from tests.policies import components
@@ -414,7 +415,7 @@ def test_local_methods_count_their_period_in_steps(tmp_path):
 def test_nobody_pays_for_what_nobody_needs(tmp_path, monkeypatch):
     """Without the policy no squares are taken; with it, 8 bytes and a plan of 3 numbers per measurement."""
     with monkeypatch.context() as patched:
-        patched.setattr(decisions, "square_norms", lambda *_: pytest.fail("measured for nobody"))
+        patched.setattr(policy_runner, "square_norms", lambda *_: pytest.fail("measured for nobody"))
         still = rows_of(tmp_path / "a", *ADABATCH, "adaptive.adabatch.freq=9")
     measured = rows_of(tmp_path / "b", *NOISE, STILL, "schedule=constant")
     taken = len(range(0, 24, 4))
@@ -425,7 +426,7 @@ def test_nobody_pays_for_what_nobody_needs(tmp_path, monkeypatch):
 def test_the_last_batch_of_an_epoch_counts_its_own_samples(tmp_path, monkeypatch):
     seen = []
     original = square_norms
-    monkeypatch.setattr(decisions, "square_norms", lambda *given: seen.append(given[3]) or original(*given))
+    monkeypatch.setattr(policy_runner, "square_norms", lambda *given: seen.append(given[3]) or original(*given))
     rows_of(tmp_path, *NOISE, "adaptive.noise_scale.every=1", STILL, "batch_size=5", "epochs=2")
     assert seen == [5, 5, 5, 5, 4] * 2
 

@@ -15,10 +15,10 @@ from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.gravac import GraVAC
 from accordion_bench.adaptive.level_schedule import LevelSchedule
 from accordion_bench.adaptive.lgreco import LGreCo
-from accordion_bench.decisions import Decisions
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Signals
 from accordion_bench.record import RunFolder
+from accordion_bench.signals.policy_runner import Decisions
 from accordion_bench.trainer import Trainer
 from accordion_bench.validate import without_effect
 from tests import composed, tiny

@@ -14,7 +14,7 @@ from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
 from accordion_bench.compressors import codebooks
 from accordion_bench.options import checks
 from accordion_bench.plan import Ladder, Plan, Run, Signals
-from accordion_bench.statistics import POWER
+from accordion_bench.signals.bucket_statistics import POWER
 
 
 class FittedCodebook(Policy):

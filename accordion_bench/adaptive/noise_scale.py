@@ -6,10 +6,10 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch import LR_SCALINGS, most, scaled
-from accordion_bench.noise import noise_and_signal
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.signals.square_norms import noise_and_signal
 
 
 class NoiseScale(Policy):

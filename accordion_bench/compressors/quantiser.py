@@ -12,7 +12,7 @@ from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.statistics import Buckets
+from accordion_bench.signals.bucket_statistics import Buckets
 
 
 class Quantiser(OneShot):

@@ -13,7 +13,7 @@ from accordion_bench.compressors.base import Compressor, Context, NonFinite, Pro
 from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Measured, Plan, TensorSpec
-from accordion_bench.statistics import Buckets
+from accordion_bench.signals.bucket_statistics import Buckets
 
 WHOLE_MODEL = "model"
 MB = 2**20

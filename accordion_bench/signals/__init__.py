@@ -1,0 +1,1 @@
+"""What policies see of gradients and exchanges, and who asks them."""

@@ -6,13 +6,13 @@ Each refusal is one sentence that says why, and what would work.
 import functools
 
 from accordion_bench.adaptive.base import Policy
+from accordion_bench.compressors.assemble import pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Run
 from accordion_bench.sync.base import Sync
-from accordion_bench.wrapped import pseudo_gradient_compressor, wrapped_compressor
 
 
 def refuse_pairs(cfg: Config, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:

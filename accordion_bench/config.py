@@ -10,6 +10,7 @@ from torch import nn
 from accordion_bench import scale
 from accordion_bench.adaptive.base import Policy, in_order, tell_followers
 from accordion_bench.compatible import refuse_driven, refuse_pairs
+from accordion_bench.compressors.assemble import Wrapped, optimizer_node, pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.exchange.exchange import levelled, sent_specs
@@ -20,7 +21,6 @@ from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import Ladder, Plan, Run, TensorSpec
 from accordion_bench.schedules.base import Schedule
 from accordion_bench.sync.base import Sync
-from accordion_bench.wrapped import Wrapped, optimizer_node, pseudo_gradient_compressor, wrapped_compressor
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench import launch, meeting, same
+from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.config import components
 from accordion_bench.exchange.overlap import after_backward
 from accordion_bench.layout import Layout, layout
@@ -18,7 +19,6 @@ from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
 from accordion_bench.validate import validate, without_effect
 from accordion_bench.watch import Watch
-from accordion_bench.wrapped import Wrapped
 
 Config = dict[str, Any]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from accordion_bench import compiled
 from accordion_bench.comm.worker_axis import BN_POLICIES
+from accordion_bench.compressors.assemble import FEEDBACK, SERVER, wrapped_compressor
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.exchange import ddp
 from accordion_bench.exchange.exchange import WHOLE_MODEL
@@ -21,7 +22,6 @@ from accordion_bench.precision import PRECISIONS
 from accordion_bench.scale import SCALES
 from accordion_bench.tasks import task_of
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.wrapped import FEEDBACK, SERVER, wrapped_compressor
 
 EMBEDDED = ("digits", "synthetic", "pydocs", "synthetic_text")  # data sets that need no files
 

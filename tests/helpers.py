@@ -6,12 +6,12 @@ import torch
 import yaml
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.conformance import tensors
 from accordion_bench.exchange.exchange import Exchange, levelled, sent_specs
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.tensors.same_shape import Blocks
-from accordion_bench.wrapped import wrapped_compressor
 
 SPECS = list(tensors.SPECS)  # the conformance kit's small network
 

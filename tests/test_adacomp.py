@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.adacomp import HEADER, AdaComp, SparseSigns, selected
 from accordion_bench.compressors.base import Context
 from accordion_bench.options.checks import ConfigError
@@ -106,7 +106,7 @@ def test_a_message_is_exact_and_no_longer_than_promised(numel, density):
     codec, spec, ctx = SparseSigns(), TensorSpec("t", (1, numel)), Context(0, [], [])
     for x, message in zip(x_R, codec.encode(x_R, spec, 1, ctx, []), strict=True):
         count = int((x != 0).sum())
-        assert len(message) == HEADER + wire.index_bytes(2 * numel, count)[1] <= codec.message_bytes(spec, 1)
+        assert len(message) == HEADER + index_codes.index_bytes(2 * numel, count)[1] <= codec.message_bytes(spec, 1)
         assert torch.equal(codec.decode(message[None], spec, 1, ctx)[0], x)
 
 

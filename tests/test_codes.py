@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.compressors import codes
+from accordion_bench.compressors import packed_codes
 
 LEVELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 64, 65, 128, 129, 255, 256]
 
@@ -18,8 +18,10 @@ def packed_slowly(row: list[int], levels: int) -> list[int]:
     if levels == 3:
         padded = [*row, *[0] * (-len(row) % 5)]
         return [sum(c * 3**j for j, c in enumerate(padded[i : i + 5])) for i in range(0, len(padded), 5)]
-    width = codes.code_width(levels)
-    return list(sum(c << width * i for i, c in enumerate(row)).to_bytes(codes.code_bytes(len(row), levels), "little"))
+    width = packed_codes.code_width(levels)
+    return list(
+        sum(c << width * i for i, c in enumerate(row)).to_bytes(packed_codes.code_bytes(len(row), levels), "little")
+    )
 
 
 @pytest.mark.parametrize("levels", LEVELS)
@@ -27,18 +29,18 @@ def test_round_trip_of_all_lengths_on_both_devices(levels):
     """The path that a GPU takes, run on the CPU, gives the same bytes and codes."""
     for n in range(258):
         rows = drawn(2, n, levels)
-        packed = codes.pack_codes(rows, levels)
-        assert packed.dtype == torch.uint8 and packed.shape == (2, codes.code_bytes(n, levels))
-        assert torch.equal(packed, codes._pack_on_device(rows, levels))
-        assert torch.equal(codes.unpack_codes(packed, levels, n), rows)
-        assert torch.equal(codes._unpack_on_device(packed, levels, n), rows)
+        packed = packed_codes.pack_codes(rows, levels)
+        assert packed.dtype == torch.uint8 and packed.shape == (2, packed_codes.code_bytes(n, levels))
+        assert torch.equal(packed, packed_codes._pack_on_device(rows, levels))
+        assert torch.equal(packed_codes.unpack_codes(packed, levels, n), rows)
+        assert torch.equal(packed_codes._unpack_on_device(packed, levels, n), rows)
 
 
 @pytest.mark.parametrize("levels", LEVELS)
 def test_bytes_are_the_definition(levels):
     for n in (1, 5, 7, 8, 9, 39, 40, 41):
         rows = drawn(2, n, levels)
-        assert codes.pack_codes(rows, levels).tolist() == [packed_slowly(row, levels) for row in rows.tolist()]
+        assert packed_codes.pack_codes(rows, levels).tolist() == [packed_slowly(row, levels) for row in rows.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -56,25 +58,25 @@ def test_bytes_are_the_definition(levels):
     ],
 )
 def test_byte_order_is_pinned(levels, row, message):
-    packed = codes.pack_codes(torch.tensor([row], dtype=torch.uint8), levels)
+    packed = packed_codes.pack_codes(torch.tensor([row], dtype=torch.uint8), levels)
     assert bytes(packed[0].tolist()).hex() == message
 
 
 def test_sizes():
     """3 bits and a float32 norm per bucket: ResNet-32 and ResNet-110 for CIFAR-10, ResNet-18 for ImageNet."""
     for n, size, total in ((464_154, 8192, 174_288), (1_727_962, 16384, 648_412), (11_689_512, 8192, 4_389_275)):
-        assert codes.code_bytes(n, 8) + 4 * -(-n // size) == total
-    assert [codes.code_bytes(41, levels) for levels in (2, 3, 4, 8, 16, 32, 64, 128, 256)] == [
+        assert packed_codes.code_bytes(n, 8) + 4 * -(-n // size) == total
+    assert [packed_codes.code_bytes(41, levels) for levels in (2, 3, 4, 8, 16, 32, 64, 128, 256)] == [
         6, 9, 11, 18, 21, 30, 36, 42, 41,
     ]  # fmt: skip
     for levels in LEVELS:  # every 40 codes end at a byte, so a message may be cut there
-        assert codes.code_bytes(120, levels) == 3 * codes.code_bytes(40, levels)
+        assert packed_codes.code_bytes(120, levels) == 3 * packed_codes.code_bytes(40, levels)
         rows = drawn(1, 120, levels)
-        parts = [codes.pack_codes(part.contiguous(), levels) for part in rows.split([40, 80], dim=1)]
-        assert torch.equal(codes.pack_codes(rows, levels), torch.cat(parts, dim=1))
+        parts = [packed_codes.pack_codes(part.contiguous(), levels) for part in rows.split([40, 80], dim=1)]
+        assert torch.equal(packed_codes.pack_codes(rows, levels), torch.cat(parts, dim=1))
     for levels in (0, 257):
         with pytest.raises(ValueError, match="1 to 256 levels"):
-            codes.code_bytes(1, levels)
+            packed_codes.code_bytes(1, levels)
 
 
 @pytest.mark.parametrize("levels", LEVELS)
@@ -83,11 +85,11 @@ def test_look_up_is_indexing(levels):
     table = tuple(values.tolist())
     for n in (0, 1, 40, 83):
         rows = drawn(3, n, levels)
-        packed = codes.pack_codes(rows, levels)
+        packed = packed_codes.pack_codes(rows, levels)
         wider = torch.full((3, packed.shape[1] + 5), 255, dtype=torch.uint8)
         wider[:, 2 : 2 + packed.shape[1]] = packed
         for message in (packed, wider[:, 2 : 2 + packed.shape[1]]):  # the second is not contiguous
             for factor in (1.0, -0.3):
                 expected = values[rows.long()] * factor
-                assert torch.equal(codes.look_up(message, table, n, factor), expected)
-                assert torch.equal(codes._look_up_on_device(message, table, n, factor), expected)
+                assert torch.equal(packed_codes.look_up(message, table, n, factor), expected)
+                assert torch.equal(packed_codes._look_up_on_device(message, table, n, factor), expected)

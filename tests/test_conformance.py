@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench import conformance
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Exchanged
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.conformance import __main__ as command
@@ -125,10 +125,10 @@ class BitPerByte(OneShot):
 
 class HidesNaN(BitPerByte):
     def encode(self, x_R, spec, level, ctx, keys):
-        return wire.pack_bits(x_R < 0)
+        return index_codes.pack_bits(x_R < 0)
 
     def decode(self, message_R, spec, level, ctx):
-        return 1.0 - 2.0 * wire.unpack_bits(message_R.contiguous(), spec.numel).float()
+        return 1.0 - 2.0 * index_codes.unpack_bits(message_R.contiguous(), spec.numel).float()
 
 
 class Overflows(EverySecond):

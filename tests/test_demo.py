@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accordion_bench import config, train
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.dct import Chunks, dct_matrix, largest_divisor
 from accordion_bench.compressors.demo import DeMo, Group, Sent, answer_bytes, pack_signs, unpack_signs
@@ -170,7 +170,7 @@ def test_bytes_of_full_chunks(value_dtype, values):
     """32 values and 36 bytes of positions for 4,096 coordinates: 0.32 or 0.20 bits each (12-bit indices: 48 bytes)."""
     spec = TensorSpec("conv", (128, 64, 3, 3))
     demo = DeMo(value_dtype=value_dtype)
-    assert wire.index_bytes(4096, 32) == ("elias-fano", 36)
+    assert index_codes.index_bytes(4096, 32) == ("elias-fano", 36)
     assert demo.payload_bytes(spec, 32, 4) == 18 * (values + 36)
     assert 8 * demo.payload_bytes(spec, 32, 4) / spec.numel <= (0.3204 if value_dtype == "float32" else 0.1954)
 
@@ -183,7 +183,7 @@ def test_the_ledger_has_exactly_the_predicted_bytes(k, value_dtype, workers):
     for spec in SPECS:
         n, m = spec.matrix
         numel = largest_divisor(n, 64) * largest_divisor(m, 64)
-        one = k * (4 if value_dtype == "float32" else 2) + wire.index_bytes(numel, min(k, numel))[1]
+        one = k * (4 if value_dtype == "float32" else 2) + index_codes.index_bytes(numel, min(k, numel))[1]
         if k >= numel or one >= 4 * numel:
             one = 4 * numel
         elif (workers - 1) * one > 2 * (workers - 1) / workers * 4 * numel:  # a dense all-reduce costs less wire

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from accordion_bench import wrapped
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.levels import encode_scaled_signs
+from accordion_bench.compressors import assemble
+from accordion_bench.compressors.stochastic_rounding import encode_scaled_signs
 from accordion_bench.compressors.two_way import layout
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import Ladder, Plan, TensorSpec
@@ -216,9 +216,9 @@ def trained(workers, schedule, momentum, nesterov, decay, steps=60, **options):
     """Parameters after `steps` of EveryStep around a wrapped compressor, and of torch's SGD on the mean gradient."""
     optimizer = {"_target_": "torch.optim.SGD", "momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
     node = {"_target_": "accordion_bench.compressors.none.Dense", "worker_momentum": True, **options}
-    around = wrapped.wrapped_compressor(node, optimizer)
+    around = assemble.wrapped_compressor(node, optimizer)
     mine, reference = ([torch.nn.Parameter(torch.ones(s.shape, dtype=torch.float64)) for s in SPECS] for _ in range(2))
-    left = wrapped.optimizer_node(optimizer, around.compressor)
+    left = assemble.optimizer_node(optimizer, around.compressor)
     kept = {key: value for key, value in left.items() if key != "_target_"}
     exchange = Exchange(around.compressor, SPECS, Ladder(), Comm(workers), mine[0])
     sync = EveryStep()

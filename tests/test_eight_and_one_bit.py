@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.blockwise import LARGEST, TYPES, Blockwise
+from accordion_bench.compressors.eight_bit import LARGEST, TYPES, Blockwise
 from accordion_bench.compressors.natural import Natural
 from accordion_bench.compressors.onebit import OneBit
 from accordion_bench.compressors.sign import Sign

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.compressors import codes, levels
+from accordion_bench.compressors import packed_codes, stochastic_rounding
 from accordion_bench.tensors import counter_rng
 
 
@@ -56,15 +56,15 @@ def spread(per_bucket_R: torch.Tensor, n: int, size: int | None) -> torch.Tensor
 
 def decoded(message_R, norms_R, n, size, book) -> torch.Tensor:
     total_R = torch.zeros(len(message_R), n)
-    levels.add_levels_(total_R, message_R, norms_R, size, book)
+    stochastic_rounding.add_levels_(total_R, message_R, norms_R, size, book)
     return total_R
 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that a few ten thousand coordinates make several."""
-    monkeypatch.setattr(levels, "_TILE_ON_CPU", 10 * counter_rng.BLOCK)
-    monkeypatch.setattr(levels, "_TILE_ON_DEVICE", 5 * counter_rng.BLOCK)
+    monkeypatch.setattr(stochastic_rounding, "_TILE_ON_CPU", 10 * counter_rng.BLOCK)
+    monkeypatch.setattr(stochastic_rounding, "_TILE_ON_DEVICE", 5 * counter_rng.BLOCK)
 
 
 # random bits
@@ -94,7 +94,7 @@ def test_both_devices_draw_alike_and_leave_the_global_generators():
     lanes = torch.empty(2, 2, counter_rng.BLOCK, dtype=torch.int32)
     counter_rng._fill_on_device(lanes, keys)
     assert torch.equal(lanes.flatten(1), counter_rng.fill_bits_(torch.empty_like(lanes).flatten(1), keys))
-    levels.encode_levels(torch.ones(1, 9), torch.ones(1, 1), None, even(3), [1])
+    stochastic_rounding.encode_levels(torch.ones(1, 9), torch.ones(1, 1), None, even(3), [1])
     assert torch.equal(torch.get_rng_state(), before) and str(np.random.get_state()) == numpy_before
 
 
@@ -134,13 +134,13 @@ def test_random_bits_of_many_keys_are_uncorrelated():
 # norms
 
 
-@pytest.mark.parametrize("norm", levels.NORMS)
+@pytest.mark.parametrize("norm", stochastic_rounding.NORMS)
 @pytest.mark.parametrize("size", [None, 7, 64, 5000])
 def test_norms_equal_exact_ones(norm, size, small_tiles):
     for n in (1, 63, 64, 65, 50_000):
         x_R = rows(3, n)
-        out_R = levels.bucket_norms(x_R, size, norm)
-        assert out_R.dtype == torch.float32 and out_R.shape == (3, levels.bucket_count(n, size))
+        out_R = stochastic_rounding.bucket_norms(x_R, size, norm)
+        assert out_R.dtype == torch.float32 and out_R.shape == (3, stochastic_rounding.bucket_count(n, size))
         for row, out in zip(x_R.double().abs(), out_R, strict=True):
             for bucket, got in zip(row.split(size or n), out.tolist(), strict=True):
                 exact = {
@@ -149,7 +149,7 @@ def test_norms_equal_exact_ones(norm, size, small_tiles):
                     "linf": lambda b: b.max().item(),
                 }[norm](bucket)
                 assert got == pytest.approx(exact, rel=0 if norm == "linf" else 2.5e-7, abs=0)
-        torch.testing.assert_close(levels._bucket_norms(x_R, size, norm, True), out_R, rtol=2.5e-7, atol=0)
+        torch.testing.assert_close(stochastic_rounding._bucket_norms(x_R, size, norm, True), out_R, rtol=2.5e-7, atol=0)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-38, 1e30, 1e35])
@@ -157,19 +157,21 @@ def test_norms_neither_overflow_nor_underflow(scale):
     x_R, length = torch.full((2, 10), scale), 4
     for norm, factor in (("l1", length), ("l2", math.sqrt(length)), ("linf", 1)):
         expected = torch.full((2,), scale * factor)
-        torch.testing.assert_close(levels.bucket_norms(x_R, length, norm)[:, 0], expected, rtol=3e-7, atol=0)
+        torch.testing.assert_close(
+            stochastic_rounding.bucket_norms(x_R, length, norm)[:, 0], expected, rtol=3e-7, atol=0
+        )
 
 
 def test_norms_of_bad_values_tell():
     for bad in (math.nan, math.inf, -math.inf):
-        for norm in levels.NORMS:
+        for norm in stochastic_rounding.NORMS:
             x_R = torch.ones(2, 10)
             x_R[1, 7] = bad
-            finite = levels.bucket_norms(x_R, 4, norm).isfinite()
+            finite = stochastic_rounding.bucket_norms(x_R, 4, norm).isfinite()
             assert finite.tolist() == [[True] * 3, [True, False, True]]
-    assert levels.bucket_norms(torch.full((1, 100), 3e38), None, "l2").isinf().all()
+    assert stochastic_rounding.bucket_norms(torch.full((1, 100), 3e38), None, "l2").isinf().all()
     with pytest.raises(ValueError, match="l1, l2, linf"):
-        levels.bucket_norms(torch.ones(1, 1), None, "l3")
+        stochastic_rounding.bucket_norms(torch.ones(1, 1), None, "l3")
 
 
 # levels
@@ -198,9 +200,9 @@ def rounded_slowly(x: torch.Tensor, norm: torch.Tensor, book: tuple[float, ...],
 def test_codes_equal_slow_ones(book, size):
     n, keys = 1201, [11, 12]
     x_R = rows(2, n)
-    norms_R = levels.bucket_norms(x_R, size, "linf") * 0.9  # some coordinates lie beyond the outer levels
-    message_R = levels.encode_levels(x_R, norms_R, size, book, keys)
-    codes_R = codes.unpack_codes(message_R, len(book), n)
+    norms_R = stochastic_rounding.bucket_norms(x_R, size, "linf") * 0.9  # some coordinates lie beyond the outer levels
+    message_R = stochastic_rounding.encode_levels(x_R, norms_R, size, book, keys)
+    codes_R = packed_codes.unpack_codes(message_R, len(book), n)
     bits = 24 - (len(book) - 1).bit_length()
     for row, norm, key, got in zip(x_R, spread(norms_R, n, size), keys, codes_R, strict=True):
         assert got.tolist() == rounded_slowly(row, norm, book, counter_rng.uniforms(key, 0, n, bits=bits))
@@ -214,8 +216,8 @@ def test_codes_equal_slow_ones(book, size):
 def test_rounding_is_unbiased_with_the_variance_of_the_formula(book, n, size, norm):
     draws = 4096
     x = torch.randn(1, n, generator=torch.Generator().manual_seed(n))
-    norms_R = levels.bucket_norms(x, size, norm).expand(draws, -1)
-    message_R = levels.encode_levels(x.expand(draws, -1), norms_R, size, book, range(draws))
+    norms_R = stochastic_rounding.bucket_norms(x, size, norm).expand(draws, -1)
+    message_R = stochastic_rounding.encode_levels(x.expand(draws, -1), norms_R, size, book, range(draws))
     values_R = decoded(message_R, norms_R, n, size, book).double()
     norm_ = spread(norms_R[:1], n, size)[0].double()
     r, ends = (x[0].double() / norm_).clamp(-1, 1), torch.tensor(book, dtype=torch.float32).double()
@@ -234,8 +236,8 @@ def test_one_huge_coordinate_leaves_the_others_unbiased():
     x = torch.full((1, n), 1e-3)
     x[0, 3] = -1e4
     for book in (even(3), even(8), CODEBOOKS["exponential8"], CODEBOOKS["asymmetric"]):
-        norms_R = levels.bucket_norms(x, None, "linf").expand(draws, 1)
-        message_R = levels.encode_levels(x.expand(draws, -1), norms_R, None, book, range(draws))
+        norms_R = stochastic_rounding.bucket_norms(x, None, "linf").expand(draws, 1)
+        message_R = stochastic_rounding.encode_levels(x.expand(draws, -1), norms_R, None, book, range(draws))
         values_R = decoded(message_R, norms_R, n, None, book).double()
         assert (values_R[:, 3] == -1e4).all()
         others = torch.cat([values_R[:, :3], values_R[:, 4:]], dim=1)
@@ -249,7 +251,7 @@ def test_one_huge_coordinate_leaves_the_others_unbiased():
 def test_who_sits_on_a_level_keeps_it(book):
     ends = torch.tensor(book)
     x_R = ends.expand(3000, -1)
-    message_R = levels.encode_levels(x_R, torch.ones(3000, 1), None, book, range(3000))
+    message_R = stochastic_rounding.encode_levels(x_R, torch.ones(3000, 1), None, book, range(3000))
     if book == even(len(book)) and len(book) > 3:  # their float32 neighbours are not exactly on the grid
         inner = decoded(message_R, torch.ones(3000, 1), len(book), None, book)[:, [0, -1]]
         assert torch.equal(inner, x_R[:, [0, -1]])
@@ -257,15 +259,15 @@ def test_who_sits_on_a_level_keeps_it(book):
         assert torch.equal(decoded(message_R, torch.ones(3000, 1), len(book), None, book), x_R)
     for norm in (3.0, 1e-30, 0.1, 7e29):  # the largest coordinate of a bucket, whatever the rounding of 1 / norm
         largest_R = torch.full((3000, 2), norm) * torch.tensor([1.0, -1.0])
-        norms_R = levels.bucket_norms(largest_R, None, "linf")
-        message_R = levels.encode_levels(largest_R, norms_R, None, book, range(3000))
+        norms_R = stochastic_rounding.bucket_norms(largest_R, None, "linf")
+        message_R = stochastic_rounding.encode_levels(largest_R, norms_R, None, book, range(3000))
         assert torch.equal(decoded(message_R, norms_R, 2, None, book), largest_R)
 
 
 def test_thresholds_never_reach_the_next_level():
     """Not for the largest uniform either, fused multiply-add or not."""
     for book in CODEBOOKS.values():
-        made = levels._codebook(book)
+        made = stochastic_rounding._codebook(book)
         for thresholds in filter(None, (made.intervals, made.central)):
             u = torch.tensor(2.0**made.bits - 1)
             for j, (start, width) in enumerate(zip(thresholds.starts, thresholds.widths, strict=True)):
@@ -279,8 +281,8 @@ def test_zero_buckets_decode_to_zero(book):
     x_R = rows(2, 30)
     x_R[:, 10:20] = 0
     for norm in ("l2", "linf"):
-        norms_R = levels.bucket_norms(x_R, 10, norm)
-        out_R = decoded(levels.encode_levels(x_R, norms_R, 10, book, [1, 2]), norms_R, 30, 10, book)
+        norms_R = stochastic_rounding.bucket_norms(x_R, 10, norm)
+        out_R = decoded(stochastic_rounding.encode_levels(x_R, norms_R, 10, book, [1, 2]), norms_R, 30, 10, book)
         assert norms_R[:, 1].eq(0).all() and out_R[:, 10:20].eq(0).all() and out_R.isfinite().all()
 
 
@@ -290,19 +292,19 @@ def test_tiles_rows_and_devices_do_not_matter(book, size, monkeypatch):
     """One large tile, several small ones, row by row, and the path that a GPU takes: the same bytes, the same sums."""
     n, keys = 45_000, [7, 8]
     x_R = rows(2, n)
-    norms_R = levels.bucket_norms(x_R, size, "l2")
-    message_R = levels.encode_levels(x_R, norms_R, size, book, keys)
+    norms_R = stochastic_rounding.bucket_norms(x_R, size, "l2")
+    message_R = stochastic_rounding.encode_levels(x_R, norms_R, size, book, keys)
     total_R = torch.ones(2, n, dtype=torch.float64)
-    levels.add_levels_(total_R, message_R, norms_R, size, book)
-    monkeypatch.setattr(levels, "_TILE_ON_CPU", 10 * counter_rng.BLOCK)
-    monkeypatch.setattr(levels, "_TILE_ON_DEVICE", 5 * counter_rng.BLOCK)
+    stochastic_rounding.add_levels_(total_R, message_R, norms_R, size, book)
+    monkeypatch.setattr(stochastic_rounding, "_TILE_ON_CPU", 10 * counter_rng.BLOCK)
+    monkeypatch.setattr(stochastic_rounding, "_TILE_ON_DEVICE", 5 * counter_rng.BLOCK)
     for on_device in (False, True):
-        assert torch.equal(levels._encode_levels(x_R, norms_R, size, book, keys, on_device), message_R)
+        assert torch.equal(stochastic_rounding._encode_levels(x_R, norms_R, size, book, keys, on_device), message_R)
         again_R = torch.ones(2, n, dtype=torch.float64)
-        levels._add_levels_(again_R, message_R, norms_R, size, book, on_device)
+        stochastic_rounding._add_levels_(again_R, message_R, norms_R, size, book, on_device)
         assert torch.equal(again_R, total_R)
     for x, norms, key, message in zip(x_R, norms_R, keys, message_R, strict=True):
-        assert torch.equal(levels.encode_levels(x[None], norms[None], size, book, [key])[0], message)
+        assert torch.equal(stochastic_rounding.encode_levels(x[None], norms[None], size, book, [key])[0], message)
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -310,14 +312,18 @@ def test_tiles_rows_and_devices_do_not_matter(book, size, monkeypatch):
 def test_other_types_are_read_as_float32(dtype, on_device):
     wide_R = rows(2, 100).to(dtype)
     single_R = wide_R.float()
-    for norm in levels.NORMS:
-        norms_R = levels._bucket_norms(single_R, 30, norm, on_device)
-        assert torch.equal(levels._bucket_norms(wide_R, 30, norm, on_device), norms_R)
+    for norm in stochastic_rounding.NORMS:
+        norms_R = stochastic_rounding._bucket_norms(single_R, 30, norm, on_device)
+        assert torch.equal(stochastic_rounding._bucket_norms(wide_R, 30, norm, on_device), norms_R)
     for book in (even(4), CODEBOOKS["sixteen"]):
-        message_R = levels._encode_levels(single_R, norms_R, 30, book, [1, 2], on_device)
-        assert torch.equal(levels._encode_levels(wide_R, norms_R, 30, book, [1, 2], on_device), message_R)
-    assert torch.equal(levels._encode_signs(wide_R, on_device), levels._encode_signs(single_R, on_device))
-    for wide, single in zip(*(levels._encode_scaled_signs(x, 30, on_device) for x in (wide_R, single_R)), strict=True):
+        message_R = stochastic_rounding._encode_levels(single_R, norms_R, 30, book, [1, 2], on_device)
+        assert torch.equal(stochastic_rounding._encode_levels(wide_R, norms_R, 30, book, [1, 2], on_device), message_R)
+    assert torch.equal(
+        stochastic_rounding._encode_signs(wide_R, on_device), stochastic_rounding._encode_signs(single_R, on_device)
+    )
+    for wide, single in zip(
+        *(stochastic_rounding._encode_scaled_signs(x, 30, on_device) for x in (wide_R, single_R)), strict=True
+    ):
         assert torch.equal(wide, single)
 
 
@@ -328,45 +334,54 @@ def test_sums_are_decodings_added_one_by_one(dtype, on_device, size):
     A, n = 6, 203
     for book in (even(3), even(8), even(4), CODEBOOKS["sixteen"], CODEBOOKS["asymmetric"], (1.0, -1.0)):
         x_A = rows(A, n)
-        norms_A = levels.bucket_norms(x_A, size, "l2")
-        bytes_A = torch.zeros(A, codes.code_bytes(n, len(book)) + 3, dtype=torch.uint8)  # as cut out of a message
+        norms_A = stochastic_rounding.bucket_norms(x_A, size, "l2")
+        bytes_A = torch.zeros(
+            A, packed_codes.code_bytes(n, len(book)) + 3, dtype=torch.uint8
+        )  # as cut out of a message
         message_A = bytes_A[:, 2:-1]
         drawn_A = torch.randint(0, len(book), (A, n), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
-        message_A[:] = codes.pack_codes(drawn_A, len(book))
+        message_A[:] = packed_codes.pack_codes(drawn_A, len(book))
         each_A = [decoded(message_A[a : a + 1], norms_A[a : a + 1], n, size, book)[0].to(dtype) for a in range(A)]
         for targets in (1, 2, 6):  # message a goes to row a modulo the number of rows
             total_R = torch.full((targets, n), 0.1, dtype=dtype)
             expected_R = total_R.clone()
             for a, values in enumerate(each_A):
                 expected_R[a % targets] += values
-            levels._add_levels_(total_R, message_A, norms_A, size, book, on_device)
+            stochastic_rounding._add_levels_(total_R, message_A, norms_A, size, book, on_device)
             assert torch.equal(total_R, expected_R)
         flat = torch.full((n,), 0.1, dtype=dtype)
-        levels._add_levels_(flat, message_A, norms_A, size, book, on_device)
+        stochastic_rounding._add_levels_(flat, message_A, norms_A, size, book, on_device)
         assert torch.equal(flat, sum(each_A, torch.full((n,), 0.1, dtype=dtype)))
 
 
 def test_empty_and_strided_inputs():
     for on_device in (False, True):
         empty = torch.zeros(2, 0)
-        norms_R = levels._bucket_norms(empty, None, "l2", on_device)
-        assert levels._encode_levels(empty, norms_R, None, even(3), [1, 2], on_device).shape == (2, 0)
-        assert [t.shape for t in levels._encode_scaled_signs(empty, None, on_device)] == [(2, 0), (2, 0)]
-        levels._add_levels_(empty, torch.zeros(2, 0, dtype=torch.uint8), norms_R, None, even(3), on_device)
+        norms_R = stochastic_rounding._bucket_norms(empty, None, "l2", on_device)
+        assert stochastic_rounding._encode_levels(empty, norms_R, None, even(3), [1, 2], on_device).shape == (2, 0)
+        assert [t.shape for t in stochastic_rounding._encode_scaled_signs(empty, None, on_device)] == [(2, 0), (2, 0)]
+        stochastic_rounding._add_levels_(empty, torch.zeros(2, 0, dtype=torch.uint8), norms_R, None, even(3), on_device)
         strided_R, whole_R = rows(100, 3).T, rows(100, 3).T.contiguous()
         assert torch.equal(
-            levels._bucket_norms(strided_R, 7, "l2", on_device), levels._bucket_norms(whole_R, 7, "l2", on_device)
+            stochastic_rounding._bucket_norms(strided_R, 7, "l2", on_device),
+            stochastic_rounding._bucket_norms(whole_R, 7, "l2", on_device),
         )
-        norms_R = levels.bucket_norms(whole_R, 7, "l2")
-        encoded = [levels._encode_levels(x, norms_R, 7, even(8), [1, 2, 3], on_device) for x in (strided_R, whole_R)]
+        norms_R = stochastic_rounding.bucket_norms(whole_R, 7, "l2")
+        encoded = [
+            stochastic_rounding._encode_levels(x, norms_R, 7, even(8), [1, 2, 3], on_device)
+            for x in (strided_R, whole_R)
+        ]
         assert torch.equal(*encoded)
-        assert torch.equal(levels._encode_signs(strided_R, on_device), levels._encode_signs(whole_R, on_device))
+        assert torch.equal(
+            stochastic_rounding._encode_signs(strided_R, on_device),
+            stochastic_rounding._encode_signs(whole_R, on_device),
+        )
 
 
 @pytest.mark.parametrize("bad", [(), (-1.0,), (-1.0, 0.5), (-1.0, 0.5, 0.5, 1.0), (0.0, 1.0), even(257)])
 def test_bad_codebooks_are_refused(bad):
     with pytest.raises(ValueError, match="ascending order from -1 to 1"):
-        levels.encode_levels(torch.ones(1, 4), torch.ones(1, 1), None, bad, [1])
+        stochastic_rounding.encode_levels(torch.ones(1, 4), torch.ones(1, 1), None, bad, [1])
 
 
 # signs
@@ -377,16 +392,16 @@ def test_bad_codebooks_are_refused(bad):
 def test_signs(on_device, size, small_tiles):
     for n in (1, 8, 9, 45_001):
         x_R = rows(2, n)
-        bits_R = levels._encode_signs(x_R, on_device)
+        bits_R = stochastic_rounding._encode_signs(x_R, on_device)
         assert bits_R.shape == (2, -(-n // 8))
-        assert torch.equal(codes.unpack_codes(bits_R, 2, n).bool(), x_R < 0)  # 0.0 and -0.0 are positive
-        again_R, means_R = levels._encode_scaled_signs(x_R, size, on_device)
+        assert torch.equal(packed_codes.unpack_codes(bits_R, 2, n).bool(), x_R < 0)  # 0.0 and -0.0 are positive
+        again_R, means_R = stochastic_rounding._encode_scaled_signs(x_R, size, on_device)
         assert torch.equal(again_R, bits_R)
         for row, means in zip(x_R.double().abs(), means_R, strict=True):
             exact = torch.stack([bucket.mean() for bucket in row.split(size or n)])
             torch.testing.assert_close(means.double(), exact, rtol=2.5e-7, atol=0)
         total_R = torch.ones(2, n)
-        levels.add_signs_(total_R, bits_R, means_R, size)
+        stochastic_rounding.add_signs_(total_R, bits_R, means_R, size)
         assert torch.equal(total_R, 1 + torch.where(x_R < 0, -1.0, 1.0) * spread(means_R, n, size))
 
 
@@ -396,12 +411,12 @@ def test_values_without_a_code_are_refused(on_device, bad, small_tiles):
     for n, place in ((1, 0), (9, 8), (45_000, 0), (45_000, 44_999), (45_000, 20_000)):
         x_R = rows(3, n)
         x_R[1, place] = bad
-        norms_R = levels.bucket_norms(x_R, 100, "l2")
+        norms_R = stochastic_rounding.bucket_norms(x_R, 100, "l2")
         for encode in (
-            lambda: levels._encode_signs(x_R, on_device),  # noqa: B023
-            lambda: levels._encode_scaled_signs(x_R, 100, on_device),  # noqa: B023
-            lambda: levels._encode_levels(x_R, norms_R, 100, even(3), [1, 2, 3], on_device),  # noqa: B023
+            lambda: stochastic_rounding._encode_signs(x_R, on_device),  # noqa: B023
+            lambda: stochastic_rounding._encode_scaled_signs(x_R, 100, on_device),  # noqa: B023
+            lambda: stochastic_rounding._encode_levels(x_R, norms_R, 100, even(3), [1, 2, 3], on_device),  # noqa: B023
         ):
-            with pytest.raises(levels.NonFiniteInput) as caught:
+            with pytest.raises(stochastic_rounding.NonFiniteInput) as caught:
                 encode()
             assert caught.value.row == 1

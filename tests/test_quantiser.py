@@ -10,7 +10,7 @@ from accordion_bench.adaptive.codebooks import FittedCodebook
 from accordion_bench.adaptive.distributions import TruncatedNormals
 from accordion_bench.adaptive.level_solvers import alq
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import codebooks, codes, entropy
+from accordion_bench.compressors import codebooks, entropy, packed_codes
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.options.checks import ConfigError
@@ -164,7 +164,7 @@ def test_huffman_shortens_what_is_peaked():
     message = quantiser.encode(x, spec, 3, ctx, [1])
     rows, _ = quantiser.codes_of(message, spec, 3, ctx)
     assert 8 * entropy.coded_bytes(rows[0], book, "huffman") / (16 * d) == pytest.approx(2.2420, rel=0.01)
-    assert codes.code_bytes(16 * d, 8) == 3 * 16 * d // 8
+    assert packed_codes.code_bytes(16 * d, 8) == 3 * 16 * d // 8
 
 
 # ---- codebook policies

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.selection import at_least, sampled_top, strided_sample, top_indices
 from accordion_bench.compressors.threshold import Threshold
@@ -110,7 +110,7 @@ def test_bytes_are_recounted_from_what_arrived():
         for sent in sent_W:
             k = int((sent != 0).sum())
             counts.add(k)
-            expected += 4 + 4 * k + wire.index_bytes(spec.numel, k)[1]
+            expected += 4 + 4 * k + index_codes.index_bytes(spec.numel, k)[1]
     assert len(counts) > 3
     assert exchange.comm.ledger.counts["payload"] == expected
     assert expected < 3 * exchange.predicted_bytes(plan, 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper, alone
 from accordion_bench.compressors.oneshot import OneShot, non_finite
 from accordion_bench.options import checks
@@ -43,7 +43,7 @@ class SparseSigns(OneShot):
             count = torch.tensor([len(indices)], dtype=torch.int32, device=row.device)
             header = torch.cat([row.abs().amax(0, keepdim=True).float().view(torch.uint8), count.view(torch.uint8)])
             entries = 2 * indices + (row[indices] > 0)
-            messages.append(torch.cat([header, wire.encode_indices(entries[None], 2 * spec.numel)[0]]))
+            messages.append(torch.cat([header, index_codes.encode_indices(entries[None], 2 * spec.numel)[0]]))
         return messages
 
     def add_decoded_(
@@ -53,7 +53,7 @@ class SparseSigns(OneShot):
             for total, message in zip(total_R, message_R, strict=True):
                 header = message[:HEADER].clone()
                 scale, count = header[:4].view(torch.float32), int(header[4:].view(torch.int32))
-                entries = wire.decode_indices(message[None, HEADER:].contiguous(), 2 * spec.numel, count)[0]
+                entries = index_codes.decode_indices(message[None, HEADER:].contiguous(), 2 * spec.numel, count)[0]
                 signs = (2 * (entries & 1) - 1).to(total.dtype)
                 total.index_add_(0, entries >> 1, signs * scale.to(total.dtype), alpha=alpha)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
 from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.oneshot import non_finite, rows_of
@@ -93,7 +93,7 @@ class DeMo(Compressor):
 
     def chunk_bytes(self, chunks: Chunks, k: int) -> int:
         """B, the message of one chunk: k values and their positions."""
-        return k * self.value_dtype.itemsize + wire.index_bytes(chunks.numel, k)[1]
+        return k * self.value_dtype.itemsize + index_codes.index_bytes(chunks.numel, k)[1]
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         if level is None or spec.numel == 0:
@@ -226,7 +226,7 @@ class DeMo(Compressor):
         assert sent.positions is not None
         W, k = sent.values.shape[0], sent.values.shape[-1]
         values = sent.values.to(self.value_dtype).view(-1, k).view(torch.uint8)
-        packed = torch.cat([values, wire.encode_indices(sent.positions.view(-1, k), chunks.numel)], dim=1)
+        packed = torch.cat([values, index_codes.encode_indices(sent.positions.view(-1, k), chunks.numel)], dim=1)
         return packed.view(W, -1, packed.shape[1])
 
     def _sign_of_mean(self, message_A: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
@@ -241,7 +241,7 @@ class DeMo(Compressor):
         # a clone, because contiguous() leaves a single row at an offset and stride that are no multiple of 4
         sent = rows[:, :end].clone(memory_format=torch.contiguous_format).view(self.value_dtype)
         values_A = sent.to(dtype).view(A, -1, k)
-        positions_A = wire.decode_indices(rows[:, end:].contiguous(), chunks.numel, k).view(A, -1, k)
+        positions_A = index_codes.decode_indices(rows[:, end:].contiguous(), chunks.numel, k).view(A, -1, k)
         senders = torch.zeros(values_A.shape[1], chunks.numel, dtype=dtype, device=rows.device)
         for positions in positions_A:
             senders.scatter_add_(1, positions, torch.ones_like(values_A[0]))
@@ -271,11 +271,11 @@ def answer_bytes(chunks: Chunks) -> int:
 
 def pack_signs(signs: Tensor) -> Tensor:
     """-1, 0, 1 [C, N] as bytes [C answer_bytes]: which are positive, which are negative."""
-    return torch.cat([wire.pack_bits(signs > 0), wire.pack_bits(signs < 0)], dim=1).flatten()
+    return torch.cat([index_codes.pack_bits(signs > 0), index_codes.pack_bits(signs < 0)], dim=1).flatten()
 
 
 def unpack_signs(message: Tensor, chunks: Chunks, dtype: torch.dtype) -> Tensor:
     """The inverse of `pack_signs`: [C, N]."""
     positive, negative = message.view(-1, answer_bytes(chunks)).chunk(2, dim=1)
-    up, down = (wire.unpack_bits(bits.contiguous(), chunks.numel) for bits in (positive, negative))
+    up, down = (index_codes.unpack_bits(bits.contiguous(), chunks.numel) for bits in (positive, negative))
     return up.to(dtype) - down.to(dtype)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import codes, wire
+from accordion_bench.compressors import index_codes, packed_codes
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.compressors.tiles import tiles
@@ -46,22 +46,22 @@ class Natural(OneShot):
         return ((2 * low - size) * (size - low)).sum(1)
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return codes.code_bytes(spec.numel, 1 << self.exponent_bits) + codes.code_bytes(spec.numel, 2)
+        return packed_codes.code_bytes(spec.numel, 1 << self.exponent_bits) + packed_codes.code_bytes(spec.numel, 2)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         if not x_R.sum(1).isfinite().all() and not x_R.isfinite().all():
             raise NonFiniteRow(int((~x_R.isfinite()).any(1).nonzero()[0]))
         K, n = 1 << self.exponent_bits, spec.numel
         message_R = torch.empty(len(x_R), self.message_bytes(spec, level), dtype=torch.uint8, device=x_R.device)
-        exponents_R, signs_R = message_R.split([codes.code_bytes(n, K), codes.code_bytes(n, 2)], dim=1)
+        exponents_R, signs_R = message_R.split([packed_codes.code_bytes(n, K), packed_codes.code_bytes(n, 2)], dim=1)
         for row, key in enumerate(keys):
             stream = Stream(key, n, x_R.device)
             for part in tiles(n, x_R.device):
                 x = x_R[row, part].float()
                 code = self._rounded(x, stream.integers(part.start, len(x), MANTISSA)).to(torch.uint8)
-                packed = codes.pack_codes(code[None], K)[0]
-                exponents_R[row, codes.code_bytes(part.start, K) :][: len(packed)] = packed
-                signs = wire.pack_bits((x < 0)[None])[0]
+                packed = packed_codes.pack_codes(code[None], K)[0]
+                exponents_R[row, packed_codes.code_bytes(part.start, K) :][: len(packed)] = packed
+                signs = index_codes.pack_bits((x < 0)[None])[0]
                 signs_R[row, part.start // 8 :][: len(signs)] = signs
         return message_R
 
@@ -78,16 +78,16 @@ class Natural(OneShot):
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
         K, n = 1 << self.exponent_bits, spec.numel
-        header = codes.code_bytes(n, K)
+        header = packed_codes.code_bytes(n, K)
         for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
             for part in tiles(n, total.device):
                 count = part.stop - part.start
-                packed = slice(codes.code_bytes(part.start, K), codes.code_bytes(part.stop, K))
+                packed = slice(packed_codes.code_bytes(part.start, K), packed_codes.code_bytes(part.stop, K))
                 signs = slice(header + part.start // 8, header + -(-part.stop // 8))
                 for message in message_A:
-                    bits = codes.unpack_codes(message[None, packed].contiguous(), K, count)[0].int()
+                    bits = packed_codes.unpack_codes(message[None, packed].contiguous(), K, count)[0].int()
                     if self.exponent_bits == 7:
                         bits = torch.where(bits > 0, bits + 63, 0)
-                    negative = codes.unpack_codes(message[None, signs].contiguous(), 2, count)[0].int()
+                    negative = packed_codes.unpack_codes(message[None, signs].contiguous(), 2, count)[0].int()
                     bits = bits.bitwise_left_shift_(MANTISSA).bitwise_or_(negative.bitwise_left_shift_(31))
                     total[part].add_(bits.view(torch.float32), alpha=alpha)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import codes, entropy
+from accordion_bench.compressors import entropy, packed_codes
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
-from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
+from accordion_bench.compressors.stochastic_rounding import NonFiniteInput as NonFiniteRow
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng, large_pages
 from accordion_bench.tensors.same_shape import as_matrices
@@ -201,7 +201,7 @@ class OneShot(Compressor):
         spec, saved = ctx.specs[group.ids[0]], 0
         for g in range(len(group.ids)):
             codes_A, levels = self.codes_of(group.message[:, g], spec, group.level, ctx)  # type: ignore[call-overload]
-            packed = codes.code_bytes(spec.numel, len(levels))
+            packed = packed_codes.code_bytes(spec.numel, len(levels))
             saved += sum(packed - entropy.coded_bytes(row, levels, self.entropy) for row in codes_A)
         return saved
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import codebooks, codes, levels
+from accordion_bench.compressors import codebooks, packed_codes, stochastic_rounding
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
@@ -109,7 +109,7 @@ class Quantiser(OneShot):
         return -(-n // self.size(n))
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return 4 * self.buckets(spec.numel) + codes.code_bytes(spec.numel, len(self.codebook(int(level))))
+        return 4 * self.buckets(spec.numel) + packed_codes.code_bytes(spec.numel, len(self.codebook(int(level))))
 
     def norms(self, x_R: Tensor) -> Tensor:
         """n_b of every bucket, float32 [R, m].
@@ -117,14 +117,16 @@ class Quantiser(OneShot):
         Raises:
             NonFiniteRow: a row has a NaN or an infinity, or its norm is beyond float32.
         """
-        norms_R = levels.bucket_norms(x_R, self.size(x_R.shape[1]), self.norm)
+        norms_R = stochastic_rounding.bucket_norms(x_R, self.size(x_R.shape[1]), self.norm)
         if not norms_R.isfinite().all():
             raise NonFiniteRow(int((~norms_R.isfinite()).any(1).nonzero()[0]))
         return norms_R
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         norms_R = self.norms(x_R)
-        codes_R = levels.encode_levels(x_R, norms_R, self.size(spec.numel), self.in_force(level, ctx), keys)
+        codes_R = stochastic_rounding.encode_levels(
+            x_R, norms_R, self.size(spec.numel), self.in_force(level, ctx), keys
+        )
         return torch.cat([norms_R.view(torch.uint8), codes_R], dim=1)
 
     def add_decoded_(
@@ -132,7 +134,9 @@ class Quantiser(OneShot):
     ) -> None:
         header, messages = 4 * self.buckets(spec.numel), message_AR.flatten(0, 1)
         norms = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32) * alpha
-        levels.add_levels_(total_R, messages[:, header:], norms, self.size(spec.numel), self.in_force(level, ctx))
+        stochastic_rounding.add_levels_(
+            total_R, messages[:, header:], norms, self.size(spec.numel), self.in_force(level, ctx)
+        )
 
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]]:
         tables: list[list[Buckets]] = [[] for _ in range(len(xs_W[0]) if xs_W else 0)]
@@ -154,7 +158,7 @@ class Quantiser(OneShot):
     ) -> tuple[Tensor, Sequence[float]]:
         book = self.in_force(level, ctx)
         packed_A = message_A[:, 4 * self.buckets(spec.numel) :].contiguous()
-        return codes.unpack_codes(packed_A, len(book), spec.numel), book
+        return packed_codes.unpack_codes(packed_A, len(book), spec.numel), book
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """E||Q(v) - v||^2 of each row, the closed form."""

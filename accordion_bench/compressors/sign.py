@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import levels
+from accordion_bench.compressors import stochastic_rounding
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.options import checks
@@ -63,8 +63,8 @@ class Sign(OneShot):
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         if not self.scaled:
-            return levels.encode_signs(x_R)
-        bits_R, scales_R = levels.encode_scaled_signs(x_R, self.chunk)
+            return stochastic_rounding.encode_signs(x_R)
+        bits_R, scales_R = stochastic_rounding.encode_scaled_signs(x_R, self.chunk)
         return torch.cat([scales_R.view(torch.uint8), bits_R], dim=1)
 
     def add_decoded_(
@@ -75,4 +75,4 @@ class Sign(OneShot):
             scales = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
         else:
             scales = torch.ones(len(messages), 1, device=total_R.device)
-        levels.add_signs_(total_R, messages[:, header:], scales * alpha, self.chunk)
+        stochastic_rounding.add_signs_(total_R, messages[:, header:], scales * alpha, self.chunk)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import codes, levels
+from accordion_bench.compressors import packed_codes, stochastic_rounding
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import OneShot, rows_of
@@ -31,26 +31,26 @@ class TernaryCodes(OneShot):
         self.scales, self.entropy = scales, entropy
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return codes.code_bytes(spec.numel, len(TERNARY))
+        return packed_codes.code_bytes(spec.numel, len(TERNARY))
 
     def encode_rows(self, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], level: float, comm: Comm) -> Tensor:
         x_R = rows_of([xs_W[i] for i in ids])
         scale_R = torch.stack([self.scales[ctx.specs[i].name] for i in ids]).repeat(comm.local_workers)
         keys = [self.keys(ctx, ctx.specs[i].name, [worker])[0] for worker in comm.local for i in ids]
-        message_R = levels.encode_levels(x_R, scale_R[:, None], None, TERNARY, keys)
+        message_R = stochastic_rounding.encode_levels(x_R, scale_R[:, None], None, TERNARY, keys)
         return message_R.unflatten(0, (comm.local_workers, len(ids)))
 
     def codes_of(
         self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
     ) -> tuple[Tensor, Sequence[float]]:
-        return codes.unpack_codes(message_A.contiguous(), len(TERNARY), spec.numel), TERNARY
+        return packed_codes.unpack_codes(message_A.contiguous(), len(TERNARY), spec.numel), TERNARY
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
         scale_A = (self.scales[spec.name] * alpha).expand(len(message_AR), 1).contiguous()
         for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
-            levels.add_levels_(total, message_A, scale_A, None, TERNARY)
+            stochastic_rounding.add_levels_(total, message_A, scale_A, None, TERNARY)
 
 
 class TernGrad(Compressor):
@@ -80,25 +80,25 @@ class TernGrad(Compressor):
 
     def pays(self, spec: TensorSpec, workers: int) -> bool:
         """Whether codes and scale cost less wire than dense: (A-1) B + 2 (A-1)/A 4 < 2 (A-1)/A 4n."""
-        return codes.code_bytes(spec.numel, len(TERNARY)) * max(workers, 2) + 8 < 8 * spec.numel
+        return packed_codes.code_bytes(spec.numel, len(TERNARY)) * max(workers, 2) + 8 < 8 * spec.numel
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         if level is None or not self.pays(spec, workers):
             return dense_bytes(spec)
-        return 4 + codes.code_bytes(spec.numel, len(TERNARY))
+        return 4 + packed_codes.code_bytes(spec.numel, len(TERNARY))
 
     def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         if level is None or not self.pays(spec, workers):
             return ring(workers) * dense_bytes(spec)
-        return ring(workers) * 4 + (workers - 1) * codes.code_bytes(spec.numel, len(TERNARY))
+        return ring(workers) * 4 + (workers - 1) * packed_codes.code_bytes(spec.numel, len(TERNARY))
 
     def largest(self, x_W: Tensor) -> Tensor:
         """min(max |v_w|, clip sigma_w) of the local workers, the largest of them."""
         rows_W = x_W.flatten(1)
-        largest_W = levels.bucket_norms(rows_W, None, "linf")[:, 0]
+        largest_W = stochastic_rounding.bucket_norms(rows_W, None, "linf")[:, 0]
         n = rows_W.shape[1]
         if self.clip is not None and n > 1:
-            square_W = levels.bucket_norms(rows_W, None, "l2")[:, 0].double().square()
+            square_W = stochastic_rounding.bucket_norms(rows_W, None, "l2")[:, 0].double().square()
             sum_W = rows_W.sum(1).double()
             sigma_W = ((square_W - sum_W.square() / n).clamp_min(0) / (n - 1)).sqrt()
             # all entries alike have no sigma: nothing sticks out, nothing is cut

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.selection import at_least, kept_entries, sampled_top, top_indices, values_at
@@ -70,7 +70,7 @@ class Threshold(OneShot):
         return min(spec.numel, int(self.most * kept_entries(spec.numel, level)))
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return wire.sparse_bytes(spec.numel, self.most_entries(spec, level))
+        return index_codes.sparse_bytes(spec.numel, self.most_entries(spec, level))
 
     def selected(self, row: Tensor, spec: TensorSpec, level: float, step: int) -> Tensor:
         """Ascending indices of the entries of one row [N] that are sent."""
@@ -84,9 +84,9 @@ class Threshold(OneShot):
         indices_R = [self.selected(row, spec, level, ctx.step) for row in x_R]
         values = values_at(x_R, indices_R)
         pairs = zip(indices_R, values, strict=True)
-        return [wire.encode_sparse(indices[None], value[None], spec.numel)[0] for indices, value in pairs]
+        return [index_codes.encode_sparse(indices[None], value[None], spec.numel)[0] for indices, value in pairs]
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        wire.add_sparse_(total_R, message_AR, wire.sparse_count(spec.numel, message_AR.shape[2]), alpha)
+        index_codes.add_sparse_(total_R, message_AR, index_codes.sparse_count(spec.numel, message_AR.shape[2]), alpha)

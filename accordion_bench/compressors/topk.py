@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import wire
+from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.selection import kept_entries, top_indices, values_at
@@ -51,7 +51,7 @@ class TopK(OneShot):
         return self.kept(spec, level) / max(1, spec.numel)
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return wire.sparse_bytes(spec.numel, self.kept(spec, level))
+        return index_codes.sparse_bytes(spec.numel, self.kept(spec, level))
 
     def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         """2 A floor(K numel): an index counts as one float, and every worker's message."""
@@ -61,12 +61,12 @@ class TopK(OneShot):
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         indices_R = top_indices(x_R, self.kept(spec, level))
-        return wire.encode_sparse(indices_R, torch.stack(values_at(x_R, list(indices_R))), spec.numel)
+        return index_codes.encode_sparse(indices_R, torch.stack(values_at(x_R, list(indices_R))), spec.numel)
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        wire.add_sparse_(total_R, message_AR, self.kept(spec, level), alpha)
+        index_codes.add_sparse_(total_R, message_AR, self.kept(spec, level), alpha)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         out = super().exchange(xs_W, ctx, state, comm)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.conformance.subject import (
@@ -23,7 +24,6 @@ from accordion_bench.conformance.subject import (
 )
 from accordion_bench.conformance.tensors import gradients, repeated
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.wrapped import Wrapped
 
 ROUNDING = 1e-10  # of sums in float64
 

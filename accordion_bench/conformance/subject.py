@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
 from accordion_bench.compressors.base import Compressor, Context, Wrapper
 from accordion_bench.conformance.tensors import SPECS
 from accordion_bench.exchange.exchange import Exchange, levelled
@@ -19,7 +20,6 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, TensorSpec
-from accordion_bench.wrapped import Wrapped, wrapped_compressor
 
 Maker = Callable[..., Wrapped]
 """Called with options of the wrappers to replace (`error_feedback=False`), gives a fresh compressor in its wrappers."""

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import Compressor, NonFinite
 from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.none import Dense
@@ -24,7 +25,6 @@ from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.sync.every_step import EveryStep
-from accordion_bench.wrapped import wrapped_compressor
 
 if TYPE_CHECKING:
     from accordion_bench.config import Components

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
-from accordion_bench.compressors.levels import NonFiniteInput as NonFiniteRow
+from accordion_bench.compressors.stochastic_rounding import NonFiniteInput as NonFiniteRow
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Measured, Plan, TensorSpec
 from accordion_bench.signals.bucket_statistics import Buckets

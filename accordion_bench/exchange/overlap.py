@@ -10,11 +10,11 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.exchange.exchange import WHOLE_MODEL, Exchange
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan
-from accordion_bench.wrapped import Wrapped
 
 
 def overlaps(cfg: Config, processes: int) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import codes
+from accordion_bench.compressors import packed_codes
 from accordion_bench.tensors.counter_rng import BLOCK, block_keys, fill_bits_
 
 NORMS = ("l1", "l2", "linf")
@@ -332,7 +332,7 @@ def _encode_levels(
     _refuse_non_finite(norms_R)
     factors_R = _factors(norms_R, book.scale)
     blocks_R = block_keys(keys, 0, -(-n // BLOCK), x_R.device)
-    message_R = torch.empty(rows, codes.code_bytes(n, book.K), dtype=torch.uint8, device=x_R.device)
+    message_R = torch.empty(rows, packed_codes.code_bytes(n, book.K), dtype=torch.uint8, device=x_R.device)
     buffers = _Buffers(rows, n, on_device, x_R.device, *_TILE_TYPES)
     for row, column in _tiles(rows, n, on_device):
         x = x_R[row, column]
@@ -354,11 +354,11 @@ def _factors(norms_R: Tensor, scale: float) -> Tensor:
 
 
 def _store(message_R: Tensor, row: slice, column: slice, code: Tensor, K: int, on_device: bool) -> None:
-    place = row, slice(codes.code_bytes(column.start, K), codes.code_bytes(column.stop, K))
+    place = row, slice(packed_codes.code_bytes(column.start, K), packed_codes.code_bytes(column.stop, K))
     if on_device:
-        message_R[place] = codes._pack_on_device(code, K)
+        message_R[place] = packed_codes._pack_on_device(code, K)
     else:
-        message_R.numpy()[place] = codes._pack_on_cpu(code.numpy(), K)
+        message_R.numpy()[place] = packed_codes._pack_on_cpu(code.numpy(), K)
 
 
 def _draw_(tile: _Tile, blocks_R: Tensor, bits: int, on_device: bool) -> None:
@@ -432,18 +432,18 @@ def _add_levels_(
     K, size = len(levels), bucket_size or n
     for row, column in _tiles(rows, n, on_device):
         sums = total_R[row, column]
-        place = slice(codes.code_bytes(column.start, K), codes.code_bytes(column.stop, K))
+        place = slice(packed_codes.code_bytes(column.start, K), packed_codes.code_bytes(column.stop, K))
         for first in range(0, len(message_A), rows):
             senders = slice(first + row.start, first + row.stop)
             packed, count = message_A[senders, place], sums.shape[1]
             if on_device:
-                values = codes._look_up_on_device(packed, levels, count)
+                values = packed_codes._look_up_on_device(packed, levels, count)
             elif len(packed) == 1 and column.start // size == (column.stop - 1) // size:
                 # one norm for all: the table is multiplied, not the many values
-                sums += codes.look_up(packed, levels, count, norms_A[senders, column.start // size].item())
+                sums += packed_codes.look_up(packed, levels, count, norms_A[senders, column.start // size].item())
                 continue
             else:
-                values = codes.look_up(packed, levels, count)
+                values = packed_codes.look_up(packed, levels, count)
             _add_products_(sums, values, norms_A, senders, column.start, size, set(levels) == {-1.0, 1.0})
 
 
@@ -465,7 +465,7 @@ def _add_products_(
 
 def _encode_signs(x_R: Tensor, on_device: bool) -> Tensor:
     rows, n = x_R.shape
-    message_R = torch.empty(rows, codes.code_bytes(n, 2), dtype=torch.uint8, device=x_R.device)
+    message_R = torch.empty(rows, packed_codes.code_bytes(n, 2), dtype=torch.uint8, device=x_R.device)
     buffers = _Buffers(rows, n, on_device, x_R.device, torch.float32, torch.uint8)
     if on_device:
         _refuse_non_finite(x_R)
@@ -502,7 +502,7 @@ def _negative_(out: Tensor, x: Tensor, on_device: bool) -> None:
 def _encode_scaled_signs(x_R: Tensor, bucket_size: int | None, on_device: bool) -> tuple[Tensor, Tensor]:
     rows, n = x_R.shape
     size, m = bucket_size or n, bucket_count(n, bucket_size)
-    message_R = torch.empty(rows, codes.code_bytes(n, 2), dtype=torch.uint8, device=x_R.device)
+    message_R = torch.empty(rows, packed_codes.code_bytes(n, 2), dtype=torch.uint8, device=x_R.device)
     sums_R = torch.zeros(rows, m, dtype=torch.float64, device=x_R.device)
     buffers = _Buffers(rows, n, on_device, x_R.device, torch.float32, torch.uint8)
     for row, column in _tiles(rows, n, on_device):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.wire import pack_bits, unpack_bits
+from accordion_bench.compressors.index_codes import pack_bits, unpack_bits
 
 assert sys.byteorder == "little", "codes are packed by viewing bytes as little-endian words"
 

@@ -10,7 +10,7 @@ import torch
 from accordion_bench import checkpoint, config, progress, train
 from accordion_bench.adaptive.accordion_batch import AccordionBatch
 from accordion_bench.adaptive.adabatch import AdaBatch
-from accordion_bench.adaptive.batch import float32
+from accordion_bench.adaptive.batch_limits import float32
 from accordion_bench.adaptive.grow_batch import GrowBatch
 from accordion_bench.adaptive.noise_scale import NoiseScale
 from accordion_bench.comm.collectives import Comm

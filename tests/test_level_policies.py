@@ -13,8 +13,8 @@ from accordion_bench import checkpoint, train
 from accordion_bench.adaptive.adaqs import AdaQS
 from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.gravac import GraVAC
-from accordion_bench.adaptive.level_schedule import LevelSchedule
 from accordion_bench.adaptive.lgreco import LGreCo
+from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Signals
 from accordion_bench.record import RunFolder

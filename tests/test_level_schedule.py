@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from accordion_bench.adaptive.level_schedule import LevelSchedule
+from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.plan import Run, Signals
 from accordion_bench.schedules.constant import Constant
 from accordion_bench.schedules.cosine import Cosine

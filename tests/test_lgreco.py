@@ -12,8 +12,8 @@ import pytest
 from accordion_bench import train
 from accordion_bench.adaptive.accordion import Accordion
 from accordion_bench.adaptive.base import tell_followers
-from accordion_bench.adaptive.level_schedule import LevelSchedule
 from accordion_bench.adaptive.lgreco import CELLS, LGreCo, choose, fewest_bytes, total
+from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.record import RunFolder
 from tests import composed, tiny

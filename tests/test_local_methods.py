@@ -22,7 +22,9 @@ SCHEMES = sorted(file.stem for file in (conf_dir() / "sync").glob("*.yaml"))
 
 def local(root, scheme="local_sgd", preset=False, modelled=None, **options):
     """A finished run of a local method with dense messages."""
-    adaptive = {scheme: {"_target_": "accordion_bench.adaptive.preset.Preset", "sync": scheme}} if preset else None
+    adaptive = (
+        {scheme: {"_target_": "accordion_bench.adaptive.scheme_alias.Preset", "sync": scheme}} if preset else None
+    )
     changes = {"sync": {**node("sync", scheme), **options}, "choices__sync": scheme}
     return with_model(run_folder(root, adaptive=adaptive, **changes), modelled)
 

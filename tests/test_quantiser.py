@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from accordion_bench import config, train
-from accordion_bench.adaptive.codebooks import FittedCodebook
 from accordion_bench.adaptive.distributions import TruncatedNormals
+from accordion_bench.adaptive.fitted_codebook import FittedCodebook
 from accordion_bench.adaptive.level_solvers import alq
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import codebooks, entropy, packed_codes

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench.adaptive.batch import LR_SCALINGS, most, scaled
+from accordion_bench.adaptive.batch_limits import LR_SCALINGS, most, scaled
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.exchange.exchange import WHOLE_MODEL
 from accordion_bench.options import checks

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench.adaptive.base import Policy
-from accordion_bench.adaptive.batch import float32, most, refuse_full
+from accordion_bench.adaptive.batch_limits import float32, most, refuse_full
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import Ladder, Plan, Run, Signals

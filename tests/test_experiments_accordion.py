@@ -14,7 +14,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.optimizers import SGDPlusGradient, without_dynamo
+from accordion_bench.optimizers.torch_optim import SGDPlusGradient, without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec

@@ -1,0 +1,1 @@
+"""Inner optimizers, torch's and ours."""

@@ -6,21 +6,21 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import compiled
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.compressors.assemble import FEEDBACK, SERVER, wrapped_compressor
 from accordion_bench.config import build_model, build_optimizer, components
 from accordion_bench.exchange import ddp
 from accordion_bench.exchange.exchange import WHOLE_MODEL
 from accordion_bench.exchange.overlap import after_backward
+from accordion_bench.forward import compile
+from accordion_bench.forward.precision import PRECISIONS
+from accordion_bench.forward.task import task_of
 from accordion_bench.layout import layout, placed
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config, build, target
-from accordion_bench.precision import PRECISIONS
 from accordion_bench.scale import SCALES
-from accordion_bench.tasks import task_of
 from accordion_bench.tensors import keyed_rng
 
 EMBEDDED = ("digits", "synthetic", "pydocs", "synthetic_text")  # data sets that need no files
@@ -63,7 +63,7 @@ def validate(cfg: Config) -> None:
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = components(placed(cfg, where := layout(cfg)), where.workers)
     if cfg["compile"] is not None:
-        compiled.refuse(cfg["compile"], parts.dataset.task, where.device)
+        compile.refuse(cfg["compile"], parts.dataset.task, where.device)
     if cfg["channels_last"] is not None:
         checks.boolean("channels_last", cfg["channels_last"])
     if cfg["channels_last"] and parts.dataset.task != "images":

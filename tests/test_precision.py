@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from accordion_bench import checkpoint
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.forward.precision import LossScale
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.precision import LossScale
 from accordion_bench.record import RunFolder
 from accordion_bench.trainer import Trainer
 from accordion_bench.validate import validate
@@ -101,7 +101,7 @@ SMOOTH = ["model._target_=tests.models.Plain", "workers=1", "epochs=2"]
 
 def test_one_worker_is_gradscaler_and_sgd_bit_for_bit(tmp_path, monkeypatch):
     """From a scale that overflows, through steps that are skipped, to one that has grown again."""
-    monkeypatch.setattr("accordion_bench.precision.INTERVAL", 4)
+    monkeypatch.setattr("accordion_bench.forward.precision.INTERVAL", 4)
     trainer = begun(tmp_path, *SMOOTH, HALF, comm=Comm(1))
     trainer.loss_scale.value = 2.0**26
     model, expected = plain(trainer, 2, interval=4)

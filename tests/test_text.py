@@ -19,12 +19,12 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.datasets import text
 from accordion_bench.datasets.synthetic_text import SyntheticText
 from accordion_bench.datasets.text import IGNORED, TextData
+from accordion_bench.forward.task import Text
 from accordion_bench.models.lstm import LSTM
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler
-from accordion_bench.tasks import Text
 from accordion_bench.trainer import Trainer
 from accordion_bench.validate import validate
 from tests.test_resume import differences, far, resume, stop, without_times

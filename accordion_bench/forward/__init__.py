@@ -1,0 +1,1 @@
+"""The forward pass and the loss, and how they are computed."""

@@ -19,7 +19,7 @@ from accordion_bench.plan import Plan
 from accordion_bench.sync.base import Placed
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 PER_WORKER = "_W"
 PROGRESS = ("epoch", "step", "step_in_epoch", "best", "to_target")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import launch, meeting, same
+from accordion_bench import meeting, same
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.config import components
 from accordion_bench.exchange.overlap import after_backward
@@ -15,8 +15,9 @@ from accordion_bench.layout import Layout, layout
 from accordion_bench.meeting import first_difference
 from accordion_bench.metrics import metric
 from accordion_bench.options.checks import ConfigError, show
-from accordion_bench.progress import human_bytes
 from accordion_bench.record import RunFolder
+from accordion_bench.training import launch
+from accordion_bench.training.progress import human_bytes
 from accordion_bench.validate import validate, without_effect
 from accordion_bench.watch import Watch
 

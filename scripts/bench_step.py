@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.record import RunFolder, environment
-from accordion_bench.trainer import Trainer
+from accordion_bench.training.trainer import Trainer
 
 MODELS = {
     "resnet8, digits, batch 32": ["model=resnet8", "dataset=digits", "batch_size=32"],

@@ -23,12 +23,12 @@ import pandas as pd
 import yaml
 
 from accordion_bench import checkpoint, config, errors
-from accordion_bench.progress import human_bytes
 from accordion_bench.report import figures, words
 from accordion_bench.report.arms import Arm, fingerprint, group
 from accordion_bench.report.load import Run, read_runs
 from accordion_bench.report.provenance import provenance
 from accordion_bench.report.table import aligned, show_ratio, show_times, tidy
+from accordion_bench.training.progress import human_bytes
 from accordion_bench.validate import validate
 
 ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=1gbit"]

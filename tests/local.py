@@ -14,7 +14,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from accordion_bench.schedules.multistep import MultiStep
-from accordion_bench.trainer import Trainer
+from accordion_bench.training.trainer import Trainer
 from tests import tiny
 
 SMOOTH = ["model._target_=tests.local.Smooth", "schedule.warmup_epochs=0"]

@@ -21,7 +21,7 @@ from accordion_bench.options.conf_dir import conf_dir
 from tests import tiny
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["accordion_bench.launch", "accordion_bench.trainer", "tests.local"])
+_server.set_forkserver_preload(["accordion_bench.training.launch", "accordion_bench.training.trainer", "tests.local"])
 
 
 def _within(environ: dict[str, str], target: Callable, args: tuple) -> None:

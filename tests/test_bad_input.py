@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from accordion_bench import __main__ as command
-from accordion_bench import config, errors, launch, layout, presets, train, validate
+from accordion_bench import config, errors, layout, presets, train, validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
+from accordion_bench.training import launch
 from scripts import matrix
 from tests import tiny
 from tests.helpers import yaml_names, yaml_node

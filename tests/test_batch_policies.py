@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from accordion_bench import checkpoint, config, progress, train
+from accordion_bench import checkpoint, config, train
 from accordion_bench.adaptive.accordion_batch import AccordionBatch
 from accordion_bench.adaptive.adabatch import AdaBatch
 from accordion_bench.adaptive.batch_limits import float32
@@ -22,6 +22,7 @@ from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals import policy_runner
 from accordion_bench.signals.square_norms import noise_and_signal, square_norms
+from accordion_bench.training import progress
 from tests import composed, tiny
 from tests.helpers import SPECS, exchange_for, gradients
 from tests.policies import components

@@ -13,7 +13,7 @@ from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.record import RunFolder
-from accordion_bench.trainer import Trainer
+from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import validate, without_effect
 from tests import composed
 from tests.processes import in_two

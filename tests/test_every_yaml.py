@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import config, progress, train
+from accordion_bench import config, train
 from accordion_bench.record import RunFolder
+from accordion_bench.training import progress
 from tests.helpers import yaml_names
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

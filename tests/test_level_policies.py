@@ -19,7 +19,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Signals
 from accordion_bench.record import RunFolder
 from accordion_bench.signals.policy_runner import Decisions
-from accordion_bench.trainer import Trainer
+from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import without_effect
 from tests import composed, tiny
 from tests.helpers import SPECS, compressor, exchange_for, gradients, yaml_names

@@ -10,7 +10,7 @@ from accordion_bench import checkpoint
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.record import RunFolder
-from accordion_bench.trainer import Trainer
+from accordion_bench.training.trainer import Trainer
 from tests import local
 from tests.local import deviation
 from tests.processes import forked

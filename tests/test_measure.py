@@ -12,7 +12,7 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
 from accordion_bench.signals.gradient_sums import GradientSums
-from accordion_bench.trainer import Trainer
+from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import validate
 from tests import local, tiny
 from tests.test_resume import differences, resume, state, stop

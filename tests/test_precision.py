@@ -15,7 +15,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.forward.precision import LossScale
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
-from accordion_bench.trainer import Trainer
+from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import validate
 from tests import composed, tiny
 from tests.processes import in_two

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import checkpoint, launch, layout, train
+from accordion_bench import checkpoint, layout, train
 from accordion_bench.interrupt import Interrupted
 from accordion_bench.record import RunFolder
-from accordion_bench.trainer import Trainer
+from accordion_bench.training import launch
+from accordion_bench.training.trainer import Trainer
 from tests import composed, tiny
 from tests.processes import forked
 

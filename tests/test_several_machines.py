@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from accordion_bench import launch, layout, meeting
+from accordion_bench import layout, meeting
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.record import RunFolder
+from accordion_bench.training import launch
 from tests import composed, processes, tiny
 
 TORCHRUN_AGAIN = [*tiny.TORCHRUN[:3], "--max-restarts=1", *tiny.TORCHRUN[3:]]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from accordion_bench import checkpoint, config, launch, layout, train
+from accordion_bench import checkpoint, config, layout, train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.datasets import text
 from accordion_bench.datasets.synthetic_text import SyntheticText
@@ -25,7 +25,8 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler
-from accordion_bench.trainer import Trainer
+from accordion_bench.training import launch
+from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import validate
 from tests.test_resume import differences, far, resume, stop, without_times
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accordion_bench import config, launch, layout
+from accordion_bench import config, layout
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler
-from accordion_bench.trainer import Trainer
+from accordion_bench.training import launch
+from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import validate
 
 SMALL = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=200", "dataset.test_size=50", "epochs=2"]

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from accordion_bench.metrics import Metric, metric
-from accordion_bench.progress import human_bytes
 from accordion_bench.report.numbers import tidy as tidy
+from accordion_bench.training.progress import human_bytes
 
 NONE = "–"
 NO_DIFFERENCE = "no difference shown"

@@ -16,7 +16,7 @@ from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.signals.square_norms import square_norms
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 NORMS = "norm_of_sum_local"
 BUCKET_STATISTICS = ("bucket_moments", "pooled_moments", "histogram")

@@ -9,7 +9,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, Run
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 
 class Placed(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 BUFFERS = ("keep", "reset", "average")
 

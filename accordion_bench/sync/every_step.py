@@ -9,7 +9,7 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.sync.base import Placed, Sync
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 
 class EveryStep(Sync):

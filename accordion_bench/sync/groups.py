@@ -13,7 +13,7 @@ from accordion_bench.plan import Run
 from accordion_bench.tensors import keyed_rng
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 
 class Group(NamedTuple):

@@ -27,7 +27,7 @@ from accordion_bench.sync.groups import Tier, checked_groups, refuse_groups, tie
 from accordion_bench.sync.outer import OUTER, Average
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 
 class LocalSGD(Sync):

@@ -13,7 +13,7 @@ from accordion_bench.sync.local_sgd import LocalSGD, exact_average
 from accordion_bench.tensors.same_shape import Blocks
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 
 class OverlapLocalSGD(LocalSGD):

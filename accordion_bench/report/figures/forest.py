@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from accordion_bench.progress import human_bytes
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.colours import looks
 from accordion_bench.report.figures.series import ends, interval, metric_of, seeds, several
 from accordion_bench.report.figures.style import PANEL, Sheet, interval_bar, lines, metric_label
 from accordion_bench.report.words import heading
+from accordion_bench.training.progress import human_bytes
 
 
 def forest(arms: Sequence[Arm]) -> Figure:

@@ -12,7 +12,6 @@ from accordion_bench import checkpoint, config
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.evaluation import evaluate
 from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
 from accordion_bench.exchange.exchange import Exchange, bucket_mb
 from accordion_bench.exchange.overlap import Overlap, after_backward, overlaps
@@ -24,13 +23,14 @@ from accordion_bench.meter import Meter
 from accordion_bench.network import Network
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
-from accordion_bench.profiler import profiled
-from accordion_bench.progress import Progress
 from accordion_bench.record import RunFolder, log
 from accordion_bench.sampler import Sampler
 from accordion_bench.signals.policy_runner import Decisions
 from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
 from accordion_bench.trackers.base import Tracker
+from accordion_bench.training.evaluation import evaluate
+from accordion_bench.training.profiler import profiled
+from accordion_bench.training.progress import Progress
 
 OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error")
 

@@ -7,7 +7,7 @@ import torch
 from accordion_bench.tensors.keyed_rng import kept_rng
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 RECOMPUTE_BATCHES = 128
 

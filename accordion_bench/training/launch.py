@@ -100,7 +100,7 @@ def run(cfg: Config, where: Layout, folder: RunFolder, watch: Watch | None = Non
 
 def train(cfg: Config, where: Layout, folder: RunFolder, watch: Watch | None = None) -> None:
     """Train in this process, as one of possibly several that have joined a process group."""
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
     device = "cpu"
     if where.device == "cuda":

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from accordion_bench.metrics import Metric
 
 if TYPE_CHECKING:
-    from accordion_bench.trainer import Trainer
+    from accordion_bench.training.trainer import Trainer
 
 REFRESH_SECONDS = 0.5
 

@@ -34,16 +34,16 @@ def main() -> None:
         failures.append(128 + getattr(stop, "signum", signal.SIGINT))
     except Exception as error:
         failures.append(_tell(error))
-        from accordion_bench import meeting
+        from accordion_bench.processes import rendezvous
 
-        meeting.call_off(error)
+        rendezvous.call_off(error)
     finally:
         signal.signal(signal.SIGINT, before)
     from accordion_bench import sweep
 
     failures.append(sweep.close())
     if max(failures):
-        from accordion_bench.layout import environment_ranks
+        from accordion_bench.processes.placement import environment_ranks
 
         if environment_ranks(os.environ) is not None:  # a thread may wait for a lost peer, where no exception comes
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -21,7 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from accordion_bench.errors import explain
-from accordion_bench.interrupt import AT_ONCE, Interrupted
+from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 
 FILE = "sweep.jsonl"  # under paths.runs
 STOP = (signal.SIGINT, signal.SIGTERM)

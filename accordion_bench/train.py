@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import meeting, same
+from accordion_bench import same
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.config import components
 from accordion_bench.exchange.overlap import after_backward
-from accordion_bench.layout import Layout, layout
-from accordion_bench.meeting import first_difference
 from accordion_bench.metrics import metric
 from accordion_bench.options.checks import ConfigError, show
+from accordion_bench.processes import rendezvous
+from accordion_bench.processes.placement import Layout, layout
+from accordion_bench.processes.rendezvous import first_difference
+from accordion_bench.processes.watchdog import Watch
 from accordion_bench.record import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.progress import human_bytes
 from accordion_bench.validate import validate, without_effect
-from accordion_bench.watch import Watch
 
 Config = dict[str, Any]
 
@@ -50,7 +51,7 @@ def run(
         ConfigError: a value breaks a rule; nothing has been touched.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    with meeting.met(cfg) as watch:
+    with rendezvous.met(cfg) as watch:
         return _run(cfg, typed or {}, {} if note is None else note, among, watch)
 
 
@@ -60,7 +61,7 @@ def _run(
     if cfg["resume"] is not None:
         cfg = resumed_config(cfg, set(typed))
     where = layout(cfg)
-    meeting.agree(cfg, where, watch)
+    rendezvous.agree(cfg, where, watch)
     validate(cfg)
     cfg = {**cfg, "workers": where.workers}
     leader = where.rank == 0

@@ -15,11 +15,11 @@ from accordion_bench.exchange.overlap import after_backward
 from accordion_bench.forward import compile
 from accordion_bench.forward.precision import PRECISIONS
 from accordion_bench.forward.task import task_of
-from accordion_bench.layout import layout, placed
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config, build, target
+from accordion_bench.processes.placement import layout, placed
 from accordion_bench.scale import SCALES
 from accordion_bench.tensors import keyed_rng
 

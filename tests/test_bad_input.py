@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from accordion_bench import __main__ as command
-from accordion_bench import config, errors, layout, presets, train, validate
+from accordion_bench import config, errors, presets, train, validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.processes import placement
 from accordion_bench.record import RunFolder
 from accordion_bench.training import launch
 from scripts import matrix
@@ -151,10 +152,10 @@ def test_one_sentence(overrides, told):
 def test_more_processes_than_gpus():
     cfg = config.compose(["comm=nccl", "comm.processes=2"])
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2; type comm.processes=1"):
-        layout.layout(cfg, environ={}, gpus=1)
+        placement.layout(cfg, environ={}, gpus=1)
     started = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2"):
-        layout.layout(config.compose(["comm=nccl"]), environ=started, gpus=1)
+        placement.layout(config.compose(["comm=nccl"]), environ=started, gpus=1)
 
 
 def test_one_experiment_and_one_of_its_arms():
@@ -272,7 +273,7 @@ def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
     assert cfg["checkpoint"]["every"] == 3
     typed = [f"resume={stopped.path}", "comm=simulated"]
     cfg = train.resumed_config(config.compose(typed), set(command.typed(typed)))
-    assert layout.layout(cfg, environ={}, gpus=0) == layout.Layout("simulated", 1, 4)
+    assert placement.layout(cfg, environ={}, gpus=0) == placement.Layout("simulated", 1, 4)
     assert cfg["choices"]["comm"] == "simulated"
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from accordion_bench import train, watch
+from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.processes import watchdog
+from accordion_bench.processes.watchdog import ChildRefused, RankFailed, Watch, failure_of, first_failure, told
 from accordion_bench.record import RunFolder
-from accordion_bench.watch import ChildRefused, RankFailed, Watch, failure_of, first_failure, told
 from tests import composed, processes, tiny
 
 SOON = 30.0  # seconds from the fault to the end of the last process
@@ -202,7 +203,7 @@ def wrapped(text: str) -> Exception:
 @pytest.mark.parametrize("make", [RuntimeError, wrapped])
 def test_what_gloo_says(make):
     lost, late = failure_of(make(GLOO_LOST), 2, 4.0), failure_of(make(GLOO_LATE), 2, 4.0)
-    assert (lost["kind"], late["kind"]) == (watch.LOST, watch.TIMED_OUT)
+    assert (lost["kind"], late["kind"]) == (watchdog.LOST, watchdog.TIMED_OUT)
     assert "rank 2 has lost another process" in lost["message"] and "typically" not in lost["message"]
     assert "comm.timeout=4 s" in late["message"] and "type comm.timeout=8" in late["message"]
 
@@ -235,7 +236,7 @@ def test_waiting_hears_of_failures(store):
 
 def test_a_silent_rank_counts_as_gone(store, monkeypatch):
     """On another machine, where no process can be looked at; one that has left is not missed."""
-    monkeypatch.setattr(watch, "SILENCE", 0.3)
+    monkeypatch.setattr(watchdog, "SILENCE", 0.3)
     leader = Watch(store, 0, 3, 0, 600)
     for rank in range(3):
         store.set(f"place-{rank}", f"machine-{rank} {os.getpid()}")
@@ -245,18 +246,18 @@ def test_a_silent_rank_counts_as_gone(store, monkeypatch):
     time.sleep(0.4)
     store.set("beat-0", "2")
     failure = leader._look()
-    assert failure is not None and (failure["rank"], failure["kind"]) == (2, watch.DIED)
+    assert failure is not None and (failure["rank"], failure["kind"]) == (2, watchdog.DIED)
     assert "nothing has been heard of it" in failure["message"]
-    assert json.loads(store.get(watch.FAILURE)) == failure
+    assert json.loads(store.get(watchdog.FAILURE)) == failure
 
 
 def test_a_failure_ends_a_main_thread_that_hears_nothing(store, monkeypatch):
     """It is given a moment; then the last words are said and the process ends."""
-    monkeypatch.setattr(watch, "LOOK", 0.05)
-    monkeypatch.setattr(watch, "GRACE", 0.1)
+    monkeypatch.setattr(watchdog, "LOOK", 0.05)
+    monkeypatch.setattr(watchdog, "GRACE", 0.1)
     ends: list[int] = []
     words: list[str] = []
-    monkeypatch.setattr(watch.os, "_exit", ends.append)
+    monkeypatch.setattr(watchdog.os, "_exit", ends.append)
     with Watch(store, 0, 1, 0, 600) as mine:
         mine.last_words = lambda error: words.append(str(error))
         first_failure(store, failure_of(ValueError("boom"), 1, 600))
@@ -267,8 +268,8 @@ def test_a_failure_ends_a_main_thread_that_hears_nothing(store, monkeypatch):
 
 
 def test_a_main_thread_that_leaves_is_left_alone(store, monkeypatch):
-    monkeypatch.setattr(watch, "LOOK", 0.05)
-    monkeypatch.setattr(watch.os, "_exit", lambda status: pytest.fail("ended"))
+    monkeypatch.setattr(watchdog, "LOOK", 0.05)
+    monkeypatch.setattr(watchdog.os, "_exit", lambda status: pytest.fail("ended"))
     with Watch(store, 0, 1, 0, 600):
         first_failure(store, failure_of(ValueError("boom"), 1, 600))
         time.sleep(0.3)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from accordion_bench import __main__ as command
-from accordion_bench import layout, train
+from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.processes import placement
 from accordion_bench.record import RunFolder
 from tests import composed, tiny
 from tests.processes import forked
@@ -83,9 +84,9 @@ DECISIONS = [
 
 @pytest.mark.parametrize("overrides, environ, gpus, decision", DECISIONS)
 def test_layout(overrides, environ, gpus, decision):
-    where = layout.layout(composed.cfg(*overrides.split()), environ, gpus)
+    where = placement.layout(composed.cfg(*overrides.split()), environ, gpus)
     assert f"{where.backend} {where.processes} {where.workers_per_process} {where.device}" == decision
-    ranks = layout.environment_ranks(environ) or (1, 0, 0)
+    ranks = placement.environment_ranks(environ) or (1, 0, 0)
     assert (where.launcher, where.rank, where.local_rank) == ("environment" if len(environ) > 2 else "self", *ranks[1:])
 
 
@@ -100,7 +101,7 @@ def test_layout(overrides, environ, gpus, decision):
 )
 def test_what_contradicts_the_launcher_is_refused(overrides, environ, told):
     with pytest.raises(ConfigError, match=told):
-        layout.layout(composed.cfg(*overrides.split()), environ, gpus=0)
+        placement.layout(composed.cfg(*overrides.split()), environ, gpus=0)
 
 
 def test_slurm_without_an_address(monkeypatch, tmp_path):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from accordion_bench import train
+from accordion_bench.processes.watchdog import RankFailed
 from accordion_bench.record import RunFolder
-from accordion_bench.watch import RankFailed
 from tests import processes, tiny
 
 GPUS = torch.cuda.device_count()

@@ -9,9 +9,9 @@ from accordion_bench import config, train
 from accordion_bench.adaptive.accordion_sync import AccordionSync
 from accordion_bench.adaptive.adacomm import AdaComm
 from accordion_bench.adaptive.qsr import QSR
-from accordion_bench.layout import Layout
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.processes.placement import Layout
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from tests import composed, tiny

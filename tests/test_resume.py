@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import checkpoint, layout, train
-from accordion_bench.interrupt import Interrupted
+from accordion_bench import checkpoint, train
+from accordion_bench.processes import placement
+from accordion_bench.processes.interrupt import Interrupted
 from accordion_bench.record import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
@@ -233,7 +234,7 @@ def _in_each_process(rank: int, store_file: str, cfgs: dict[str, dict], folders:
     torch.set_num_threads(1)
     store = dist.FileStore(store_file, 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    where = layout.Layout("gloo", 2, 2, rank, rank, "environment")
+    where = placement.Layout("gloo", 2, 2, rank, rank, "environment")
 
     def stopped(cfg: dict, folder: Path) -> None:
         with stopping_after(13), contextlib.suppress(KeyboardInterrupt):

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from accordion_bench import layout, meeting
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.processes import placement, rendezvous
 from accordion_bench.record import RunFolder
 from accordion_bench.training import launch
 from tests import composed, processes, tiny
@@ -24,7 +24,7 @@ TORCHRUN_AGAIN = [*tiny.TORCHRUN[:3], "--max-restarts=1", *tiny.TORCHRUN[3:]]
 @pytest.fixture(autouse=True)
 def outside(monkeypatch):
     """No launcher has started the tests; nothing is remembered of another one."""
-    monkeypatch.setattr(meeting, "_stores", {})
+    monkeypatch.setattr(rendezvous, "_stores", {})
     for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -45,7 +45,7 @@ def outside(monkeypatch):
     ],
 )
 def test_processes_of_a_machine(environ, here):
-    assert layout.processes_here(environ) == here
+    assert placement.processes_here(environ) == here
 
 
 def slurm(rank: int, tasks: int, per_node: str, node: int = 0) -> dict[str, str]:
@@ -60,15 +60,15 @@ def slurm(rank: int, tasks: int, per_node: str, node: int = 0) -> dict[str, str]
 
 def test_more_tasks_than_gpus():
     """Slurm's tasks count like torchrun's processes: nccl for one GPU each, gloo where two share one."""
-    where = layout.layout(composed.cfg(), slurm(0, 8, "4(x2)"), 4)
+    where = placement.layout(composed.cfg(), slurm(0, 8, "4(x2)"), 4)
     assert (where.backend, where.processes, where.device) == ("nccl", 8, "cuda")
-    assert layout.layout(composed.cfg(), slurm(0, 8, "8"), 4).backend == "gloo"
+    assert placement.layout(composed.cfg(), slurm(0, 8, "8"), 4).backend == "gloo"
     several = slurm(0, 8, "8"), {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
     for environ in several:
         with pytest.raises(ConfigError, match=r"comm.processes must be at most 4, the GPUs here, .*, got 8; type"):
-            layout.layout(composed.cfg("comm=nccl"), environ, 4)
+            placement.layout(composed.cfg("comm=nccl"), environ, 4)
         with pytest.raises(ConfigError, match=r"comm must be gloo or simulated on a machine without .*, got nccl"):
-            layout.layout(composed.cfg("comm=nccl"), environ, 0)
+            placement.layout(composed.cfg("comm=nccl"), environ, 0)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_more_tasks_than_gpus():
 )
 def test_options_of_comm(override, told):
     with pytest.raises(ConfigError, match=told):
-        layout.layout(composed.cfg(override), {}, 0)
+        placement.layout(composed.cfg(override), {}, 0)
 
 
 def test_an_old_runs_options_of_comm():
     cfg = composed.cfg()
     for key in ("overlap", "bucket_cap_mb", "engine", "interface"):
         del cfg["comm"][key]
-    assert layout.layout(cfg, {}, 0).backend == "simulated"
+    assert placement.layout(cfg, {}, 0).backend == "simulated"
 
 
 def test_the_interface_of_gloo(monkeypatch):
@@ -106,12 +106,12 @@ def test_the_interface_of_gloo(monkeypatch):
 
 
 def find(port: int, rank: int, timeout: float = 5.0):
-    return meeting._find("127.0.0.1", str(port), rank, timeout)
+    return rendezvous._find("127.0.0.1", str(port), rank, timeout)
 
 
 def test_a_port_that_another_program_has(monkeypatch):
     """Rank 0 cannot listen there; the others would wait for a greeting that never comes."""
-    monkeypatch.setattr(meeting, "ANSWER", 0.5)
+    monkeypatch.setattr(rendezvous, "ANSWER", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"MASTER_PORT must be free .*, got {port}, .*; type export MASTER"):
@@ -125,12 +125,12 @@ def test_nobody_at_the_port():
     with pytest.raises(ConfigError, match=r"MASTER_ADDR and MASTER_PORT must lead to rank 0, .* comm.timeout=0.5 s"):
         find(port, rank=1, timeout=0.5)
     with pytest.raises(ConfigError, match="MASTER_PORT must be a number from 1 to 65535, got http; type"):
-        meeting._find("127.0.0.1", "http", 0, 1.0)
+        rendezvous._find("127.0.0.1", "http", 0, 1.0)
 
 
 def test_the_port_of_another_run(monkeypatch):
     """Two jobs of Slurm on one machine, with one port: the second one is refused, whichever of its ranks comes."""
-    monkeypatch.setattr(meeting, "ANSWER", 0.5)
+    monkeypatch.setattr(rendezvous, "ANSWER", 0.5)
     port = processes.free_port()
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     store = find(port, rank=0)
@@ -141,8 +141,8 @@ def test_the_port_of_another_run(monkeypatch):
     store.set("x", "")  # unharmed
 
 
-def watches(store: dist.Store, ranks: int, timeout: float = 5.0) -> list[meeting.Watch]:
-    return [meeting.Watch(store, rank, ranks, rank, timeout) for rank in range(ranks)]
+def watches(store: dist.Store, ranks: int, timeout: float = 5.0) -> list[rendezvous.Watch]:
+    return [rendezvous.Watch(store, rank, ranks, rank, timeout) for rank in range(ranks)]
 
 
 def test_a_restart_does_not_meet_what_was_left(monkeypatch):
@@ -151,11 +151,11 @@ def test_a_restart_does_not_meet_what_was_left(monkeypatch):
     launches = []
     for _ in range(2):
         inside: list = []
-        follower = threading.Thread(target=lambda: inside.append(meeting._knock(server.clone(), 1, 5.0)))  # noqa: B023
+        follower = threading.Thread(target=lambda: inside.append(rendezvous._knock(server.clone(), 1, 5.0)))  # noqa: B023
         follower.start()
         number = f"launch {len(launches)}"
-        monkeypatch.setattr(meeting, "_door", [(server, number)])
-        meeting._answer(watches(dist.PrefixStore(number, server), 2)[0])
+        monkeypatch.setattr(rendezvous, "_door", [(server, number)])
+        rendezvous._answer(watches(dist.PrefixStore(number, server), 2)[0])
         follower.join()
         launches += inside
     assert launches == ["launch 0", "launch 1"]
@@ -163,21 +163,21 @@ def test_a_restart_does_not_meet_what_was_left(monkeypatch):
 
 def test_a_rank_that_does_not_come(monkeypatch):
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    monkeypatch.setattr(meeting, "_door", [(server, "1")])
+    monkeypatch.setattr(rendezvous, "_door", [(server, "1")])
     with pytest.raises(ConfigError, match=r"all 3 processes .* got 0.3, and rank 1, 2 .*comm.timeout=0.6"):
-        meeting._answer(watches(server, 3, 0.3)[0])
+        rendezvous._answer(watches(server, 3, 0.3)[0])
 
 
 # ---- what they compare
 
-WHERE = layout.Layout("gloo", 2, 2, launcher="environment")
+WHERE = placement.Layout("gloo", 2, 2, launcher="environment")
 
 
-def compare(cfg: dict, other: dict, where: layout.Layout = WHERE) -> None:
+def compare(cfg: dict, other: dict, where: placement.Layout = WHERE) -> None:
     """Rank 0 with `cfg`, rank 1 with `other`."""
     leader, follower = watches(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 2)
-    meeting.agree(cfg, WHERE, leader)
-    meeting.agree(other, replace(where, rank=1, local_rank=1), follower)
+    rendezvous.agree(cfg, WHERE, leader)
+    rendezvous.agree(other, replace(where, rank=1, local_rank=1), follower)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def test_what_may_differ_between_machines(tmp_path):
 def test_other_programs_and_devices_are_refused(tmp_path, monkeypatch):
     cfg = composed.run(tmp_path)
     with pytest.raises(ConfigError, match="device must be cpu as on rank 0, got cuda on rank 1"):
-        compare(cfg, cfg, layout.Layout("gloo", 2, 2, device="cuda"))
+        compare(cfg, cfg, placement.Layout("gloo", 2, 2, device="cuda"))
     leader, follower = watches(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 2)
-    meeting.agree(cfg, WHERE, leader)
+    rendezvous.agree(cfg, WHERE, leader)
     monkeypatch.setattr("torch.__version__", "2.11.0")
     with pytest.raises(ConfigError, match=r"version of torch must be .* got 2.11.0 on rank 1; install the"):
-        meeting.agree(cfg, replace(WHERE, rank=1, local_rank=1), follower)
+        rendezvous.agree(cfg, replace(WHERE, rank=1, local_rank=1), follower)
 
 
 # ---- the whole way
@@ -274,5 +274,5 @@ def test_ctrl_c_under_slurm(tmp_path):
 
 def test_an_option_that_one_side_lacks():
     """A key that only one side has is null on the other."""
-    assert meeting.first_difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}) == ("a.c", None, 2)
+    assert rendezvous.first_difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}) == ("a.c", None, 2)
     assert checks.show(None) == "null"

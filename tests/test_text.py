@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from accordion_bench import checkpoint, config, layout, train
+from accordion_bench import checkpoint, config, train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.datasets import text
 from accordion_bench.datasets.synthetic_text import SyntheticText
@@ -23,6 +23,7 @@ from accordion_bench.forward.task import Text
 from accordion_bench.models.lstm import LSTM
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.processes import placement
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler
 from accordion_bench.training import launch
@@ -332,7 +333,7 @@ def _in_each_process(rank: int, meeting: str, cfgs: dict[str, dict], folders: di
             return
         store = dist.FileStore(f"{meeting}-{processes}", processes)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
-        where = layout.Layout("gloo", processes, 4 // processes, rank, rank, "environment")
+        where = placement.Layout("gloo", processes, 4 // processes, rank, rank, "environment")
         for arm, cfg in cfgs.items():
             launch.train(cfg, where, RunFolder(folders[f"{arm} {processes}"]))
         if processes == 2:

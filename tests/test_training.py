@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accordion_bench import config, layout
+from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.models.resnet import CifarResNet, ResNet18
+from accordion_bench.processes import placement
 from accordion_bench.record import RunFolder
 from accordion_bench.sampler import Sampler
 from accordion_bench.training import launch
@@ -166,7 +167,7 @@ class TestBatchNorm:
 def test_metrics_and_summary_have_every_column(tmp_path):
     trainer = trainer_for(tmp_path, ["compressor=powersgd", "adaptive=accordion", "target=0.01"])
     cfg = trainer.cfg
-    launch.train(cfg, layout.layout(cfg, {}, 0), trainer.folder)
+    launch.train(cfg, placement.layout(cfg, {}, 0), trainer.folder)
     rows = trainer.folder.read_metrics()
     assert [row["epoch"] for row in rows] == [0, 1]
     bytes_columns = ["payload", "wire", "inner_wire", "control", "control_wire", "eval", "setup", "dense", "dense_wire"]

@@ -20,10 +20,10 @@ from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.exchange.exchange import MB, Exchange
-from accordion_bench.layout import Layout
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan
+from accordion_bench.processes.placement import Layout
 from accordion_bench.sync.every_step import EveryStep
 
 if TYPE_CHECKING:

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from accordion_bench import checkpoint, meeting
+from accordion_bench import checkpoint
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config import build
-from accordion_bench.interrupt import AT_ONCE, Interrupted, Stopper
-from accordion_bench.layout import Layout
+from accordion_bench.processes import rendezvous
+from accordion_bench.processes.interrupt import AT_ONCE, Interrupted, Stopper
+from accordion_bench.processes.placement import Layout
+from accordion_bench.processes.watchdog import DIED, ChildRefused, RankFailed, Watch, failure_of, told
 from accordion_bench.record import RunFolder, log
-from accordion_bench.watch import DIED, ChildRefused, RankFailed, Watch, failure_of, told
 
 Config = dict[str, Any]
 
@@ -34,7 +35,7 @@ def joined(cfg: Config, where: Layout) -> Iterator[Watch | None]:
     if where.launcher == "self":
         yield None
         return
-    watch = meeting.current()
+    watch = rendezvous.current()
     with through(cfg["comm"].get("interface")):
         _join(cfg, where, watch.store)
         try:

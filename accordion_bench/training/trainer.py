@@ -18,11 +18,11 @@ from accordion_bench.exchange.overlap import Overlap, after_backward, overlaps
 from accordion_bench.forward.compile import compiled
 from accordion_bench.forward.precision import LossScale, autocast
 from accordion_bench.forward.task import Task, task_of
-from accordion_bench.interrupt import Interrupted, Stopper
 from accordion_bench.meter import Meter
 from accordion_bench.network import Network
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
+from accordion_bench.processes.interrupt import Interrupted, Stopper
 from accordion_bench.record import RunFolder, log
 from accordion_bench.sampler import Sampler
 from accordion_bench.signals.policy_runner import Decisions

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench import same
-from accordion_bench.layout import Layout, environment_ranks
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.watch import Watch
+from accordion_bench.processes.placement import Layout, environment_ranks
+from accordion_bench.processes.watchdog import Watch
 
 Config = dict[str, Any]
 ANSWER = 20.0  # seconds within which a store that listens must answer

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import same
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.config import components
 from accordion_bench.exchange.overlap import after_backward
-from accordion_bench.metrics import metric
 from accordion_bench.options.checks import ConfigError, show
 from accordion_bench.processes import rendezvous
 from accordion_bench.processes.placement import Layout, layout
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.processes.watchdog import Watch
-from accordion_bench.record import RunFolder
+from accordion_bench.runs import reuse
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.metrics import metric
 from accordion_bench.training import launch
 from accordion_bench.training.progress import human_bytes
 from accordion_bench.validate import validate, without_effect
@@ -25,7 +25,7 @@ from accordion_bench.validate import validate, without_effect
 Config = dict[str, Any]
 
 # what may differ between a run and its continuation
-FREE_ON_RESUME = (*same.FREE, "comm", "device")
+FREE_ON_RESUME = (*reuse.FREE, "comm", "device")
 # of comm, what the compressor's state depends on
 OF_THE_STATE = ("bucket_cap_mb", "engine")
 
@@ -86,7 +86,7 @@ def _run(
 
         if watch is not None:
             watch.last_words = ended
-        with same.held(folder) if leader else contextlib.nullcontext():
+        with reuse.held(folder) if leader else contextlib.nullcontext():
             if leader:
                 print(*[f"going on with {found}"] * bool(found), header(cfg, where), sep="\n", flush=True)
             try:
@@ -120,7 +120,7 @@ def _earlier(cfg: Config, leader: bool, watch: Watch | None, among: Sequence[str
     if not leader and watch is not None:
         found, done = json.loads(watch.get("earlier").decode())
         return found, done
-    folder = same.earlier(cfg, None if cfg["resume_sweep"] else among, wait=watch is None)
+    folder = reuse.earlier(cfg, None if cfg["resume_sweep"] else among, wait=watch is None)
     found, done = (str(folder.path), folder.done) if folder else ("", False)
     if watch is not None:
         watch.store.set("earlier", json.dumps([found, done]))
@@ -185,7 +185,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
         own = {key: saved["comm"][key] for key in OF_THE_STATE if key in saved["comm"]}
         merged = {**merged, "comm": {**merged["comm"], **own}}
     moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
-    merged = {**{key: cfg[key] for key in same.FREE if key in cfg}, **merged}  # of runs from before there was that key
+    merged = {**{key: cfg[key] for key in reuse.FREE if key in cfg}, **merged}  # of runs from before there was that key
     return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench import config
-from accordion_bench.record import RunFolder, environment
 from accordion_bench.report import figures, load, write
 from accordion_bench.report.arms import group, settings
 from accordion_bench.report.draw import draw
 from accordion_bench.report.page import Section, page
+from accordion_bench.runs.folder import RunFolder, environment
 
 FLOATS = 11_173_962  # of ResNet-18
 MATRICES = [f"stages.{stage}.{block}.conv{i}.weight" for stage in range(4) for block in range(2) for i in (1, 2)]

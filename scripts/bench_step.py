@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.record import RunFolder, environment
+from accordion_bench.runs.folder import RunFolder, environment
 from accordion_bench.training.trainer import Trainer
 
 MODELS = {

@@ -22,12 +22,13 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 
-from accordion_bench import checkpoint, config, errors
+from accordion_bench import config, errors
 from accordion_bench.report import figures, words
 from accordion_bench.report.arms import Arm, fingerprint, group
 from accordion_bench.report.load import Run, read_runs
 from accordion_bench.report.provenance import provenance
 from accordion_bench.report.table import aligned, show_ratio, show_times, tidy
+from accordion_bench.runs import checkpoint
 from accordion_bench.training.progress import human_bytes
 from accordion_bench.validate import validate
 

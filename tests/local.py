@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.training.trainer import Trainer
 from tests import tiny

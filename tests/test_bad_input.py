@@ -13,7 +13,7 @@ from accordion_bench import config, errors, presets, train, validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from scripts import matrix
 from tests import tiny

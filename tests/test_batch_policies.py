@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from accordion_bench import checkpoint, config, train
+from accordion_bench import config, train
 from accordion_bench.adaptive.accordion_batch import AccordionBatch
 from accordion_bench.adaptive.adabatch import AdaBatch
 from accordion_bench.adaptive.batch_limits import float32
@@ -17,7 +17,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals, SquareNorms
-from accordion_bench.record import RunFolder
+from accordion_bench.runs import checkpoint
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals import policy_runner

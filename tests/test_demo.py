@@ -12,7 +12,7 @@ from accordion_bench.compressors.dct import Chunks, dct_matrix, largest_divisor
 from accordion_bench.compressors.demo import DeMo, Group, Sent, answer_bytes, pack_signs, unpack_signs
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from tests.helpers import SPECS, exchange_for, gradients
 
 FLOAT64 = {"dtype": torch.float64, "device": torch.device("cpu")}

@@ -6,13 +6,14 @@ import math
 import pytest
 import torch
 
-from accordion_bench import checkpoint, config, train
+from accordion_bench import config, train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.dgc import DGC, clipped
 from accordion_bench.exchange.exchange import Exchange, levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.runs import checkpoint
 from tests import test_resume, tiny
 from tests.helpers import SGD, SPECS, compressor, exchange_for, gradients
 

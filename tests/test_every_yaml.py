@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accordion_bench import config, train
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import progress
 from tests.helpers import yaml_names
 

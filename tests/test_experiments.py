@@ -13,12 +13,13 @@ import torch
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from accordion_bench import config, same, train, validate
+from accordion_bench import config, train, validate
 from accordion_bench.__main__ import in_order
 from accordion_bench.exchange.exchange import sent_specs
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
-from accordion_bench.record import RunFolder
+from accordion_bench.runs import reuse
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.scale import SCALES
 from tests import tiny
 from tests.composed import parts_of, swept, unresolved
@@ -151,7 +152,7 @@ def test_what_is_swept_is_read(preset):
     option, values = key.removeprefix("setup."), swept(preset)[key]
     arm = {"alq": "alq_nuqsgd", "local_sgd": "local_sgd"}[preset.partition("/")[0]]
     for name, kinds in ((arm, len(values)), ("dense", 1)):
-        found = [same.decisive(cfg_of(preset, name, **{option: int(value)})) for value in values]
+        found = [reuse.decisive(cfg_of(preset, name, **{option: int(value)})) for value in values]
         assert sum(one not in found[:i] for i, one in enumerate(found)) == kinds
 
 

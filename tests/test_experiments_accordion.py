@@ -18,7 +18,7 @@ from accordion_bench.optimizers.torch_optim import SGDPlusGradient, without_dyna
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.scale import SCALES
 from tests.composed import parts_of, swept, unresolved
 from tests.helpers import compressor as wrapped

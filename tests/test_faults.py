@@ -14,7 +14,7 @@ from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import watchdog
 from accordion_bench.processes.watchdog import ChildRefused, RankFailed, Watch, failure_of, first_failure, told
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from tests import composed, processes, tiny
 
 SOON = 30.0  # seconds from the fault to the end of the last process

@@ -16,7 +16,6 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from accordion_bench.metrics import METRICS
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import colours, figures
 from accordion_bench.report.arms import group, settings
@@ -27,6 +26,7 @@ from accordion_bench.report.figures.norms import critical_share, norms_by_layer
 from accordion_bench.report.figures.tradeoff import front
 from accordion_bench.report.figures.workers import by_method
 from accordion_bench.report.load import Run
+from accordion_bench.runs.metrics import METRICS
 
 LAYERS = [f"stages.0.{i}.conv.weight" for i in range(6)]
 WORDS_AS_AXES = ("layer", "method", "method and payload")  # axes whose numbers are names

@@ -21,7 +21,7 @@ from accordion_bench.datasets.imagenet import Files, FolderData, ImageNet, Views
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.svhn import SVHN
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.tensors import keyed_rng
 from tests.readers import ORDER, in_a_daemon, passes
 

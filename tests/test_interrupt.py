@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from accordion_bench import __main__ as command
-from accordion_bench import checkpoint, errors, train
+from accordion_bench import errors, train
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import interrupt
 from accordion_bench.processes.interrupt import Interrupted, Stopper
-from accordion_bench.record import RunFolder
+from accordion_bench.runs import checkpoint
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
 from tests import composed, tiny

@@ -16,7 +16,7 @@ from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from tests import composed, tiny
 from tests.processes import forked
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import checkpoint, train
+from accordion_bench import train
 from accordion_bench.adaptive.adaqs import AdaQS
 from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.gravac import GraVAC
@@ -17,7 +17,8 @@ from accordion_bench.adaptive.lgreco import LGreCo
 from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Signals
-from accordion_bench.record import RunFolder
+from accordion_bench.runs import checkpoint
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.policy_runner import Decisions
 from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import without_effect

@@ -15,7 +15,7 @@ from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.lgreco import CELLS, LGreCo, choose, fewest_bytes, total
 from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.plan import Ladder, Plan, Run, Signals
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from tests import composed, tiny
 from tests.policies import ERRORS, PAIRS, measured, refused, started, values
 

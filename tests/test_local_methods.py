@@ -10,9 +10,9 @@ import pytest
 
 from accordion_bench import __main__ as command
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.record import RunFolder
 from accordion_bench.report import arms, figures, labels, load, provenance, table, words
 from accordion_bench.report.load import Run
+from accordion_bench.runs.folder import RunFolder
 from scripts import local_methods
 from tests import composed, tiny
 from tests.test_report import grouped, node, run_folder

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import checkpoint
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
-from accordion_bench.record import RunFolder
+from accordion_bench.runs import checkpoint
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests import local
 from tests.local import deviation

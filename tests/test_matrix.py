@@ -9,7 +9,7 @@ import torch
 
 from accordion_bench import config, together
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from scripts import matrix
 from tests import tiny

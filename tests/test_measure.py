@@ -10,7 +10,7 @@ from torch import Tensor
 from accordion_bench import train
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import validate

@@ -8,7 +8,7 @@ import torch
 
 from accordion_bench import train
 from accordion_bench.processes.watchdog import RankFailed
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from tests import processes, tiny
 
 GPUS = torch.cuda.device_count()

@@ -14,12 +14,12 @@ from accordion_bench.comm.clock import Clock, Stage
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.network import Exchanges, Network, exchanges_from, exchanges_of, largest_of
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.record import RunFolder
 from accordion_bench.report import words
 from accordion_bench.report.arms import group
 from accordion_bench.report.figures import series
 from accordion_bench.report.finished import problem
 from accordion_bench.report.load import read_run
+from accordion_bench.runs.folder import RunFolder
 from tests import tiny
 from tests.helpers import yaml_names
 

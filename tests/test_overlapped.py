@@ -15,7 +15,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import bucketed
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests import composed
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from accordion_bench import checkpoint, config, conformance, train
+from accordion_bench import config, conformance, train
 from accordion_bench.conformance import placement
-from accordion_bench.record import RunFolder
+from accordion_bench.runs import checkpoint
+from accordion_bench.runs.folder import RunFolder
 from tests.helpers import yaml_names, yaml_node
 from tests.processes import forked
 from tests.test_conformance import THIRD_PARTY

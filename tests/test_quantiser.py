@@ -15,7 +15,7 @@ from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals, TensorSpec
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import Buckets, BucketStatistics
 from tests.helpers import exchange_for, gradients
 

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from accordion_bench.metrics import metric
 from accordion_bench.report import (
     absent,
     arms,
@@ -26,6 +25,7 @@ from accordion_bench.report import (
     write,
 )
 from accordion_bench.report.__main__ import main as report_main
+from accordion_bench.runs.metrics import metric
 from tests.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import checkpoint, train
+from accordion_bench import train
 from accordion_bench.processes import placement
 from accordion_bench.processes.interrupt import Interrupted
-from accordion_bench.record import RunFolder
+from accordion_bench.runs import checkpoint
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
 from tests import composed, tiny

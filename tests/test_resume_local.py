@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from accordion_bench import checkpoint, train
+from accordion_bench import train
+from accordion_bench.runs import checkpoint
 from tests import tiny
 from tests.test_resume import differences, resume, start, state, stop, stopping_after
 

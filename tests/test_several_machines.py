@@ -14,7 +14,7 @@ import torch.distributed as dist
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import placement, rendezvous
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from tests import composed, processes, tiny
 

@@ -12,7 +12,7 @@ import torch
 from accordion_bench import config, smoke, sweep, together, train
 from accordion_bench.comm.clock import Clock
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.sampler import Sampler
 from accordion_bench.training.profiler import profiled
 from tests import tiny

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from accordion_bench import __main__ as command
-from accordion_bench import same, sweep, train
+from accordion_bench import sweep, train
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
-from accordion_bench.record import RunFolder
 from accordion_bench.report.load import find_runs
+from accordion_bench.runs import reuse
+from accordion_bench.runs.folder import RunFolder
 from tests import tiny
 from tests.test_resume import differences, state
 
@@ -201,12 +202,14 @@ def folder_like(cfg: dict, done: bool = True, checkpoint: bool = False) -> RunFo
 @pytest.fixture
 def cfg(tmp_path, monkeypatch):
     counter = iter(range(10**6))
-    monkeypatch.setattr("accordion_bench.record.time.strftime", lambda _: f"{next(counter):08d}")  # later, larger names
+    monkeypatch.setattr(
+        "accordion_bench.runs.folder.time.strftime", lambda _: f"{next(counter):08d}"
+    )  # later, larger names
     return {**tiny.cfg(tmp_path / "runs", "compressor=topk"), "workers": 4}
 
 
 def found(cfg: dict) -> Path | None:
-    folder = same.earlier(cfg)
+    folder = reuse.earlier(cfg)
     return folder.path if folder else None
 
 
@@ -271,7 +274,7 @@ def test_a_run_that_another_process_is_running_is_left_alone(cfg):
     with running(folder, 100):
         for refused in (
             lambda: train.run({**cfg, "resume": str(folder.path)}),
-            lambda: same.earlier(cfg, wait=False),
+            lambda: reuse.earlier(cfg, wait=False),
         ):
             with pytest.raises(ConfigError, match=told):
                 refused()

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from accordion_bench import checkpoint, config, train
+from accordion_bench import config, train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.datasets import text
 from accordion_bench.datasets.synthetic_text import SyntheticText
@@ -24,7 +24,8 @@ from accordion_bench.models.lstm import LSTM
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
-from accordion_bench.record import RunFolder
+from accordion_bench.runs import checkpoint
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.sampler import Sampler
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer

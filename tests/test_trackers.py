@@ -12,7 +12,7 @@ import pytest
 
 from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.trackers.base import scalars
 from accordion_bench.trackers.wandb import Wandb
 from tests import tiny

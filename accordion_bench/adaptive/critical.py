@@ -7,7 +7,7 @@ from typing import Any
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
 from accordion_bench.plan import Signals
-from accordion_bench.record import log
+from accordion_bench.runs.folder import log
 
 STATISTICS = ("local", "mean", "update")
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.checkpoint import PER_WORKER
 from accordion_bench.conformance.subject import Maker, Setup, demand, same_bits
 from accordion_bench.conformance.tensors import SPECS, gradients
+from accordion_bench.runs.checkpoint import PER_WORKER
 
 
 def check_state(make: Maker, level: float | None = None) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from accordion_bench.datasets.base import Data, Dataset, LabelledData
 from accordion_bench.datasets.text import TextData
-from accordion_bench.metrics import METRICS, Metric
+from accordion_bench.runs.metrics import METRICS, Metric
 
 EVAL_BATCH = 512
 DataT = TypeVar("DataT", bound=Data)

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import same
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import Layout, environment_ranks
 from accordion_bench.processes.watchdog import Watch
+from accordion_bench.runs import reuse
 
 Config = dict[str, Any]
 ANSWER = 20.0  # seconds within which a store that listens must answer
@@ -163,7 +163,7 @@ def comparable(cfg: Config, where: Layout) -> Config:
     return {
         "version": importlib.metadata.version("accordion-bench"),
         "version of torch": torch.__version__,
-        **same.decisive({**kept, "comm": comm}),
+        **reuse.decisive({**kept, "comm": comm}),
         **{key: kept[key] for key in ("checkpoint", "profile", "resume_sweep") if key in kept},
         "device": where.device,
         "resume": "a run folder" if cfg.get("resume") else None,  # whose path may differ

@@ -10,7 +10,7 @@ from typing import Any
 from accordion_bench.report.intervals import half_width as half_width
 from accordion_bench.report.labels import drives, is_dense, policies_of
 from accordion_bench.report.load import Run, flat
-from accordion_bench.same import FREE as ALWAYS_FREE
+from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
 
 # what does not change what a run computes
 FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target")
@@ -57,7 +57,7 @@ class Arm:
 
     @property
     def metric(self) -> str:
-        """The name of what is evaluated, a column of metrics.jsonl: see `accordion_bench.metrics`."""
+        """The name of what is evaluated, a column of metrics.jsonl: see `accordion_bench.runs.metrics`."""
         return self.runs[0].summary.get("metric_name", "accuracy")
 
     @property

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from accordion_bench.record import RunFolder
 from accordion_bench.report.finished import problem
 from accordion_bench.report.labels import label
+from accordion_bench.runs.folder import RunFolder
 
 FILES = ("config.yaml", "metrics.jsonl", "summary.json", "environment.json")
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml

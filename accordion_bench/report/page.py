@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from accordion_bench.metrics import metric
 from accordion_bench.report import words
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.load import Run
 from accordion_bench.report.provenance import facts, own_commands
 from accordion_bench.report.table import cells, tidy
 from accordion_bench.report.target import beside_tables
+from accordion_bench.runs.metrics import metric
 
 # of the page itself: a browser that honours it loads nothing from outside the file, whatever is in a label
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"

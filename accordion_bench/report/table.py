@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from accordion_bench.metrics import Metric, metric
 from accordion_bench.report.numbers import tidy as tidy
+from accordion_bench.runs.metrics import Metric, metric
 from accordion_bench.training.progress import human_bytes
 
 NONE = "–"

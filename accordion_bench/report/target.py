@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from accordion_bench.metrics import Metric, metric
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.intervals import half_width
 from accordion_bench.report.measured import Beside
 from accordion_bench.report.measured import tables as measured_tables
 from accordion_bench.report.table import NONE
 from accordion_bench.report.timed import communicates
+from accordion_bench.runs.metrics import Metric, metric
 from accordion_bench.training.progress import human_bytes
 
 

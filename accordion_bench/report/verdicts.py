@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from accordion_bench.metrics import Metric, metric
 from accordion_bench.report.arms import Arm, baseline, differences
 from accordion_bench.report.intervals import Difference
 from accordion_bench.report.numbers import against, tidy
 from accordion_bench.report.provenance import dense_command
 from accordion_bench.report.table import NO_DIFFERENCE, show_times, signed, size
+from accordion_bench.runs.metrics import Metric, metric
 
 
 def verdicts(arms: Sequence[Arm]) -> list[str]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from accordion_bench.metrics import metric
 from accordion_bench.report.arms import Arm, baseline
 from accordion_bench.report.load import Run
 from accordion_bench.report.numbers import tidy
@@ -11,6 +10,7 @@ from accordion_bench.report.provenance import machine
 from accordion_bench.report.table import paper_reference
 from accordion_bench.report.timed import communicates
 from accordion_bench.report.verdicts import verdicts as verdicts
+from accordion_bench.runs.metrics import metric
 
 FIGURES = {
     "comparison": "Arms side by side",

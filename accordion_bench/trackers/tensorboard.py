@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.trackers.base import Tracker, scalars
 
 

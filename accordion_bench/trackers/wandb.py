@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.metrics import METRICS
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.record import log
+from accordion_bench.runs.folder import log
+from accordion_bench.runs.metrics import METRICS
 from accordion_bench.trackers.base import Tracker, scalars
 
 # what curves may be drawn against, instead of wandb's own step; the first is what they are drawn against at first

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from accordion_bench import checkpoint
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config import build
 from accordion_bench.processes import rendezvous
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted, Stopper
 from accordion_bench.processes.placement import Layout
 from accordion_bench.processes.watchdog import DIED, ChildRefused, RankFailed, Watch, failure_of, told
-from accordion_bench.record import RunFolder, log
+from accordion_bench.runs import checkpoint
+from accordion_bench.runs.folder import RunFolder, log
 
 Config = dict[str, Any]
 

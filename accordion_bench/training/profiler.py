@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from accordion_bench.comm.clock import Clock
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 
 ROWS = 30  # of profile.txt
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from accordion_bench.metrics import Metric
+from accordion_bench.runs.metrics import Metric
 
 if TYPE_CHECKING:
     from accordion_bench.training.trainer import Trainer

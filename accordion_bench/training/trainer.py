@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench import checkpoint, config
+from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
@@ -23,7 +23,8 @@ from accordion_bench.network import Network
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
 from accordion_bench.processes.interrupt import Interrupted, Stopper
-from accordion_bench.record import RunFolder, log
+from accordion_bench.runs import checkpoint
+from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.sampler import Sampler
 from accordion_bench.signals.policy_runner import Decisions
 from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accordion_bench.metrics import Metric, metric
 from accordion_bench.network import Network, exchanges_from
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.intervals import half_width
+from accordion_bench.runs.metrics import Metric, metric
 
 Array = NDArray[np.float64]
 

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from accordion_bench.metrics import Metric
 from accordion_bench.report.colours import GREY, Look
 from accordion_bench.report.figures import font
+from accordion_bench.runs.metrics import Metric
 from accordion_bench.training.progress import human_bytes
 
 PANEL = 3.4  # inches, a column of a two-column paper

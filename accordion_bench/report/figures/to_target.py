@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from accordion_bench.metrics import metric
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.colours import looks
 from accordion_bench.report.figures.forest import name, named_width
@@ -12,6 +11,7 @@ from accordion_bench.report.figures.series import interval, seeds, several
 from accordion_bench.report.figures.style import SMALL, Sheet, interval_bar
 from accordion_bench.report.target import clock_of, mean, reached, target_of
 from accordion_bench.report.words import heading
+from accordion_bench.runs.metrics import metric
 
 
 def to_target(arms: Sequence[Arm]) -> Figure | None:

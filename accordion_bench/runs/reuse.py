@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.record import RunFolder
+from accordion_bench.runs.folder import RunFolder
 
 try:
     import fcntl
@@ -45,7 +45,7 @@ def earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) 
     Raises:
         ConfigError: another process is running it, and there is no waiting.
     """
-    from accordion_bench import checkpoint  # imports torch, which reports do without
+    from accordion_bench.runs import checkpoint  # imports torch, which reports do without
 
     wanted, unfinished, running = decisive(cfg), None, None
     lines = {f"{key}: {cfg[key]}" for key in QUICK}

@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from accordion_bench.interface import Interface
 from accordion_bench.netlab import __main__ as command_line
 from accordion_bench.netlab import calibrate, fit, hosts, janitor, job, options
 from accordion_bench.netlab.options import Cut
+from accordion_bench.network.interface import Interface
 from accordion_bench.options.checks import ConfigError, ValueRefused
 
 

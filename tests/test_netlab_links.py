@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
-from accordion_bench.interface import Interface
 from accordion_bench.netlab import fit, hosts, janitor
+from accordion_bench.network.interface import Interface
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from tests.helpers import exchange_for, yaml_names

@@ -12,7 +12,7 @@ from accordion_bench import config, train
 from accordion_bench.__main__ import typed
 from accordion_bench.comm.clock import Clock, Stage
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.network import Exchanges, Network, exchanges_from, exchanges_of, largest_of
+from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report import words
 from accordion_bench.report.arms import group

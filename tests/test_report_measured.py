@@ -11,7 +11,7 @@ from accordion_bench.report.load import Run
 from accordion_bench.report.measured import against_model, on_the_link, tables
 from tests.test_figures import run
 
-CUSTOM = {"_target_": "accordion_bench.network.Network", "bandwidth": 1e8, "latency": 1e-4}
+CUSTOM = {"_target_": "accordion_bench.network.link_model.Network", "bandwidth": 1e8, "latency": 1e-4}
 
 
 def measured(

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench.comm.ledger import Ledger
-from accordion_bench.interface import Interface
 from accordion_bench.netlab.hosts import INTERFACE
+from accordion_bench.network.interface import Interface
 
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 WIRE = [1 << n for n in (10, 12, 14, 16, 18, 20, 22, 24)]  # bytes that each host sends, about

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accordion_bench.interface import Interface
+from accordion_bench.network.interface import Interface
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 

@@ -18,8 +18,8 @@ from accordion_bench.exchange.overlap import Overlap, after_backward, overlaps
 from accordion_bench.forward.compile import compiled
 from accordion_bench.forward.precision import LossScale, autocast
 from accordion_bench.forward.task import Task, task_of
-from accordion_bench.meter import Meter
-from accordion_bench.network import Network
+from accordion_bench.network.link_model import Network
+from accordion_bench.network.meter import Meter
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
 from accordion_bench.processes.interrupt import Interrupted, Stopper

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accordion_bench.network import Network, exchanges_from
+from accordion_bench.network.link_model import Network, exchanges_from
 from accordion_bench.report.arms import Arm
 from accordion_bench.report.intervals import half_width
 from accordion_bench.runs.metrics import Metric, metric

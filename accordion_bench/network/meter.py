@@ -3,7 +3,7 @@
 import torch
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.interface import Interface
+from accordion_bench.network.interface import Interface
 
 
 class Meter:

@@ -1,0 +1,1 @@
+"""Links: modelled from bytes and rounds, and measured at the interface."""

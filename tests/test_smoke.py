@@ -11,9 +11,9 @@ import torch
 
 from accordion_bench import config, smoke, sweep, together, train
 from accordion_bench.comm.clock import Clock
+from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.sampler import Sampler
 from accordion_bench.training.profiler import profiled
 from tests import tiny
 

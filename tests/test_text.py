@@ -17,6 +17,7 @@ from torch import Tensor
 from accordion_bench import config, train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.datasets import text
+from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.datasets.synthetic_text import SyntheticText
 from accordion_bench.datasets.text import IGNORED, TextData
 from accordion_bench.forward.task import Text
@@ -26,7 +27,6 @@ from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.sampler import Sampler
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import validate

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import BN_POLICIES
+from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.processes import placement
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.sampler import Sampler
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
 from accordion_bench.validate import validate

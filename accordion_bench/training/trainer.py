@@ -12,6 +12,7 @@ from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
 from accordion_bench.exchange.exchange import Exchange, bucket_mb
 from accordion_bench.exchange.overlap import Overlap, after_backward, overlaps
@@ -25,7 +26,6 @@ from accordion_bench.plan import plan_record
 from accordion_bench.processes.interrupt import Interrupted, Stopper
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder, log
-from accordion_bench.sampler import Sampler
 from accordion_bench.signals.policy_runner import Decisions
 from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
 from accordion_bench.trackers.base import Tracker

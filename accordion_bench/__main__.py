@@ -39,7 +39,7 @@ def main() -> None:
         rendezvous.call_off(error)
     finally:
         signal.signal(signal.SIGINT, before)
-    from accordion_bench import sweep
+    from accordion_bench.cli import sweep
 
     failures.append(sweep.close())
     if max(failures):
@@ -81,7 +81,8 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
     from hydra.types import RunMode
     from omegaconf import DictConfig, OmegaConf
 
-    from accordion_bench import scale, sweep
+    from accordion_bench import scale
+    from accordion_bench.cli import sweep
     from accordion_bench.options.conf_dir import conf_dir
 
     scale.register()
@@ -90,7 +91,8 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
     def task(composed: DictConfig) -> float:
         hydra_config = HydraConfig.get()
         sweep.limit_threads(hydra_config.launcher)
-        from accordion_bench import config, presets, train
+        from accordion_bench import config, train
+        from accordion_bench.cli import experiments
 
         imported()
         scale.register()  # maybe in a process that a launcher has started
@@ -99,7 +101,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
         cell = f"{' '.join(overrides)}: " if hydra_config.mode == RunMode.MULTIRUN else ""
 
         def run(note: dict[str, Any]) -> float:
-            presets.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
+            experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
             cfg = config.resolve(composed, hydra_config.runtime.choices)
             equal = sweep.current.finished() if "experiment" in cfg["choices"] else None
             return train.run(cfg, typed(overrides), note, equal)
@@ -109,7 +111,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
             return failures[-1]
 
         if OmegaConf.select(composed, "setup.experiment") == "smoke":  # its cells are computed, not swept
-            from accordion_bench import smoke
+            from accordion_bench.cli import smoke
 
             return smoke.run(config.resolve(composed, hydra_config.runtime.choices), typed(overrides), tell)
         return sweep.cell(overrides, run, tell)

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from accordion_bench import config, together
+from accordion_bench import config
+from accordion_bench.cli import pairwise
+from accordion_bench.cli.pairwise import names
 from accordion_bench.options.instantiate import Config
-from accordion_bench.together import names
 
 WORKERS = 4
 PLAIN = {"compressor": "none", "sync": "every_step", "adaptive": "none"}
@@ -34,12 +35,12 @@ def cell(compressor: str, sync: str, adaptive: Iterable[str], overrides: tuple[s
         adaptive: names of policies, in order.
         overrides: of the run around it.
     """
-    return together.cell(_base(overrides), compressor, sync, adaptive)
+    return pairwise.cell(_base(overrides), compressor, sync, adaptive)
 
 
 def refusal(compressor: str, sync: str, adaptive: Iterable[str]) -> str | None:
     """Why a cell is refused, or None where it runs."""
-    return together.refusal(cell(compressor, sync, adaptive), WORKERS)
+    return pairwise.refusal(cell(compressor, sync, adaptive), WORKERS)
 
 
 @functools.cache

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from accordion_bench import __main__ as command
-from accordion_bench import config, errors, presets, train, validate
+from accordion_bench import config, errors, train, validate
+from accordion_bench.cli import experiments
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
@@ -160,12 +161,12 @@ def test_more_processes_than_gpus():
 
 def test_one_experiment_and_one_of_its_arms():
     arms = {"params": {"+arm": "dense,fast"}}
-    presets.refuse_unclear(["+experiment=[a/b,a/faithful]", "+arm=dense"], arms, {"arm": "dense"})
-    presets.refuse_unclear(["epochs=3"], {}, {})
+    experiments.refuse_unclear(["+experiment=[a/b,a/faithful]", "+arm=dense"], arms, {"arm": "dense"})
+    experiments.refuse_unclear(["epochs=3"], {}, {})
     with pytest.raises(ConfigError, match=r"experiment must be one, .*, got a/b and c/d; type \+experiment=a/b"):
-        presets.refuse_unclear(["+experiment=[a/b,c/d]", "+arm=dense"], arms, {"arm": "dense"})
+        experiments.refuse_unclear(["+experiment=[a/b,c/d]", "+arm=dense"], arms, {"arm": "dense"})
     with pytest.raises(ConfigError, match=r"arm must be one of dense,fast .*, got none; type \+arm=dense"):
-        presets.refuse_unclear(["+experiment=a/b", "hydra.mode=RUN"], arms, {})
+        experiments.refuse_unclear(["+experiment=a/b", "hydra.mode=RUN"], arms, {})
 
 
 # ---- every option of every YAML file, fed with a value of the wrong kind

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import config, together
+from accordion_bench import config
+from accordion_bench.cli import pairwise
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
@@ -42,15 +43,15 @@ def test_three_go_together_where_each_pair_does():
 
 
 @functools.cache
-def cells() -> list[together.Cell]:
+def cells() -> list[pairwise.Cell]:
     """In which every pair that runs occurs, see test_smoke.py."""
-    return together.cover(lambda cell: refusal(*cell) is None, *map(matrix.names, matrix.GROUPS))
+    return pairwise.cover(lambda cell: refusal(*cell) is None, *map(matrix.names, matrix.GROUPS))
 
 
 @pytest.mark.parametrize("part", range(8))
 def test_every_pair_that_runs_trains_a_few_steps(tmp_path, part):
     for compressor, sync, policies in cells()[part::8]:
-        cfg = together.shortened(matrix.cell(compressor, sync, policies, RUN))
+        cfg = pairwise.shortened(matrix.cell(compressor, sync, policies, RUN))
         config.components(cfg, matrix.WORKERS)
         folder = RunFolder(tmp_path / f"{compressor}-{sync}-{'-'.join(policies)}")
         folder.path.mkdir()

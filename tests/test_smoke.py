@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import config, smoke, sweep, together, train
+from accordion_bench import config, train
+from accordion_bench.cli import pairwise, smoke, sweep
 from accordion_bench.comm.clock import Clock
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.options.checks import ConfigError
@@ -23,7 +24,7 @@ HOUSE = Path(__file__).parents[1]
 # ---- the cover
 
 
-def possible(cell: together.Cell) -> bool:
+def possible(cell: pairwise.Cell) -> bool:
     """A rule with refusals of every kind: by pair, and of policies that do not go together."""
     compressor, sync, policies = cell
     alone = ("ab", "ac") if compressor == "y" else ()
@@ -33,13 +34,13 @@ def possible(cell: together.Cell) -> bool:
 
 def test_all_pairs_that_run_occur():
     groups = (["x", "y", "z"], ["every", "local"], ["aa", "ab", "ac", "ad", "none"])
-    cells = together.cover(possible, *groups)
-    occur = set().union(*(together.pairs(c, s, policy) for c, s, policies in cells for policy in policies))
+    cells = pairwise.cover(possible, *groups)
+    occur = set().union(*(pairwise.pairs(c, s, policy) for c, s, policies in cells for policy in policies))
     singles = [(c, s, a) for c, s, a in itertools.product(*groups) if possible((c, s, (a,)))]
-    assert occur == set().union(*(together.pairs(*single) for single in singles))
+    assert occur == set().union(*(pairwise.pairs(*single) for single in singles))
     assert all(possible(cell) for cell in cells) and len(cells) < len(singles)
     assert not any("none" in policies and len(policies) > 1 for _, _, policies in cells)
-    assert cells == together.cover(possible, *groups)
+    assert cells == pairwise.cover(possible, *groups)
 
 
 def test_cells_of_what_is_typed():
@@ -47,7 +48,7 @@ def test_cells_of_what_is_typed():
     typed = {"compressor": "topk", "adaptive": "[accordion,gravac]"}
     cells = smoke.cells(base, typed)
     assert {compressor for compressor, _, _ in cells} == {"topk"}
-    assert {sync for _, sync, _ in cells} == set(together.names("sync"))
+    assert {sync for _, sync, _ in cells} == set(pairwise.names("sync"))
     assert {policy for _, _, policies in cells for policy in policies} == {"accordion", "gravac"}
     assert {len(policies) for _, _, policies in cells} == {1}  # both drive the level
 
@@ -55,19 +56,19 @@ def test_cells_of_what_is_typed():
 def test_shortened_options_are_options():
     """Every policy and scheme still fits the run, and decides or averages within its six steps."""
     base = config.compose(["+experiment=smoke"])
-    for sync in together.names("sync"):
-        cfg = together.shortened(together.cell(base, "qsgd", sync, ["none"]))
+    for sync in pairwise.names("sync"):
+        cfg = pairwise.shortened(pairwise.cell(base, "qsgd", sync, ["none"]))
         config.components(cfg, 4)
         periods = (
             [cfg["sync"].get("period")] if not cfg["sync"].get("groups") else [p for p, _ in cfg["sync"]["groups"]]
         )
         assert all(period is None or period <= 2 for period in periods)
-    for policy in together.names("adaptive"):
+    for policy in pairwise.names("adaptive"):
         compressor = "topk" if policy == "gravac" else "qsgd"
         ran = [
             sync
-            for sync in together.names("sync")
-            if not together.refusal(together.shortened(together.cell(base, compressor, sync, [policy])), 4)
+            for sync in pairwise.names("sync")
+            if not pairwise.refusal(pairwise.shortened(pairwise.cell(base, compressor, sync, [policy])), 4)
         ]
         assert ran, policy
 

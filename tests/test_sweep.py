@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from accordion_bench import __main__ as command
-from accordion_bench import sweep, train
+from accordion_bench import train
+from accordion_bench.cli import sweep
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import sweep, together, train
+from accordion_bench import train
+from accordion_bench.cli import pairwise, sweep
+from accordion_bench.cli.pairwise import Cell
 from accordion_bench.options.instantiate import Config
-from accordion_bench.together import Cell
 from accordion_bench.validate import validate
 
 NAME = "smoke"
@@ -26,12 +27,12 @@ def cells(base: Config, typed: Mapping[str, Any]) -> list[Cell]:
 
     @functools.cache
     def runs(cell: Cell) -> bool:
-        return together.refusal(together.cell(base, *cell), base["workers"]) is None
+        return pairwise.refusal(pairwise.cell(base, *cell), base["workers"]) is None
 
     chosen = {"adaptive": list(base["adaptive"]) or ["none"]}
     chosen |= {group: [base["choices"][group]] for group in ("compressor", "sync")}
     groups = ("compressor", "sync", "adaptive")
-    return together.cover(runs, *(chosen[group] if group in typed else together.names(group) for group in groups))
+    return pairwise.cover(runs, *(chosen[group] if group in typed else pairwise.names(group) for group in groups))
 
 
 def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str], int]) -> float:
@@ -61,7 +62,7 @@ def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str],
 
         def trained(note: dict[str, Any], cell: Cell = cell, ended: list[bool] = ended) -> float:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                metric = train.run(together.shortened(together.cell(base, *cell)), {}, note)
+                metric = train.run(pairwise.shortened(pairwise.cell(base, *cell)), {}, note)
             ended.append(True)
             return metric
 

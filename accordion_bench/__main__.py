@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from accordion_bench.errors import explain
+from accordion_bench.config.explain import explain
 
 # Hydra is imported inside main: spawned processes import this module, and must not pay for it
 
@@ -81,28 +81,29 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
     from hydra.types import RunMode
     from omegaconf import DictConfig, OmegaConf
 
-    from accordion_bench import scale
     from accordion_bench.cli import sweep
+    from accordion_bench.config import by_scale
     from accordion_bench.options.conf_dir import conf_dir
 
-    scale.register()
+    by_scale.register()
 
     @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def task(composed: DictConfig) -> float:
         hydra_config = HydraConfig.get()
         sweep.limit_threads(hydra_config.launcher)
-        from accordion_bench import config, train
+        from accordion_bench import train
         from accordion_bench.cli import experiments
+        from accordion_bench.config.compose import resolve
 
         imported()
-        scale.register()  # maybe in a process that a launcher has started
+        by_scale.register()  # maybe in a process that a launcher has started
         overrides = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
         assert isinstance(overrides, list)
         cell = f"{' '.join(overrides)}: " if hydra_config.mode == RunMode.MULTIRUN else ""
 
         def run(note: dict[str, Any]) -> float:
             experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
-            cfg = config.resolve(composed, hydra_config.runtime.choices)
+            cfg = resolve(composed, hydra_config.runtime.choices)
             equal = sweep.current.finished() if "experiment" in cfg["choices"] else None
             return train.run(cfg, typed(overrides), note, equal)
 
@@ -113,7 +114,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
         if OmegaConf.select(composed, "setup.experiment") == "smoke":  # its cells are computed, not swept
             from accordion_bench.cli import smoke
 
-            return smoke.run(config.resolve(composed, hydra_config.runtime.choices), typed(overrides), tell)
+            return smoke.run(resolve(composed, hydra_config.runtime.choices), typed(overrides), tell)
         return sweep.cell(overrides, run, tell)
 
     task()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.compressors.assemble import Wrapped
-from accordion_bench.config import components
+from accordion_bench.config.components import build_components
+from accordion_bench.config.validate import validate, without_effect
 from accordion_bench.exchange.overlap import after_backward
 from accordion_bench.options.checks import ConfigError, show
 from accordion_bench.processes import rendezvous
@@ -20,7 +21,6 @@ from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import metric
 from accordion_bench.training import launch
 from accordion_bench.training.progress import human_bytes
-from accordion_bench.validate import validate, without_effect
 
 Config = dict[str, Any]
 
@@ -209,7 +209,7 @@ def unfinished(folder: RunFolder, error: BaseException) -> dict[str, Any]:
 
 def header(cfg: Config, where: Layout) -> str:
     """One line: what runs where."""
-    choices, parts = cfg["choices"], components(cfg, where.workers)
+    choices, parts = cfg["choices"], build_components(cfg, where.workers)
     compressor = parts.wrapped.compressor
     momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.owns else ""
     local = ""
@@ -228,7 +228,7 @@ def header(cfg: Config, where: Layout) -> str:
 
 def exchanging(cfg: Config, wrapped: Wrapped, where: Layout) -> str:
     """How the processes of a run exchange gradients; nothing where there is one process."""
-    if where.processes == 1 or not components(cfg, where.workers).sync.gradient_exchange:
+    if where.processes == 1 or not build_components(cfg, where.workers).sync.gradient_exchange:
         return ""
     if cfg["comm"].get("engine") == "ddp":
         return "; gradients are exchanged by DistributedDataParallel"

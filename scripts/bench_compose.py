@@ -7,9 +7,11 @@ import statistics
 import time
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 
-from accordion_bench import config, scale
+from accordion_bench.config import by_scale
+from accordion_bench.config.compose import compose
 from accordion_bench.options.conf_dir import conf_dir
 
 ROUNDS = 3
@@ -17,9 +19,9 @@ ROUNDS = 3
 
 def composed(experiment: str) -> Any:
     """What Hydra makes of an experiment without its arms, not resolved."""
-    scale.register()
+    by_scale.register()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
+        return hydra_compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
 
 
 def seconds(overrides: list[str]) -> float:
@@ -27,7 +29,7 @@ def seconds(overrides: list[str]) -> float:
     found = []
     for _ in range(ROUNDS):
         began = time.process_time()
-        config.compose(overrides)
+        compose(overrides)
         found.append(time.process_time() - began)
     return statistics.median(found)
 

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.components import build_components, build_model
+from accordion_bench.config.compose import compose
 from accordion_bench.datasets.imagenet import Files, FolderData, Views
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.tensors import keyed_rng
@@ -63,9 +64,12 @@ def cpu_times(arms: dict[str, Callable[[], None]], rounds: int, steps: int) -> d
 
 def bench_batch(rounds: int) -> None:
     """The next batch, against forward and backward of resnet20 on it; and drawing an epoch's augmentation."""
-    cfg = config.compose(["model=resnet20", "dataset=cifar10"])
+    cfg = compose(["model=resnet20", "dataset=cifar10"])
     for batch, (name, augmentation) in itertools.product((32, 128), AUGMENTED.items()):
-        data, model = made_up(50_000, **augmentation), config.build_model(cfg, config.components(cfg, 1).dataset)
+        data, model = (
+            made_up(50_000, **augmentation),
+            build_model(cfg, build_components(cfg, 1).dataset),
+        )
         batches = data.train_batches(0, orders(50_000, batch))
         x, y = next(batches)
 

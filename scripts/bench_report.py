@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from accordion_bench import config
+from accordion_bench.config.compose import compose
 from accordion_bench.report import figures, load, write
 from accordion_bench.report.arms import group, settings
 from accordion_bench.report.draw import draw
@@ -59,7 +59,7 @@ def make(folder: Path, settings: int, arms: int, seeds: int, epochs: int) -> int
     for workers in (2 << i for i in range(settings)):
         for number in range(arms):
             typed = ["model=resnet18", "dataset=cifar10", f"workers={workers}", f"epochs={epochs}", *typed_for(number)]
-            cfg = config.compose(typed)
+            cfg = compose(typed)
             for seed in range(seeds):
                 run = RunFolder(folder / f"{workers}-{number}-{seed}")
                 run.path.mkdir()

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.components import build_components, build_model
+from accordion_bench.config.compose import compose
 from accordion_bench.runs.folder import RunFolder, environment
 from accordion_bench.training.trainer import Trainer
 
@@ -33,7 +34,7 @@ BIG = {"resnet18, 32x32, batch 16": ["model=resnet18", "dataset=synthetic", "bat
 
 def trainer_for(overrides: list[str], comm: Comm) -> Trainer:
     """A trainer in the middle of its first epoch, with no file behind it but a temporary folder."""
-    cfg = config.compose([*overrides, "schedule.lr_scaling=none", "optimizer.lr=0.01"])
+    cfg = compose([*overrides, "schedule.lr_scaling=none", "optimizer.lr=0.01"])
     trainer = Trainer(cfg, comm, RunFolder(tempfile.mkdtemp()))
     trainer.begin_epoch()
     return trainer
@@ -106,7 +107,7 @@ def bench_plain(rounds: int) -> None:
     """One worker against a plain PyTorch loop."""
     for setting, overrides in {**MODELS, **BIG}.items():
         trainer = trainer_for(overrides, Comm(1))
-        model = config.build_model(trainer.cfg, config.components(trainer.cfg, 1).dataset)
+        model = build_model(trainer.cfg, build_components(trainer.cfg, 1).dataset)
         times = interleaved({"ours": our_step(trainer), "plain": plain_step(trainer, model)}, rounds)
         row("dense step / plain PyTorch, 1 worker", setting, times, ("ours", "plain"), 1.03)
 
@@ -142,7 +143,7 @@ def _ddp_process(rank: int, folder: str, setting: str, overrides: list[str], rou
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     trainer = trainer_for(overrides, Comm(1, 2, rank))
-    model = config.build_model(trainer.cfg, config.components(trainer.cfg, 1).dataset)
+    model = build_model(trainer.cfg, build_components(trainer.cfg, 1).dataset)
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 renames broadcast_buffers, 2.11 has only that
     wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     arms = {"ours": our_step(trainer), "ddp": plain_step(trainer, wrapped, rank)}

@@ -22,7 +22,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 
-from accordion_bench import config, errors
+from accordion_bench.config import explain
+from accordion_bench.config.compose import compose
+from accordion_bench.config.validate import validate
 from accordion_bench.report import figures, words
 from accordion_bench.report.arms import Arm, fingerprint, group
 from accordion_bench.report.load import Run, read_runs
@@ -30,7 +32,6 @@ from accordion_bench.report.provenance import provenance
 from accordion_bench.report.table import aligned, show_ratio, show_times, tidy
 from accordion_bench.runs import checkpoint
 from accordion_bench.training.progress import human_bytes
-from accordion_bench.validate import validate
 
 ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=1gbit"]
 SETTINGS = {
@@ -114,10 +115,10 @@ def planned(args: argparse.Namespace) -> tuple[list[Cell], list[str]]:
         for arm, options in ARMS.items():
             typed = [*ALWAYS, *chosen, f"epochs={epochs}", *(option.format(**numbers) for option in options)]
             try:
-                cfg = config.compose([*typed, f"paths.runs={args.runs}"])
+                cfg = compose([*typed, f"paths.runs={args.runs}"])
                 validate(cfg)
             except Exception as error:  # e.g. a policy that this version does not have
-                refused.append(f"{setting}, {arm}: {errors.explain(error) or repr(error)}")
+                refused.append(f"{setting}, {arm}: {explain.explain(error) or repr(error)}")
                 continue
             arms.append((setting, arm, tuple(typed), key_of(Run(Path(), yaml.safe_load(yaml.safe_dump(cfg))))))
     for sentence in refused:

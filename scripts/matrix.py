@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from accordion_bench import config
 from accordion_bench.cli import pairwise
 from accordion_bench.cli.pairwise import names
+from accordion_bench.config.compose import compose
 from accordion_bench.options.instantiate import Config
 
 WORKERS = 4
@@ -24,7 +24,7 @@ GROUPS = tuple(PLAIN)
 
 @functools.cache
 def _base(overrides: tuple[str, ...]) -> Config:
-    return config.compose(overrides)
+    return compose(overrides)
 
 
 def cell(compressor: str, sync: str, adaptive: Iterable[str], overrides: tuple[str, ...] = ()) -> Config:

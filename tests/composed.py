@@ -7,10 +7,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from accordion_bench import config, scale
+from accordion_bench.config import by_scale
+from accordion_bench.config.compose import compose
+from accordion_bench.config.components import build_components
+from accordion_bench.config.compose import compose
 from accordion_bench.options.conf_dir import conf_dir
 
-_once = functools.cache(config.compose)
+_once = functools.cache(compose)
 
 
 @functools.cache
@@ -39,7 +42,7 @@ def cfg(*overrides: str) -> dict[str, Any]:
             node = node.get(part) if isinstance(node, dict) else None
         there = isinstance(node, dict) and last in node and not isinstance(node[last], dict)
         if not there or isinstance(_value(option), dict):
-            return config.compose(overrides)
+            return compose(overrides)
         node[last] = copy.deepcopy(_value(option))
     return out
 
@@ -56,7 +59,7 @@ def unresolved(preset: str, arm: str = "") -> DictConfig:
     """What Hydra composes for an experiment, with its own node; not to be changed."""
     from hydra import compose, initialize_config_dir
 
-    scale.register()
+    by_scale.register()
     overrides = [f"+experiment={preset}", *([f"+arm={arm}"] if arm else [])]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", overrides, return_hydra_config=True)
@@ -72,6 +75,6 @@ def swept(preset: str, at: str = "full") -> dict[str, list[str]]:
     return {str(key): str(values).split(",") for key, values in params.items()}
 
 
-def parts_of(cfg: dict[str, Any]) -> config.Components:
+def parts_of(cfg: dict[str, Any]) -> components.Components:
     """The components of a configuration that says how many workers there are."""
-    return config.components(cfg, cfg["workers"])
+    return build_components(cfg, cfg["workers"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from accordion_bench import config
+from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Measured, Plan, Run
 from tests import composed
@@ -22,7 +22,7 @@ def values(plan, ladder):
 
 
 def components(*overrides):
-    return config.components(composed.cfg(*overrides), workers=4)
+    return build_components(composed.cfg(*overrides), workers=4)
 
 
 def refused(*overrides) -> str:

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
-from accordion_bench import config
 from accordion_bench.adaptive.accordion import Accordion
 from accordion_bench.adaptive.critical import CriticalRegime
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.components import build_components
+from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan, Run, Signals
@@ -220,12 +221,12 @@ class TestStatistics:
 @pytest.mark.parametrize("compressor", ["powersgd", "topk", "qsgd"])
 def test_contract_of_every_policy(name, compressor):
     """Builds from its YAML, starts on any ladder, and its state survives a round trip; codebooks need a quantiser."""
-    cfg = config.compose([f"adaptive={name}", f"compressor={compressor}"])
+    cfg = compose([f"adaptive={name}", f"compressor={compressor}"])
     if matrix.of_pair("compressor", compressor, "adaptive", name):
         with pytest.raises(ConfigError, match=r"type .*compressor="):
-            config.components(cfg, workers=4)
+            build_components(cfg, workers=4)
         return
-    parts = config.components(cfg, workers=4)
+    parts = build_components(cfg, workers=4)
     assert list(parts.policies) == ([] if name == "none" else [name])
     for policy in parts.policies.values():
         plan = policy.start(Plan({"a": 0}, 32, codebooks=parts.codebooks), parts.ladder, parts.run)
@@ -243,11 +244,11 @@ def test_every_policy_of_levels_refuses_a_compressor_without():
     for name in yaml_names("adaptive"):
         if name != "none" and target(yaml_node("adaptive", name), name).drives in ("level", "codebook"):
             with pytest.raises(ConfigError, match=r"got compressor=none; type .*compressor=(powersgd|qsgd|topk)"):
-                config.components(config.compose([f"adaptive={name}", "compressor=none"]), workers=4)
+                build_components(compose([f"adaptive={name}", "compressor=none"]), workers=4)
 
 
 def test_two_policies_on_one_knob_are_refused():
-    cfg = config.compose(["adaptive=accordion", "compressor=powersgd"])
+    cfg = compose(["adaptive=accordion", "compressor=powersgd"])
     cfg["adaptive"]["again"] = dict(cfg["adaptive"]["accordion"])
     with pytest.raises(ConfigError, match="accordion and again"):
-        config.components(cfg, workers=4)
+        build_components(cfg, workers=4)

@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from accordion_bench import __main__ as command
-from accordion_bench import config, errors, train, validate
+from accordion_bench import train
 from accordion_bench.cli import experiments
+from accordion_bench.config import components, explain, validate
+from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
@@ -29,7 +31,7 @@ def never_launched(monkeypatch, tmp_path):
         raise AssertionError("not refused")
 
     monkeypatch.setattr(launch, "joined", joined)
-    monkeypatch.setattr(config.Dataset, "prepare", lambda self, root: None)
+    monkeypatch.setattr(components.Dataset, "prepare", lambda self, root: None)
     monkeypatch.setattr("accordion_bench.datasets.cifar.Cifar.prepare", lambda self, root: None)
     monkeypatch.chdir(tmp_path)
     yield
@@ -39,8 +41,8 @@ def never_launched(monkeypatch, tmp_path):
 def sentence(*overrides: str) -> str:
     """What the user reads."""
     with pytest.raises(Exception) as caught:
-        train.run(config.compose(overrides), command.typed(list(overrides)))
-    text = errors.explain(caught.value)
+        train.run(compose(overrides), command.typed(list(overrides)))
+    text = explain.explain(caught.value)
     assert text, repr(caught.value)
     assert "\n" not in text
     return text
@@ -151,12 +153,12 @@ def test_one_sentence(overrides, told):
 
 
 def test_more_processes_than_gpus():
-    cfg = config.compose(["comm=nccl", "comm.processes=2"])
+    cfg = compose(["comm=nccl", "comm.processes=2"])
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2; type comm.processes=1"):
         placement.layout(cfg, environ={}, gpus=1)
     started = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2"):
-        placement.layout(config.compose(["comm=nccl"]), environ=started, gpus=1)
+        placement.layout(compose(["comm=nccl"]), environ=started, gpus=1)
 
 
 def test_one_experiment_and_one_of_its_arms():
@@ -217,7 +219,7 @@ def test_wrong_kind_in_plain_yaml(choice):
         overrides += [f"compressor={fitting}"]
     if choice == "network=custom":
         overrides += ["network.bandwidth=1e8"]
-    composed = config.compose(overrides)
+    composed = compose(overrides)
     for key, default in options()[choice]:
         wrong = [{"odd": 1}, [{"odd": 1}]]
         wrong += [] if key in FREE_TEXT else ["nonsense"]
@@ -245,7 +247,7 @@ def test_wrong_kind_in_plain_yaml(choice):
 @pytest.fixture
 def stopped(tmp_path) -> RunFolder:
     """The folder of a run that has not finished."""
-    cfg = config.compose([POWERSGD, "compressor.rank=4", "epochs=7", "comm=gloo", "comm.processes=2"])
+    cfg = compose([POWERSGD, "compressor.rank=4", "epochs=7", "comm=gloo", "comm.processes=2"])
     return RunFolder.create(str(tmp_path / "runs"), "x", {**cfg, "workers": 4})
 
 
@@ -267,13 +269,13 @@ def test_resume_with_another_configuration(stopped, overrides, told):
 
 def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
     typed = [f"resume={stopped.path}", "comm.timeout=5", "checkpoint.every=3", "epochs=7"]
-    cfg = train.resumed_config(config.compose(typed), set(command.typed(typed)))
+    cfg = train.resumed_config(compose(typed), set(command.typed(typed)))
     assert (cfg["compressor"]["rank"], cfg["epochs"], cfg["workers"]) == (4, 7, 4)
     kept = {"backend": "gloo", "processes": 2, "workers_per_process": None, "timeout": 5}
     assert {key: cfg["comm"][key] for key in kept} == kept
     assert cfg["checkpoint"]["every"] == 3
     typed = [f"resume={stopped.path}", "comm=simulated"]
-    cfg = train.resumed_config(config.compose(typed), set(command.typed(typed)))
+    cfg = train.resumed_config(compose(typed), set(command.typed(typed)))
     assert placement.layout(cfg, environ={}, gpus=0) == placement.Layout("simulated", 1, 4)
     assert cfg["choices"]["comm"] == "simulated"
 
@@ -356,7 +358,7 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
 )
 def test_a_setting_without_effect_warns(overrides, key, capsys):
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(config.compose(overrides), command.typed(overrides))
+        train.run(compose(overrides), command.typed(overrides))
     warnings = capsys.readouterr().err.splitlines()
     assert [w for w in warnings if w.startswith(f"warning: {key} has no effect here: ")] == warnings != []
 
@@ -364,14 +366,14 @@ def test_a_setting_without_effect_warns(overrides, key, capsys):
 @pytest.mark.parametrize("overrides", [["sync=diloco", "epochs=2"], ["sync=slowmo", "sync.period=1000"]])
 def test_a_run_without_an_outer_step_warns(overrides, capsys):
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(config.compose(overrides), command.typed(overrides))
+        train.run(compose(overrides), command.typed(overrides))
     assert re.fullmatch(r"warning: sync=\w+ takes no outer step here: .*\n", capsys.readouterr().err)
 
 
 def test_periods_with_an_effect_do_not_warn(capsys):
     overrides = ["sync=post_local_sgd", "sync.period=360", "adaptive=adacomm", "adaptive.adacomm.max_period=360"]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(config.compose(overrides), command.typed(overrides))
+        train.run(compose(overrides), command.typed(overrides))
     assert capsys.readouterr().err == ""
 
 
@@ -379,20 +381,20 @@ def test_periods_with_an_effect_do_not_warn(capsys):
 def test_options_of_several_kinds_are_taken_from_the_command_line(option, capsys):
     overrides = ["compressor=qsgd", f"compressor.{option}", *(["compressor.bits=null"] if "levels" in option else [])]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(config.compose(overrides), command.typed(overrides))
+        train.run(compose(overrides), command.typed(overrides))
 
 
 def test_a_fitted_codebook_leaves_the_bits_alone(capsys):
     overrides = ["compressor=qsgd", "adaptive=alq", "compressor.bits=3", "adaptive.alq.num_components=9"]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(config.compose(overrides), command.typed(overrides))
+        train.run(compose(overrides), command.typed(overrides))
     assert capsys.readouterr().err == ""
 
 
 def test_a_batch_that_grows_may_need_micro_batches(capsys):
     overrides = [BATCH, "micro_batch_size=64", f"{BATCH_KEY}.factor=4", f"{BATCH_KEY}.eta=0.2"]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(config.compose(overrides), command.typed(overrides))
+        train.run(compose(overrides), command.typed(overrides))
     assert capsys.readouterr().err == ""
 
 
@@ -400,7 +402,7 @@ def test_settings_with_an_effect_do_not_warn(capsys):
     overrides = [POWERSGD, "compressor.rank=4", "schedule.warmup_epochs=3", "micro_batch_size=16", "comm=gloo"]
     overrides += ["comm.timeout=5", "compressor.residual=aggregate"]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(config.compose(overrides), command.typed(overrides))
+        train.run(compose(overrides), command.typed(overrides))
     assert capsys.readouterr().err == ""
 
 

@@ -3,7 +3,7 @@
 import pytest
 from hydra.errors import ConfigCompositionException
 
-from accordion_bench import config
+from accordion_bench.config.compose import compose
 from tests import composed, tiny
 from tests.test_period_policies import OVERLAP
 from tests.test_resume import ARMS
@@ -21,14 +21,14 @@ LISTS = [
 
 @pytest.mark.parametrize("overrides", LISTS, ids=" ".join)
 def test_the_same_as_the_command_line(overrides):
-    expected, found = config.compose(overrides), composed.cfg(*overrides)
+    expected, found = compose(overrides), composed.cfg(*overrides)
     assert found == expected
     found["schedule"].clear()  # nobody else's
     assert composed.cfg(*overrides) == expected
 
 
 def test_the_same_as_a_tiny_run(tmp_path):
-    assert tiny.cfg(tmp_path, *OVERLAP, "epochs=2") == config.compose(tiny.typed(tmp_path, *OVERLAP, "epochs=2"))
+    assert tiny.cfg(tmp_path, *OVERLAP, "epochs=2") == compose(tiny.typed(tmp_path, *OVERLAP, "epochs=2"))
 
 
 def test_what_hydra_refuses_is_refused():

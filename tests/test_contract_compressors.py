@@ -4,7 +4,7 @@ import pytest
 
 from accordion_bench import conformance
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compatible import knobs
+from accordion_bench.config.compatibility import knobs
 from tests.helpers import exchange_for, gradients, yaml_names
 from tests.test_conformance import owed
 

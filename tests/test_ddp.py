@@ -9,12 +9,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.powersgd import PowerSGD
+from accordion_bench.config.validate import validate, without_effect
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
-from accordion_bench.validate import validate, without_effect
 from tests import composed
 from tests.processes import in_two
 

@@ -6,10 +6,12 @@ import math
 import pytest
 import torch
 
-from accordion_bench import config, train
+from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.dgc import DGC, clipped
+from accordion_bench.config.components import build_components
+from accordion_bench.config.compose import compose
 from accordion_bench.exchange.exchange import Exchange, levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
@@ -269,4 +271,4 @@ def test_error_feedback_around_it_is_refused():
 
 def test_another_optimizer_is_refused():
     with pytest.raises(ConfigError, match="optimizer must be sgd"):
-        config.components(config.compose(["compressor=dgc", "optimizer=adamw"]), 4)
+        build_components(compose(["compressor=dgc", "optimizer=adamw"]), 4)

@@ -13,14 +13,17 @@ import torch
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from accordion_bench import config, train, validate
+from accordion_bench import train
 from accordion_bench.__main__ import in_order
+from accordion_bench.config import validate
+from accordion_bench.config.by_scale import SCALES
+from accordion_bench.config.components import build_components, build_model
+from accordion_bench.config.compose import compose, resolve
 from accordion_bench.exchange.exchange import sent_specs
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.scale import SCALES
 from tests import tiny
 from tests.composed import parts_of, swept, unresolved
 from tests.helpers import yaml_names, yaml_node
@@ -39,7 +42,7 @@ def cfg_of(preset: str, arm: str = "dense", at: str = "full", **setup) -> dict:
     with open_dict(full):
         full.scale = at
         full.setup = OmegaConf.merge(full.setup, setup)
-    return config.resolve(full, full.hydra.runtime.choices)
+    return resolve(full, full.hydra.runtime.choices)
 
 
 def arms_of(family: str) -> list[str]:
@@ -100,7 +103,7 @@ def test_workers_meet_in_mid_run_at_every_scale(preset):
         cfg, params, setup = cfg_of(preset, at=at), swept(preset, at), unresolved(preset, "dense").copy()
         setup.scale = at
         for workers in map(int, params.get("workers", [cfg["workers"]])):
-            run = config.components({**cfg, "workers": workers}, workers).run
+            run = build_components({**cfg, "workers": workers}, workers).run
             switch = (run.first_drop() or 0) if "local_post" in params["+arm"] else 0
             longest = max(map(int, params.get("setup.period", [setup.setup.period])))
             assert (run.epochs - switch) * run.steps_per_epoch() >= longest
@@ -189,7 +192,7 @@ def test_official_quirks_of_alq(arm):
 
 def test_quirks_of_alq_in_any_order():
     both = ["alq/table2", "alq/official"]
-    found = [config.compose([f"+experiment=[{','.join(order)}]", "+arm=alq"]) for order in (both, both[::-1])]
+    found = [compose([f"+experiment=[{','.join(order)}]", "+arm=alq"]) for order in (both, both[::-1])]
     assert found[0] == found[1] and found[0]["adaptive"]["alq"]["solver"] == "official"
 
 
@@ -207,7 +210,7 @@ def test_ef_blocksgd():
     for arm, scales in {"ef_sgd": 1, "ef_sgdm": 1, "ef_blocksgd": 59, "ef_blocksgdm": 59}.items():
         cfg = cfg_of("ef_blocksgd/cifar100", arm, "tiny")
         parts = parts_of(cfg)
-        named = config.build_model(cfg, parts.dataset).named_parameters()
+        named = build_model(cfg, parts.dataset).named_parameters()
         specs = [TensorSpec(name, tuple(p.shape)) for name, p in named]
         assert len(sent_specs(specs, parts.wrapped.scope, parts.wrapped.block_size)) == scales
 
@@ -251,7 +254,7 @@ def test_the_variance_is_recorded(tmp_path):
     found = {}
     for arm in ("dense", "alq_qsgdinf", "alq_nuqsgd"):
         runs = tmp_path / arm
-        train.run(config.compose(["+experiment=alq/variance", f"+arm={arm}", f"paths.runs={runs}", *QUICK]))
+        train.run(compose(["+experiment=alq/variance", f"+arm={arm}", f"paths.runs={runs}", *QUICK]))
         found[arm] = [row["compression_error"] for row in RunFolder(tiny.only(runs)).read_metrics()]
     assert not any(found["dense"]) and len(found["dense"]) == 4
     assert all(0 < ours < theirs for ours, theirs in zip(found["alq_qsgdinf"], found["alq_nuqsgd"], strict=True))
@@ -260,7 +263,7 @@ def test_the_variance_is_recorded(tmp_path):
 def test_arms_may_be_typed_before_their_experiment():
     typed = ["-m", "+arm=alq_one_worker", "workers=2", "+experiment=alq/table1", "seed=1"]
     assert in_order(typed) == ["-m", "workers=2", "+experiment=alq/table1", "seed=1", "+arm=alq_one_worker"]
-    assert config.compose(in_order(["+arm=alq_one_worker", "+experiment=alq/table1"]))["workers"] == 1
+    assert compose(in_order(["+arm=alq_one_worker", "+experiment=alq/table1"]))["workers"] == 1
 
 
 def run_preset(preset: str, runs: Path, *overrides: str) -> list[dict]:

@@ -9,17 +9,20 @@ import torch
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from accordion_bench import config, train, validate
+from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.compressors.base import Compressor
+from accordion_bench.config import validate
+from accordion_bench.config.by_scale import SCALES
+from accordion_bench.config.components import build_model
+from accordion_bench.config.compose import compose, resolve
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.optimizers.torch_optim import SGDPlusGradient, without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.scale import SCALES
 from tests.composed import parts_of, swept, unresolved
 from tests.helpers import compressor as wrapped
 from tests.helpers import exchange_for, gradients, yaml_names, yaml_node
@@ -64,7 +67,7 @@ def cfg_of(preset: str, arm: str = "", at: str = "full", faithful: bool = False)
     """The configuration of one cell."""
     full = official(preset, arm) if faithful else unresolved(preset, arm)
     full.scale = at
-    return config.resolve(full, full.hydra.runtime.choices)
+    return resolve(full, full.hydra.runtime.choices)
 
 
 def setup(preset: str, at: str = "full") -> DictConfig:
@@ -88,7 +91,7 @@ def model_specs(preset: str, faithful: bool = True) -> list[TensorSpec]:
     """The tensors of a preset's network, at full scale."""
     cfg = cfg_of(preset, faithful=faithful)
     with torch.device("meta"):
-        named = list(config.build_model(cfg, parts_of(cfg).dataset).named_parameters())
+        named = list(build_model(cfg, parts_of(cfg).dataset).named_parameters())
     return [TensorSpec(name, tuple(p.shape)) for name, p in named]
 
 
@@ -187,7 +190,7 @@ def test_every_cell_is_valid(preset, monkeypatch):
 @pytest.mark.parametrize("preset", ["accordion/base", "accordion/base_images", "accordion/faithful"])
 def test_a_part_is_no_experiment(preset):
     with pytest.raises(ConfigError) as refused:
-        config.compose([f"+experiment={preset}"])
+        compose([f"+experiment={preset}"])
     assert str(refused.value) == (
         f"experiment must be a whole one, got {preset}, a part of others; type +experiment=accordion/table1_resnet18, "
         "or another of docs/experiments.md"
@@ -242,7 +245,7 @@ def test_the_same_where_the_paper_and_the_code_agree():
 def test_experiments_may_be_listed_in_any_order():
     both = ["accordion/table1_senet18", "accordion/faithful"]
     found = [
-        config.compose([f"+experiment=[{','.join(order)}]", "+arm=accordion_powersgd", "scale=tiny"])
+        compose([f"+experiment=[{','.join(order)}]", "+arm=accordion_powersgd", "scale=tiny"])
         for order in (both, both[::-1])
     ]
     assert found[0] == found[1]
@@ -461,7 +464,7 @@ QUICK = ["model=resnet8", "dataset=synthetic", "dataset.size=8", "scale=tiny", "
 def trained(runs: Path, preset: str, arm: str, *overrides: str) -> RunFolder:
     """A run of a second or two."""
     known = {path for path in runs.glob("2*")} if runs.exists() else set()
-    cfg = config.compose([f"+experiment={preset}", f"+arm={arm}", f"paths.runs={runs}", *QUICK, *overrides])
+    cfg = compose([f"+experiment={preset}", f"+arm={arm}", f"paths.runs={runs}", *QUICK, *overrides])
     train.run(cfg)
     (folder,) = set(runs.glob("2*")) - known
     return RunFolder(folder)
@@ -499,7 +502,7 @@ def test_topk_and_batches_train(tmp_path):
     kept = compressor("topk").paper_floats
     assert folder.read_json("summary.json")["paper_floats"] == 12 * sum(kept(s, 0.25, 4) for s in resnet8_specs())
     faithful = "+experiment=[accordion/table5_resnet18,accordion/faithful]"
-    cfg = config.compose([faithful, "+arm=accordion_batch", f"paths.runs={tmp_path / 'batch'}", *QUICK])
+    cfg = compose([faithful, "+arm=accordion_batch", f"paths.runs={tmp_path / 'batch'}", *QUICK])
     train.run(cfg)
     (found,) = (tmp_path / "batch").glob("2*")
     rows = RunFolder(found).read_metrics()
@@ -509,7 +512,7 @@ def test_topk_and_batches_train(tmp_path):
 
 def test_the_language_model_trains(tmp_path):
     small = ["dataset=synthetic_text", "dataset.subset=1000", "comm=simulated", f"paths.runs={tmp_path}"]
-    train.run(config.compose(["+experiment=accordion/lstm", "+arm=accordion_topk", "scale=tiny", *small]))
+    train.run(compose(["+experiment=accordion/lstm", "+arm=accordion_topk", "scale=tiny", *small]))
     (found,) = tmp_path.glob("2*")
     summary = RunFolder(found).read_json("summary.json")
     assert summary["metric_name"] == "perplexity" and summary["metric"] == summary["valid_perplexity"]

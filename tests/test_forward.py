@@ -7,10 +7,10 @@ from torch import nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.assemble import wrapped_compressor
+from accordion_bench.config.validate import validate
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan
-from accordion_bench.validate import validate
 from tests import composed
 from tests.helpers import yaml_names, yaml_node
 from tests.test_overlapped import TINY, left_early, same, trained  # noqa: F401

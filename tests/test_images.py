@@ -15,7 +15,8 @@ from PIL import Image
 from scipy.io import savemat
 from torch import Tensor
 
-from accordion_bench import config, train
+from accordion_bench import train
+from accordion_bench.config.compose import compose
 from accordion_bench.datasets.cifar import Cifar
 from accordion_bench.datasets.imagenet import Files, FolderData, ImageNet, Views, box, central
 from accordion_bench.datasets.images import ImageData
@@ -152,7 +153,7 @@ def test_cifar100(tmp_path, monkeypatch):
     assert (data.test_size, data.test_labels.tolist()) == (7, drawn["test"][1][:7].tolist())
 
     data_of = ["dataset=cifar100", f"paths.data={tmp_path}", f"paths.runs={tmp_path / 'runs'}", "dataset.subset=16"]
-    train.run(config.compose([*data_of, "dataset.cutout=8", "batch_size=4", "epochs=1", "comm=simulated", "workers=2"]))
+    train.run(compose([*data_of, "dataset.cutout=8", "batch_size=4", "epochs=1", "comm=simulated", "workers=2"]))
     (folder,) = (tmp_path / "runs").iterdir()
     assert RunFolder(folder).read_json("summary.json")["steps"] == 2
 
@@ -371,7 +372,7 @@ def run(root: Path, runs: Path, *overrides: str) -> list[dict]:
     """Metrics rows of two epochs of a small network."""
     folder = ["dataset.classes=3", "dataset.train_size=15", "dataset.image_size=16", f"paths.data={root}"]
     own = ["model.depth=8", "batch_size=4", "epochs=2", "optimizer.lr=0.01", f"paths.runs={runs}"]
-    train.run(config.compose(["dataset=imagenet", *folder, *own, *overrides]))
+    train.run(compose(["dataset=imagenet", *folder, *own, *overrides]))
     (written,) = runs.iterdir()
     assert RunFolder(written).done
     return RunFolder(written).read_metrics()

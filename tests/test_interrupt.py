@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from accordion_bench import __main__ as command
-from accordion_bench import errors, train
+from accordion_bench import train
+from accordion_bench.config import explain
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import interrupt
 from accordion_bench.processes.interrupt import Interrupted, Stopper
@@ -292,7 +293,7 @@ def test_nan_in_two_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("TINY_TROUBLE", "nan:1:20")
     with forked(), pytest.raises(launch.ChildRefused) as stopped:
         train.run(composed.run(tmp_path, *TWO))
-    told = errors.explain(stopped.value)
+    told = explain.explain(stopped.value)
     assert told is not None and told.startswith("step 9 (epoch 1): the loss of worker 3 is nan, and the gradient of ")
     assert multiprocessing.active_children() == []
     check_not_finite(tiny.only(tmp_path), "step 9 (epoch 1): the loss of worker 3 is nan")

@@ -15,13 +15,13 @@ from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.gravac import GraVAC
 from accordion_bench.adaptive.lgreco import LGreCo
 from accordion_bench.adaptive.schedule import LevelSchedule
+from accordion_bench.config.validate import without_effect
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Signals
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.policy_runner import Decisions
 from accordion_bench.training.trainer import Trainer
-from accordion_bench.validate import without_effect
 from tests import composed, tiny
 from tests.helpers import SPECS, compressor, exchange_for, gradients, yaml_names
 from tests.policies import ERRORS, GRAVAC, components, measured, probes, started, values

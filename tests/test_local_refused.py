@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.validate import validate
 from tests import composed, tiny
 
 REFUSED = [

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accordion_bench import train
+from accordion_bench.config.validate import validate
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.training.trainer import Trainer
-from accordion_bench.validate import validate
 from tests import local, tiny
 from tests.test_resume import differences, resume, state, stop
 from tests.test_text import cfg_for, fitted

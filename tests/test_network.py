@@ -8,10 +8,11 @@ import re
 import pytest
 import torch
 
-from accordion_bench import config, train
+from accordion_bench import train
 from accordion_bench.__main__ import typed
 from accordion_bench.comm.clock import Clock, Stage
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.compose import compose
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report import words
@@ -348,7 +349,7 @@ def test_a_resumed_run_keeps_its_network(tmp_path):
     folder = RunFolder.create(str(tmp_path / "runs"), "x", tiny.cfg(tmp_path, "network=10gbit"))
     overrides = [f"resume={folder.path}", "network=1gbit"]
     with pytest.raises(ConfigError, match="network must be 10gbit as in the run that is resumed, got 1gbit"):
-        train.run(config.compose(overrides), typed(overrides))
+        train.run(compose(overrides), typed(overrides))
 
 
 def test_columns_are_numbers(tmp_path):

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
-from accordion_bench import config, train
+from accordion_bench import train
 from accordion_bench.adaptive.accordion_sync import AccordionSync
 from accordion_bench.adaptive.adacomm import AdaComm
 from accordion_bench.adaptive.qsr import QSR
+from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals
 from accordion_bench.processes.placement import Layout
@@ -200,7 +201,7 @@ OVERLAP = ["sync=overlap_local_sgd", "sync.merge_alpha=1", "sync.delay=1", "sync
 def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
     cfg = composed.cfg(*overrides)
     assert cfg["choices"]["sync"] == sync
-    assert config.components(cfg, 4).plan_for([]).period == period
+    assert build_components(cfg, 4).plan_for([]).period == period
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from accordion_bench import config, conformance, train
+from accordion_bench import conformance, train
+from accordion_bench.config.compose import compose
 from accordion_bench.conformance import placement
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
@@ -43,7 +44,7 @@ def test_compressors_do_not_see_the_placement(by_placement, name):
 
 def finished(tmp_path, name, *overrides):
     """(metrics rows, shared state, per-worker states) of a run with dropout, BatchNorm and Accordion."""
-    cfg = config.compose(
+    cfg = compose(
         [
             "model._target_=tests.models.DropoutNet",
             "~model.depth",

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.config.validate import validate
 from accordion_bench.forward.precision import LossScale
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
-from accordion_bench.validate import validate
 from tests import composed, tiny
 from tests.processes import in_two
 

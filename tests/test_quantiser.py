@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from accordion_bench import config, train
+from accordion_bench import train
 from accordion_bench.adaptive.distributions import TruncatedNormals
 from accordion_bench.adaptive.fitted_codebook import FittedCodebook
 from accordion_bench.adaptive.level_solvers import alq
@@ -13,6 +13,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import codebooks, entropy, packed_codes
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.quantiser import Quantiser
+from accordion_bench.config.components import build_components
+from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals, TensorSpec
 from accordion_bench.runs.folder import RunFolder
@@ -115,7 +117,7 @@ def test_wrong_options_are_refused_in_one_sentence(options, told):
 ])  # fmt: skip
 def test_impossible_pairs_are_refused(overrides, told):
     with pytest.raises(ConfigError) as refused:
-        config.components(config.compose(overrides), 4)
+        build_components(compose(overrides), 4)
     assert told in str(refused.value) and "; type " in str(refused.value)
 
 
@@ -255,7 +257,7 @@ def test_plan_with_codebooks_survives_the_broadcast():
 
 
 def run(tmp_path, *overrides):
-    train.run(config.compose([
+    train.run(compose([
         "dataset=synthetic", "dataset.size=8", "dataset.train_size=256", "dataset.test_size=32", "batch_size=16",
         "comm=simulated", "workers=4", "epochs=3", f"paths.runs={tmp_path}", *overrides,
     ]))  # fmt: skip

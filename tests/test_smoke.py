@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench import config, train
+from accordion_bench import train
 from accordion_bench.cli import pairwise, smoke, sweep
 from accordion_bench.comm.clock import Clock
+from accordion_bench.config.components import build_components
+from accordion_bench.config.compose import compose
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
@@ -44,7 +46,7 @@ def test_all_pairs_that_run_occur():
 
 
 def test_cells_of_what_is_typed():
-    base = config.compose(["+experiment=smoke", "compressor=topk", "adaptive=[accordion,gravac]"])
+    base = compose(["+experiment=smoke", "compressor=topk", "adaptive=[accordion,gravac]"])
     typed = {"compressor": "topk", "adaptive": "[accordion,gravac]"}
     cells = smoke.cells(base, typed)
     assert {compressor for compressor, _, _ in cells} == {"topk"}
@@ -55,10 +57,10 @@ def test_cells_of_what_is_typed():
 
 def test_shortened_options_are_options():
     """Every policy and scheme still fits the run, and decides or averages within its six steps."""
-    base = config.compose(["+experiment=smoke"])
+    base = compose(["+experiment=smoke"])
     for sync in pairwise.names("sync"):
         cfg = pairwise.shortened(pairwise.cell(base, "qsgd", sync, ["none"]))
-        config.components(cfg, 4)
+        build_components(cfg, 4)
         periods = (
             [cfg["sync"].get("period")] if not cfg["sync"].get("groups") else [p for p, _ in cfg["sync"]["groups"]]
         )
@@ -84,7 +86,7 @@ def record(monkeypatch):
 
 def run_smoke(runs: Path, *overrides: str) -> tuple[float, list[str]]:
     """(share of cells that ran, what was told)."""
-    base = config.compose(["+experiment=smoke", f"paths.runs={runs}", *overrides])
+    base = compose(["+experiment=smoke", f"paths.runs={runs}", *overrides])
     told: list[str] = []
 
     def tell(error: Exception, cell: str) -> int:
@@ -142,7 +144,7 @@ def test_every_cell(tmp_path, record):
 
 
 def debug(runs: Path, *overrides: str) -> tuple[RunFolder, list[dict]]:
-    train.run(config.compose(["+experiment=debug", f"paths.runs={runs}", "epochs=30", *overrides]))
+    train.run(compose(["+experiment=debug", f"paths.runs={runs}", "epochs=30", *overrides]))
     folder = RunFolder(tiny.only(runs))
     return folder, folder.read_metrics()
 
@@ -164,8 +166,8 @@ def test_one_batch_is_learnt(tmp_path, overrides):
 
 
 def test_the_batch_is_the_same_in_every_step():
-    cfg = config.compose(["+experiment=debug"])
-    run, dataset = config.components(cfg, cfg["workers"]).run, cfg["dataset"]
+    cfg = compose(["+experiment=debug"])
+    run, dataset = build_components(cfg, cfg["workers"]).run, cfg["dataset"]
     assert run.steps_per_epoch() == 1 and run.train_size == run.workers * run.batch_size == dataset["subset"]
     sampler = Sampler(run.train_size, run.workers, 0, dataset["sharding"])
     seen = []
@@ -187,7 +189,7 @@ def test_a_profile_changes_nothing(tmp_path):
 
 def test_profiles_of_a_negative_number_of_steps_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"profile must be an integer of at least 0, got -1; type profile=0"):
-        train.run(config.compose([f"paths.runs={tmp_path}", "profile=-1"]))
+        train.run(compose([f"paths.runs={tmp_path}", "profile=-1"]))
 
 
 def test_profiled_records_the_steps_after_the_first(tmp_path):

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from accordion_bench import config, train
+from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.compose import compose
+from accordion_bench.config.validate import validate
 from accordion_bench.datasets import text
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.datasets.synthetic_text import SyntheticText
@@ -29,7 +31,6 @@ from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
-from accordion_bench.validate import validate
 from tests.test_resume import differences, far, resume, stop, without_times
 
 CPU = torch.device("cpu")
@@ -65,7 +66,7 @@ class Double(LSTM):
 
 @functools.cache
 def _composed(groups: tuple[str, ...]) -> dict:
-    return config.compose(groups)
+    return compose(groups)
 
 
 def cfg_for(runs: Path, *overrides: str) -> dict:

@@ -8,22 +8,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import BN_POLICIES
+from accordion_bench.config.compose import compose
+from accordion_bench.config.validate import validate
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.processes import placement
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
-from accordion_bench.validate import validate
 
 SMALL = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=200", "dataset.test_size=50", "epochs=2"]
 
 
 def trainer_for(tmp_path, overrides, workers=4):
-    cfg = config.compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
+    cfg = compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
     validate(cfg)
     return Trainer(cfg, Comm(workers), RunFolder.create(str(tmp_path), "test", cfg))
 
@@ -137,7 +137,7 @@ class TestBatchNorm:
         overrides = ["bn=recompute", "model._target_=tests.models.DropoutNet", "~model.depth"]
 
         def recomputed(comm):
-            cfg = config.compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
+            cfg = compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
             trainer = Trainer(cfg, comm, RunFolder.create(str(tmp_path), "test", cfg))
             trainer.begin_epoch()
             seen = []

@@ -5,7 +5,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from accordion_bench import config
+from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config
@@ -84,7 +84,7 @@ def shortened(cfg: Config) -> Config:
 def refusal(cfg: Config, workers: int) -> str | None:
     """Why a configuration is refused, or None where it runs."""
     try:
-        config.components(cfg, workers)
+        build_components(cfg, workers)
     except ConfigError as refused:
         return str(refused)
     return None

@@ -11,8 +11,8 @@ from typing import Any
 from accordion_bench import train
 from accordion_bench.cli import pairwise, sweep
 from accordion_bench.cli.pairwise import Cell
+from accordion_bench.config.validate import validate
 from accordion_bench.options.instantiate import Config
-from accordion_bench.validate import validate
 
 NAME = "smoke"
 

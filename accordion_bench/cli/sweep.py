@@ -20,7 +20,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from accordion_bench.errors import explain
+from accordion_bench.config.explain import explain
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 
 FILE = "sweep.jsonl"  # under paths.runs

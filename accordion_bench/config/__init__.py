@@ -1,0 +1,1 @@
+"""From a configuration to components, and what does not fit together."""

@@ -2,21 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
-from accordion_bench import scale
 from accordion_bench.adaptive.base import Policy, in_order, tell_followers
-from accordion_bench.compatible import refuse_driven, refuse_pairs
 from accordion_bench.compressors.assemble import Wrapped, optimizer_node, pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
+from accordion_bench.config.compatibility import refuse_driven, refuse_pairs
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.exchange.exchange import levelled, sent_specs
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import Ladder, Plan, Run, TensorSpec
 from accordion_bench.schedules.base import Schedule
@@ -60,7 +57,7 @@ class Components:
         return plan
 
 
-def components(cfg: Config, workers: int) -> Components:
+def build_components(cfg: Config, workers: int) -> Components:
     """Build and check every component of a run.
 
     Raises:
@@ -168,38 +165,3 @@ def build_model(cfg: Config, dataset: Dataset) -> nn.Module:
             "type model=resnet20, or dataset=cifar10"
         )
     return built
-
-
-def compose(overrides: Sequence[str] = ()) -> Config:
-    """The resolved configuration for a list of overrides, as the command line would compose it (imports Hydra)."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-
-    scale.register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        full = hydra_compose("config", list(overrides), return_hydra_config=True)
-    return resolve(full, full.hydra.runtime.choices)
-
-
-def resolve(composed: Any, choices: Any) -> Config:
-    """A plain dict from what Hydra composed, with the chosen name of each group under `choices`."""
-    from omegaconf import OmegaConf
-
-    own = OmegaConf.create({key: value for key, value in composed.items_ex(resolve=False) if key != "hydra"})
-    cfg = OmegaConf.to_container(own, resolve=True)
-    assert isinstance(cfg, dict)
-    names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
-    if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
-        if "experiment" not in setup:
-            name = names.get("experiment")
-            chosen = f"{_listed(name)}, a part of others" if name else "none beside setup"
-            raise ConfigError(
-                f"experiment must be a whole one, got {chosen}; type +experiment=accordion/table1_resnet18, or another "
-                "of docs/experiments.md"
-            )
-        names["experiment"] = setup["experiment"] + ", faithful" * bool(setup.get("faithful"))
-    return {**cfg, "choices": {key: _listed(value) for key, value in names.items()}}
-
-
-def _listed(choice: Any) -> Any:
-    return choice if isinstance(choice, str) else ",".join(map(str, choice))

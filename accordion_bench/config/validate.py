@@ -8,7 +8,8 @@ from typing import Any
 
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.compressors.assemble import FEEDBACK, SERVER, wrapped_compressor
-from accordion_bench.config import build_model, build_optimizer, components
+from accordion_bench.config.by_scale import SCALES
+from accordion_bench.config.components import build_components, build_model, build_optimizer
 from accordion_bench.exchange import ddp
 from accordion_bench.exchange.exchange import WHOLE_MODEL
 from accordion_bench.exchange.overlap import after_backward
@@ -20,7 +21,6 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.processes.placement import layout, placed
-from accordion_bench.scale import SCALES
 from accordion_bench.tensors import keyed_rng
 
 EMBEDDED = ("digits", "synthetic", "pydocs", "synthetic_text")  # data sets that need no files
@@ -61,7 +61,7 @@ def validate(cfg: Config) -> None:
     checks.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
-    parts = components(placed(cfg, where := layout(cfg)), where.workers)
+    parts = build_components(placed(cfg, where := layout(cfg)), where.workers)
     if cfg["compile"] is not None:
         compile.refuse(cfg["compile"], parts.dataset.task, where.device)
     if cfg["channels_last"] is not None:
@@ -260,7 +260,7 @@ def without_effect(cfg: Config, typed: set[str]) -> list[str]:
 
 def _unheard(cfg: Config, key: str) -> str:
     """Why a key of overlap changes nothing in this run; "" = it does."""
-    wrapped = components(cfg, cfg["workers"]).wrapped
+    wrapped = build_components(cfg, cfg["workers"]).wrapped
     if key == "overlap":
         return after_backward(cfg, wrapped, 2)
     return "all tensors travel as one" if wrapped.scope == WHOLE_MODEL or wrapped.compressor.needs_all else ""
@@ -268,7 +268,7 @@ def _unheard(cfg: Config, key: str) -> str:
 
 def _seldom(cfg: Config, typed: set[str]) -> list[str]:
     """A warning where the run ends before its first averaging, and with it the only outer step that may be."""
-    parts = components(cfg, cfg["workers"])
+    parts = build_components(cfg, cfg["workers"])
     period, sync, run = parts.plan_for([]).period, parts.sync, parts.run
     switch = getattr(sync, "switch_step", 0)
     steps = run.steps - ((run.first_drop() or 0) * run.steps_per_epoch() if switch is None else switch)

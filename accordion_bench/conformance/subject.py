@@ -87,7 +87,7 @@ def _with_optimizer(node: Config) -> Make:
 
 def from_overrides(overrides: Sequence[str]) -> Make:
     """Of the same overrides as the main command's: `compressor=topk compressor.density=0.01`."""
-    from accordion_bench.config import compose
+    from accordion_bench.config.compose import compose
 
     cfg = compose(overrides)
     return Make(cfg["compressor"], cfg["optimizer"])

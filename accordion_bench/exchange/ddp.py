@@ -27,7 +27,7 @@ from accordion_bench.processes.placement import Layout
 from accordion_bench.sync.every_step import EveryStep
 
 if TYPE_CHECKING:
-    from accordion_bench.config import Components
+    from accordion_bench.config.components import Components
 
 CASTS = {torch.float16: default_hooks.fp16_compress_hook, torch.bfloat16: default_hooks.bf16_compress_hook}
 UNMEASURED = (

@@ -37,10 +37,10 @@ def lr_drops(run: Run) -> list[int]:
 
 def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
     """Parameters that travel dense at a level; none where this version cannot rebuild the run's model."""
-    from accordion_bench import config as run_config
+    from accordion_bench.config.components import build_components
 
     try:
-        parts = run_config.components(config, workers=1)
+        parts = build_components(config, workers=1)
         task = {"model": config["model"], "dataset": config["dataset"]}
         shapes = _shapes(json.dumps(task, sort_keys=True))
         return frozenset(spec.name for spec in shapes if not parts.wrapped.compressor.compresses(spec, level))
@@ -51,14 +51,14 @@ def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
 @functools.cache
 def _shapes(task_json: str) -> tuple[Any, ...]:
     """The trained tensors of a model for a data set: runs that differ in their compressor share them."""
-    from accordion_bench import config as run_config
+    from accordion_bench.config.components import build_model
     from accordion_bench.options.instantiate import build
     from accordion_bench.plan import TensorSpec
     from accordion_bench.tensors.keyed_rng import kept_rng
 
     task = json.loads(task_json)
     with kept_rng():
-        model = run_config.build_model(task, build(task["dataset"], "dataset"))
+        model = build_model(task, build(task["dataset"], "dataset"))
     return tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.config import build
+from accordion_bench.config.components import build
 from accordion_bench.processes import rendezvous
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted, Stopper
 from accordion_bench.processes.placement import Layout

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench import config
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.config.components import build_components, build_model, build_optimizer
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
 from accordion_bench.exchange.exchange import Exchange, bucket_mb
@@ -58,13 +58,13 @@ class Trainer:
         self.cfg, self.comm, self.folder, self.stopper = cfg, comm, folder, stopper or Stopper()
         self.device, self.clock = comm.device, comm.clock
         seed = cfg["seed"]
-        parts = config.components(cfg, comm.workers)
+        parts = build_components(cfg, comm.workers)
 
         self.task: Task = task_of(parts.dataset)
         self.data = parts.dataset.load(cfg["paths"]["data"], seed, self.device)
         self.sampler = Sampler(self.data.train_size, comm.workers, seed, parts.dataset.sharding)
         with seeded(key(seed, "model")):
-            model = config.build_model(cfg, parts.dataset)
+            model = build_model(cfg, parts.dataset)
         self.layout = torch.channels_last if cfg["channels_last"] else torch.preserve_format
         model = model.to(self.device).to(memory_format=self.layout)
         comm.broadcast_([*model.parameters(), *model.buffers()], "setup")
@@ -72,7 +72,7 @@ class Trainer:
         self.ddp: DDPExchange | None = None
         self.parts, self.run = parts, parts.run
         self.schedule, self.sync = parts.schedule, parts.sync
-        self.optimizer = config.build_optimizer(cfg, parts.wrapped.compressor, self.axis.params)
+        self.optimizer = build_optimizer(cfg, parts.wrapped.compressor, self.axis.params)
         self.optimizers: list[torch.optim.Optimizer] = []
         self.loss_scale = LossScale() if cfg["precision"] == "float16" else None
 
@@ -216,7 +216,7 @@ class Trainer:
         """One inner optimizer for each replica, in the state of the common one, which is given up."""
         compressor = self.parts.differences().compressor
         for replica in self.axis.replicas:
-            optimizer = config.build_optimizer(self.cfg, compressor, replica)
+            optimizer = build_optimizer(self.cfg, compressor, replica)
             for mine, common in zip(replica, self.axis.params, strict=True):
                 state = self.optimizer.state.get(common, {})
                 optimizer.state[mine] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}

@@ -1,0 +1,44 @@
+"""Composing: from a list of overrides to a resolved configuration, by Hydra."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from accordion_bench.config import by_scale
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.instantiate import Config
+
+
+def compose(overrides: Sequence[str] = ()) -> Config:
+    """The resolved configuration for a list of overrides, as the command line would compose it (imports Hydra)."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    by_scale.register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        full = hydra_compose("config", list(overrides), return_hydra_config=True)
+    return resolve(full, full.hydra.runtime.choices)
+
+
+def resolve(composed: Any, choices: Any) -> Config:
+    """A plain dict from what Hydra composed, with the chosen name of each group under `choices`."""
+    from omegaconf import OmegaConf
+
+    own = OmegaConf.create({key: value for key, value in composed.items_ex(resolve=False) if key != "hydra"})
+    cfg = OmegaConf.to_container(own, resolve=True)
+    assert isinstance(cfg, dict)
+    names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
+    if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
+        if "experiment" not in setup:
+            name = names.get("experiment")
+            chosen = f"{_listed(name)}, a part of others" if name else "none beside setup"
+            raise ConfigError(
+                f"experiment must be a whole one, got {chosen}; type +experiment=accordion/table1_resnet18, or another "
+                "of docs/experiments.md"
+            )
+        names["experiment"] = setup["experiment"] + ", faithful" * bool(setup.get("faithful"))
+    return {**cfg, "choices": {key: _listed(value) for key, value in names.items()}}
+
+
+def _listed(choice: Any) -> Any:
+    return choice if isinstance(choice, str) else ",".join(map(str, choice))

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.config.compose import compose
-from accordion_bench.report import figures, load, write
-from accordion_bench.report.arms import group, settings
-from accordion_bench.report.draw import draw
-from accordion_bench.report.page import Section, page
+from accordion_bench.report.compare.arms import group, settings
+from accordion_bench.report.read import load
+from accordion_bench.report.render import figures, write
+from accordion_bench.report.render.draw import draw
+from accordion_bench.report.render.page import Section, page
 from accordion_bench.runs.folder import RunFolder, environment
 
 FLOATS = 11_173_962  # of ResNet-18

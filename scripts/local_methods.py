@@ -25,11 +25,11 @@ import yaml
 from accordion_bench.config import explain
 from accordion_bench.config.compose import compose
 from accordion_bench.config.validate import validate
-from accordion_bench.report import figures, words
-from accordion_bench.report.arms import Arm, fingerprint, group
-from accordion_bench.report.load import Run, read_runs
-from accordion_bench.report.provenance import provenance
-from accordion_bench.report.table import aligned, show_ratio, show_times, tidy
+from accordion_bench.report.compare.arms import Arm, fingerprint, group
+from accordion_bench.report.compare.provenance import provenance
+from accordion_bench.report.read.load import Run, read_runs
+from accordion_bench.report.render import captions, figures
+from accordion_bench.report.render.table import aligned, show_ratio, show_times, tidy
 from accordion_bench.runs import checkpoint
 from accordion_bench.training.progress import human_bytes
 
@@ -238,7 +238,7 @@ def by_arm(cells: Sequence[Cell]) -> list[Cell]:
 
 def state(run: Run | None) -> str:
     """Why a cell is in no table."""
-    return "not started" if run is None else words.unfinished([run])[0].partition("): ")[2]
+    return "not started" if run is None else captions.unfinished([run])[0].partition("): ")[2]
 
 
 def commands(cells: Sequence[Cell]) -> Iterator[str]:
@@ -258,17 +258,17 @@ def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
         png = figures.save(figures.tradeoff(arms), out / f"tradeoff-{setting}", pdf=True)
     dense = next((arm for arm in arms if arm.dense), None)
     images = arms[0].runs[0].summary["test_size"]
-    captions = [
+    notes = [
         "Accuracy: after the last epoch, mean over the seeds; std: the sample's standard deviation, in points; "
         "±: Student's 95 % t-interval. "
         f"One of the {images:,} test images is {100 / images:.2g} points.",
-        f"{words.sent(arms)} Rounds: of messages, one after another.",
-        *words.modelled(arms),
+        f"{captions.sent(arms)} Rounds: of messages, one after another.",
+        *captions.modelled(arms),
     ]
-    lists = ["\n".join(f"- {line}" for line in lines) for lines in (captions, words.verdicts(arms))]
+    lists = ["\n".join(f"- {line}" for line in lines) for lines in (notes, captions.verdicts(arms))]
     return "\n\n".join(
         [
-            f"## {words.heading(arms[0])}",
+            f"## {captions.heading(arms[0])}",
             markdown(tidy(arms), dense),
             f"![{png.stem}]({png.name})",
             lists[0],

@@ -1,4 +1,4 @@
-"""Configurations as `config.compose` gives them, but Hydra composes each choice of names only once (0.1 s each)."""
+"""Configurations as `compose` gives them, but Hydra composes each choice of names only once (0.1 s each)."""
 
 import copy
 import functools
@@ -8,8 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from accordion_bench.config import by_scale
-from accordion_bench.config.compose import compose
-from accordion_bench.config.components import build_components
+from accordion_bench.config.components import Components, build_components
 from accordion_bench.config.compose import compose
 from accordion_bench.options.conf_dir import conf_dir
 
@@ -31,7 +30,7 @@ def _value(override: str) -> Any:
 
 
 def cfg(*overrides: str) -> dict[str, Any]:
-    """`config.compose(overrides)`; values are set by hand in what has been composed for the same choices before."""
+    """`compose(overrides)`; values are set by hand in what has been composed for the same choices before."""
     out = copy.deepcopy(_once(tuple(override for override in overrides if _is_choice(override))))
     for option in overrides:
         if _is_choice(option):
@@ -75,6 +74,6 @@ def swept(preset: str, at: str = "full") -> dict[str, list[str]]:
     return {str(key): str(values).split(",") for key, values in params.items()}
 
 
-def parts_of(cfg: dict[str, Any]) -> components.Components:
+def parts_of(cfg: dict[str, Any]) -> Components:
     """The components of a configuration that says how many workers there are."""
     return build_components(cfg, cfg["workers"])

@@ -17,15 +17,15 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report import colours, figures
-from accordion_bench.report.arms import group, settings
-from accordion_bench.report.draw import draw
-from accordion_bench.report.figures import curves, series, style, sweeps
-from accordion_bench.report.figures.breakdown import BESIDE, PARTS, bars, breakdown, parts
-from accordion_bench.report.figures.norms import critical_share, norms_by_layer
-from accordion_bench.report.figures.tradeoff import front
-from accordion_bench.report.figures.workers import by_method
-from accordion_bench.report.load import Run
+from accordion_bench.report.compare.arms import group, settings
+from accordion_bench.report.read.load import Run
+from accordion_bench.report.render import colours, figures
+from accordion_bench.report.render.draw import draw
+from accordion_bench.report.render.figures import curves, series, style, sweeps
+from accordion_bench.report.render.figures.breakdown import BESIDE, PARTS, bars, breakdown, parts
+from accordion_bench.report.render.figures.norms import critical_share, norms_by_layer
+from accordion_bench.report.render.figures.tradeoff import front
+from accordion_bench.report.render.figures.workers import by_method
 from accordion_bench.runs.metrics import METRICS
 
 LAYERS = [f"stages.0.{i}.conv.weight" for i in range(6)]
@@ -312,7 +312,7 @@ def lab(colour, vision):
 
 
 def levels_of_maps():
-    from accordion_bench.report.levels import DENSE, LADDER
+    from accordion_bench.report.compare.level_map import DENSE, LADDER
 
     return [DENSE, mpl.colormaps[LADDER](0.15), mpl.colormaps[LADDER](0.75)]
 

@@ -10,8 +10,10 @@ import pytest
 
 from accordion_bench import __main__ as command
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report import arms, figures, labels, load, provenance, table, words
-from accordion_bench.report.load import Run
+from accordion_bench.report.compare import arms, labels, provenance
+from accordion_bench.report.read import load
+from accordion_bench.report.read.load import Run
+from accordion_bench.report.render import captions, figures, table
 from accordion_bench.runs.folder import RunFolder
 from scripts import local_methods
 from tests import composed, tiny
@@ -84,7 +86,7 @@ def test_the_scheme_is_compared_not_warned_of(tmp_path):
     run_folder(tmp_path)
     local(tmp_path, period=8)
     run_folder(tmp_path, "powersgd", schedule=node("schedule", "cosine"), choices__schedule="cosine")
-    local_, cosine = words.verdicts(grouped(tmp_path))
+    local_, cosine = captions.verdicts(grouped(tmp_path))
     assert "beware" not in local_
     assert "beware, dense differs in more than compression: schedule cosine (None)." in cosine
 
@@ -109,7 +111,7 @@ def test_modelled_time_is_shown_where_there_is_some(tmp_path):
     assert "modelled time" in table.markdown(table.tidy(found))
     assert "0.50x" in own and "0.10 s" in own and "1.00x" in dense
     assert any(
-        "Modelled, not measured" in line and "1 Gbit/s and 50 µs per round" in line for line in words.captions(found)
+        "Modelled, not measured" in line and "1 Gbit/s and 50 µs per round" in line for line in captions.captions(found)
     )
     assert list(figures.modelled(found)) == ["tradeoff"]
 
@@ -118,7 +120,7 @@ def test_older_runs_without_it_are_read(tmp_path):
     run_folder(tmp_path)
     local(tmp_path)
     found = grouped(tmp_path)
-    assert "modelled" not in table.markdown(table.tidy(found)) and len(words.captions(found)) == 3
+    assert "modelled" not in table.markdown(table.tidy(found)) and len(captions.captions(found)) == 3
     assert figures.modelled(found) == {}
     with_model(run_folder(tmp_path, "powersgd"), 2.0)
     *_, old, new = table.markdown(table.tidy(grouped(tmp_path))).splitlines()

@@ -15,11 +15,11 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.report import words
-from accordion_bench.report.arms import group
-from accordion_bench.report.figures import series
-from accordion_bench.report.finished import problem
-from accordion_bench.report.load import read_run
+from accordion_bench.report.compare.arms import group
+from accordion_bench.report.read.completeness import problem
+from accordion_bench.report.read.load import read_run
+from accordion_bench.report.render import captions
+from accordion_bench.report.render.figures import series
 from accordion_bench.runs.folder import RunFolder
 from tests import tiny
 from tests.helpers import yaml_names
@@ -250,7 +250,7 @@ def test_reports_put_a_run_on_another_link(tmp_path):
     exposed = network.exposed(exchanges_from(row["seconds_by_bucket"]), row["wire_bytes"], row["rounds"], 4)
     expected = row["modelled_seconds"] - row["modelled_exposed_seconds"] + exposed
     assert series.modelled_seconds(arm, 2e6)[0, -1] == pytest.approx(expected)
-    assert words.hidden([arm]) == "as far as the backward pass does not hide it"
+    assert captions.hidden([arm]) == "as far as the backward pass does not hide it"
     arm.runs[0].rows[0]["seconds_by_bucket"][0][3][0].pop()
     assert "seconds_by_bucket" in problem(arm.config, arm.runs[0].summary, arm.runs[0].rows, True)
 

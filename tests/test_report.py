@@ -8,21 +8,11 @@ import pytest
 import yaml
 
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report import (
-    arms,
-    figures,
-    intervals,
-    labels,
-    levels,
-    load,
-    load_metrics,
-    load_runs,
-    provenance,
-    table,
-    words,
-    write,
-)
+from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
+from accordion_bench.report.compare import arms, intervals, labels, level_map, provenance
+from accordion_bench.report.read import load
+from accordion_bench.report.render import captions, figures, table, write
 
 DENSE_BYTES = 1000
 LAYERS = ["conv.weight", "stages.0.0.conv1.weight", "fc.weight"]
@@ -187,7 +177,7 @@ def test_interrupted_run_says_where_it_stopped(tmp_path):
         json.dumps({"stopped_by": "Interrupted", "reason": "Ctrl-C", "payload_bytes": 3})
     )
     (run,) = load.read_runs([path])
-    assert words.unfinished([run]) == [
+    assert captions.unfinished([run]) == [
         f"{path.name} (dense, seed 0): stopped by Interrupted; epoch 4 of 4 was the last"
     ]
 
@@ -340,13 +330,13 @@ def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
     for seed in (0, 1):
         run_folder(tmp_path, "powersgd", payload=100, seed=seed, command=typed)
     found = grouped(tmp_path)
-    (sentence,) = words.verdicts(found)
+    (sentence,) = captions.verdicts(found)
     assert "nothing is said about accuracy, bytes or time against dense" in sentence
     assert "python -m accordion_bench -m compressor=none adaptive=none epochs=4 seed=0,1" in sentence
     numbers = table.tidy(found).iloc[0]
     for column in ("payload_times_less", "wire_times_less", "accuracy_minus_dense", "seconds_over_dense"):
         assert math.isnan(numbers[column]), column
-    assert "without a dense run there are no ratios" in words.captions(found)[1]
+    assert "without a dense run there are no ratios" in captions.captions(found)[1]
     text = table.markdown(table.tidy(found))
     assert "x less" not in text and "dense" not in text and "x)" not in text
 
@@ -354,7 +344,7 @@ def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
 def test_more_than_dense_is_said(tmp_path):
     run_folder(tmp_path, "none")
     run_folder(tmp_path, "topk", payload=2000, wire=1000)
-    (sentence,) = words.verdicts(grouped(tmp_path))
+    (sentence,) = captions.verdicts(grouped(tmp_path))
     assert sentence.startswith("TopK 10 %: payload 2x MORE than dense, wire 1.5x less;")
     assert "2x MORE" in table.markdown(table.tidy(grouped(tmp_path)))
 
@@ -362,7 +352,7 @@ def test_more_than_dense_is_said(tmp_path):
 def test_one_seed_says_nothing_about_noise(tmp_path):
     run_folder(tmp_path, "none", accuracy=0.9)
     run_folder(tmp_path, "powersgd", accuracy=0.9 - 2 / 360)
-    (sentence,) = words.verdicts(grouped(tmp_path))
+    (sentence,) = captions.verdicts(grouped(tmp_path))
     assert "accuracy 0.56 points below dense (2 of 360 test images); one seed: no statement about noise" in sentence
     assert "±" not in table.markdown(table.tidy(grouped(tmp_path)))
 
@@ -379,7 +369,7 @@ def test_noise_over_seeds(tmp_path, low, expected, cell):
     for seed, wiggle in enumerate((0, 0.01, 0.02)):
         run_folder(tmp_path, "none", seed=seed, accuracy=0.9)
         run_folder(tmp_path, "powersgd", seed=seed, accuracy=low + wiggle - 0.01)
-    (sentence,) = words.verdicts(grouped(tmp_path))
+    (sentence,) = captions.verdicts(grouped(tmp_path))
     assert expected in sentence
     assert "(paired by seed, n = 3)" in sentence
     assert f"points {'above' if low > 0.9 else 'below'} dense" in sentence
@@ -389,9 +379,9 @@ def test_noise_over_seeds(tmp_path, low, expected, cell):
 
 def test_communication_time_is_shown_only_where_measured(tmp_path):
     run_folder(tmp_path / "a", "none")
-    assert "no communication time was measured" in words.captions(grouped(tmp_path / "a"))[2]
+    assert "no communication time was measured" in captions.captions(grouped(tmp_path / "a"))[2]
     run_folder(tmp_path / "b", "none", comm_seconds=0.5)
-    assert "no communication time" not in words.captions(grouped(tmp_path / "b"))[2]
+    assert "no communication time" not in captions.captions(grouped(tmp_path / "b"))[2]
     assert "communication" in table.markdown(table.tidy(grouped(tmp_path / "b")))
 
 
@@ -408,7 +398,7 @@ def test_times_within_noise_give_no_ratio(tmp_path, slower, expected):
 def test_a_dense_run_with_another_optimizer_is_named(tmp_path):
     run_folder(tmp_path, "none", optimizer__lr=0.1)
     run_folder(tmp_path, "powersgd", optimizer__lr=0.2)
-    (sentence,) = words.verdicts(grouped(tmp_path))
+    (sentence,) = captions.verdicts(grouped(tmp_path))
     assert "beware, dense differs in more than compression: optimizer.lr 0.2 (0.1)" in sentence
 
 
@@ -424,11 +414,11 @@ def test_commands_are_shown_without_folders(tmp_path):
 def test_level_map(tmp_path):
     run_folder(tmp_path, "powersgd", adaptive=accordion(weak=4))
     (run,) = load.read_runs([tmp_path])
-    assert levels.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
-    assert levels.lr_drops(run) == [2]
-    assert "conv.weight" in levels.dense_layers(run.config, 4)  # 16 x 9: rank 4 would save less than half
-    assert "stages.0.0.conv1.weight" not in levels.dense_layers(run.config, 4)
-    assert levels.dense_layers({"model": {"_target_": "gone.Model"}}, 4) == frozenset()
+    assert level_map.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
+    assert level_map.lr_drops(run) == [2]
+    assert "conv.weight" in level_map.dense_layers(run.config, 4)  # 16 x 9: rank 4 would save less than half
+    assert "stages.0.0.conv1.weight" not in level_map.dense_layers(run.config, 4)
+    assert level_map.dense_layers({"model": {"_target_": "gone.Model"}}, 4) == frozenset()
 
 
 def test_a_report_end_to_end(tmp_path, capsys):

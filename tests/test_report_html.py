@@ -12,7 +12,8 @@ from html.parser import HTMLParser
 import pytest
 import yaml
 
-from accordion_bench.report import figures, load, write
+from accordion_bench.report.read import load
+from accordion_bench.report.render import figures, write
 from tests.test_report import accordion, no_figures, run_folder  # noqa: F401
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from accordion_bench.report.arms import group, lab_text
-from accordion_bench.report.measured import describes_its_link
+from accordion_bench.report.compare.arms import group, lab_text
+from accordion_bench.report.compare.link_tables import describes_its_link
 from tests.test_figures import run
 
 LAB = {"hosts": 4, "rate": 1e8, "slow_host": {}, "delay": 0.0}

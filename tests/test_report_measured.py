@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from accordion_bench.report import numbers, words, write
-from accordion_bench.report.arms import group
-from accordion_bench.report.load import Run
-from accordion_bench.report.measured import against_model, on_the_link, tables
+from accordion_bench.report.compare import tidy
+from accordion_bench.report.compare.arms import group
+from accordion_bench.report.compare.link_tables import against_model, on_the_link, tables
+from accordion_bench.report.read.load import Run
+from accordion_bench.report.render import captions, write
 from tests.test_figures import run
 
 CUSTOM = {"_target_": "accordion_bench.network.link_model.Network", "bandwidth": 1e8, "latency": 1e-4}
@@ -81,5 +82,5 @@ def test_ddp_measures_its_communication_inside_the_time():
     ddp = measured(engine="ddp", network="1gbit", seconds=3.0, comm_seconds=None, exposed_seconds=None)
     ours = measured(compressor="powersgd", network="1gbit", seconds=3.3)
     both = arms(ours, ddp)
-    assert "share a process" not in words.time(both)
-    assert numbers.tidy(both)["seconds_over_dense"].tolist() == [pytest.approx(1.1), 1.0]
+    assert "share a process" not in captions.time(both)
+    assert tidy.tidy(both)["seconds_over_dense"].tolist() == [pytest.approx(1.1), 1.0]

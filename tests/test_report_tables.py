@@ -11,20 +11,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from accordion_bench.report import (
-    absent,
-    arms,
-    intervals,
-    latex,
-    load,
-    numbers,
-    provenance,
-    table,
-    verdicts,
-    words,
-    write,
-)
 from accordion_bench.report.__main__ import main as report_main
+from accordion_bench.report.compare import arms, intervals, provenance, tidy, verdicts
+from accordion_bench.report.read import load, missing_runs
+from accordion_bench.report.render import captions, latex, table, write
 from accordion_bench.runs.metrics import metric
 from tests.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
 
@@ -90,10 +80,10 @@ def test_pairs_take_out_what_seeds_share(tmp_path):
         run_folder(tmp_path, seed=seed, accuracy=0.7 + shared)
         run_folder(tmp_path, "powersgd", seed=seed, accuracy=0.69 + shared + 0.001 * seed)
         run_folder(tmp_path, "topk", seed=seed + 1, accuracy=0.69 + shared + 0.001 * seed)
-    rows = numbers.tidy(grouped(tmp_path)).set_index("arm")
+    rows = tidy.tidy(grouped(tmp_path)).set_index("arm")
     assert rows.loc["PowerSGD rank 2", ["interval", "difference_shown"]].tolist() == ["paired by seed", "yes"]
     assert rows.loc["TopK 10 %", ["interval", "difference_shown"]].tolist() == ["Welch", "no"]
-    paired, welch = words.verdicts(grouped(tmp_path))
+    paired, welch = captions.verdicts(grouped(tmp_path))
     assert "paired by seed, n = 3" in paired and "Welch, n = 3" in welch
 
 
@@ -102,10 +92,10 @@ def test_the_same_difference_at_every_seed_has_no_interval(tmp_path):
         run_folder(tmp_path, seed=seed, accuracy=0.9)
         run_folder(tmp_path, "topk", seed=seed, accuracy=0.8)
         run_folder(tmp_path, "powersgd", seed=seed, accuracy=0.9)
-    equal, lower = words.verdicts(grouped(tmp_path))
+    equal, lower = captions.verdicts(grouped(tmp_path))
     assert "the same at every seed: no interval" in lower
     assert "accuracy equal to dense; no difference shown, the same at every seed" in equal
-    text = table.markdown(numbers.tidy(grouped(tmp_path)))
+    text = table.markdown(tidy.tidy(grouped(tmp_path)))
     assert " -10.00 |" in text and "no difference shown (+0.00)" in text
 
 
@@ -113,7 +103,7 @@ def test_a_dense_arm_with_one_seed_says_nothing_about_noise(tmp_path):
     run_folder(tmp_path, seed=0)
     for seed in (0, 1):
         run_folder(tmp_path, "topk", seed=seed, accuracy=0.8 + seed / 100)
-    (sentence,) = words.verdicts(grouped(tmp_path))
+    (sentence,) = captions.verdicts(grouped(tmp_path))
     assert "dense has one seed: no statement about noise" in sentence
 
 
@@ -125,16 +115,16 @@ def test_lower_perplexity_is_better(tmp_path):
         perplexed(tmp_path, 97 + seed / 10, seed=seed)
         perplexed(tmp_path, 105 + seed / 20, seed=seed, compressor="topk")
         perplexed(tmp_path, 90 + seed / 20, seed=seed, compressor="powersgd")
-    better, worse = words.verdicts(grouped(tmp_path))
+    better, worse = captions.verdicts(grouped(tmp_path))
     assert "perplexity 7.95 points above dense; worse by more than noise" in worse
     assert "perplexity 7.05 points below dense; better by more than noise" in better
     assert "images" not in worse and "%" not in worse.replace("95 %", "").replace("TopK 10 %", "")
-    numbers_ = numbers.tidy(grouped(tmp_path))
+    numbers_ = tidy.tidy(grouped(tmp_path))
     assert numbers_["perplexity"].tolist() == pytest.approx([97.1, 90.05, 105.05])
     assert set(numbers_["metric"]) == {"perplexity"} and "accuracy" not in numbers_
     text = table.markdown(numbers_)
     assert "perplexity, final" in text and "97.1 ± 0.25" in text
-    evaluated = words.captions(grouped(tmp_path))[0]
+    evaluated = captions.captions(grouped(tmp_path))[0]
     assert evaluated.startswith("Perplexity: after the last epoch") and "Lower is better." in evaluated
 
 
@@ -165,9 +155,9 @@ def test_scales_are_never_compared(tmp_path):
     run_folder(tmp_path, "topk", scale="tiny")
     full, tiny = arms.settings(grouped(tmp_path))
     assert [arm.label for arm in full] == ["dense", "PowerSGD rank 2"]
-    assert "scale" not in words.heading(full[0])
-    assert words.heading(tiny[0]).endswith("(scale=tiny: not the full experiment)")
-    assert any("Scale tiny" in line for line in words.captions(tiny))
+    assert "scale" not in captions.heading(full[0])
+    assert captions.heading(tiny[0]).endswith("(scale=tiny: not the full experiment)")
+    assert any("Scale tiny" in line for line in captions.captions(tiny))
     assert arms.baseline(tiny[0], [*full, *tiny]) is None
     assert "scale=tiny" in write.section(tiny) and r"scale=tiny" in write.tex(tiny, 1)
 
@@ -203,15 +193,15 @@ def test_batch_sizes_are_compared_inside_an_experiment(tmp_path):
         "dense, batch 1024",
         "AccordionBatch (dense), batch 128 at first",
     ]
-    assert words.heading(dense) == "resnet8 on digits, 4 workers x 32 or 256 samples, 4 epochs"
+    assert captions.heading(dense) == "resnet8 on digits, 4 workers x 32 or 256 samples, 4 epochs"
     assert all(arms.baseline(arm, found) is dense for arm in found)
-    rows = numbers.tidy(found).set_index("arm")
+    rows = tidy.tidy(found).set_index("arm")
     assert rows.loc["dense, batch 1024", "payload_times_less"] == 10
-    first, second = words.verdicts(found)
+    first, second = captions.verdicts(found)
     assert first.startswith("dense, batch 1024: payload 10x less than dense, batch 128; accuracy")
     assert "beware, batch 1024 against 128: other steps in the same epochs" in first
     assert second.startswith("AccordionBatch (dense), batch 128 at first:") and "beware" not in second
-    assert "against the measured run of dense, batch 128" in words.sent(found)
+    assert "against the measured run of dense, batch 128" in captions.sent(found)
     assert table.paper_reference(rows.reset_index()) == "dense, batch 128"
 
 
@@ -236,11 +226,11 @@ def test_a_control_of_one_worker_stands_beside_its_method(tmp_path, no_figures):
     names = [arm.label for arm in setting]
     assert names == ["dense", "dense, 1 worker", "PowerSGD rank 2", "TopK 10 %", "TopK 10 %, 1 worker"]
     assert [arm.control for arm in setting] == [False, True, False, False, True]
-    assert words.heading(setting[0]) == "resnet8 on digits, 4 workers x 32 samples, 4 epochs"
+    assert captions.heading(setting[0]) == "resnet8 on digits, 4 workers x 32 samples, 4 epochs"
     assert all(arms.baseline(arm, setting) is setting[0] for arm in setting)
-    rows = numbers.tidy(setting)
+    rows = tidy.tidy(setting)
     assert table.paper_reference(rows) == "PowerSGD rank 2"
-    few, _, _, same = words.verdicts(setting)
+    few, _, _, same = captions.verdicts(setting)
     assert few.endswith(
         "beware, batch 32 against 128; beware, dense differs in more than compression: epochs 2 (4), workers 1 (4)."
     )
@@ -286,7 +276,7 @@ def test_each_batch_size_has_its_own_dense_run(tmp_path):
     preset(tmp_path, "powersgd", arm="powersgd", batch_size=256)
     found = grouped(tmp_path)
     assert arms.baseline(found[2], found) is found[1]
-    assert "batch 1024 against" not in words.verdicts(found)[1]
+    assert "batch 1024 against" not in captions.verdicts(found)[1]
 
 
 def test_the_dense_command_of_a_preset(tmp_path):
@@ -306,9 +296,9 @@ def test_the_papers_count_is_shown_where_all_arms_have_it(tmp_path):
     counted(run_folder(tmp_path, "powersgd", compressor__rank=1), 1_350_400_000)
     counted(run_folder(tmp_path, "fp16"), 328_500_000_000)
     last = run_folder(tmp_path, "powersgd", adaptive=accordion())
-    assert "paper's count" not in table.markdown(numbers.tidy(grouped(tmp_path)))
+    assert "paper's count" not in table.markdown(tidy.tidy(grouped(tmp_path)))
     counted(last, 1_571_800_000)
-    lines = table.markdown(numbers.tidy(grouped(tmp_path))).splitlines()
+    lines = table.markdown(tidy.tidy(grouped(tmp_path))).splitlines()
     assert "paper's count (vs PowerSGD rank 2)" in lines[0]
     counts = [line.split("|")[-2].strip() for line in lines[2:]]
     assert counts == [
@@ -318,14 +308,14 @@ def test_the_papers_count_is_shown_where_all_arms_have_it(tmp_path):
         "1350.4 M (1.79x less)",
         "1571.8 M (1.54x less)",
     ]
-    assert any("Paper's count" in line and "PowerSGD rank 2" in line for line in words.captions(grouped(tmp_path)))
+    assert any("Paper's count" in line and "PowerSGD rank 2" in line for line in captions.captions(grouped(tmp_path)))
 
 
 def test_the_papers_ratio_never_stands_alone(tmp_path):
     """Without dense there is no ratio to the weakest compressed arm, either."""
     counted(run_folder(tmp_path, "powersgd", compressor__rank=2), 2_000_000)
     counted(run_folder(tmp_path, "powersgd", compressor__rank=1), 1_000_000)
-    text = table.markdown(numbers.tidy(grouped(tmp_path)))
+    text = table.markdown(tidy.tidy(grouped(tmp_path)))
     assert "paper's count |" in text and "2 M |" in text and "x less" not in text
 
 
@@ -367,7 +357,7 @@ def test_cells_of_a_sweep_without_a_run_are_named(tmp_path, no_figures):  # noqa
         "seed=4: failed in sweep.jsonl",
     ]
     for given in ([runs], [here, runs / "sweep.jsonl"]):
-        assert words.skipped(absent.no_runs(given)) == expected
+        assert captions.skipped(missing_runs.no_runs(given)) == expected
 
 
 STRANGE = (None, "x", -1, [1], {"a": 1}, True)
@@ -385,7 +375,7 @@ def test_no_strange_value_ends_the_report(tmp_path, name, no_figures):  # noqa: 
             (path / name).write_text(dump({**good, key: value}))
             run = load.read_run(path)
             if run.problem:  # then only this line looks at it
-                assert path.name in words.unfinished([run])[0], (key, value)
+                assert path.name in captions.unfinished([run])[0], (key, value)
             else:
                 text = write.write([dense, run], tmp_path / "out")
                 assert "| dense " in text, (key, value)
@@ -402,7 +392,7 @@ def test_no_strange_row_ends_the_report(tmp_path, column):
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (run,) = load.read_runs([tmp_path])
         assert run.problem, value
-        assert words.unfinished([run])
+        assert captions.unfinished([run])
 
 
 # ---- LaTeX

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from accordion_bench.report.figures import figures_of
-from accordion_bench.report.target import clock_of, reached, target_of, to_target
+from accordion_bench.report.compare.target import clock_of, reached, target_of, to_target
+from accordion_bench.report.render.figures import figures_of
 from tests.test_figures import arms_of, run
 
 

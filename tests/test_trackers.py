@@ -126,7 +126,7 @@ def test_a_resumed_run_keeps_its_id(tmp_path):
 
 
 def test_figures_that_cannot_be_drawn_cost_no_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("accordion_bench.report.figures.draw_all", lambda *_: 1 / 0)
+    monkeypatch.setattr("accordion_bench.report.render.figures.draw_all", lambda *_: 1 / 0)
     train.run(tiny.cfg(tmp_path / "runs", "tracker=wandb", "epochs=1"))
     folder = tiny.only(tmp_path / "runs")
     assert RunFolder(folder).done and logged(folder)[0].exits == [0]

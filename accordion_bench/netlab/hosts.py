@@ -22,6 +22,7 @@ from typing import Any
 from accordion_bench.netlab import janitor, job, options
 from accordion_bench.netlab.options import Cut
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.runs.folder import NETLAB
 
 INTERFACE = "eth0"  # of every host
@@ -89,7 +90,7 @@ class Hosts:
         refuse(self.rates[0])
         janitor.remove_orphans()
         command = [sys.executable, "-m", "accordion_bench.netlab.janitor", self._prefix]
-        package = str(Path(__file__).parents[2])
+        package = str(package_dir().parent)
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         self._janitor = subprocess.Popen(
             command, stdin=subprocess.PIPE, start_new_session=True, cwd="/", env={**os.environ, "PYTHONPATH": path}

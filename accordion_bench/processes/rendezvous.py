@@ -13,11 +13,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.processes.placement import Layout, environment_ranks
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.runs import reuse
@@ -175,7 +175,7 @@ def comparable(cfg: Config, where: Layout) -> Config:
 def _fingerprint() -> str:
     """Of the package's files."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
+    for file in sorted(package_dir().rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from accordion_bench.options import checks
-from accordion_bench.report import absent, load, write
+from accordion_bench.report.read import load, missing_runs
+from accordion_bench.report.render import write
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     except checks.ValueRefused as refused:
         print(refused, file=sys.stderr)
         return 2
-    folders = absent.no_runs(args.runs)
+    folders = missing_runs.no_runs(args.runs)
     for name, why in folders:
         print(f"warning: {name}: {why}", file=sys.stderr)
     runs = load.read_runs(args.runs)

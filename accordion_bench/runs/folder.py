@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.options.conf_dir import package_dir
+
 log = logging.getLogger("accordion_bench")
 
 NETLAB = "ACCORDION_BENCH_NETLAB"  # what a netlab says of itself to the runs inside
@@ -136,7 +138,7 @@ def _commit() -> str:
 
     Of a process's first run for all of them: what changes later is in no module that it has imported.
     """
-    here = Path(__file__).parent
+    here = package_dir()
     try:
         run = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, timeout=10)  # noqa: E731
         head = run("rev-parse", "HEAD")

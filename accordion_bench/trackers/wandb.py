@@ -55,7 +55,7 @@ class Wandb(Tracker):
         global _running
         import wandb  # a second to import
 
-        from accordion_bench.report.labels import label
+        from accordion_bench.report.compare.labels import label
 
         _give_up()
         self.folder, choices = folder, cfg["choices"]
@@ -105,9 +105,9 @@ class Wandb(Tracker):
         """The report's figures of this run alone, which is not marked as done yet."""
         import wandb
 
-        from accordion_bench.report.arms import group
-        from accordion_bench.report.figures import draw_all
-        from accordion_bench.report.load import read_run
+        from accordion_bench.report.compare.arms import group
+        from accordion_bench.report.read.load import read_run
+        from accordion_bench.report.render.figures import draw_all
 
         arms, _ = group([replace(read_run(self.folder), summary=summary, problem="")])
         with tempfile.TemporaryDirectory() as out:

@@ -1,0 +1,1 @@
+"""Arms beside each other: labels, statistics, verdicts."""

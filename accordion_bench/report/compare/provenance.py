@@ -1,0 +1,94 @@
+"""Where runs come from: commands, commit, hardware, versions."""
+
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.read.load import Run
+
+
+def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
+    """Commands, commit, hardware and versions of some runs, as Markdown.
+
+    Args:
+        runs: whose.
+        commands: that say the same as the runs' own in fewer lines.
+    """
+    lines = [
+        "## Where this comes from\n",
+        *(f"- {key}: {value}" for key, value in facts(runs).items()),
+        f"- reported on {time.strftime('%Y-%m-%d')}\n",
+        "```",
+        *(commands or own_commands(runs)),
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def facts(runs: Sequence[Run]) -> dict[str, str]:
+    """How many runs, their seeds, commit, hardware and versions."""
+
+    def said(key: str) -> str:
+        return ", ".join(dict.fromkeys(str(run.environment.get(key) or "unknown") for run in runs))
+
+    versions: dict[str, Any] = {}
+    for run in runs:
+        versions |= {f"{name} {version}": None for name, version in (run.environment.get("versions") or {}).items()}
+    return {
+        "runs": f"{len(runs)}; seeds: {', '.join(dict.fromkeys(str(run.seed) for run in runs))}",
+        "commit": said("commit"),
+        "hardware": "; ".join(dict.fromkeys(machine(run) for run in runs)),
+        "versions": ", ".join([f"Python {said('python')}", *versions]),
+    }
+
+
+def own_commands(runs: Sequence[Run]) -> list[str]:
+    """What was typed for some runs, each command once."""
+    return list(dict.fromkeys(command(run) for run in runs))
+
+
+def command(run: Run) -> str:
+    """What was typed, as `python -m accordion_bench ...`, without the folders, which change no result."""
+    return shlex.join(["python", "-m", "accordion_bench", *_typed(run)])
+
+
+def dense_command(arm: Arm) -> str:
+    """The command of an arm's runs, made dense; of an experiment's arms, its dense arm."""
+    replaced = ("compressor", "adaptive", "sync", "seed", "resume", "arm", "-m", "--multirun")
+    typed = _typed(arm.runs[0])
+    kept = [word for word in typed if _key(word).split(".")[0] not in replaced]
+    sweep = ["-m"] if arm.n > 1 or {"-m", "--multirun"} & set(typed) else []
+    seeds = f"seed={','.join(map(str, arm.seeds))}"
+    dense = ["compressor=none", "adaptive=none", *kept]
+    if any(_key(word) == "experiment" for word in typed):
+        dense = [*kept, "+arm=dense"]  # after the experiment, which would have the last word
+        config, own = arm.config, {_key(word) for word in kept}
+        if arm.workers == 1:  # a control, which the experiment's dense arm is none for
+            sizes = {"workers": 1, "batch_size": config["batch_size"], "epochs": config["epochs"]}
+            dense += [f"{key}={value}" for key, value in sizes.items() if key not in own]
+    return shlex.join(["python", "-m", "accordion_bench", *sweep, *dense, seeds])
+
+
+def machine(run: Run) -> str:
+    """Processor and GPUs of a run."""
+    environment = run.environment
+    cores = f"{environment.get('processor') or 'unknown processor'}, {environment.get('cpu_cores', '?')} cores"
+    return ", ".join([cores, *map(str, environment.get("gpus") or [])])
+
+
+def _typed(run: Run) -> list[str]:
+    """The words after the program's name."""
+    typed = run.environment.get("command", "")
+    try:
+        words = shlex.split(typed)
+    except ValueError:  # a quotation that does not end
+        words = typed.split()
+    names = ("accordion_bench", "accordion-bench", "__main__.py")
+    start = next((i + 1 for i, word in enumerate(words) if word.endswith(names)), len(words))
+    return [word for word in words[start:] if not _key(word).startswith("paths.")]
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").split("=")[0] if "=" in word else word

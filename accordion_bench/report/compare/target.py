@@ -1,0 +1,83 @@
+"""Time to a fixed metric value: `target`, at the end of the first epoch that reached it."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.intervals import half_width
+from accordion_bench.report.compare.link_tables import Beside
+from accordion_bench.report.compare.link_tables import tables as measured_tables
+from accordion_bench.report.compare.timed import communicates
+from accordion_bench.report.render.table import NONE
+from accordion_bench.runs.metrics import Metric, metric
+from accordion_bench.training.progress import human_bytes
+
+
+class Reached(NamedTuple):
+    """What an arm has spent until the target, per seed that reached it."""
+
+    seconds: list[float]
+    payload: list[float]
+
+
+def target_of(arms: Sequence[Arm]) -> float | None:
+    """The target that all runs share, or None."""
+    wanted = {run.config.get("target") for arm in arms for run in arm.runs}
+    return wanted.pop() if len(wanted) == 1 else None
+
+
+def clock_of(arms: Sequence[Arm]) -> str:
+    """The column that tells time: measured where every arm has communicated, else modelled."""
+    return "seconds" if all(map(communicates, arms)) else "modelled_seconds"
+
+
+def reached(arm: Arm, target: float, column: str) -> Reached:
+    """Seconds and payload of the seeds that have reached the target."""
+    judged = metric(arm.metric)
+    first = [first_row(run.rows, judged, target, column) for run in arm.runs]
+    rows = [row for row in first if row is not None]
+    return Reached([row[column] for row in rows], [row["payload_bytes"] for row in rows])
+
+
+def first_row(rows: Sequence[dict[str, Any]], judged: Metric, target: float, column: str) -> dict[str, Any] | None:
+    """The first row that reaches the target, where the time is known."""
+    found = (row for row in rows if judged.reaches(row[judged.name], target))
+    row = next(found, None)
+    return row if row is not None and isinstance(row.get(column), int | float) else None
+
+
+def to_target(arms: Sequence[Arm]) -> Beside:
+    """Time and payload until the target, and the time next to the fastest dense arm."""
+    target, column = target_of(arms), clock_of(arms)
+    if target is None:
+        return Beside("", [[]], "")
+    found = [reached(arm, target, column) for arm in arms]
+    whole = [mean(of.seconds) for arm, of in zip(arms, found, strict=True) if arm.dense and len(of.seconds) == arm.n]
+    dense = min(whole, default=math.nan)
+    rows = [["arm", "reached", "time", "of dense", "payload"]]
+    for arm, (seconds, payload) in zip(arms, found, strict=True):
+        cells = [NONE, NONE, NONE]
+        if seconds:
+            half = half_width(seconds)
+            time = f"{mean(seconds):.3g}" + ("" if math.isnan(half) else f" ± {half:.2g}") + " s"
+            share = mean(seconds) / dense
+            cells = [time, NONE if math.isnan(share) else f"{share:.2f}", human_bytes(mean(payload))]
+        rows.append([arm.label, f"{len(seconds)} of {arm.n}", *cells])
+    shown = metric(arms[0].metric).show(target)
+    how = "measured" if column == "seconds" else f"modelled on {arms[0].chosen('network') or 'the network'}"
+    note = (
+        f"Training time, {how}, without evaluation and warm-up, to the end of the first epoch that reached {shown}; "
+        "means over the seeds that did, with 95 % t-intervals; of dense: over the fastest dense arm, below 1 = faster."
+    )
+    return Beside(f"Time to {shown}", rows, note)
+
+
+def beside_tables(arms: Sequence[Arm]) -> list[Beside]:
+    """The tables of one setting that stand beside its comparison."""
+    return [table for table in (to_target(arms),) if table.heading] + measured_tables(arms)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of at least one value."""
+    return math.fsum(values) / len(values)

@@ -1,0 +1,112 @@
+"""The numbers of arms as a tidy table: one row per arm."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from accordion_bench.report.compare.arms import Arm, baseline
+from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, difference, half_width, standard_error
+from accordion_bench.report.compare.provenance import machine
+from accordion_bench.report.compare.timed import communicates
+
+
+def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
+    """One row per arm, numbers only: what table.csv holds.
+
+    Columns of what is evaluated carry its name: `accuracy` (a share in [0, 1]), `accuracy_ci95`, ..., or `perplexity`,
+    `perplexity_ci95`, ...; `metric` says which. Everything against dense is against the dense run named in `baseline`,
+    and empty where none was given; `*_times_less` below 1 means MORE than dense.
+    """
+    rows = []
+    for arm in arms:
+        dense, config = baseline(arm, arms), arm.config
+        linked = dense if dense and dense.config.get("network") == config.get("network") else None
+        rows.append(
+            {
+                "model": config["choices"]["model"],
+                "dataset": config["choices"]["dataset"],
+                "workers": arm.workers,
+                "batch_size": config["batch_size"],
+                "epochs": config["epochs"],
+                "scale": arm.scale,
+                "experiment": arm.chosen("experiment"),
+                "arm": arm.label,
+                "n": arm.n,
+                "seeds": " ".join(map(str, arm.seeds)),
+                "metric": arm.metric,
+                **_judged(arm, dense),
+                "payload_bytes": arm.mean("payload_bytes"),
+                "payload_times_less": _times_less(arm, dense, "payload_bytes"),
+                "wire_bytes": arm.mean("wire_bytes"),
+                "wire_times_less": _times_less(arm, dense, "wire_bytes"),
+                "rounds": arm.mean("rounds"),
+                "rounds_times_less": _times_less(arm, dense, "rounds"),
+                "paper_floats": arm.mean("paper_floats"),
+                "seconds": arm.mean("seconds"),
+                "seconds_ci95": half_width(arm.values("seconds")),
+                "exposed_seconds": arm.mean("exposed_seconds"),
+                "comm_seconds": arm.mean("comm_seconds"),
+                "seconds_over_dense": _seconds_over(arm, dense),
+                "seconds_within_noise": _within_noise(arm, dense, "seconds"),
+                "network": config["choices"].get("network", ""),
+                "modelled_seconds": arm.mean("modelled_seconds"),
+                "modelled_seconds_ci95": half_width(arm.values("modelled_seconds")),
+                "modelled_comm_seconds": arm.mean("modelled_comm_seconds"),
+                "modelled_seconds_over_dense": _over(arm, linked, "modelled_seconds"),
+                "modelled_seconds_within_noise": _within_noise(arm, linked, "modelled_seconds"),
+                "baseline": dense.label if dense else "",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def against(arm: Arm, dense: Arm | None) -> Difference:
+    """The metric of an arm minus that of its baseline, paired by seed where both have the same seeds."""
+    if dense is None or dense is arm:
+        return NO_DIFFERENCE
+    return difference(arm.values("metric"), dense.values("metric"), (tuple(arm.seeds), tuple(dense.seeds)))
+
+
+def _judged(arm: Arm, dense: Arm | None) -> dict[str, Any]:
+    """What is evaluated: mean, interval, deviation and best over the seeds, and the difference to dense."""
+    name, values, found = arm.metric, arm.values("metric"), against(arm, dense)
+    return {
+        name: arm.mean("metric"),
+        f"{name}_ci95": half_width(values),
+        f"{name}_std": standard_error(values) * math.sqrt(arm.n) if arm.n > 1 else math.nan,
+        f"best_{name}": arm.mean("best_metric"),
+        f"{name}_minus_dense": found.gap,
+        f"{name}_minus_dense_ci95": found.half,
+        "interval": found.how,
+        "difference_shown": {None: "", True: "yes", False: "no"}[found.shown],
+    }
+
+
+def _times_less(arm: Arm, dense: Arm | None, column: str) -> float:
+    sent = arm.mean(column)
+    if sent == 0:
+        return math.inf
+    return dense.mean(column) / sent if dense else math.nan
+
+
+def _seconds_over(arm: Arm, dense: Arm | None) -> float:
+    """Ratio of measured times; NaN where they do not compare: communication measured in one only."""
+    if dense is None or communicates(arm) != communicates(dense):
+        return math.nan
+    return _over(arm, dense, "seconds")
+
+
+def _over(arm: Arm, dense: Arm | None, column: str) -> float:
+    """Ratio of times; NaN where a side has none, or another machine."""
+    if dense is None or len({machine(run) for run in (*arm.runs, *dense.runs)}) > 1:
+        return math.nan
+    return arm.mean(column) / dense.mean(column) if dense.mean(column) else math.nan
+
+
+def _within_noise(arm: Arm, dense: Arm | None, column: str) -> bool:
+    """Whether the times of two arms cannot be told apart: a seed shares no work on the machine, so Welch's interval."""
+    if dense is None or arm is dense or not arm.values(column) or not dense.values(column):
+        return False
+    return difference(arm.values(column), dense.values(column)).shown is False

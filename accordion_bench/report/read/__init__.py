@@ -1,0 +1,1 @@
+"""Run folders as tidy tables: what there is, what is finished, what is missing."""

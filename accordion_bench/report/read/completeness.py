@@ -1,0 +1,116 @@
+"""Whether a run has finished, and left behind everything that tables and figures need."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accordion_bench.report.compare.labels import label
+
+CHOICES = ("model", "dataset", "compressor")
+COLUMNS = ("epoch", "lr", "payload_bytes", "wire_bytes", "seconds")  # numbers, in every row
+NUMBERS = ("_bytes", "_seconds", "_error", "rounds", "step")  # ends of columns that are numbers or null
+PARTS = tuple(f"{part}_seconds" for part in ("data", "compute", "update", "policy"))  # which every run has measured
+GROUPS = ("plan", "decisions", "norms")  # mappings, where a row has them
+
+
+def problem(
+    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], done: bool
+) -> str:
+    """Why a run is in no mean; "" where it is in one.
+
+    Args:
+        config, summary, rows: its files; empty where a file is missing or cannot be read.
+        done: whether it has left its done marker.
+    """
+    if not isinstance(config.get("choices"), dict):
+        return "no readable config.yaml"
+    if "stopped_by" in summary:
+        return f"stopped by {summary['stopped_by']}"
+    if not done:
+        return "no done marker: still running, or killed"
+    if not _is_number(summary.get("metric")):
+        return "no readable summary.json"
+    if not math.isfinite(summary["metric"]):
+        return f"the last {summary.get('metric_name', 'metric')} is {summary['metric']}"
+    if missing := [*_strange_in_summary(summary), *_strange_in_config(config, summary)]:
+        return f"{missing[0]} is missing or of another kind"
+    if len(rows) < summary["epochs"]:
+        return "metrics.jsonl is incomplete"
+    return _strange_row(rows, str(summary.get("metric_name", "accuracy"))) or _not_understood(config)
+
+
+def _strange_in_summary(summary: Mapping[str, Any]) -> list[str]:
+    return [f"{key} of summary.json" for key in ("epochs", "workers") if not _is_count(summary.get(key))]
+
+
+def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    good = {f"choices.{key}": isinstance(config["choices"].get(key), str) for key in CHOICES}
+    good |= {key: _is_count(config.get(key)) for key in ("epochs", "batch_size")}
+    good["seed"] = isinstance(config.get("seed"), int | None)
+    good["compressor"] = isinstance(config.get("compressor"), dict)
+    good |= {key: isinstance(config.get(key), dict | None) for key in ("adaptive", "sync", "comm")}
+    if summary.get("modelled_seconds") is not None:
+        network = config.get("network")
+        good["network"] = isinstance(network, dict) and all(map(_is_number, map(network.get, ("bandwidth", "latency"))))
+        if isinstance(network, dict):
+            rest = ("jitter", "burst", "slow_bandwidth")
+            good |= {f"network.{key}": _is_number(network.get(key), or_none=True) for key in rest}
+    return [f"{key} of config.yaml" for key, fine in good.items() if not fine]
+
+
+def _strange_row(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """What is wrong with the first row that cannot be read; rows with the same columns of the same types are alike."""
+    seen = set()
+    for row in rows:
+        plan = row.get("plan")
+        levels = plan.get("levels") if isinstance(plan, dict) else None
+        kind = (*row, *map(type, row.values()), type(levels))
+        if kind not in seen and (told := _strange(row, levels, metric)):
+            return told
+        seen.add(kind)
+    return ""
+
+
+def _strange(row: Mapping[str, Any], levels: Any, metric: str) -> str:
+    for column in (metric, *COLUMNS):
+        if not _is_number(row.get(column)):
+            return f"metrics.jsonl has a row without {column}"
+    for column, value in row.items():
+        if column.endswith(NUMBERS) and not _is_number(value, or_none=column not in PARTS):
+            return f"metrics.jsonl has a row whose {column} is no number"
+    if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, GROUPS))):
+        return "metrics.jsonl has a row whose plan, decisions or norms are of another kind"
+    if not _are_exchanges(row.get("seconds_by_bucket") or []):
+        return "metrics.jsonl has a row whose seconds_by_bucket is of another kind"
+    return ""
+
+
+def _are_exchanges(kinds: Any) -> bool:
+    """Whether it is what `network.exchanges_from` reads."""
+
+    def are_lists(values: Any, length: int) -> bool:
+        return isinstance(values, list) and all(isinstance(value, list) and len(value) == length for value in values)
+
+    def is_one(kind: Any) -> bool:
+        if not isinstance(kind, list) or len(kind) not in (4, 5) or not are_lists(kind[3], 5):
+            return False
+        return all(map(_is_number, [*kind[:3], *kind[4:], *itertools.chain(*kind[3])]))
+
+    return isinstance(kinds, list) and all(map(is_one, kinds))
+
+
+def _not_understood(config: Mapping[str, Any]) -> str:
+    try:
+        label(dict(config))
+    except Exception as error:  # options of whatever kind: a strange one must not end the report of the others
+        return f"config.yaml cannot be understood ({type(error).__name__}: {error})"
+    return ""
+
+
+def _is_number(value: Any, or_none: bool = False) -> bool:
+    return (isinstance(value, int | float) and not isinstance(value, bool)) or (or_none and value is None)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and isinstance(value, int) and value > 0

@@ -1,0 +1,64 @@
+"""What was given, or is recorded as a cell of a sweep, and holds no run."""
+
+import contextlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.report.read.load import FILES, is_run
+
+RECORD = "sweep.jsonl"  # beside run folders: a line per cell of a sweep, the newest last
+
+
+def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
+    """What among `paths`, and which folders and recorded cells directly inside them, hold no run; and why not.
+
+    Args:
+        paths: run folders, folders that contain some, or records of sweeps.
+
+    Returns:
+        (name of the folder or options of the cell, reason).
+    """
+    found = []
+    for path in map(Path, paths):
+        if path.name == RECORD:
+            found += _cells_without_a_run(path)
+        elif not path.is_dir():
+            found.append((path.name, "no folder" if path.exists() else "does not exist"))
+        elif not is_run(path):
+            inside = [p for p in sorted(path.glob("[!.]*")) if p.is_dir()]
+            found += [(p.name, f"no run: has none of {', '.join(FILES)}") for p in inside if not is_run(p)]
+            found += [] if any(map(is_run, inside)) else [(path.name, "holds no run")]
+            found += _cells_without_a_run(path / RECORD)
+    return found
+
+
+def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
+    """Cells that have left no folder, or whose folder is gone, by the newest line of each."""
+    cells = {}
+    for line in _lines(record):
+        if isinstance(line.get("overrides"), list):
+            typed = [word for word in map(str, line["overrides"]) if not word.startswith("paths.")]
+            cells[" ".join(typed)] = line
+    found = []
+    for cell, line in cells.items():
+        said, folder, error = f"{line.get('status', 'unknown')} in {record.name}", line.get("folder"), line.get("error")
+        if not isinstance(folder, str):
+            found.append((cell, f"{said}: {error}" if error and isinstance(error, str) else said))
+        elif not (record.parent / Path(folder).name).is_dir():
+            found.append((Path(folder).name, f"{said}, but not here any more"))
+    return found
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSONL file that hold a mapping; [] where it cannot be read."""
+    try:
+        text = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    lines = []
+    for line in text:
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return [line for line in lines if isinstance(line, dict)]

@@ -1,0 +1,175 @@
+"""What is said about a table: its heading, what its numbers are, and what is in no mean."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from accordion_bench.report.compare.arms import Arm, baseline
+from accordion_bench.report.compare.provenance import machine
+from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.timed import communicates
+from accordion_bench.report.compare.verdicts import verdicts as verdicts
+from accordion_bench.report.read.load import Run
+from accordion_bench.report.render.table import paper_reference
+from accordion_bench.runs.metrics import metric
+
+FIGURES = {
+    "comparison": "Arms side by side",
+    "forest": "After the last epoch, one row per arm",
+    "accuracy_epoch": "Against epochs",
+    "accuracy_bytes": "Against payload",
+    "accuracy_wire": "Against bytes on the wire",
+    "accuracy_time": "Against measured time",
+    "accuracy_modelled": "Against modelled time",
+    "pareto": "What no other arm beats in both metric and bytes",
+    "tradeoff": "Against bytes on the wire and modelled time",
+    "breakdown": "Where the time goes",
+    "levels": "Level of each layer in each epoch",
+    "norms": "Norms of the summed gradients",
+    "variance": "Compression error",
+    "bits_bucket": "Against bits and bucket size",
+    "period": "Against the period",
+    "workers": "Against the number of workers",
+}
+
+
+def heading(arm: Arm) -> str:
+    """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; a subset of the data and a scale below full are named."""
+    config, sizes = arm.config, arm.batches or (arm.config["batch_size"],)
+    task = f"{config['choices']['model']} on {config['choices']['dataset']}"
+    workers = f"{arm.workers} worker{'s' * (arm.workers != 1)} x {' or '.join(map(str, sizes))} samples"
+    scale = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
+    subset = arm.options.get("dataset.subset")
+    what = "words" if arm.metric == "perplexity" else "samples"
+    part = f", {subset:,} training {what}" if isinstance(subset, int) else ""
+    return f"{task}, {workers}, {config['epochs']} epoch{'s' * (config['epochs'] != 1)}{part}{scale}"
+
+
+def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
+    """What a reader must know about the numbers of one setting.
+
+    Args:
+        arms: of the setting.
+        paper: of the table that holds only what papers show.
+    """
+    lines = [evaluated(arms, paper), sent(arms, paper), time(arms, paper)]
+    lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]
+    if experiments := sorted({arm.chosen("experiment") for arm in arms} - {""}):
+        lines.append(f"Experiment: {'; '.join(experiments)}.")
+    return lines
+
+
+def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
+    """What the metric's numbers and intervals are."""
+    judged = metric(arms[0].metric)
+    several = max(arm.n for arm in arms) > 1
+    interval = "mean ± Student's 95 % t-interval over n seeds" if several else "one seed per arm, so no intervals"
+    text = f"{judged.name.capitalize()}: after the last epoch, {interval}" + "; best: of all epochs" * (not paper) + "."
+    text += "" if judged.higher_is_better else " Lower is better."
+    images = arms[0].runs[0].summary.get("test_size")
+    if judged.name == "accuracy" and images:
+        text += f" One of the {images:,} test images is {100 / images:.2g} points."
+    if several and any(arm.dense for arm in arms):
+        text += (
+            " Difference to dense: 95 % t-interval of the seed-by-seed differences where both arms have the same seeds,"
+            ' else Welch\'s; "no difference shown": it holds 0.'
+        )
+    return text
+
+
+def sent(arms: Sequence[Arm], paper: bool = False) -> str:
+    """What payload and wire are, and what they are compared with."""
+    text = "Payload: what one worker hands to the collectives" + "; wire: what its own link sends" * (not paper)
+    dense = list(dict.fromkeys(base.label for arm in arms if (base := baseline(arm, arms))))
+    if not dense:
+        return f"{text}; without a dense run there are no ratios."
+    measured = "dense run" if dense == ["dense"] else f"run of {' or '.join(dense)}"
+    return f"{text}; {'' if paper else 'both '}against the measured {measured}."
+
+
+def time(arms: Sequence[Arm], paper: bool = False) -> str:
+    """What the measured times hold, and which of them do not compare."""
+    exchange = "; exchange: the part that is codec and communication" * (not paper)
+    text = f"Time: training, without evaluation and warm-up{exchange}."
+    if shared := [arm.label for arm in arms if not communicates(arm)]:
+        whose = "The" if len(shared) == len(arms) else f"{', '.join(shared)}: the"
+        text += f" {whose} workers share a process: no communication time was measured; time is compute and codec only."
+    if max(arm.n for arm in arms) == 1:
+        text += " One run per arm: other work on the machine is in its time."
+    machines = sorted({machine(run) for arm in arms for run in arm.runs})
+    if len(machines) > 1:
+        text += f" The runs come from different machines ({'; '.join(machines)}); only times of one machine compare."
+    return text
+
+
+def modelled(arms: Sequence[Arm]) -> list[str]:
+    """What the modelled columns mean, where there are any."""
+    with_model = [arm for arm in arms if arm.values("modelled_seconds")]
+    links = sorted({link(arm.config["network"]) for arm in with_model})
+    if not links:
+        return []
+    return [
+        f"Modelled, not measured: one worker on its own machine with a link of {'; '.join(links)}. Its time is the "
+        "measured computation of one worker plus modelled communication, 8 x wire bytes / bandwidth + rounds x "
+        f"latency, those of decisions included, {hidden(with_model)}."
+    ]
+
+
+def hidden(arms: Sequence[Arm]) -> str:
+    """What modelled communication leaves out: `as far as the backward pass does not hide it`."""
+    older = [arm.label for arm in arms if not arm.values("modelled_exposed_seconds")]
+    if len(older) == len(arms):
+        return "without overlap"
+    but = f" (without overlap for {', '.join(older)})" if older else ""
+    return f"as far as the backward pass does not hide it{but}"
+
+
+def link(network: dict[str, Any]) -> str:
+    """`1 Gbit/s and 50 µs per round`, with jitter and the slowest link where there are any."""
+    text = f"{network['bandwidth'] / 1e9:g} Gbit/s and {network['latency'] * 1e6:g} µs per round"
+    jitter, slow = network.get("jitter"), network.get("slow_bandwidth")
+    text += f", {jitter * 1e6:g} µs of jitter" if jitter else ""
+    return text + (f", the slowest {slow / 1e9:g} Gbit/s" if slow else "")
+
+
+def paper_count(arms: Sequence[Arm]) -> list[str]:
+    """What the paper's count is, where all arms have it."""
+    if not all(arm.values("paper_floats") for arm in arms):
+        return []
+    reference = paper_reference(tidy(arms))
+    against = f"; its ratios, as in the paper's tables, are against {reference}" if reference else ""
+    return [f"Paper's count: floats as the paper counts them, no bytes on any link{against}."]
+
+
+def scaled_down(arms: Sequence[Arm]) -> list[str]:
+    """That these are no numbers to compare with a paper's, where the experiment was shortened."""
+    scale = arms[0].scale
+    if scale == "full":
+        return []
+    return [f"Scale {scale}: fewer epochs and less data than the experiment's; no number here compares with a paper's."]
+
+
+def figure(stem: str) -> str:
+    """What a figure shows, by the name of its file."""
+    name = stem.partition("-")[0]
+    return FIGURES.get(name, name.replace("_", " "))
+
+
+def unfinished(runs: Sequence[Run]) -> list[str]:
+    """One line for each run that is in no mean."""
+    lines = []
+    for run in runs:
+        epochs = run.config.get("epochs", "?")
+        done = 0 if run.last_epoch is None else run.last_epoch + 1
+        last = f"epoch {done} of {epochs} was the last" if done else f"no epoch of {epochs} was finished"
+        lines.append(f"{run.path.name} ({run.label}, seed {run.seed}): {run.problem}; {last}")
+    return lines
+
+
+def repeated(runs: Sequence[Run]) -> list[str]:
+    """One line for each run whose seed a newer run of the same arm has."""
+    return [f"{run.path.name} ({run.label}, seed {run.seed})" for run in runs]
+
+
+def skipped(folders: Sequence[tuple[str, str]]) -> list[str]:
+    """One line for each folder or cell without a run."""
+    return [f"{name}: {why}" for name, why in folders]

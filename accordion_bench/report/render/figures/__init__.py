@@ -1,0 +1,116 @@
+"""Figures: what the runs of one setting, or of several, show. One room per figure; `style` is what they share."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.render.figures.breakdown import breakdown
+from accordion_bench.report.render.figures.curves import accuracy_bytes, accuracy_epoch, accuracy_time, accuracy_wire
+from accordion_bench.report.render.figures.forest import forest
+from accordion_bench.report.render.figures.levels import level_maps, side_by_side, with_levels
+from accordion_bench.report.render.figures.links import accuracy_modelled
+from accordion_bench.report.render.figures.norms import norms
+from accordion_bench.report.render.figures.series import WORST
+from accordion_bench.report.render.figures.style import STYLE, save
+from accordion_bench.report.render.figures.sweeps import bits_bucket, period
+from accordion_bench.report.render.figures.to_target import to_target
+from accordion_bench.report.render.figures.tradeoff import modelled, pareto, tradeoff
+from accordion_bench.report.render.figures.variance import variance
+from accordion_bench.report.render.figures.workers import workers
+
+__all__ = ["MANY", "NAMES", "STYLE", "WORST", "draw_across", "draw_all", "modelled", "save", "tradeoff", "workers"]
+
+MANY = 10  # arms, beyond which `comparison` has rows instead of curves
+BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s
+OF_A_SETTING = (
+    "comparison",
+    "forest",
+    "accuracy_epoch",
+    "accuracy_bytes",
+    "accuracy_wire",
+    "accuracy_time",
+    "accuracy_modelled",
+    "time_to_target",
+    "pareto",
+    "tradeoff",
+    "breakdown",
+    "levels",
+    "norms",
+    "variance",
+    "bits_bucket",
+    "period",
+)
+NAMES = (*OF_A_SETTING, "workers")
+
+
+def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "", bandwidths: Sequence[float] = BANDWIDTHS) -> list[Path]:
+    """Write every figure that the arms of one setting allow, as PNG; returns the files."""
+    drawn = (draw_one(name, arms, out, suffix, bandwidths) for name in OF_A_SETTING)
+    return [png for png in drawn if png is not None]
+
+
+def draw_one(
+    name: str,
+    arms: Sequence[Arm],
+    out: Path,
+    suffix: str = "",
+    bandwidths: Sequence[float] = BANDWIDTHS,
+    pdf: bool = False,
+) -> Path | None:
+    """Write one figure of one setting; returns the PNG file, or None where the figure would say nothing.
+
+    Args:
+        name: one of OF_A_SETTING.
+        arms: of the setting.
+        out: folder.
+        suffix: of the file names.
+        bandwidths: bit/s of the links whose modelled time is drawn.
+        pdf: a PDF beside it.
+    """
+    with mpl.rc_context(STYLE):
+        figure = rooms(arms, bandwidths)[name]()
+        return None if figure is None else save(figure, out / f"{name}{suffix}", pdf)
+
+
+def figures_of(arms: Sequence[Arm], bandwidths: Sequence[float] = BANDWIDTHS) -> dict[str, Figure]:
+    """The figures of one setting by name, in the order of NAMES; those that would say nothing are left out."""
+    drawn = {name: draw() for name, draw in rooms(arms, bandwidths).items()}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], Figure | None]]:
+    """What draws each figure of one setting."""
+    return {
+        "comparison": lambda: forest(arms) if len(arms) > MANY else side_by_side(arms, with_levels(arms)[:1]),
+        "forest": lambda: forest(arms) if 1 < len(arms) <= MANY else None,
+        "accuracy_epoch": lambda: accuracy_epoch(arms),
+        "accuracy_bytes": lambda: accuracy_bytes(arms),
+        "accuracy_wire": lambda: accuracy_wire(arms),
+        "accuracy_time": lambda: accuracy_time(arms),
+        "accuracy_modelled": lambda: accuracy_modelled(arms, bandwidths),
+        "time_to_target": lambda: to_target(arms),
+        "pareto": lambda: pareto(arms),
+        "tradeoff": lambda: modelled(arms).get("tradeoff"),
+        "breakdown": lambda: breakdown(arms),
+        "levels": lambda: level_maps(adaptive) if (adaptive := with_levels(arms)) else None,
+        "norms": lambda: norms(arms),
+        "variance": lambda: variance(arms),
+        "bits_bucket": lambda: bits_bucket(arms),
+        "period": lambda: period(arms),
+    }
+
+
+def draw_across(settings: Sequence[Sequence[Arm]], out: Path, pdf: bool = False) -> list[Path]:
+    """Write the figures that compare settings; returns the PNG files.
+
+    Args:
+        settings: the arms of each setting.
+        out: folder.
+        pdf: a PDF beside each.
+    """
+    with mpl.rc_context(STYLE):
+        figure = workers(settings)
+        return [] if figure is None else [save(figure, out / "workers", pdf)]

@@ -1,0 +1,163 @@
+"""Learning curves: the metric against epochs, bytes and measured time."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.timed import communicates
+from accordion_bench.report.render.captions import heading
+from accordion_bench.report.render.colours import Look, looks
+from accordion_bench.report.render.figures.series import (
+    Array,
+    column,
+    ends,
+    interval,
+    metric_of,
+    score_limits,
+    scores,
+    seeds,
+    several,
+)
+from accordion_bench.report.render.figures.style import Sheet, bytes_axis, entry, interval_bar, metric_label
+
+TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
+IN_A_PANEL = 7  # of that many, besides dense
+PAYLOAD = "payload of a worker [bytes, log scale]"
+WIRE = "sent by a worker's link [bytes, log scale]"
+
+Drawn = tuple[Arm, Look]
+
+
+def accuracy_epoch(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against epochs."""
+    return _figure(
+        arms, lambda arm: column(arm, "epoch") + 1, "training [epochs]", bars=False
+    )  # all end at one place, each bar upon the others
+
+
+def accuracy_bytes(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against what one worker has handed to the collectives."""
+    return _figure(arms, lambda arm: column(arm, "payload_bytes"), PAYLOAD)
+
+
+def accuracy_wire(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against what one worker's own link has sent."""
+    return _figure(arms, lambda arm: column(arm, "wire_bytes"), WIRE)
+
+
+def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against measured time, where all arms have measured their communication."""
+    if not all(map(communicates, arms)):
+        return None
+    return _figure(arms, lambda arm: column(arm, "seconds"), "measured training time [s]")
+
+
+def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bool = True) -> Figure | None:
+    """One panel, or several with dense in each where there are many arms."""
+    shown = [pair for pair in _drawn(arms) if "bytes" not in label or _sends(pair[0])]
+    if not shown or too_short(arms):
+        return None
+    parts = panes(shown)
+    sheet = Sheet(len(parts), height=2.1)
+    limits, xs = limits_of(shown), {arm.label: x(arm) for arm, _ in shown}
+    for axes, part in zip(sheet.panels, parts, strict=True):
+        curves(axes, part, xs, limits, bars)
+        axes.set_xlabel(label)
+        if "bytes" in label:
+            sent_axis(axes, shown, xs, limits)
+    return sheet.finish(heading(arms[0]), footnote(arms, bars), handles(shown))
+
+
+def curves(
+    axes: Axes,
+    shown: Sequence[Drawn],
+    costs: Mapping[str, Array],
+    limits: tuple[float, float] | None = None,
+    bars: bool = True,
+) -> None:
+    """One curve per arm: mean over the seeds epoch by epoch, band = their range, marker = end with 95 % t-interval.
+
+    Args:
+        axes: to draw on.
+        shown: arms with their looks.
+        costs: by label, an arm's values [seeds, epochs] on the other axis.
+        limits: of the metric's axis; None = those of the arms.
+        bars: whether intervals are drawn.
+    """
+    arms = [arm for arm, _ in shown]
+    for i, (arm, look) in enumerate(shown):
+        xs, ys = costs[arm.label].mean(axis=0), scores(arm)
+        mean, last = ys.mean(axis=0), ends(arm)
+        every = max(len(xs) // 4, 1)
+        some = {**look.point, "linestyle": look.line, "markevery": (i * every // len(shown), every), "markersize": 3}
+        axes.plot(xs, mean, zorder=2, **some)
+        if arm.n > 1:
+            low, high = ys.min(axis=0), ys.max(axis=0)
+            axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
+        if bars:
+            interval_bar(axes, xs[-1], float(np.mean(last)), interval(last), color=look.colour, zorder=3)
+        axes.plot(xs[-1:], [np.mean(last)], zorder=4, **look.point)
+    axes.set_ylim(limits or limits_of(shown))
+    axes.set_ylabel(metric_label(metric_of(arms)))
+    axes.grid()
+
+
+def sent_axis(axes: Axes, shown: Sequence[Drawn], costs: Mapping[str, Array], limits: tuple[float, float]) -> None:
+    """Bytes, from where the curves come into the metric's limits."""
+    seen = []
+    for arm, _ in shown:
+        xs, ys = costs[arm.label].mean(axis=0), scores(arm).mean(axis=0)
+        seen.append(xs[(xs > 0) & ((limits[0] <= ys) & (ys <= limits[1]) | (xs == xs[-1]))])
+    spent = np.concatenate(seen)
+    if len(spent):
+        bytes_axis(axes, float(spent.min()), float(spent.max()))
+        axes.set_xlim(spent.min() / 1.3, spent.max() * 1.3)
+
+
+def limits_of(shown: Sequence[Drawn]) -> tuple[float, float]:
+    """(bottom, top) of the metric's axis for these arms."""
+    arms = [arm for arm, _ in shown]
+    return score_limits(arms, [scores(arm).mean(axis=0) for arm in arms])
+
+
+def panes(shown: Sequence[Drawn]) -> list[list[Drawn]]:
+    """Arms by panel: all in one, or a few in each with dense ones in all; arms of one colour stay together."""
+    if len(shown) <= TOGETHER:
+        return [list(shown)]
+    dense = [pair for pair in shown if pair[0].dense]
+    colours = list(dict.fromkeys(look.colour for _, look in shown))
+    rest = sorted((pair for pair in shown if not pair[0].dense), key=lambda pair: colours.index(pair[1].colour))
+    size = math.ceil(len(rest) / math.ceil(len(rest) / IN_A_PANEL))
+    return [dense + rest[i : i + size] for i in range(0, len(rest), size)]
+
+
+def handles(shown: Sequence[Drawn], line: bool = True) -> list[Any]:
+    """The legend: every arm with the metric after its last epoch."""
+    show = metric_of([arm for arm, _ in shown]).show
+    return [entry(look, f"{arm.label}: {show(arm.mean('metric'))}", line) for arm, look in shown]
+
+
+def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
+    """Seeds, and what lines, bands and markers are."""
+    with_bands = "lines: mean over the seeds; bands: their range" + "; bars: Student's 95 % t-interval" * bars
+    lines = with_bands if several(arms) else "no intervals"
+    return f"{seeds(arms)}; {lines}; large markers: after the last epoch; early epochs may be cut off."
+
+
+def _drawn(arms: Sequence[Arm]) -> list[Drawn]:
+    return list(zip(arms, looks(arms), strict=True))
+
+
+def _sends(arm: Arm) -> bool:
+    """Whether an arm has a place on an axis of bytes: one worker alone has none."""
+    return bool(arm.mean("wire_bytes"))
+
+
+def too_short(arms: Sequence[Arm]) -> bool:
+    """Whether there is no curve to see."""
+    return all(len(run.rows) < 2 for arm in arms for run in arm.runs)

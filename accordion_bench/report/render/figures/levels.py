@@ -1,0 +1,56 @@
+"""Level maps below each other, and one beside the learning curves."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.labels import pair_of
+from accordion_bench.report.compare.level_map import level_map, levels_by_layer
+from accordion_bench.report.render.captions import heading
+from accordion_bench.report.render.colours import looks
+from accordion_bench.report.render.figures.curves import PAYLOAD, curves, footnote, handles, limits_of, sent_axis
+from accordion_bench.report.render.figures.series import column
+from accordion_bench.report.render.figures.style import Sheet
+
+MAPS = 4  # arms at most: one more says little, and takes a page
+TALLEST = 3.0  # inches of a map
+
+
+def with_levels(arms: Sequence[Arm]) -> list[Arm]:
+    """Arms whose levels a policy moves."""
+    maps = {arm.label: levels_by_layer(arm.runs[0]) for arm in arms}
+    moved = {label: {level for row in own.values() for level in row} for label, own in maps.items()}
+    return [arm for arm in arms if len(moved[arm.label]) > 1 or (pair_of(arm.config) and moved[arm.label])]
+
+
+def level_maps(adaptive: Sequence[Arm]) -> Figure:
+    """One level map below the other, each of the arm's first seed."""
+    shown = adaptive[:MAPS]
+    sheet = Sheet(len(shown), [_height(arm) for arm in shown], columns=1, width=5)
+    for axes, arm in zip(sheet.panels, shown, strict=True):
+        sheet.legends[axes], sheet.titles[axes] = level_map(axes, arm)
+    left_out = f"{len(adaptive) - len(shown)} more arms have level maps, too." if len(adaptive) > len(shown) else ""
+    return sheet.finish(heading(adaptive[0]), left_out)
+
+
+def side_by_side(arms: Sequence[Arm], adaptive: Sequence[Arm] = ()) -> Figure:
+    """The metric against bytes on the left; beside it the level maps of `adaptive`."""
+    shown = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].mean("payload_bytes")]
+    shown = shown or list(zip(arms, looks(arms), strict=True))
+    height = max([2.3, *map(_height, adaptive)])
+    sheet = Sheet(1 + len(adaptive), height, columns=1 + len(adaptive))
+    left, *maps = sheet.panels
+    costs = {arm.label: column(arm, "payload_bytes") for arm, _ in shown}
+    limits = limits_of(shown)
+    curves(left, shown, costs, limits)
+    sent_axis(left, shown, costs, limits)
+    left.set_xlabel(PAYLOAD)
+    sheet.legends[left] = handles(shown)
+    for axes, arm in zip(maps, adaptive, strict=True):
+        sheet.legends[axes], sheet.titles[axes] = level_map(axes, arm)
+    return sheet.finish(heading(arms[0]), footnote(arms))
+
+
+def _height(arm: Arm) -> float:
+    return min(max(1.0, 0.14 * len(levels_by_layer(arm.runs[0]))), TALLEST)

@@ -1,0 +1,114 @@
+"""Gradient norms by layer, and the critical regimes that a policy has seen in them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.labels import drives, pair_of, policies_of
+from accordion_bench.report.read.load import Run
+from accordion_bench.report.render.captions import heading
+from accordion_bench.report.render.figures.levels import MAPS
+from accordion_bench.report.render.figures.style import Sheet, log_axis
+
+SHADE = "#E69F00"
+NAMED = 8  # layers up to which each one stands in the legend
+
+
+def norms(arms: Sequence[Arm]) -> Figure | None:
+    """One panel per arm that has norms: the norm of each layer's gradients, summed over an epoch, epoch by epoch."""
+    known = [arm for arm in arms if len(norms_by_layer(arm.runs[0])[0]) > 1]
+    adaptive = [arm for arm in known if policies_of(arm.config)]
+    shown = adaptive + [arm for arm in known if arm.dense] if adaptive else known
+    if not shown:
+        return None
+    sheet = Sheet(min(len(shown), MAPS), height=1.9)
+    for axes, arm in zip(sheet.panels, shown, strict=False):
+        sheet.legends[axes] = _panel(axes, arm)
+        sheet.titles[axes] = arm.label
+    left_out = f" {len(shown) - MAPS} more arms have norms, too." if len(shown) > MAPS else ""
+    return sheet.finish(
+        heading(arms[0]),
+        "Norm of worker 0's gradients, or what the policy looks at, summed over an epoch; one seed. Shaded: critical "
+        f"regimes, the darker the more layers are in one.{left_out}",
+    )
+
+
+def norms_by_layer(run: Run) -> tuple[list[int], dict[str, list[float]]]:
+    """(epochs, the norm of each layer in them): measured in every epoch, or else noted by a policy at its checks."""
+    rows = [(row["epoch"], row["norms"]) for row in run.rows if row.get("norms")]
+    if not rows:
+        found = [(row["epoch"], _noted(row)) for row in run.rows]
+        rows = [(epoch, noted) for epoch, noted in found if noted]
+    layers = rows[0][1] if rows else {}
+    return [epoch for epoch, _ in rows], {layer: [own.get(layer, np.nan) for _, own in rows] for layer in layers}
+
+
+def _noted(row: dict[str, Any]) -> dict[str, float]:
+    """Norms in the decision of a row; of the whole model where a policy looks at no single layers."""
+    for decision in (row.get("decisions") or {}).values():
+        if isinstance(decision, dict) and decision.get("norm"):
+            norm = decision["norm"]
+            return dict(zip(decision.get("names") or ["whole model"], norm, strict=False))
+    return {}
+
+
+def critical_share(run: Run) -> list[float] | None:
+    """Of each epoch, the share of layers that were taken as critical; None where no policy distinguishes."""
+    pair, periods = pair_of(run.config), pair_of(run.config, "period")
+    plans = [row.get("plan") or {} for row in run.rows]
+    if pair and all(plan.get("levels") for plan in plans):
+        return [sum(level == pair[0] for level in plan["levels"].values()) / len(plan["levels"]) for plan in plans]
+    for node in policies_of(run.config).values():
+        if spans := node.get("critical"):  # levels by the calendar
+            return [float(any(first <= epoch < end for first, end in spans)) for epoch in range(len(plans))]
+    if periods:
+        return [float(plan.get("period") == periods[0]) for plan in plans]
+    if any(name == "accordion_batch" and drives(node) == "batch" for name, node in policies_of(run.config).items()):
+        return [float(plan.get("batch_size") == run.config["batch_size"]) for plan in plans]
+    return None
+
+
+def _panel(axes: Axes, arm: Arm) -> list[Any]:
+    run = arm.runs[0]
+    epochs, by_layer = norms_by_layer(run)
+    share = critical_share(run)
+    if share is not None:
+        grid = np.zeros((1, len(share), 4))
+        grid[0, :] = mpl.colors.to_rgba(SHADE)
+        grid[0, :, 3] = 0.4 * np.array(share)
+        span = (0.5, len(share) + 0.5, 0, 1)
+        image = axes.imshow(grid, aspect="auto", extent=span, transform=axes.get_xaxis_transform(), zorder=0)
+        image.set_interpolation("nearest")
+    colours = [mpl.colormaps["viridis"](i / max(len(by_layer) - 1, 1) * 0.9) for i in range(len(by_layer))]
+    marker = "." if len(epochs) < 15 else ""
+    lines = [
+        axes.plot(np.array(epochs) + 1, own, color=colour, linewidth=0.8, marker=marker, markersize=3)[0]
+        for own, colour in zip(by_layer.values(), colours, strict=True)
+    ]
+    axes.set_xlim(0.5, len(run.rows) + 0.5)
+    values = np.array(list(by_layer.values()))
+    values = values[np.isfinite(values) & (values > 0)]
+    if len(values):
+        log_axis(axes, values.min(), values.max())
+        axes.set_ylim(values.min() / 1.3, values.max() * 1.3)
+    axes.set_xlabel("training [epochs]")
+    axes.set_ylabel("gradient norm [-, log scale]")
+    return _handles(list(by_layer), lines, share is not None)
+
+
+def _handles(layers: Sequence[str], lines: Sequence[Line2D], shaded: bool) -> list[Any]:
+    """All layers, or the first, the middle and the last one."""
+    picked = range(len(layers)) if len(layers) <= NAMED else (0, len(layers) // 2, len(layers) - 1)
+    places = {0: " (first)", len(layers) - 1: " (last)"} if len(layers) > NAMED else {}
+    found: list[Any] = [
+        Line2D([], [], color=lines[i].get_color(), label=layers[i].removesuffix(".weight") + places.get(i, ""))
+        for i in picked
+    ]
+    return found + [Patch(facecolor=SHADE, alpha=0.4, label="critical")] * shaded

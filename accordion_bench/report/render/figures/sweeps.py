@@ -1,0 +1,139 @@
+"""The metric along one option: bits, bucket size, period H, number of workers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.labels import drives, label, policies_of
+from accordion_bench.report.render.captions import heading
+from accordion_bench.report.render.colours import is_number, looks
+from accordion_bench.report.render.figures.series import ends, interval, metric_of, option, seeds, several
+from accordion_bench.report.render.figures.style import Sheet, entry, interval_bar, metric_label, numbered
+
+BITS, BUCKET, PERIOD = "compressor.bits", "compressor.bucket_size", "sync.period"
+AXES = {
+    BITS: "message [bits per coordinate]",
+    BUCKET: "bucket size [coordinates]",
+    PERIOD: "period H [steps]",
+    "workers": "workers [count]",
+}
+SHORT = {BUCKET: "bucket", BITS: "bits", PERIOD: "H"}
+BESIDE = 1.05  # factor by which points of several lines stand beside each other
+WHOLE = "tensor"  # a bucket size of null
+
+Line = tuple[str, list[tuple[Any, Arm]]]
+
+
+def bits_bucket(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against bits, one line per bucket size, and against bucket size, one line per method and bits."""
+    fixed = [arm for arm in arms if not _driven(arm, "level")]
+    return _figure(arms, {key: along(fixed, key) for key in (BITS, BUCKET)})
+
+
+def period(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against the period of local methods, dense as a line."""
+    fixed = [arm for arm in arms if not _driven(arm, "period")]
+    return _figure(arms, {PERIOD: along(fixed, PERIOD)})
+
+
+def along(arms: Sequence[Arm], key: str) -> list[Line]:
+    """Arms that differ in one option only, as lines with a name: (value, arm) by rising value."""
+    lines: dict[str, list[tuple[Any, Arm]]] = {}
+    rest: dict[str, dict[str, Any]] = {}
+    for arm in arms:
+        options = dict(arm.options)
+        value = options.pop(key, None)
+        whole = key == BUCKET and value is None and "bits" in (arm.config.get("compressor") or {})
+        if is_number(value) or whole:
+            same = repr(sorted(options.items(), key=lambda item: item[0]))
+            lines.setdefault(same, []).append((WHOLE if whole else value, arm))
+            rest[same] = options
+    names = {same: label(without(points[0][1].config, key)) for same, points in lines.items()}
+    told = {same: name + _told(same, names, rest) for same, name in names.items()}
+    return [(told[same], sorted(points, key=lambda p: _place(p[0], points))) for same, points in lines.items()]
+
+
+def _told(same: str, names: dict[str, str], rest: dict[str, dict[str, Any]]) -> str:
+    """Options that tell a line from the others of its name."""
+    twins = [other for other in names if names[other] == names[same]]
+    keys = {key for twin in twins for key in rest[twin].keys() | rest[same].keys()}
+    differing = sorted(key for key in keys if any(rest[twin].get(key) != rest[same].get(key) for twin in twins))
+    return "".join(f", {SHORT.get(key, key.rpartition('.')[2])} {_shown(rest[same].get(key))}" for key in differing)
+
+
+def without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """A configuration with null in the place of an option: its label does not name it."""
+    group, _, name = key.partition(".")
+    return {**config, group: {**config[group], name: None}} if name else config
+
+
+def _figure(arms: Sequence[Arm], swept: dict[str, list[Line]]) -> Figure | None:
+    shown = {key: lines for key, lines in swept.items() if any(len(points) > 1 for _, points in lines)}
+    if not shown:
+        return None
+    sheet = Sheet(len(shown), height=2.1)
+    dense = [arm for arm in arms if arm.dense][:1]
+    for axes, (key, lines) in zip(sheet.panels, shown.items(), strict=True):
+        handles = draw(axes, lines, key)
+        for arm in dense:
+            _dense(axes, arm)
+            handles.append(entry(looks(dense)[0], arm.label))
+        sheet.legends[axes] = handles
+    return sheet.finish(heading(arms[0]), note(arms, bool(dense)))
+
+
+def draw(axes: Axes, lines: Sequence[Line], key: str) -> list[Any]:
+    """One line for each method; returns the entries of the legend."""
+    first = [points[0][1] for _, points in lines]
+    values = sorted({_place(value, points) for _, points in lines for value, _ in points})
+    shifts = np.geomspace(1 / BESIDE, BESIDE, len(lines)) if len(lines) > 1 else [1.0]
+    for (_, points), look, aside in zip(lines, looks(first), shifts, strict=True):
+        xs, ys = [_place(value, points) for value, _ in points], [ends(arm) for _, arm in points]
+        xs, means = [x * aside for x in xs], [float(np.mean(y)) for y in ys]
+        for x, mean, y in zip(xs, means, ys, strict=True):
+            interval_bar(axes, x, mean, interval(y), color=look.colour, zorder=2)
+        axes.plot(xs, means, zorder=3, **{**look.point, "linestyle": look.line})
+    whole = {_place(value, points) for _, points in lines for value, _ in points if value == WHOLE}
+    numbered(axes, values, [WHOLE if value in whole else f"{value:g}" for value in values])
+    axes.set_xlabel(AXES[key])
+    of, (bottom, top) = metric_of(first), axes.get_ylim()
+    if of.percent:
+        axes.set_ylim(max(bottom, 0), min(top, 100.5))
+    axes.set_ylabel(metric_label(of))
+    axes.grid()
+    return [entry(look, name) for (name, _), look in zip(lines, looks(first), strict=True)]
+
+
+def _dense(axes: Axes, arm: Arm) -> None:
+    mean, half = float(np.mean(ends(arm))), interval(ends(arm)) or 0.0
+    (bottom, top), of = axes.get_ylim(), metric_of([arm])
+    axes.axhline(mean, color="black", linewidth=0.8, zorder=1)
+    axes.axhspan(mean - half, mean + half, color="black", alpha=0.07, linewidth=0, zorder=0)
+    bottom, top = min(bottom, mean - 1.1 * half), max(top, mean + 1.1 * half)
+    axes.set_ylim(bottom, min(top, 100.5) if of.percent else top)
+
+
+def note(arms: Sequence[Arm], band: bool = True) -> str:
+    """Small print of a sweep."""
+    bars = "; bars: Student's 95 % t-interval" if several(arms) else ""
+    return f"{seeds(arms)}; after the last epoch{bars}" + "; band: dense" * band + "."
+
+
+def _driven(arm: Arm, what: str) -> bool:
+    return any(drives(policy) == what for policy in policies_of(arm.config).values())
+
+
+def _place(value: Any, points: Sequence[tuple[Any, Arm]]) -> float:
+    """Where a value stands: whole tensors to the right of all bucket sizes."""
+    return 2 * max([v for v, _ in points if v != WHOLE] or [2**15]) if value == WHOLE else value
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if is_number(value) else WHOLE if value is None else str(value)
+
+
+__all__ = ["along", "bits_bucket", "option", "period"]

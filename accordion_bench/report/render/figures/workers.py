@@ -1,0 +1,55 @@
+"""The metric against the number of workers, across settings."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.render.figures.style import Sheet
+from accordion_bench.report.render.figures.sweeps import Line, draw, note
+
+
+def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
+    """One panel for each model and data set whose runs differ in the number of workers: a line for each method and H.
+
+    Args:
+        settings: the arms of each setting.
+    """
+    tasks: dict[str, list[Arm]] = {}
+    for arm in [arm for arms in settings for arm in arms]:
+        tasks.setdefault(task(arm), []).append(arm)
+    panels = {name: lines for name, arms in tasks.items() if (lines := by_method(arms))}
+    if not panels:
+        return None
+    sheet = Sheet(len(panels), height=2.1)
+    for axes, (name, lines) in zip(sheet.panels, panels.items(), strict=True):
+        sheet.legends[axes] = draw(axes, lines, "workers")
+        if len(panels) > 1:
+            sheet.titles[axes] = name
+    shown = [arm for lines in panels.values() for _, points in lines for _, arm in points]
+    return sheet.finish("; ".join(panels), note(shown, band=False))
+
+
+def task(arm: Arm) -> str:
+    """What is trained, without the number of workers: `resnet8 on digits, 60 epochs`, with the scale of small runs."""
+    small = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
+    return f"{arm.chosen('model')} on {arm.chosen('dataset')}, {arm.config['epochs']} epochs{small}"
+
+
+def by_method(arms: Sequence[Arm]) -> list[Line]:
+    """Lines of at least two numbers of workers: arms of one name, by batch size where a number occurs twice."""
+    named: dict[str, list[Arm]] = {}
+    for arm in arms:
+        name = arm.label.replace(f", {arm.batch_text}", "").replace(", 1 worker", "")
+        named.setdefault(name, []).append(arm)
+    lines: list[Line] = []
+    for name, members in named.items():
+        parts = {name: members}
+        if len({arm.workers for arm in members}) < len(members):
+            sizes = sorted({arm.config["batch_size"] for arm in members})
+            parts = {f"{name}, {b} samples each": [a for a in members if a.config["batch_size"] == b] for b in sizes}
+        for own, group in parts.items():
+            points = sorted({arm.workers: arm for arm in group}.items())
+            if len(points) > 1:
+                lines.append((own, points))
+    return lines

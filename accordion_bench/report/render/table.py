@@ -1,0 +1,188 @@
+"""The comparison table for people: cells of text, and aligned Markdown."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from accordion_bench.report.compare.tidy import tidy as tidy
+from accordion_bench.runs.metrics import Metric, metric
+from accordion_bench.training.progress import human_bytes
+
+NONE = "–"
+NO_DIFFERENCE = "no difference shown"
+BILLIONS = 1e10  # floats, from which the paper counts in billions
+
+Row = Mapping[Any, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The table of one setting, for people."""
+    return aligned(cells(table))
+
+
+def cells(table: pd.DataFrame, paper: bool = False) -> list[list[str]]:
+    """Text of the table of one setting: the headings, then a row per arm.
+
+    Args:
+        table: of `tidy`.
+        paper: only what papers show: what was evaluated, data sent and time, with their ratios.
+    """
+    columns = [*_judged(table, paper), *_sent(table, paper), *_time(table, paper), *_paper_count(table)]
+    return [[heading for heading, _ in columns]] + [
+        [show(row) for _, show in columns] for row in table.to_dict("records")
+    ]
+
+
+def _judged(table: pd.DataFrame, paper: bool) -> list[Column]:
+    judged = metric(table["metric"].iloc[0])
+    name = judged.name
+    columns: list[Column] = [
+        ("arm", lambda row: row["arm"]),
+        ("n", lambda row: str(row["n"])),
+        (f"{name}, final", lambda row: show_value(judged, row[name], row[f"{name}_ci95"])),
+    ]
+    if not paper:
+        columns.append(("best", lambda row: show_value(judged, row[f"best_{name}"])))
+    if (table["baseline"] != "").any():
+        columns.append((f"minus dense, {judged.points}", lambda row: show_difference(judged, row)))
+    return columns
+
+
+def _sent(table: pd.DataFrame, paper: bool) -> list[Column]:
+    def volume(name: str) -> Callable[[Row], str]:
+        return lambda row: _with(human_bytes(row[f"{name}_bytes"]), show_times(row[f"{name}_times_less"]))
+
+    return [(name, volume(name)) for name in (("payload",) if paper else ("payload", "wire"))]
+
+
+def _time(table: pd.DataFrame, paper: bool) -> list[Column]:
+    def seconds(column: str) -> Callable[[Row], str]:
+        return lambda row: _with(_seconds(row[column], row[f"{column}_ci95"]), show_ratio(row, column))
+
+    columns: list[Column] = [("time", seconds("seconds"))]
+    if not paper:
+        columns.append(("exchange", lambda row: _seconds(row["exposed_seconds"])))
+        if table["comm_seconds"].notna().any():
+            columns.append(("communication", lambda row: _seconds(row["comm_seconds"])))
+    if table["modelled_seconds"].notna().any():
+        columns.append(("modelled time", seconds("modelled_seconds")))
+        if not paper:
+            columns.append(("modelled comm.", lambda row: _seconds(row["modelled_comm_seconds"])))
+            columns.append(("rounds", lambda row: _if_known(row["rounds"], "{:,.0f}")))
+    return columns
+
+
+def _paper_count(table: pd.DataFrame) -> list[Column]:
+    """The floats that the paper would count, and times less than the reference of the paper's tables."""
+    if not table["paper_floats"].notna().all():
+        return []
+    named = paper_reference(table)
+    if named is None:
+        return [("paper's count", lambda row: show_floats(row["paper_floats"]))]
+    most = float(table.loc[table["arm"] == named, "paper_floats"].iloc[0])
+
+    def count(row: Row) -> str:
+        told = "" if row["arm"] in (named, row["baseline"]) else show_times(_quotient(most, row["paper_floats"]))
+        return _with(show_floats(row["paper_floats"]), told)
+
+    return [(f"paper's count (vs {named})", count)]
+
+
+def paper_reference(table: pd.DataFrame) -> str | None:
+    """The arm that the papers' ratios are against: the compressed one that sends most; between batch sizes, dense.
+
+    None where there is no such arm, and without a dense run: that ratio may stand beside the one to dense, never alone.
+    Controls of one worker are no such arm.
+    """
+    table = table[table["workers"] == table["workers"].max()]
+    others = table[table["arm"] != table["baseline"]]
+    if not (table["baseline"] != "").all() or not len(others):
+        return None
+    if table["batch_size"].nunique() > 1:
+        return str(table["baseline"].iloc[0])
+    dense = set(table.loc[table["arm"] == table["baseline"], "paper_floats"])
+    others = others[~others["paper_floats"].isin(dense)]  # fp16: as many floats as fp32
+    return str(others["arm"].iloc[int(others["paper_floats"].argmax())]) if len(others) > 1 else None
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the heading first, as Markdown that also reads well in a terminal."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]
+    rows = [
+        [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        for row in cells
+    ]
+    rule = ["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:]))
+
+
+def show_value(judged: Metric, value: float, half: float = math.nan) -> str:
+    """`91.00 ± 2.48 %`, `97.62 ± 1.3`; without interval `91.00 %`."""
+    if math.isnan(half):
+        return judged.show(value)
+    if judged.percent:
+        return f"{judged.scaled(value):.2f} ± {judged.scaled(half):.2f} {judged.unit}"
+    return f"{judged.show(value)} ± {half:.2g}"
+
+
+def show_difference(judged: Metric, row: Row) -> str:
+    """`-2.50 ± 1.19`; `no difference shown (-0.28 ± 1.31)` where the interval holds 0; a bare number without one."""
+    gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
+    if math.isnan(gap):
+        return NONE
+    number = signed(judged, gap) + ("" if math.isnan(half) else f" ± {size(judged, half)}")
+    return f"{NO_DIFFERENCE} ({number})" if row["difference_shown"] == "no" else number
+
+
+def signed(judged: Metric, gap: float) -> str:
+    """A difference with its sign: `-0.28`, `+1.3`."""
+    return f"{judged.scaled(gap):+.2f}" if judged.percent else f"{gap:+.3g}"
+
+
+def size(judged: Metric, gap: float) -> str:
+    """A difference without its sign: `0.28`, `1.3`."""
+    return signed(judged, abs(gap)).removeprefix("+")
+
+
+def show_times(times_less: float) -> str:
+    """9.19 as `9.19x less`, 0.5 as `2x MORE`; NaN, where there is nothing to compare with, as a dash."""
+    if math.isnan(times_less):
+        return NONE
+    if math.isinf(times_less):
+        return "nothing sent"
+    if times_less == 1:
+        return "the same"
+    return f"{times_less:.3g}x less" if times_less > 1 else f"{1 / times_less:.3g}x MORE"
+
+
+def show_ratio(row: Row, column: str) -> str:
+    """A time over dense's: `0.52x`, or that none was shown to differ."""
+    return NO_DIFFERENCE if row[f"{column}_within_noise"] else _if_known(row[f"{column}_over_dense"], "{:.2f}x")
+
+
+def show_floats(count: float) -> str:
+    """`2418.4 M`, `328.51 B`: million and billion floats, as papers count."""
+    return f"{count / 1e9:.5g} B" if count >= BILLIONS else f"{count / 1e6:.5g} M"
+
+
+def _with(value: str, told: str) -> str:
+    return f"{value} ({told})" if told not in ("", NONE) else value
+
+
+def _quotient(a: float, b: float) -> float:
+    return a / b if b else math.inf
+
+
+def _seconds(value: float, half: float = math.nan) -> str:
+    if math.isnan(value):
+        return NONE
+    places = 1 if value >= 1 else 2
+    return f"{value:.{places}f} s" if math.isnan(half) else f"{value:.{places}f} ± {half:.{places}f} s"
+
+
+def _if_known(value: float, form: str) -> str:
+    return NONE if math.isnan(value) else form.format(value)

@@ -209,3 +209,6 @@ def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:
             else {}
         ),
     }
+
+
+WHOLE_MODEL = "model"

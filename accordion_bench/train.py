@@ -10,7 +10,7 @@ from typing import Any
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.config.components import build_components
 from accordion_bench.config.validate import validate, without_effect
-from accordion_bench.exchange.overlap import after_backward
+from accordion_bench.exchange.overlap_rules import after_backward
 from accordion_bench.options.checks import ConfigError, show
 from accordion_bench.processes import rendezvous
 from accordion_bench.processes.placement import Layout, layout

@@ -23,11 +23,12 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import Group, OneShot
-from accordion_bench.exchange.exchange import Exchange, levelled
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, Plan, TensorSpec
-from accordion_bench.runs.folder import environment
+from accordion_bench.runs.environment import environment
 
 NETWORKS = {1: "squeezenet1_1", 11: "resnet18", 25: "resnet50", 138: "vgg16"}
 SGD = {"_target_": "torch.optim.SGD", "momentum": 0.9, "nesterov": True}

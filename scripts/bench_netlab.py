@@ -183,7 +183,7 @@ def main() -> None:
 
     from accordion_bench.netlab import options
     from accordion_bench.netlab.hosts import Hosts
-    from accordion_bench.runs.folder import environment
+    from accordion_bench.runs.environment import environment
 
     found: dict[str, dict[str, list[float]]] = {}
     for text in args.rates:

@@ -24,7 +24,8 @@ from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.page import Section, page
-from accordion_bench.runs.folder import RunFolder, environment
+from accordion_bench.runs.environment import environment
+from accordion_bench.runs.folder import RunFolder
 
 FLOATS = 11_173_962  # of ResNet-18
 MATRICES = [f"stages.{stage}.{block}.conv{i}.weight" for stage in range(4) for block in range(2) for i in (1, 2)]

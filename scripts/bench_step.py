@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose
-from accordion_bench.runs.folder import RunFolder, environment
+from accordion_bench.runs.environment import environment
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 
 MODELS = {

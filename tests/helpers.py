@@ -8,7 +8,8 @@ import yaml
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.conformance import tensors
-from accordion_bench.exchange.exchange import Exchange, levelled, sent_specs
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.partition import levelled, sent_specs
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.tensors.same_shape import Blocks

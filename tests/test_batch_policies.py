@@ -12,7 +12,7 @@ from accordion_bench.adaptive.accordion_batch import AccordionBatch
 from accordion_bench.adaptive.adabatch import AdaBatch
 from accordion_bench.adaptive.batch_limits import float32
 from accordion_bench.adaptive.grow_batch import GrowBatch
-from accordion_bench.adaptive.noise_scale import NoiseScale
+from accordion_bench.adaptive.noise_scale import NoiseScale, noise_and_signal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.config.components import build_components
@@ -23,7 +23,7 @@ from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals import policy_runner
-from accordion_bench.signals.square_norms import noise_and_signal, square_norms
+from accordion_bench.signals.square_norms import square_norms
 from accordion_bench.training import progress
 from tests import composed, tiny
 from tests.helpers import SPECS, exchange_for, gradients

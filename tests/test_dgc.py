@@ -12,7 +12,8 @@ from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.dgc import DGC, clipped
 from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
-from accordion_bench.exchange.exchange import Exchange, levelled
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.runs import checkpoint

@@ -19,7 +19,7 @@ from accordion_bench.config import validate
 from accordion_bench.config.by_scale import SCALES
 from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose, resolve
-from accordion_bench.exchange.exchange import sent_specs
+from accordion_bench.exchange.partition import sent_specs
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.runs import reuse

@@ -12,7 +12,7 @@ from torch import nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.exchange.exchange import bucketed
+from accordion_bench.exchange.partition import bucketed
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.runs.folder import RunFolder

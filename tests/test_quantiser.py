@@ -12,13 +12,14 @@ from accordion_bench.adaptive.level_solvers import alq
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import codebooks, entropy, packed_codes
 from accordion_bench.compressors.base import Context, NonFinite
+from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, Run, Signals, TensorSpec
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.signals.bucket_statistics import Buckets, BucketStatistics
+from accordion_bench.signals.bucket_statistics import BucketStatistics
 from tests.helpers import exchange_for, gradients
 
 BOOKS = {

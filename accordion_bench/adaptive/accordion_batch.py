@@ -5,10 +5,9 @@ from typing import Any
 
 from accordion_bench.adaptive.batch_limits import LR_SCALINGS, most, scaled
 from accordion_bench.adaptive.critical import Detecting
-from accordion_bench.exchange.exchange import WHOLE_MODEL
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, Run, Signals
 
 
 class AccordionBatch(Detecting):

@@ -4,9 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench.adaptive.critical import Detecting
-from accordion_bench.exchange.exchange import WHOLE_MODEL
 from accordion_bench.options import checks
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, Run, Signals
 
 
 class AccordionSync(Detecting):

@@ -5,10 +5,9 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import BITS
-from accordion_bench.exchange.exchange import WHOLE_MODEL
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, Run, Signals
 
 
 class AdaQS(Policy):

@@ -224,3 +224,6 @@ def increasing_root(
         if bool(done.all()):
             break
     return x
+
+
+POWER = {"squared": 2, "first": 1, "none": 0}

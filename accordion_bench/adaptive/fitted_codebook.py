@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from accordion_bench.adaptive.base import Policy
-from accordion_bench.adaptive.distributions import Distribution, Histogram, TruncatedNormals
+from accordion_bench.adaptive.distributions import POWER, Distribution, Histogram, TruncatedNormals
 from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
 from accordion_bench.compressors import codebooks
 from accordion_bench.options import checks
 from accordion_bench.plan import Ladder, Plan, Run, Signals
-from accordion_bench.signals.bucket_statistics import POWER
 
 
 class FittedCodebook(Policy):

@@ -8,8 +8,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch_limits import LR_SCALINGS, most, scaled
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.plan import Ladder, Plan, Run, Signals
-from accordion_bench.signals.square_norms import noise_and_signal
+from accordion_bench.plan import Ladder, Plan, Run, Signals, SquareNorms
 
 
 class NoiseScale(Policy):
@@ -115,3 +114,18 @@ class NoiseScale(Policy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.noise, self.signal, self.weight = state["noise"], state["signal"], state["weight"]
+
+
+def noise_and_signal(found: SquareNorms, workers: int) -> tuple[float, float]:
+    """Unbiased estimates of (tr Sigma, |G|^2): one sample's gradient has mean G and covariance Sigma.
+
+        tr Sigma = (|g_w|^2 - |g|^2) / (1/b - 1/(A b)),     |G|^2 = (A b |g|^2 - b |g_w|^2) / (A b - b)
+
+    Args:
+        found: |g_w|^2 of batches of b samples, |g|^2 of their mean.
+        workers: A, at least 2.
+
+    Source: McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1.
+    """
+    b, B = found.batch_size, found.batch_size * workers
+    return (found.small - found.big) / (1 / b - 1 / B), (B * found.big - b * found.small) / (B - b)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.clip import clip_factor
 from accordion_bench.tensors.same_shape import Blocks
 
 BN_POLICIES = ("pooled", "average", "recompute", "rank0", "local")
@@ -264,15 +265,6 @@ class WorkerAxis:
         self._use_buffers(buffers)
         self._use_values(values)
         self._current = None
-
-
-def clip_factor(xs: Sequence[Tensor], norm: float) -> Tensor:
-    """What takes the global L2 norm of some tensors down to `norm`; 1 where it is not above, or not finite."""
-    # row by row: one float32 sum over millions of entries would be wrong in its third digit
-    rows = [torch.linalg.vector_norm(x.flatten(1) if x.ndim > 1 else x, dim=-1).flatten() for x in xs]
-    total = torch.cat(rows).norm()
-    # what is not finite stays as it is, so that the refusal names the right parameter
-    return torch.where(total.isfinite(), (norm / total).clamp_max(1.0), 1.0)
 
 
 def _home(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -6,10 +6,10 @@ from accordion_bench.compressors.base import Compressor, check_collective
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.momentum import WorkerMomentum
 from accordion_bench.compressors.two_way import TwoWay
-from accordion_bench.exchange.exchange import WHOLE_MODEL
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config, build, target
+from accordion_bench.plan import WHOLE_MODEL
 
 # the wrappers' options that are words
 FEEDBACK = {

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.buckets import Buckets, moments
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Measured, TensorSpec
-from accordion_bench.signals.bucket_statistics import Buckets, moments
 
 State = dict[str, dict[str, Any]]
 """Per parameter name, the compressor's tensors; a key ending in `_W` has one row per local worker."""

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from accordion_bench.compressors import codebooks, packed_codes, stochastic_rounding
 from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.signals.bucket_statistics import Buckets
 
 
 class Quantiser(OneShot):

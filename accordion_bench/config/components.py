@@ -11,7 +11,7 @@ from accordion_bench.compressors.assemble import Wrapped, optimizer_node, pseudo
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.config.compatibility import refuse_driven, refuse_pairs
 from accordion_bench.datasets.base import Dataset
-from accordion_bench.exchange.exchange import levelled, sent_specs
+from accordion_bench.exchange.partition import levelled, sent_specs
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config, build, target

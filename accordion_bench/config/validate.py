@@ -11,8 +11,7 @@ from accordion_bench.compressors.assemble import FEEDBACK, SERVER, wrapped_compr
 from accordion_bench.config.by_scale import SCALES
 from accordion_bench.config.components import build_components, build_model, build_optimizer
 from accordion_bench.exchange import ddp
-from accordion_bench.exchange.exchange import WHOLE_MODEL
-from accordion_bench.exchange.overlap import after_backward
+from accordion_bench.exchange.overlap_rules import after_backward
 from accordion_bench.forward import compile
 from accordion_bench.forward.precision import PRECISIONS
 from accordion_bench.forward.task import task_of
@@ -20,6 +19,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config, build, target
+from accordion_bench.plan import WHOLE_MODEL
 from accordion_bench.processes.placement import layout, placed
 from accordion_bench.tensors import keyed_rng
 

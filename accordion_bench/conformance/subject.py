@@ -15,7 +15,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
 from accordion_bench.compressors.base import Compressor, Context, Wrapper
 from accordion_bench.conformance.tensors import SPECS
-from accordion_bench.exchange.exchange import Exchange, levelled
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config

@@ -19,7 +19,8 @@ from accordion_bench.compressors.base import Compressor, NonFinite
 from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD
-from accordion_bench.exchange.exchange import MB, Exchange
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.partition import MB
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan

@@ -10,14 +10,10 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
+from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.stochastic_rounding import NonFiniteInput as NonFiniteRow
-from accordion_bench.options.instantiate import Config
+from accordion_bench.exchange.partition import bucketed, levelled, sent_units, unit_spec
 from accordion_bench.plan import Ladder, Measured, Plan, TensorSpec
-from accordion_bench.signals.bucket_statistics import Buckets
-
-WHOLE_MODEL = "model"
-MB = 2**20
-DEFAULT_BUCKETS = (1.0, 25.0)  # MB, as DistributedDataParallel: a small first one, so that something leaves early
 
 
 class Exchange:
@@ -304,64 +300,3 @@ class Exchange:
     @staticmethod
     def _wide(x: Tensor) -> torch.dtype:
         return torch.float32 if x.element_size() == 2 else x.dtype
-
-
-def bucket_mb(cfg: Config) -> tuple[float, float]:
-    """MB of the first bucket and of the others, from the configuration of a run."""
-    cap = cfg["comm"].get("bucket_cap_mb")
-    return DEFAULT_BUCKETS if cap is None else (cap, cap)
-
-
-def bucketed(sizes: Sequence[float], bucket_mb: tuple[float, float]) -> list[list[int]]:
-    """Which units are exchanged together: from the last one on, until `bucket_mb` (the first, the others) is reached.
-
-    Gradients come in about this order. The units of a bucket stand in the model's order.
-
-    Args:
-        sizes: bytes of each unit.
-        bucket_mb: of the first bucket and of the others.
-    """
-    buckets: list[list[int]] = []
-    filled = limit = 0.0
-    for u in reversed(range(len(sizes))):
-        if not buckets or filled >= limit:
-            limit = bucket_mb[bool(buckets)] * MB
-            buckets.append([])
-            filled = 0.0
-        buckets[-1].insert(0, u)
-        filled += sizes[u]
-    return buckets
-
-
-def sent_units(specs: Sequence[TensorSpec], scope: str, block_size: int | None = None) -> list[list[int]]:
-    """Which tensors, by index, travel as one unit."""
-    if scope == "tensor":
-        return [[i] for i in range(len(specs))]
-    limit = float("inf") if scope == WHOLE_MODEL or block_size is None else block_size
-    units: list[list[int]] = []
-    filled = 0.0
-    for i, spec in enumerate(specs):
-        if not units or filled + spec.numel > limit:
-            units.append([])
-            filled = 0
-        units[-1].append(i)
-        filled += spec.numel
-    return units
-
-
-def unit_spec(specs: Sequence[TensorSpec], unit: Sequence[int], scope: str) -> TensorSpec:
-    """One unit as a tensor: itself, or a vector [1, N] of two dimensions, so that every method takes it."""
-    if scope == "tensor":
-        return specs[unit[0]]
-    name = WHOLE_MODEL if scope == WHOLE_MODEL else f"bucket from {specs[unit[0]].name}"
-    return TensorSpec(name, (1, sum(specs[i].numel for i in unit)))
-
-
-def sent_specs(specs: Sequence[TensorSpec], scope: str, block_size: int | None = None) -> list[TensorSpec]:
-    """What travels as one unit: each tensor, a bucket, or the whole model as one vector."""
-    return [unit_spec(specs, unit, scope) for unit in sent_units(specs, scope, block_size)]
-
-
-def levelled(compressor: Compressor, sent: Sequence[TensorSpec]) -> list[str]:
-    """Names of the tensors that get a level: those of enough dimensions."""
-    return [spec.name for spec in sent if compressor.knob and spec.ndim >= compressor.min_ndim]

@@ -3,26 +3,17 @@
 config.yaml  environment.json  metrics.jsonl  summary.json  run.log  checkpoint/  done
 """
 
-import functools
-import importlib.metadata
 import json
 import logging
 import os
-import platform
 import secrets
-import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.options.conf_dir import package_dir
+from accordion_bench.runs.environment import environment
 
 log = logging.getLogger("accordion_bench")
-
-NETLAB = "ACCORDION_BENCH_NETLAB"  # what a netlab says of itself to the runs inside
-PACKAGES = ("accordion-bench", "torch", "torchvision", "hydra-core", "numpy", "scikit-learn")
 
 
 class RunFolder:
@@ -108,57 +99,3 @@ class RunFolder:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         return handler
-
-
-def environment() -> dict[str, Any]:
-    """What a reader needs to repeat the run: command, commit, versions, hardware."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "absent"
-    return {
-        "command": shlex.join(sys.orig_argv if hasattr(sys, "orig_argv") else sys.argv),
-        "commit": _commit(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "python": platform.python_version(),
-        "versions": versions,
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cpu_cores": os.cpu_count(),
-        "gpus": _gpus(),
-        **({"netlab": json.loads(lab)} if (lab := os.environ.get(NETLAB)) else {}),
-    }
-
-
-@functools.cache
-def _commit() -> str:
-    """The checkout's commit, with `+changes` where files differ from it; empty outside a checkout.
-
-    Of a process's first run for all of them: what changes later is in no module that it has imported.
-    """
-    here = package_dir()
-    try:
-        run = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, timeout=10)  # noqa: E731
-        head = run("rev-parse", "HEAD")
-        if head.returncode or run("ls-files", "--error-unmatch", __file__).returncode:
-            return ""  # no checkout, or somebody else's
-        changed = run("status", "--porcelain", "--untracked-files=no", "--", str(here), str(here.parent / "conf"))
-        return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
-def _gpus() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

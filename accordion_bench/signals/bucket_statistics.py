@@ -8,22 +8,13 @@ r = v / norm are the coordinates of a bucket, which lie in [-1, 1]; buckets of n
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from accordion_bench.adaptive.distributions import POWER
 from accordion_bench.comm.collectives import Comm
-
-POWER = {"squared": 2, "first": 1, "none": 0}
-
-
-class Buckets(NamedTuple):
-    """Some buckets of one worker: norms [B], coordinates r [B, D], and which of them exist [B, D]."""
-
-    norms: Tensor
-    r: Tensor
-    exists: Tensor
+from accordion_bench.compressors.buckets import Buckets, bucket_table, moments
 
 
 class BucketStatistics:
@@ -82,27 +73,10 @@ def _summary(kind: str, argument: str, buckets: Sequence[Buckets]) -> Tensor:
             arrays.append(Histogram.of(r, weight).arrays())
         return torch.stack([array.to(arrays[-1].device) for array in arrays]).sum(0)
     if kind == "pooled_moments":
-        norms, mean, spread, count = _table(buckets).unbind(1)
+        norms, mean, spread, count = bucket_table(buckets).unbind(1)
         return torch.stack([(mean * count).sum(), spread.sum(), count.sum()])
     # as many rows on every worker, whatever is zero there
     return _largest(moments(buckets), min(int(argument), sum(len(b.norms) for b in buckets)))
-
-
-def _table(buckets: Sequence[Buckets]) -> Tensor:
-    """Norm, mean of r, its sum of squared deviations, and coordinates of every bucket that is not zero: [B, 4]."""
-    rows = []
-    for norms, r, exists in buckets:
-        count = exists.sum(1).double()
-        mean = r.double().sum(1) / count
-        spread = ((r.double() - mean[:, None]) * exists).square().sum(1)
-        rows.append(torch.stack([norms.double(), mean, spread, count], dim=1)[norms > 0])
-    return torch.cat(rows) if rows else torch.zeros(0, 4, dtype=torch.float64)
-
-
-def moments(buckets: Sequence[Buckets]) -> Tensor:
-    """Norm, mean and standard deviation of r of every bucket that is not zero: [B, 3]."""
-    norms, mean, spread, count = _table(buckets).unbind(1)
-    return torch.stack([norms, mean, (spread / (count - 1).clamp_min(1)).sqrt()], dim=1)
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.exchange.exchange import WHOLE_MODEL
-from accordion_bench.plan import TensorSpec
+from accordion_bench.plan import WHOLE_MODEL, TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
 SQUARES = "squared norms"  # beside parameter names, which have no space in them

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from accordion_bench.adaptive.base import Policy, tell_followers
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.exchange.exchange import WHOLE_MODEL, Exchange
-from accordion_bench.plan import Measured, Signals, SquareNorms, TensorSpec
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.plan import WHOLE_MODEL, Measured, Signals, SquareNorms, TensorSpec
 from accordion_bench.signals.bucket_statistics import BucketStatistics
 from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.signals.square_norms import square_norms

@@ -35,21 +35,6 @@ def square_norms(
     return SquareNorms(float(comm.sum_(small, "control")) / comm.workers, float(_square(mean)), batch_size)
 
 
-def noise_and_signal(found: SquareNorms, workers: int) -> tuple[float, float]:
-    """Unbiased estimates of (tr Sigma, |G|^2): one sample's gradient has mean G and covariance Sigma.
-
-        tr Sigma = (|g_w|^2 - |g|^2) / (1/b - 1/(A b)),     |G|^2 = (A b |g|^2 - b |g_w|^2) / (A b - b)
-
-    Args:
-        found: |g_w|^2 of batches of b samples, |g|^2 of their mean.
-        workers: A, at least 2.
-
-    Source: McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1.
-    """
-    b, B = found.batch_size, found.batch_size * workers
-    return (found.small - found.big) / (1 / b - 1 / B), (B * found.big - b * found.small) / (B - b)
-
-
 def _square(xs: Sequence[Tensor]) -> Tensor:
     """The sum of squares of all entries, in double precision."""
     norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in xs]

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accordion_bench.comm.worker_axis import clip_factor
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.sync.base import Placed, Sync
+from accordion_bench.tensors.clip import clip_factor
 
 if TYPE_CHECKING:
     from accordion_bench.training.trainer import Trainer

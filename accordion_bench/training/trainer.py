@@ -14,8 +14,9 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.config.components import build_components, build_model, build_optimizer
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
-from accordion_bench.exchange.exchange import Exchange, bucket_mb
-from accordion_bench.exchange.overlap import Overlap, after_backward, overlaps
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.overlap import Overlap
+from accordion_bench.exchange.overlap_rules import after_backward, bucket_mb, overlaps
 from accordion_bench.forward.compile import compiled
 from accordion_bench.forward.precision import LossScale, autocast
 from accordion_bench.forward.task import Task, task_of

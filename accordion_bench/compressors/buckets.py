@@ -1,0 +1,32 @@
+"""Some buckets of a quantiser, and their moments."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Buckets(NamedTuple):
+    """Some buckets of one worker: norms [B], coordinates r [B, D], and which of them exist [B, D]."""
+
+    norms: Tensor
+    r: Tensor
+    exists: Tensor
+
+
+def bucket_table(buckets: Sequence[Buckets]) -> Tensor:
+    """Norm, mean of r, its sum of squared deviations, and coordinates of every bucket that is not zero: [B, 4]."""
+    rows = []
+    for norms, r, exists in buckets:
+        count = exists.sum(1).double()
+        mean = r.double().sum(1) / count
+        spread = ((r.double() - mean[:, None]) * exists).square().sum(1)
+        rows.append(torch.stack([norms.double(), mean, spread, count], dim=1)[norms > 0])
+    return torch.cat(rows) if rows else torch.zeros(0, 4, dtype=torch.float64)
+
+
+def moments(buckets: Sequence[Buckets]) -> Tensor:
+    """Norm, mean and standard deviation of r of every bucket that is not zero: [B, 3]."""
+    norms, mean, spread, count = bucket_table(buckets).unbind(1)
+    return torch.stack([norms, mean, (spread / (count - 1).clamp_min(1)).sqrt()], dim=1)

@@ -1,0 +1,15 @@
+"""Clipping by the global norm."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def clip_factor(xs: Sequence[Tensor], norm: float) -> Tensor:
+    """What takes the global L2 norm of some tensors down to `norm`; 1 where it is not above, or not finite."""
+    # row by row: one float32 sum over millions of entries would be wrong in its third digit
+    rows = [torch.linalg.vector_norm(x.flatten(1) if x.ndim > 1 else x, dim=-1).flatten() for x in xs]
+    total = torch.cat(rows).norm()
+    # what is not finite stays as it is, so that the refusal names the right parameter
+    return torch.where(total.isfinite(), (norm / total).clamp_max(1.0), 1.0)

@@ -21,10 +21,10 @@ demo: install  ## dense, PowerSGD weak, PowerSGD strong and Accordion on real da
 
 test: install  ## the default test suite, then links between network namespaces where this machine has them
 	@$(TESTS)
-	@$(RUN) -m pytest -m netlab tests/test_netlab_links.py
+	@$(RUN) -m pytest -m netlab tests/netlab/test_links.py
 
 test-multigpu: install  ## what needs two GPUs or more
-	@$(RUN) -m pytest -m gpu -rs tests/test_multigpu.py
+	@$(RUN) -m pytest -m gpu -rs tests/processes/test_multigpu.py
 
 check: install  ## lint, types, tests
 	@$(BIN)/ruff check .

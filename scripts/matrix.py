@@ -3,8 +3,8 @@
     python -m scripts.matrix            # print it
     python -m scripts.matrix docs/matrix.md
 
-Whether three choices go together is decided pair by pair, so three tables say everything; tests/test_matrix.py checks
-that no triple says otherwise.
+Whether three choices go together is decided pair by pair, so three tables say everything; tests/cli/test_pairwise.py
+checks that no triple says otherwise.
 """
 
 import functools
@@ -88,9 +88,10 @@ def document() -> str:
     """docs/matrix.md."""
     head = """# What runs together
 
-Written by `python -m scripts.matrix docs/matrix.md`; `tests/test_matrix.py` checks every cell by validating it, and
-trains a set of runs in which every pair that runs occurs. Three choices run together where each pair of them does: `·`.
-Elsewhere the number says with which sentence the run is refused before it starts ("…" stands for the cell's own names).
+Written by `python -m scripts.matrix docs/matrix.md`; `tests/cli/test_pairwise.py` checks every cell by validating it,
+and trains a set of runs in which every pair that runs occurs. Three choices run together where each pair of them does:
+`·`. Elsewhere the number says with which sentence the run is refused before it starts ("…" stands for the cell's own
+names).
 Several policies run together where no two drive the same thing (`adaptive=[accordion,alq]`), see the
 column *drives* of [algorithms.md](algorithms.md). Options other than the defaults can be refused by further rules.
 """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.runs.environment import environment
+from accordion_bench.runs.old_folders import in_todays_words
 
 log = logging.getLogger("accordion_bench")
 
@@ -43,10 +44,10 @@ class RunFolder:
         self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def read_config(self) -> dict[str, Any]:
-        """Read config.yaml."""
+        """Read config.yaml, in today's words where an earlier version has written it."""
         import yaml
 
-        return yaml.safe_load((self.path / "config.yaml").read_text())
+        return in_todays_words(yaml.safe_load((self.path / "config.yaml").read_text()))
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON file."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.old_folders import in_todays_words
 
 try:
     import fcntl
@@ -79,7 +80,7 @@ def _decisive(file: Path, changed: int) -> Config | None:
         saved = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError:
         return None
-    return decisive(saved) if isinstance(saved, dict) else None
+    return decisive(in_todays_words(saved)) if isinstance(saved, dict) else None
 
 
 @contextlib.contextmanager

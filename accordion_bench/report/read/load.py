@@ -14,6 +14,7 @@ import yaml
 from accordion_bench.report.compare.labels import label
 from accordion_bench.report.read.completeness import problem
 from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.old_folders import in_todays_words
 
 FILES = ("config.yaml", "metrics.jsonl", "summary.json", "environment.json")
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
@@ -101,6 +102,7 @@ def read_run(path: Path) -> Run:
     config, environment, summary = (
         _mapping(path / name) for name in ("config.yaml", "environment.json", "summary.json")
     )
+    config = in_todays_words(config)
     try:
         rows = [row for row in RunFolder(path).read_metrics() if isinstance(row, dict) and "epoch" in row]
     except (OSError, UnicodeDecodeError):

@@ -1,0 +1,23 @@
+"""Run folders of earlier versions: what their config.yaml says, in today's words."""
+
+from typing import Any
+
+# classes that have moved since version 0.1, by the `_target_` that its folders hold
+MOVED = {
+    "accordion_bench.adaptive.codebooks.FittedCodebook": "accordion_bench.adaptive.fitted_codebook.FittedCodebook",
+    "accordion_bench.adaptive.level_schedule.LevelSchedule": "accordion_bench.adaptive.schedule.LevelSchedule",
+    "accordion_bench.adaptive.preset.Preset": "accordion_bench.adaptive.scheme_alias.Preset",
+    "accordion_bench.compressors.blockwise.Blockwise": "accordion_bench.compressors.eight_bit.Blockwise",
+    "accordion_bench.network.Network": "accordion_bench.network.link_model.Network",
+    "accordion_bench.optimizers.SGDPlusGradient": "accordion_bench.optimizers.sgd_plus_gradient.SGDPlusGradient",
+}
+
+
+def in_todays_words(config: Any) -> Any:
+    """A configuration with every moved `_target_` replaced; to be applied before anything is compared."""
+    if isinstance(config, dict):
+        return {
+            key: MOVED.get(value, value) if key == "_target_" and isinstance(value, str) else in_todays_words(value)
+            for key, value in config.items()
+        }
+    return [in_todays_words(item) for item in config] if isinstance(config, list) else config

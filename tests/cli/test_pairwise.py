@@ -1,0 +1,65 @@
+"""Every policy with every compressor under every synchronisation: it runs, or is refused with one sentence."""
+
+import functools
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from accordion_bench.cli import pairwise
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.components import build_components
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.training.trainer import Trainer
+from scripts import matrix
+from tests.kit import tiny
+from tests.kit.paths import ROOT
+
+DOCUMENT = ROOT / "docs" / "matrix.md"
+RUN = tuple(tiny.typed(Path("runs"), "epochs=3", "dataset.train_size=32", "dataset.test_size=8"))
+
+
+@functools.cache
+def refusal(compressor: str, sync: str, policies: tuple[str, ...]) -> str | None:
+    return matrix.refusal(compressor, sync, policies)
+
+
+def test_the_document_is_up_to_date():
+    told = "write it anew with: python -m scripts.matrix docs/matrix.md"
+    assert DOCUMENT.read_text() == matrix.document(), told
+
+
+def test_three_go_together_where_each_pair_does():
+    """Every cell is validated; the document's tables of pairs say it all."""
+    wrong = []
+    for c, s, a in itertools.product(*(matrix.names(group) for group in ("compressor", "sync", "adaptive"))):
+        pairs = [("compressor", c, "adaptive", a), ("adaptive", a, "sync", s), ("compressor", c, "sync", s)]
+        expected = all(matrix.of_pair(*pair) is None for pair in pairs)
+        if (said := refusal(c, s, (a,))) is not None:
+            assert "\n" not in said and "; type " in said, said
+        if (said is None) != expected:
+            wrong.append((c, s, a, said))
+    assert wrong == []
+
+
+@functools.cache
+def cells() -> list[pairwise.Cell]:
+    """In which every pair that runs occurs, see test_smoke.py."""
+    return pairwise.cover(lambda cell: refusal(*cell) is None, *map(matrix.names, matrix.GROUPS))
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_every_pair_that_runs_trains_a_few_steps(tmp_path, part):
+    for compressor, sync, policies in cells()[part::8]:
+        cfg = pairwise.shortened(matrix.cell(compressor, sync, policies, RUN))
+        build_components(cfg, matrix.WORKERS)
+        folder = RunFolder(tmp_path / f"{compressor}-{sync}-{'-'.join(policies)}")
+        folder.path.mkdir()
+        trainer = Trainer(cfg, Comm(matrix.WORKERS), folder)
+        start = [value.clone() for value in trainer.axis.shared]
+        summary = trainer.fit()
+        named = f"{compressor}, {sync}, {policies}"
+        assert summary["epochs"] == 3 and 0 <= summary["metric"] <= 1, named
+        assert summary["payload_bytes"] > 0 or compressor == "threshold", named
+        assert not any(map(torch.equal, start, trainer.axis.shared)), named

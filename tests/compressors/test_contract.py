@@ -1,0 +1,48 @@
+"""What every compressor owes, for every YAML of the group; a new file is tested by being there."""
+
+import pytest
+
+from accordion_bench import conformance
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.compatibility import knobs
+from tests.conformance.test_conformance import owed
+from tests.kit.helpers import exchange_for, gradients, yaml_names
+
+ELSEWHERE = {"placement", "devices"}  # test_placement.py starts its processes once for all; below
+ALIKE = {"mean", "contraction", "dtypes", "inputs", "global_rng", "same_key", "levels", "collectives", "scope", "ties"}
+BY_NAME = {conformance.name_of(check): check for check in conformance.CHECKS}
+CHECKS = [name for name in BY_NAME if name not in ELSEWHERE]
+CARRIED = [name for name in CHECKS if name not in ALIKE]  # what depends on the collective
+NAMES = yaml_names("compressor")
+MAKES = {name: conformance.from_yaml(name) for name in NAMES}
+MADE = {name: make().compressor for name, make in MAKES.items()}
+OTHERS = [(name, other) for name, made in MADE.items() for other in made.collectives if other != made.collective]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_yaml(name, check):
+    owed(conformance.run(BY_NAME[check], MAKES[name]))
+
+
+@pytest.mark.parametrize("check", CARRIED)
+@pytest.mark.parametrize(("name", "collective"), OTHERS)
+def test_every_other_collective(name, collective, check):
+    """At the configured level."""
+    owed(conformance.run(BY_NAME[check], conformance.from_yaml(name, collective=collective), levels=[None]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_gpu_equals_cpu(name):
+    owed(conformance.run(BY_NAME["devices"], MAKES[name]))
+
+
+def test_single_worker_sends_nothing_over_the_wire():
+    exchange, plan = exchange_for("none", comm=Comm(1))
+    exchange(gradients(workers=1).tensors, plan, 0, lr=0.1)
+    assert exchange.comm.ledger.columns()["wire_bytes"] == 0
+
+
+def test_compressors_with_levels_are_found_by_their_files():
+    assert {name for name, made in MADE.items() if made.knob} <= {name for name, knob in knobs().items() if knob}

@@ -1,0 +1,93 @@
+"""Every YAML of the groups that have no contract of their own trains; the bar and the summary say what they should."""
+
+import io
+import json
+
+import pytest
+import torch
+
+from accordion_bench import train
+from accordion_bench.config.components import build_components
+from accordion_bench.config.compose import compose
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.training import progress
+from tests.kit.helpers import yaml_names
+from tests.kit.paths import SHARED
+
+TINY = [
+    "dataset=synthetic",
+    "dataset.size=8",
+    "dataset.train_size=64",
+    "dataset.test_size=16",
+    "batch_size=8",
+    "epochs=2",
+    "comm=simulated",
+]
+GROUPS = {"optimizer": [], "schedule": [], "sync": [], "tracker": []}
+CASES = [(group, name, extra) for group, extra in GROUPS.items() for name in yaml_names(group)]
+
+
+def finished(tmp_path, *overrides) -> RunFolder:
+    train.run(compose([*TINY, f"paths.runs={tmp_path}", *overrides]))
+    (folder,) = tmp_path.iterdir()
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize("group, name, extra", CASES, ids=[f"{group}={name}" for group, name, _ in CASES])
+def test_trains(tmp_path, group, name, extra):
+    folder = finished(tmp_path, *extra, f"{group}={name}")
+    assert folder.done and len(folder.read_metrics()) == 2
+    if name == "wandb":  # offline: everything is inside the run folder
+        assert list((folder.path / "wandb").glob("offline-run-*/*.wandb"))
+    if name == "tensorboard":
+        assert list((folder.path / "tensorboard").glob("events.*"))
+
+
+def test_every_dataset_says_what_a_model_must_accept():
+    for name in yaml_names("dataset"):
+        dataset = build_components(compose([f"dataset={name}"]), workers=4).dataset
+        model = {"images": ["in_channels", "num_classes"], "text": ["vocabulary"]}[dataset.task]
+        assert list(dataset.model_arguments()) == model and min(dataset.model_arguments().values()) >= 1
+
+
+def test_digits_are_real_and_split_in_order():
+    data = build_components(compose([]), 1).dataset.load("nowhere", 0, torch.device("cpu"))
+    assert (data.train_size, data.test_size) == (1437, 360)
+    assert data.train_images.shape == (1437, 1, 8, 8) and int(data.train_images.max()) == 16
+    assert sorted(set(data.test_labels.tolist())) == list(range(10))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_bar_on_a_terminal(tmp_path, monkeypatch):
+    """Loss, accuracy, bytes and time left."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
+    finished(tmp_path, "epochs=3")
+    shown = terminal.getvalue()
+    assert all(word in shown for word in ("loss=", "accuracy=", "sent=", "step/s"))
+    assert "<" in shown  # tqdm's [elapsed<remaining, ...]
+
+
+def test_quiet_elsewhere(tmp_path, capsys):
+    finished(tmp_path)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert lines[-1] == str(next(tmp_path.iterdir()))
+    for word in ("accuracy", "payload", "wire", "time", "dense"):
+        assert any(word in line for line in lines)
+    json.loads((next(tmp_path.iterdir()) / "summary.json").read_text())
+
+
+@pytest.mark.skipif(not (SHARED / "cifar-10-batches-py").is_dir(), reason="no CIFAR-10 beside the checkout")
+def test_real_cifar10(tmp_path):
+    overrides = [f"paths.data={SHARED}", "dataset.subset=64", "dataset.limit_eval=32", "batch_size=8", "epochs=1"]
+    train.run(compose(["dataset=cifar10", "comm=simulated", f"paths.runs={tmp_path}", *overrides]))
+    (folder,) = tmp_path.iterdir()
+    summary = RunFolder(folder).read_json("summary.json")
+    assert summary["steps"] == 2 and summary["test_size"] == 32 and summary["parameters"] == 75_290

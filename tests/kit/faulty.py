@@ -1,0 +1,44 @@
+"""A network that fails in ways that `tests.kit.tiny.Net` does not know."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.kit import tiny
+
+
+class Net(tiny.Net):
+    """FAULT=KIND:RANK:COUNT[:FILE]: what happens in the COUNTth training forward of a rank, or in its backward pass:
+    backward (raises there), hang (for ever), kill (itself). With a file: only if it is not there yet; it is made."""
+
+    def trouble(self, y: Tensor) -> Tensor:
+        y = super().trouble(y)
+        kind, rank, at, *once = os.environ.get("FAULT", "none:0:0").split(":")
+        if self.count != int(at) or int(rank) != (dist.get_rank() if dist.is_initialized() else 0):
+            return y
+        if once:
+            if Path(once[0]).exists():
+                return y
+            Path(once[0]).touch()
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "hang":
+            time.sleep(3600)
+        return Fails.apply(y) if kind == "backward" else y
+
+
+class Fails(torch.autograd.Function):
+    """The identity, which cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        raise ValueError("boom in backward")

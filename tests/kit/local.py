@@ -1,0 +1,170 @@
+"""Small float64 runs of local methods, and plain PyTorch that does the same with explicit lists."""
+
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor, nn
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.training.trainer import Trainer
+from tests.kit import tiny
+
+SMOOTH = ["model._target_=tests.kit.local.Smooth", "schedule.warmup_epochs=0"]
+PLAIN_SGD = ["optimizer.momentum=0", "optimizer.weight_decay=0"]
+CONSTANT = ["schedule.milestones=[]"]
+
+
+class Smooth(nn.Module):
+    """Two layers in float64; not quadratic, without kinks."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.a = nn.Linear(in_channels * 64, 6).double()
+        self.b = nn.Linear(6, num_classes).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x.double().flatten(1))))
+
+
+class Sometimes(Smooth):
+    """With a layer that about half of all batches do not reach."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__(in_channels, num_classes)
+        self.extra = nn.Linear(6, num_classes).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.a(x.double().flatten(1)))
+        return self.b(hidden) + (self.extra(hidden) if x.mean() > 0 else 0)
+
+
+class FromZero(MultiStep):
+    """Nothing in the first half epoch: 3 steps."""
+
+    def __call__(self, epoch: float) -> float:
+        return 0.0 if epoch < 0.5 else super().__call__(epoch)
+
+
+class Cosine0(MultiStep):
+    """Falls in every step, with no sudden drop."""
+
+    def __call__(self, epoch: float) -> float:
+        return 2 - epoch / self.epochs
+
+
+@functools.cache
+def _composed(chosen: tuple[str, ...]) -> dict:
+    return tiny.cfg(Path("nowhere"), *chosen)
+
+
+def cfg_for(tmp_path, *overrides: str) -> dict:
+    """As tiny.cfg: 4 epochs of 6 steps with 4 workers, the learning rate drops after 12 and 18.
+
+    Options are set by hand, because composing costs more than training.
+    """
+    pairs = dict(item.split("=", 1) for item in (*SMOOTH, *overrides))
+    groups = {key: value for key, value in pairs.items() if (conf_dir() / key).is_dir()}
+    cfg = copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in groups.items())))
+    for key, value in {**pairs, "paths.runs": str(tmp_path)}.items():
+        *path, last = key.split(".")
+        node = functools.reduce(lambda inner, part: inner[part], path, cfg)
+        if key not in groups:
+            assert last in node, key
+            node[last] = yaml.safe_load(value)
+    return cfg
+
+
+def trainer_for(tmp_path, *overrides: str, workers: int = 4) -> Trainer:
+    cfg = {**cfg_for(tmp_path, *overrides), "workers": workers}
+    return Trainer(cfg, Comm(workers), RunFolder.create(str(tmp_path), "run", cfg))
+
+
+def trained(tmp_path, *overrides: str, workers: int = 4, watch: Callable | None = None) -> Trainer:
+    """A trainer after its run; `watch` is called with it after every step."""
+    return fitted(trainer_for(tmp_path, *overrides, workers=workers), watch)
+
+
+def fitted(trainer: Trainer, watch: Callable | None = None) -> Trainer:
+    train_step = trainer.train_step
+
+    def watched() -> None:
+        train_step()
+        if watch:
+            watch(trainer)
+
+    trainer.train_step = watched  # type: ignore[method-assign]
+    trainer.fit()
+    return trainer
+
+
+def consensus(trainer: Trainer) -> list[Tensor]:
+    return [value.clone() for value in trainer.sync.consensus(trainer)]
+
+
+def replicas(trainer: Trainer) -> list[list[Tensor]]:
+    return [[x.detach().clone() for x in own] for own in trainer.axis.replicas]
+
+
+def all_equal(models: list[list[Tensor]]) -> bool:
+    return all(torch.equal(a, b) for own in models[1:] for a, b in zip(own, models[0], strict=True))
+
+
+def mean(models: list[list[Tensor]]) -> list[Tensor]:
+    return [torch.stack([x.detach() for x in xs]).mean(0) for xs in zip(*models, strict=True)]
+
+
+def deviation(a: list[Tensor], b: list[Tensor]) -> float:
+    """Largest difference of any coordinate."""
+    return max(float((x.detach() - y.detach()).abs().max()) for x, y in zip(a, b, strict=True))
+
+
+def momenta(trainer: Trainer, row: int | None = None) -> list[Tensor]:
+    """Of the common optimizer, or of one replica's."""
+    optimizer = trainer.optimizer if row is None else trainer.optimizers[row]
+    own = trainer.axis.params if row is None else trainer.axis.replicas[row]
+    return [optimizer.state[x]["momentum_buffer"] for x in own]
+
+
+@torch.no_grad()
+def assign(models: list[list[Tensor]], values: list[Tensor]) -> None:
+    for own in models:
+        for x, value in zip(own, values, strict=True):
+            x.copy_(value)
+
+
+def twin(trainer: Trainer, after_step: Callable, kind=torch.optim.SGD, **optimizer) -> list[list[Tensor]]:
+    """A freshly built trainer's run in plain PyTorch: one model and one optimizer per worker.
+
+    Args:
+        trainer: has not trained yet, and is not changed.
+        after_step: called with (steps taken, learning rate, models, optimizers); models are lists of parameters.
+        kind: of the inner optimizers.
+        optimizer: their options; of SGD, those that differ from the tiny run's.
+    """
+    options = {**({"momentum": 0.9, "weight_decay": 1e-4} if kind is torch.optim.SGD else {}), **optimizer}
+    models = [copy.deepcopy(trainer.axis.model) for _ in range(trainer.comm.workers)]
+    params = [list(model.parameters()) for model in models]
+    optimizers = [kind(own, lr=0.0, **options) for own in params]
+    taken = 0
+    for epoch in range(trainer.cfg["epochs"]):
+        trainer.sampler.begin_epoch(epoch, trainer.plan.batch_size)
+        trainer.data.begin_epoch(epoch)
+        for step in range(trainer.steps_per_epoch):
+            lr = trainer.lr(step, epoch)
+            for worker, (model, inner) in enumerate(zip(models, optimizers, strict=True)):
+                x, y = trainer.data.train_batch(trainer.sampler.batch(worker, step))
+                inner.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                inner.param_groups[0]["lr"] = lr
+                inner.step()
+            taken += 1
+            after_step(taken, lr, params, optimizers)
+    return params

@@ -1,0 +1,137 @@
+"""Processes of tests: those of launchers, and forked ones where starting them is not what is tested.
+
+A spawned process imports torch, which takes two seconds; one that is forked from the test's own process cannot compute
+gradients any more, since autograd has run there. So they are forked by a server that has imported everything.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accordion_bench.options.conf_dir import conf_dir
+from tests.kit import tiny
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(
+    ["accordion_bench.training.launch", "accordion_bench.training.trainer", "tests.kit.local"]
+)
+
+
+def _within(environ: dict[str, str], target: Callable, args: tuple) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    target(*args)
+
+
+class _Forked:
+    """What is used of a context of multiprocessing; children get the environment of now, not the server's."""
+
+    Pipe = staticmethod(multiprocessing.Pipe)
+
+    def Process(self, target: Callable, args: tuple = (), **options: Any) -> Any:
+        return _server.Process(target=_within, args=(dict(os.environ), target, args), **options)
+
+
+@contextlib.contextmanager
+def forked() -> Iterator[None]:
+    """Whoever asks for spawned processes gets forked ones."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(multiprocessing, "get_context", lambda kind: _Forked())
+        yield
+
+
+def in_two(target: Callable, *args: Any, seconds: float = 120) -> None:
+    """Call `target(rank, *args)` in two processes, which must both come to a good end."""
+    with forked():
+        context = multiprocessing.get_context("spawn")
+        children = [context.Process(target=target, args=(rank, *args)) for rank in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(seconds)
+            if child.is_alive():
+                child.kill()
+    assert [child.exitcode for child in children] == [0, 0]
+
+
+# ---- processes of launchers, each in a group of its own
+
+
+def free_port() -> int:
+    """A port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def started(arguments: Sequence[str], environ: dict[str, str]) -> subprocess.Popen:
+    """A process with pipes, in the checkout."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(arguments, cwd=conf_dir().parent, env=environ, start_new_session=True, **pipes)  # type: ignore
+
+
+def tasks(typed: Sequence[str], of_rank: Sequence[Sequence[str]] = ((), ()), job: str = "1") -> list[subprocess.Popen]:
+    """The run's command as srun starts it: one process for each entry of `of_rank`, which is typed in addition."""
+    port = str(free_port())
+    jobs = []
+    for rank, own in enumerate(of_rank):
+        environ = {
+            "SLURM_JOB_ID": job,
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": str(len(of_rank)),
+            "SLURM_STEP_TASKS_PER_NODE": str(len(of_rank)),
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        jobs.append(started([*tiny.COMMAND, *typed, *own], {**os.environ, **environ}))
+    return jobs
+
+
+def agents(kind: str, typed: Sequence[str]) -> list[subprocess.Popen]:
+    """The run's command under torchrun as on two machines: `static`, or `elastic` with the c10d rendezvous."""
+    port = free_port()
+    options = [["--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)] for node in (0, 1)]
+    if kind == "elastic":
+        options = [["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]] * 2
+    torchrun = [tiny.COMMAND[0], "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    return [started([*torchrun, *own, *tiny.COMMAND[1:], *typed], dict(os.environ)) for own in options]
+
+
+def outputs(jobs: Sequence[subprocess.Popen], seconds: float = 120) -> list[subprocess.CompletedProcess]:
+    """Wait for all; whatever happens, nobody is left. Refused if somebody of their groups outlives them."""
+    ended = []
+    try:
+        for job in jobs:
+            out, err = job.communicate(timeout=seconds)
+            ended.append(subprocess.CompletedProcess(job.args, job.returncode, out, err))
+        time.sleep(0.2)
+        left = [member for job in jobs for member in group_members(job.pid)]
+        assert left == [], f"left behind: {left}"
+    finally:
+        for job in jobs:
+            if group_members(job.pid):
+                os.killpg(job.pid, signal.SIGKILL)
+    return ended
+
+
+def group_members(group: int) -> list[int]:
+    """Living processes of a process group."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(pgrp) == group and state != "Z":
+            members.append(int(stat.parent.name))
+    return members

@@ -1,0 +1,313 @@
+"""What hosts really send over their links, and what becomes of them; needs root and network namespaces."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.ledger import Ledger
+from accordion_bench.netlab import fit, hosts, janitor
+from accordion_bench.network.interface import Interface
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.plan import TensorSpec
+from tests.kit.helpers import exchange_for, yaml_names
+from tests.kit.paths import ROOT
+
+pytestmark = pytest.mark.netlab
+LARGE = 256 * 1024  # bytes of a message, from which on counters and ledger agree as they are
+AGREE = 0.03
+SPECS = [TensorSpec("matrix", (65536, 32)), TensorSpec("bias", (512,))]
+# so that messages of two million coordinates are large; what is not named here travels as its file says
+OPTIONS = {
+    "adacomp": {"bin_dense": 50},
+    "demo": {"k": 128},
+    "powersgd": {"rank": 4},
+}
+CALLS = ("all_reduce", "all_gather", "all_gather_uneven", "all_to_all", "all_reduce_max")
+CALIBRATED, SMALL = (1_000, 16_000, LARGE), 4_000  # bytes of a worker's message; from those follows what this one costs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed() -> None:
+    """Skip with the sentence that the user would read."""
+    try:
+        hosts.refuse()
+    except ConfigError as refused:
+        pytest.skip(str(refused))
+
+
+# ---- in every host
+
+
+class Noted(Ledger):
+    """Notes the size of every message that is handed to a collective."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.messages: list[int] = []
+
+    def _charge(self, payload: int, wire: int, rounds: int) -> None:
+        self.messages.append(payload // self.workers)
+        super()._charge(payload, wire, rounds)
+
+
+@contextlib.contextmanager
+def counted(comm: Comm, row: dict) -> Iterator[None]:
+    """Fill a row with what the ledger and the interface count."""
+    interface = Interface(hosts.INTERFACE)
+    comm.ledger = ledger = Noted(comm.workers)
+    dist.barrier()
+    time.sleep(0.05)
+    before = interface.sent()
+    yield
+    ended = torch.tensor([time.monotonic()], dtype=torch.float64)
+    dist.all_reduce(ended, op=dist.ReduceOp.MAX)
+    time.sleep(max(0.0, float(ended) + 0.06 - time.monotonic()))
+    sent = torch.tensor([interface.sent() - before], dtype=torch.int64)
+    dist.all_reduce(sent)
+    wire, rounds = (ledger.columns()[key] for key in ("wire_bytes", "rounds"))
+    largest = max(ledger.messages, default=0)
+    row |= {"wire_bytes": wire, "rounds": rounds, "link_sent_bytes": int(sent) / comm.workers, "largest": largest}
+
+
+def call(comm: Comm, name: str, nbytes: int) -> None:
+    """One collective with about so many bytes of each worker."""
+    if name == "all_reduce":
+        comm.all_reduce_mean([torch.ones(1, nbytes // 4)])
+    elif name == "all_gather":
+        comm.all_gather(torch.ones(1, nbytes, dtype=torch.uint8))
+    elif name == "all_gather_uneven":
+        sizes = [nbytes * (worker + 1) // comm.workers for worker in range(comm.workers)]
+        comm.all_gather_uneven([torch.ones(sizes[comm.rank], dtype=torch.uint8)], sizes)
+    elif name == "all_to_all":
+        comm.all_to_all([torch.ones(1, nbytes // comm.workers, dtype=torch.uint8)] * comm.workers)
+    else:
+        comm.all_reduce_max(list(torch.ones(nbytes // 4)))
+
+
+def measure(file: str) -> None:
+    """Every compressor's exchange and every collective; host 0 writes the rows."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    comm = Comm(1, dist.get_world_size(), dist.get_rank())
+    rows: list[dict] = []
+    for name in CALLS:
+        for size in (*CALIBRATED, SMALL):
+            rows.append({"what": name, "size": size})
+            with counted(comm, rows[-1]):
+                for _ in range(2 if size == LARGE else 20):
+                    call(comm, name, size)
+    g = torch.Generator().manual_seed(comm.rank)
+    xs_W = [torch.randn(1, *spec.shape, generator=g) for spec in SPECS]
+    for name in yaml_names("compressor"):
+        exchange, plan = exchange_for(name, specs=SPECS, dtype=torch.float32, comm=comm, **OPTIONS.get(name, {}))
+        rows.append({"what": f"compressor={name}"})
+        with counted(comm, rows[-1]):
+            exchange(xs_W, plan, 0, 0.1)
+    if comm.leader:
+        Path(file).write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ---- bytes
+
+
+@pytest.fixture(scope="module")
+def rows(allowed: None, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int | None], dict]:
+    """One job of four hosts for all of them."""
+    file = tmp_path_factory.mktemp("netlab") / "rows.json"
+    with hosts.Hosts(4) as four:
+        outcome = four.run([sys.executable, "-m", "tests.netlab.test_links", str(file)], {"PYTHONPATH": str(ROOT)})
+    assert outcome.status == 0
+    return {(row["what"], row.get("size")): row for row in json.loads(file.read_text())}
+
+
+def ratio(row: dict) -> float:
+    return row["link_sent_bytes"] / row["wire_bytes"]
+
+
+@pytest.mark.parametrize("name", yaml_names("compressor"))
+def test_interfaces_and_ledger_agree_for_every_compressor(rows, name):
+    row = rows[f"compressor={name}", None]
+    assert row["largest"] >= LARGE
+    assert abs(ratio(row) - 1) < AGREE, row
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_interfaces_and_ledger_agree_for_every_collective(rows, name):
+    row = rows[name, LARGE]
+    assert abs(ratio(row) - 1) < AGREE, row
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_small_messages_agree_after_their_calibrated_cost(rows, name):
+    cost = fit.overhead([rows[name, size] for size in CALIBRATED])
+    row = rows[name, SMALL]
+    after = row["link_sent_bytes"] / cost.counted(row)
+    print(f"{name}: {cost.message:.0f} bytes a round; {ratio(row):.3f} before, {after:.3f} after")
+    assert abs(after - 1) < AGREE
+
+
+# ---- links and jobs
+
+
+def lab(*words: str, timeout: float = 80) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "accordion_bench.netlab", *words]
+    with tempfile.TemporaryDirectory() as logs:  # those of failures are kept
+        env = {**os.environ, "TMPDIR": logs}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout)
+
+
+def test_both_ends_of_a_link_are_limited_and_a_slow_host_more():
+    with hosts.Hosts(3, 1e8, {2: 2e7}) as three:
+        for host, shown in enumerate(["100Mbit", "100Mbit", "20Mbit"]):
+            near = ["tc", "-n", three.namespace(host), "qdisc", "show", "dev", hosts.INTERFACE]
+            far = ["tc", "-n", three._switch, "qdisc", "show", "dev", f"host{host}"]
+            for command in (near, far):
+                assert f"rate {shown} " in subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def test_the_machines_own_interfaces_stay_as_they_are():
+    names = sorted(os.listdir("/sys/class/net"))
+    with hosts.Hosts(2):
+        assert sorted(os.listdir("/sys/class/net")) == names
+
+
+def test_hosts_of_an_owner_that_is_gone_are_removed():
+    orphan = "ab-4194304.1.0-0"  # larger than any process number
+    subprocess.run(["ip", "netns", "add", orphan], check=True)
+    with hosts.Hosts(2) as two:
+        assert orphan not in janitor.names()
+        assert two.namespace(1) in janitor.names()
+    assert two.namespace(1) not in janitor.names()
+
+
+def test_the_host_that_fails_first_is_heard_first():
+    speak = "echo connection closed by peer >&2; exit 1"
+    done = lab("--command", f"if [ $RANK = 2 ]; then sleep 0.1; echo mine; exit 7; fi; sleep 0.3; {speak}")
+    assert done.returncode == 7
+    assert done.stderr.index("host 2 failed with exit status 7") < done.stderr.index("mine")
+    assert done.stderr.index("mine") < done.stderr.index("connection closed")
+
+
+def test_a_configuration_that_is_refused_stays_one_sentence():
+    done = lab("--hosts", "2", "--command", "if [ $RANK = 1 ]; then exit 2; fi; sleep 0.2; echo mend this >&2; exit 2")
+    assert (done.returncode, done.stderr) == (2, "mend this\n")
+
+
+def test_a_host_that_is_killed_is_the_one_that_failed_and_the_others_are_ended():
+    done = lab("--command", "if [ $RANK = 1 ]; then kill -9 $$; fi; if [ $RANK = 0 ]; then exit 1; fi; sleep 1000")
+    assert done.returncode == 137
+    assert "host 1 failed with exit status 137 (SIGKILL)" in done.stderr
+
+
+@pytest.mark.parametrize("signum, status", [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
+def test_everything_is_removed_after_a_signal(signum, status):
+    command = [sys.executable, "-m", "accordion_bench.netlab", "--command", "echo here; sleep 1000 & wait"]
+    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "here\n"
+    mine = f"ab-{running.pid}."
+    namespaces = janitor.names(mine)
+    assert len(namespaces) == 5
+    inside = [pid for name in namespaces for pid in janitor._inhabitants(name)]
+    assert len(inside) == 8
+    running.send_signal(getattr(signal, signum))
+    running.communicate(timeout=20)
+    assert running.returncode == status
+    wait_until(lambda: not janitor.names(mine))
+    wait_until(lambda: not any(map(alive, inside)))
+
+
+def alive(pid: int) -> bool:
+    """Not gone, and more than a name that its parent has not read yet."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def wait_until(true) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# ---- real runs, all at once: each lab has its ports to itself
+
+
+@pytest.fixture(scope="module")
+def jobs(
+    allowed: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[subprocess.CompletedProcess, Path]]:
+    """Each job's end, and the folder of its runs."""
+    run = "-m accordion_bench comm=gloo comm.interface=eth0 comm.workers_per_process=1 tracker=none"
+    torchrun = f"{sys.executable} -m torch.distributed.run --nnodes=$WORLD_SIZE --nproc_per_node=1"
+    static = "--node_rank=$RANK --master_addr=$MASTER_ADDR --master_port=29501"
+    elastic = "--rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:29501 --local_addr=$HOST_ADDR"
+    elastic += " --rdzv_conf=is_host=$([ $RANK = 0 ] && echo 1 || echo 0)"
+    two = ["--hosts", "2", "--rate"]
+    words = {
+        "static": [*two, "100mbit", "--cut", "1:1s@0.2s", "--command", f"{torchrun} {static} {run} epochs=3"],
+        "elastic": [*two, "none", "--command", f"{torchrun} {elastic} {run} epochs=1"],
+        "long cut": [*two, "100mbit", "--cut", "1:200s@0.3s", "--", "comm.timeout=8", "epochs=200"],
+    }
+    folders = {name: tmp_path_factory.mktemp("runs") for name in words}
+    for name, folder in folders.items():
+        paths = f"paths.runs={folder}"
+        words[name] = [f"{item} {paths}" if "torch" in item else item for item in words[name]]
+        words[name] += [paths] if "--" in words[name] else []
+    with ThreadPoolExecutor(len(words)) as pool:
+        done = dict(zip(words, pool.map(lambda one: lab(*one), words.values()), strict=True))
+    return {name: (done[name], folders[name]) for name in words}
+
+
+def summary(folder: Path) -> dict:
+    (file,) = folder.glob("*/summary.json")
+    return json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("rendezvous", ["static", "elastic"])
+def test_torchrun_meets_across_hosts(jobs, rendezvous):
+    done, folder = jobs[rendezvous]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert summary(folder)["steps"] > 0
+
+
+def test_a_run_records_what_its_link_has_carried(jobs):
+    _, folder = jobs["elastic"]
+    found = summary(folder)
+    on_links = found["wire_bytes"] + found["control_wire_bytes"]
+    assert abs(found["link_sent_bytes"] / on_links - 1) < AGREE, (found["link_sent_bytes"], on_links)
+
+
+def test_a_link_that_is_cut_for_less_than_the_timeout_is_waited_for(jobs):
+    done, folder = jobs["static"]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.index("link of host 1 is down") < done.stderr.index("link of host 1 is up again")
+    assert summary(folder)["epochs"] == 3
+
+
+def test_a_link_that_is_cut_for_longer_ends_the_run(jobs):
+    done, folder = jobs["long cut"]
+    assert done.returncode not in (0, 2), done.stdout + done.stderr
+    assert "link of host 1 is down" in done.stderr
+    assert "is up again" not in done.stderr
+    assert not list(folder.glob("*/done"))
+
+
+if __name__ == "__main__":
+    measure(sys.argv[1])

@@ -1,0 +1,59 @@
+"""Time to a target in reports: the first epoch that reached it, seed by seed."""
+
+import math
+
+import pytest
+
+from accordion_bench.report.compare.target import clock_of, reached, target_of, to_target
+from accordion_bench.report.render.figures import figures_of
+from tests.report.test_figures import arms_of, run
+
+
+def arms(target=0.8, shared=False):
+    common = {"target": target, "shared": shared}
+    dense = [run(seed=seed, end=0.9, **common) for seed in (0, 1)]
+    faster = [run("topk", seed=seed, end=1.2, cost=0.1, **common) for seed in (0, 1)]
+    late = [run("powersgd", seed=seed, end=0.81 if seed else 0.7, cost=0.1, **common) for seed in (0, 1)]
+    never = [run("signsgd", seed=seed, end=0.5, cost=0.03, **common) for seed in (0, 1)]
+    return arms_of(*dense, *faster, *late, *never)
+
+
+def test_the_first_epoch_that_reached_it_counts():
+    for arm in arms():
+        found = reached(arm, 0.8, "seconds")
+        rows = [next((row for row in one.rows if row["accuracy"] >= 0.8), None) for one in arm.runs]
+        assert found.seconds == [row["seconds"] for row in rows if row]
+        assert found.payload == [row["payload_bytes"] for row in rows if row]
+
+
+def test_the_table_says_how_many_reached_it_and_how_fast_next_to_dense():
+    heading, (names, *rows), note = to_target(arms())
+    assert heading == "Time to 80.00 %" and "measured" in note
+    assert names[1:] == ["reached", "time", "of dense", "payload"]
+    by_reached = {row[1]: row for row in rows}
+    assert set(by_reached) == {"2 of 2", "1 of 2", "0 of 2"} and by_reached["0 of 2"][2:] == ["–"] * 3
+    dense, topk = rows[0], next(row for row in rows if "TopK" in row[0])
+    assert dense[3] == "1.00" and float(topk[3]) < 1
+    times = {arm.label: reached(arm, 0.8, "seconds").seconds for arm in arms()}
+    ratio = math.fsum(times[topk[0]]) / math.fsum(times[dense[0]])
+    assert float(topk[3]) == pytest.approx(ratio, abs=0.005)
+
+
+def test_time_is_modelled_where_workers_share_a_process():
+    assert clock_of(arms(shared=True)) == "modelled_seconds" and "modelled on" in to_target(arms(shared=True)).note
+    assert clock_of(arms()) == "seconds"
+
+
+def test_without_a_common_target_there_is_nothing_to_tell():
+    mixed = arms_of(run(target=0.8), run("topk", target=0.7))
+    assert target_of(mixed) is None and to_target(mixed).heading == ""
+    assert "time_to_target" not in figures_of(mixed)
+    assert "time_to_target" not in figures_of(arms(target=1.5))
+
+
+def test_the_figure_has_a_row_for_each_arm_fastest_first():
+    (axes,) = figures_of(arms())["time_to_target"].axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    widths = [bar.get_width() for bar in axes.patches]
+    assert len(names) == 4 and widths == sorted(widths) and len(widths) == 3
+    assert {text.get_text() for text in axes.texts} == {"reached by 1 of 2", "not reached"}

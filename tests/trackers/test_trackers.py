@@ -1,0 +1,181 @@
+"""Trackers: what is read back is what the run has written; a tracker never costs a run."""
+
+import importlib.util
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accordion_bench import train
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.trackers.base import scalars
+from accordion_bench.trackers.wandb import Wandb
+from tests.kit import tiny
+from tests.runs.test_resume import stopping_after
+
+ACCORDION = ["compressor=powersgd", "compressor.min_compression_rate=0", "adaptive=accordion", "epochs=2"]
+SHORT = ["tracker=wandb", "tracker.figures=false"]
+
+
+@pytest.fixture(autouse=True)
+def own_wandb(tmp_path, monkeypatch):
+    """Nothing of the user's, and nothing in the user's folders."""
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb"))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+
+
+def records(file: Path) -> Iterator[Any]:
+    """The records of a .wandb file: LevelDB's log format behind a header of 7 bytes, in blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, whole = file.read_bytes(), 7, b""
+    assert data.startswith(b":W&B")
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+def items(entries: Any) -> dict[str, Any]:
+    return {"/".join(x.nested_key) or x.key: json.loads(x.value_json) for x in entries}
+
+
+class Logged:
+    """What one process has written for wandb."""
+
+    def __init__(self, file: Path) -> None:
+        found = list(records(file))
+        self.files = file.parent / "files"
+        self.run = next(r.run for r in found if r.HasField("run"))
+        self.config = items(self.run.config.update)
+        self.rows = [items(r.history.item) for r in found if r.HasField("history")]
+        self.axes = {r.metric.name: r.metric.step_metric for r in found if r.HasField("metric")}
+        self.summary: dict[str, Any] = {}
+        for record in found:
+            self.summary |= items(record.summary.update)
+        self.exits = [r.exit.exit_code for r in found if r.HasField("exit")]
+
+
+def logged(folder: Path) -> list[Logged]:
+    import wandb
+
+    wandb.teardown()  # a finished run's file is still being written, until the process that does it has ended
+    return [Logged(file) for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+
+
+def test_wandb_offline(tmp_path):
+    """Configuration, every row, curves against bytes, the figures and the summary."""
+    cfg = tiny.cfg(tmp_path / "runs", "tracker=wandb", *ACCORDION)
+    train.run(cfg)
+    folder = tiny.only(tmp_path / "runs")
+    (log,) = logged(folder)
+    assert {key: log.config[key] for key in cfg if key != "workers"} == {k: v for k, v in cfg.items() if k != "workers"}
+    assert (log.run.run_id, log.run.project) == (folder.name, "accordion_bench")
+    assert (log.run.run_group, log.run.job_type) == ("resnet18 on synthetic", "Accordion (PowerSGD rank 2/1)")
+    assert {"powersgd", "accordion", "synthetic"} <= set(log.run.tags)
+
+    rows = RunFolder(folder).read_metrics()
+    *told, figures = log.rows
+    assert [{key: row.get(key) for key in scalars(want)} for row, want in zip(told, rows, strict=True)] == [
+        pytest.approx(scalars(row)) for row in rows
+    ]
+    assert told[0]["plan/levels/a.weight"] in (1, 2)
+    assert log.axes["accuracy"] == log.axes["perplexity"] == log.axes["test_loss"] == "payload_bytes"
+    assert {"payload_bytes", "wire_bytes", "seconds", "modelled_seconds"} <= log.axes.keys()
+    assert {"accuracy", "payload_bytes", "wire_bytes", "seconds"} <= told[0].keys()
+
+    images = [value for key, value in figures.items() if key.startswith("figures/") and key.endswith("/path")]
+    assert any("accuracy_bytes" in path for path in images) and any("levels" in path for path in images)
+    assert all((log.files / path).read_bytes().startswith(b"\x89PNG") for path in images)
+    summary = RunFolder(folder).read_json("summary.json")
+    assert {k: log.summary[k] for k in ("metric", "payload_bytes", "steps")} == pytest.approx(
+        {k: summary[k] for k in ("metric", "payload_bytes", "steps")}
+    )
+    assert log.exits == [0]
+
+
+def test_a_resumed_run_keeps_its_id(tmp_path):
+    """Even in one process; the part that was stopped is marked as failed."""
+    cfg = tiny.cfg(tmp_path / "runs", *SHORT, "checkpoint.every=4")
+    cfg["choices"] |= {"experiment": "accordion/table1, faithful", "arm": "dense"}
+    with stopping_after(3 * tiny.STEPS + 1), pytest.raises(KeyboardInterrupt):
+        train.run(cfg)
+    folder = tiny.only(tmp_path / "runs")
+    train.run({**cfg, "resume": str(folder)})
+    first, second = sorted(logged(folder), key=lambda log: log.rows[0]["epoch"])
+    assert first.run.run_id == second.run.run_id == folder.name
+    assert first.run.run_group == second.run.run_group == "accordion/table1, faithful"
+    assert {"accordion/table1", "faithful", "dense"} <= set(first.run.tags)
+    assert [row["epoch"] for row in first.rows] == [0, 1, 2]
+    assert [row["epoch"] for row in second.rows] == [2, 3]  # the checkpoint lies in the third epoch
+    assert (first.exits, second.exits) == ([1], [0])
+
+
+def test_figures_that_cannot_be_drawn_cost_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("accordion_bench.report.render.figures.draw_all", lambda *_: 1 / 0)
+    train.run(tiny.cfg(tmp_path / "runs", "tracker=wandb", "epochs=1"))
+    folder = tiny.only(tmp_path / "runs")
+    assert RunFolder(folder).done and logged(folder)[0].exits == [0]
+    assert "ZeroDivisionError" in (folder / "run.log").read_text()
+
+
+def test_without_wandb(tmp_path, monkeypatch):
+    """Everything else runs; tracker=wandb is refused before anything is touched."""
+    here = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else here(name, *rest))
+    monkeypatch.setitem(sys.modules, "wandb", None)  # an import of it fails
+    with pytest.raises(ConfigError, match="needs the package wandb; type pip install wandb, or tracker=none"):
+        train.run(tiny.cfg(tmp_path / "runs", "tracker=wandb"))
+    assert not (tmp_path / "runs").exists()
+    train.run(tiny.cfg(tmp_path / "runs", "epochs=1"))
+    assert RunFolder(tiny.only(tmp_path / "runs")).done
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"mode": "onlin"}, "mode must be one of offline, online, got onlin; type mode=online"),
+        ({"project": "a/b"}, "project must be 1 to 128 characters without"),
+        ({"project": None}, "project must be 1 to 128 characters without"),
+        ({"figures": 1}, "figures must be true or false, got 1; type figures=true"),
+    ],
+)
+def test_refused(options, told):
+    with pytest.raises(ConfigError, match=told):
+        Wandb(**options)
+
+
+def test_scalars():
+    row = {"a": 1, "b": None, "c": True, "d": "x", "plan": {"levels": {"fc.weight": 2}, "codebooks": {"2": [0, 1]}}}
+    assert scalars(row) == {"a": 1, "plan/levels/fc.weight": 2}
+
+
+def test_tensorboard(tmp_path):
+    """Each epoch once, although the resumed run writes one again."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    cfg = tiny.cfg(tmp_path / "runs", "tracker=tensorboard", "checkpoint.every=4")
+    with stopping_after(3 * tiny.STEPS + 1), pytest.raises(KeyboardInterrupt):
+        train.run({**cfg, "checkpoint": {"every": 3 * tiny.STEPS - 1}})  # the third epoch is told, and lost
+    folder = tiny.only(tmp_path / "runs")
+    train.run({**cfg, "resume": str(folder)})
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    rows = RunFolder(folder).read_metrics()
+    assert [(e.step, e.value) for e in events.Scalars("accuracy")] == [
+        (row["step"], pytest.approx(row["accuracy"])) for row in rows
+    ]
+    assert [e.step for e in events.Scalars("plan/batch_size")] == [6, 12, 18, 24]

@@ -9,9 +9,11 @@ from typing import Any
 
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.config.components import build_components
-from accordion_bench.config.validate import validate, without_effect
+from accordion_bench.config.no_effect import without_effect
+from accordion_bench.config.validate import validate
 from accordion_bench.exchange.overlap_rules import after_backward
 from accordion_bench.options.checks import ConfigError, show
+from accordion_bench.options.units import human_bytes
 from accordion_bench.processes import rendezvous
 from accordion_bench.processes.placement import Layout, layout
 from accordion_bench.processes.rendezvous import first_difference
@@ -20,7 +22,6 @@ from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import metric
 from accordion_bench.training import launch
-from accordion_bench.training.progress import human_bytes
 
 Config = dict[str, Any]
 

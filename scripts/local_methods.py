@@ -25,13 +25,13 @@ import yaml
 from accordion_bench.config import explain
 from accordion_bench.config.compose import compose
 from accordion_bench.config.validate import validate
+from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm, fingerprint, group
 from accordion_bench.report.compare.provenance import provenance
 from accordion_bench.report.read.load import Run, read_runs
 from accordion_bench.report.render import captions, figures
 from accordion_bench.report.render.table import aligned, show_ratio, show_times, tidy
 from accordion_bench.runs import checkpoint
-from accordion_bench.training.progress import human_bytes
 
 ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=1gbit"]
 SETTINGS = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from accordion_bench.options.units import human_bytes
 from accordion_bench.runs.metrics import Metric
 
 if TYPE_CHECKING:
@@ -56,12 +57,3 @@ class Progress:
         """Remove the bar."""
         if self.bar is not None:
             self.bar.close()
-
-
-def human_bytes(count: float) -> str:
-    """1234567 as 1.23 MB (powers of 1000)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

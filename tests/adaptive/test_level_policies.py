@@ -15,7 +15,7 @@ from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.gravac import GraVAC
 from accordion_bench.adaptive.lgreco import LGreCo
 from accordion_bench.adaptive.schedule import LevelSchedule
-from accordion_bench.config.validate import without_effect
+from accordion_bench.config.no_effect import without_effect
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Signals
 from accordion_bench.runs import checkpoint

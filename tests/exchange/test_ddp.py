@@ -9,7 +9,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.powersgd import PowerSGD
-from accordion_bench.config.validate import validate, without_effect
+from accordion_bench.config.no_effect import without_effect
+from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.runs import checkpoint

@@ -13,7 +13,8 @@ from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.config.validate import validate, without_effect
+from accordion_bench.config.no_effect import without_effect
+from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
 from tests.forward.test_text import cfg_for, fitted, trainer_for

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import link
 from accordion_bench.report.render.table import NONE
-from accordion_bench.training.progress import human_bytes
 
 CLOSE = 0.01  # relative: rates that are one rate
 

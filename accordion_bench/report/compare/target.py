@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.link_tables import Beside
@@ -11,7 +12,6 @@ from accordion_bench.report.compare.link_tables import tables as measured_tables
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.render.table import NONE
 from accordion_bench.runs.metrics import Metric, metric
-from accordion_bench.training.progress import human_bytes
 
 
 class Reached(NamedTuple):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
+from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.tidy import tidy as tidy
 from accordion_bench.runs.metrics import Metric, metric
-from accordion_bench.training.progress import human_bytes
 
 NONE = "–"
 NO_DIFFERENCE = "no difference shown"

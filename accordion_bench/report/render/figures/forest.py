@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.colours import looks
 from accordion_bench.report.render.figures.series import ends, interval, metric_of, seeds, several
 from accordion_bench.report.render.figures.style import PANEL, Sheet, interval_bar, lines, metric_label
-from accordion_bench.training.progress import human_bytes
 
 
 def forest(arms: Sequence[Arm]) -> Figure:

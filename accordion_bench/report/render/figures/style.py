@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from accordion_bench.options.units import human_bytes
 from accordion_bench.report.render.colours import GREY, Look
 from accordion_bench.report.render.figures import font
 from accordion_bench.runs.metrics import Metric
-from accordion_bench.training.progress import human_bytes
 
 PANEL = 3.4  # inches, a column of a two-column paper
 DPI = 160

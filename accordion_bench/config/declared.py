@@ -1,0 +1,86 @@
+"""Whether every option is there, no unknown one is, and kinds of values agree with the YAML files."""
+
+import functools
+import typing
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.instantiate import Config, target
+
+
+def check_kinds(cfg: Config) -> None:
+    """Compare with the YAML files: every run-level option is there, no unknown one is, and kinds of values agree.
+
+    Raises:
+        ConfigError: for the first option that differs.
+    """
+    declared = _declared(cfg)
+    # options of other groups are their constructors' to refuse
+    for prefix in ("", "checkpoint.", "measure.", "paths.", "comm."):
+        here, there = (cfg.get(prefix[:-1]), declared.get(prefix[:-1])) if prefix else (cfg, declared)
+        if not isinstance(here, dict) or not there:
+            continue
+        for key in [key for key in there if key not in here]:
+            value = "NAME" if isinstance(there[key], dict) else checks.show(there[key])
+            raise ConfigError(f"{prefix}{key} must be there, got ~{prefix}{key}; type {prefix}{key}={value}")
+        for key in [key for key in here if key not in there and key != "choices"]:
+            near = checks.closest(key, list(there))
+            raise ConfigError(f"{prefix}{key} is no option here; type {prefix}{near}, or --help for all options")
+    _same_kinds(declared, cfg, "")
+    for name, node in (cfg["adaptive"] or {}).items():
+        if not isinstance(node, dict):
+            rule = "a policy's options"
+            raise ConfigError(f"adaptive.{name} must be {rule}, got {checks.show(node)}; type adaptive={name}")
+
+
+def _same_kinds(declared: Config, given: Config, prefix: str) -> None:
+    """Refuse text for a number, a number for a list, null where a value is needed, and so on."""
+    several = _of_several_kinds(declared.get("_target_"))
+    for name, default in declared.items():
+        if name not in given or default is None or (isinstance(default, str) and "${" in default):
+            continue
+        if name in several and (several[name] is Any or given[name] is None):
+            continue  # the constructor checks it
+        key, value = f"{prefix}{name}", given[name]
+        kinds: Any = next(kind for kind in (bool, (int, float), str, list, dict) if isinstance(default, kind))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            rule = checks.kind_of(default)
+            if isinstance(default, dict):
+                option = f"{key}.{next(iter(default), 'OPTION')}=VALUE"
+                raise ConfigError(f"{key} must be {rule}, got {checks.show(value)}; type {option}")
+            raise ValueRefused(key, rule, value, default)
+        if isinstance(value, dict):
+            _same_kinds(default, value, f"{key}.")
+
+
+@functools.cache
+def _of_several_kinds(path: str | None) -> dict[str, Any]:
+    """The options of one of our classes that may be null or anything, by their annotations."""
+    if not str(path).startswith("accordion_bench."):
+        return {}
+    hints = typing.get_type_hints(target({"_target_": path}, "").__init__)
+    return {name: hint for name, hint in hints.items() if hint is Any or type(None) in typing.get_args(hint)}
+
+
+def _declared(cfg: Config) -> Config:
+    """What the YAML files say for the names that are chosen."""
+    declared = dict(_yaml(conf_dir() / "config.yaml"))
+    declared.pop("hydra")
+    entries = [entry for entry in declared.pop("defaults") if isinstance(entry, dict)]
+    for group in [group for entry in entries for group in entry if not group.startswith("override ")]:
+        names = cfg.get("choices", {}).get(group, "").split(",")
+        nodes = {name: _yaml(conf_dir() / group / f"{name}.yaml") for name in names}
+        nodes = {name: node for name, node in nodes.items() if "_target_" in node or group == "comm"}
+        declared[group] = nodes if group == "adaptive" else next(iter(nodes.values()), {})
+    return declared
+
+
+@functools.cache
+def _yaml(file: Path) -> Config:
+    """A YAML file as Hydra reads it; empty where there is none."""
+    from omegaconf import OmegaConf
+
+    return dict(OmegaConf.to_container(OmegaConf.load(file), resolve=False)) if file.is_file() else {}  # type: ignore

@@ -1,5 +1,6 @@
 """What all forms of Accordion share: the critical-regime test, and the policy around it."""
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
 from accordion_bench.plan import Signals
-from accordion_bench.runs.folder import log
+
+log = logging.getLogger("accordion_bench")
 
 STATISTICS = ("local", "mean", "update")
 

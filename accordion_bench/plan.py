@@ -52,7 +52,7 @@ class Ladder:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFacts:
     """What is known of a run before it starts.
 
     Args:

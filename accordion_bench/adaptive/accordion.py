@@ -4,7 +4,7 @@ from typing import Any
 
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.options import checks
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
 class Accordion(Detecting):
@@ -33,7 +33,7 @@ class Accordion(Detecting):
             raise checks.ValueRefused("weak", f"a {knob} above strong={checks.show(strong)}", weak, pair[1])
         return strong, weak
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         strong, weak = self.ladder(ladder.knob, ladder.pair)
         self._levels = {False: ladder.values.index(strong), True: ladder.values.index(weak)}
         return plan.with_levels(dict.fromkeys(plan.levels, self._levels[True]))

@@ -7,7 +7,7 @@ from accordion_bench.adaptive.batch_limits import LR_SCALINGS, most, scaled
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, Run, Signals
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
 class AccordionBatch(Detecting):
@@ -51,7 +51,7 @@ class AccordionBatch(Detecting):
     def needs(self, epoch: int) -> frozenset[str]:
         return frozenset() if self.switched or self.fixed_switch is not None else super().needs(epoch)
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         self.small = run.batch_size
         self.large = self.large_batch or self.factor * run.batch_size
         self.refuse_sizes(run.batch_size, most(run))

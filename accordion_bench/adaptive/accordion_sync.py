@@ -5,7 +5,7 @@ from typing import Any
 
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.options import checks
-from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, Run, Signals
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
 class AccordionSync(Detecting):
@@ -29,7 +29,7 @@ class AccordionSync(Detecting):
         if strong <= weak:
             raise checks.ValueRefused("strong", f"a period above weak={weak}", strong, 8 * weak)
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         return replace(plan, period=self.weak)
 
     def update(self, signals: Signals, plan: Plan) -> Plan:

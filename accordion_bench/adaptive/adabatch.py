@@ -9,7 +9,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch_limits import float32, most, refuse_full
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
 class AdaBatch(Policy):
@@ -38,7 +38,7 @@ class AdaBatch(Policy):
         self.gamma = checks.number("gamma", gamma, above=0, instead=0.75)
         self._decision: dict[str, Any] = {}
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         refuse_full("adabatch", run)
         self.first, self.most = plan.batch_size, most(run)
         factors = [run.schedule(half / 2) for half in range(2 * run.epochs)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 EXACT = 1 - 1e-9  # a root that is an integer may come out a rounding error above it
 
@@ -55,7 +55,7 @@ class AdaComm(Policy):
     def needs_at(self, exchange: int) -> frozenset[str]:
         return frozenset(["loss"])
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         self.tau_0 = plan.period if self.initial is None else self.initial
         if self.tau_0 > self.max_period:
             rule = f"an integer of at least {self.tau_0}, the first period"

@@ -7,7 +7,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import BITS
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, Run, Signals
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
 class AdaQS(Policy):
@@ -57,7 +57,7 @@ class AdaQS(Policy):
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         return tuple(range(self.initial, self.cap + 1))
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         self._index = {bits: ladder.values.index(bits) for bits in range(self.initial, self.cap + 1)}
         self.bits = dict.fromkeys([WHOLE_MODEL] if self.scope == WHOLE_MODEL else plan.levels, self.initial)
         self.saved = {}

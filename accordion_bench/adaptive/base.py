@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
 class Policy:
@@ -70,7 +70,7 @@ class Policy:
         """
         return frozenset()
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         """The plan before the first step; called when the configuration is checked, and again when the run starts.
 
         Raises:

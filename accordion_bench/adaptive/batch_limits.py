@@ -4,7 +4,7 @@ import math
 import struct
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import Run
+from accordion_bench.plan import RunFacts
 
 LR_SCALINGS = ("linear", "sqrt", "none")
 LARGEST = 2**24 - 1  # plans travel in float32
@@ -20,12 +20,12 @@ def scaled(lr_scaling: str, ratio: float) -> float:
     return float32({"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[lr_scaling])
 
 
-def most(run: Run) -> int:
+def most(run: RunFacts) -> int:
     """The largest batch that means anything: all samples that a worker sees per epoch."""
     return min(run.per_worker, LARGEST)
 
 
-def refuse_full(name: str, run: Run) -> None:
+def refuse_full(name: str, run: RunFacts) -> None:
     """Refuse a first batch that cannot grow.
 
     Raises:

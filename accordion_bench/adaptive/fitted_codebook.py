@@ -13,7 +13,7 @@ from accordion_bench.adaptive.distributions import POWER, Distribution, Histogra
 from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
 from accordion_bench.compressors import codebooks
 from accordion_bench.options import checks
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
 class FittedCodebook(Policy):
@@ -88,7 +88,7 @@ class FittedCodebook(Policy):
         near = any(self.due(exchange + ahead) for ahead in range(self.stat_samples))
         return frozenset([self.signal]) if near else frozenset()
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         books = dict(plan.codebooks)
         if self.solver == "official" and any(0.0 in book for book in books.values()):
             rule = "exact where the codebook has a zero level (compressor.zero_level=true)"

@@ -6,7 +6,7 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
-from accordion_bench.plan import Ladder, Measured, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Measured, Plan, RunFacts, Signals
 
 DENSE = 1.0
 
@@ -95,7 +95,7 @@ class GraVAC(Policy):
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         return (*reversed(self.densities), DENSE)
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         self._index = [ladder.values.index(density) for density in self.densities]
         self._dense = ladder.values.index(DENSE)
         self.level = self._index[0]

@@ -9,7 +9,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch_limits import float32, most, refuse_full
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
 class GrowBatch(Policy):
@@ -37,7 +37,7 @@ class GrowBatch(Policy):
         self.wanted = 0.0
         self._decision: dict[str, Any] = {}
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         refuse_full("grow_batch", run)
         limit = most(run)
         self.first, self.wanted = run.batch_size, float(run.batch_size)

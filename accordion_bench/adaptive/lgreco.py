@@ -9,7 +9,7 @@ import numpy as np
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import BITS, check_level, is_positive
 from accordion_bench.options import checks
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 CELLS = 10_000
 MOST = 9  # levels that are looked at where none are given
@@ -97,7 +97,7 @@ class LGreCo(Policy):
     def follow(self, plan: Plan) -> None:
         self.follows, self.budget = True, dict(plan.levels)
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         self.values = ladder.values
         # a local method's first epoch; elsewhere a shorter first window does no harm
         self.window = min(self.samples, self.every or max(1, run.steps_per_epoch(plan.batch_size) // plan.period))

@@ -8,7 +8,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch_limits import LR_SCALINGS, most, scaled
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.plan import Ladder, Plan, Run, Signals, SquareNorms
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
 
 
 class NoiseScale(Policy):
@@ -61,7 +61,7 @@ class NoiseScale(Policy):
     def due(self, exchange: int) -> bool:
         return exchange % self.every == 0
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         if run.workers < 2:
             raise ConfigError(
                 "workers must be at least 2 for adaptive.noise_scale, which compares gradients of workers with their "

@@ -8,7 +8,7 @@ from typing import Any
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 EXACT = 1 + 1e-9  # a power that is an integer may come out a rounding error below it: (0.3 / 0.1)^2
 
@@ -50,7 +50,7 @@ class QSR(Policy):
     def due(self, exchange: int) -> bool:
         return True
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         if self.alpha and not decays(run):
             raise ConfigError(
                 "adaptive=qsr needs a schedule that lowers the learning rate, got one that never does; type "
@@ -81,7 +81,7 @@ class QSR(Policy):
         return self._decision
 
 
-def decays(run: Run) -> bool:
+def decays(run: RunFacts) -> bool:
     """Whether the schedule ever lowers the learning rate during a run."""
     steps = run.steps_per_epoch()
     factors = (run.schedule(step / steps) for step in range(run.steps))

@@ -7,7 +7,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import DENSE, check_level, is_positive
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 WORDS = ("weak", "strong", "dense")
 
@@ -67,7 +67,7 @@ class LevelSchedule(Policy):
             raise ValueRefused(key, f"made of weak, strong and a number of {knob}, which has no dense", level, instead)
         return DENSE[knob] if level == "dense" else check_level(key, level, knob, instead)
 
-    def by_epoch(self, run: Run) -> list[Any]:
+    def by_epoch(self, run: RunFacts) -> list[Any]:
         """The level of each epoch, as configured.
 
         Raises:
@@ -87,7 +87,7 @@ class LevelSchedule(Policy):
             raise ValueRefused("critical", rule, self.critical, repaired(critical, run.epochs, apart=True))
         return [self.inside if ids else self.outside for ids in found]
 
-    def default_critical(self, run: Run) -> list[list[int]]:
+    def default_critical(self, run: RunFacts) -> list[list[int]]:
         """The paper's critical epochs, as shares of the run."""
         length = max(1, round(run.epochs / 15))
         drop = run.first_drop()
@@ -96,7 +96,7 @@ class LevelSchedule(Policy):
         end = min(drop + length, run.epochs)
         return [[0, end]] if drop <= length else [[0, length], [drop, end]]
 
-    def start(self, plan: Plan, ladder: Ladder, run: Run) -> Plan:
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         key = "inside" if self.ranges is None else "ranges"
         self._values = [self.value(key, level, ladder.knob, ladder.pair) for level in self.by_epoch(run)]
         self._indices = [ladder.values.index(value) for value in self._values]

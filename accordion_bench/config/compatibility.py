@@ -11,7 +11,7 @@ from accordion_bench.compressors.base import Compressor
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config
-from accordion_bench.plan import Run
+from accordion_bench.plan import RunFacts
 from accordion_bench.sync.base import Sync
 
 
@@ -38,7 +38,7 @@ def refuse_pairs(cfg: Config, compressor: Compressor, policies: dict[str, Policy
             )
 
 
-def refuse_driven(policies: dict[str, Policy], sync: Sync, run: Run) -> None:
+def refuse_driven(policies: dict[str, Policy], sync: Sync, run: RunFacts) -> None:
     """Refuse options of a local method that a policy would contradict in mid-run.
 
     Raises:

@@ -15,7 +15,7 @@ from accordion_bench.exchange.partition import levelled, sent_specs
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config, build, target
-from accordion_bench.plan import Ladder, Plan, Run, TensorSpec
+from accordion_bench.plan import Ladder, Plan, RunFacts, TensorSpec
 from accordion_bench.schedules.base import Schedule
 from accordion_bench.sync.base import Sync
 
@@ -36,7 +36,7 @@ class Components:
     schedule: Schedule
     sync: Sync
     dataset: Dataset
-    run: Run
+    run: RunFacts
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> Plan:
         """The plan before the first step, after every policy has started.
@@ -75,7 +75,7 @@ def build_components(cfg: Config, workers: int) -> Components:
 
     wrapped = wrapped if sync.gradient_exchange else differences()
     policies = in_order(policies)
-    run = Run(cfg["epochs"], workers, dataset.train_count, cfg["batch_size"], schedule, schedule.rises_until)
+    run = RunFacts(cfg["epochs"], workers, dataset.train_count, cfg["batch_size"], schedule, schedule.rises_until)
     refuse_driven(policies, sync, run)
     sync.check(cfg, run)
     ladder = _ladder(wrapped.compressor, policies)

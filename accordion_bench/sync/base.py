@@ -6,7 +6,7 @@ from torch import Tensor
 
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.instantiate import Config
-from accordion_bench.plan import Plan, Run
+from accordion_bench.plan import Plan, RunFacts
 
 if TYPE_CHECKING:
     from accordion_bench.training.trainer import Trainer
@@ -35,7 +35,7 @@ class Sync:
     gradient_exchange: bool = True
     period: int | None = None
 
-    def check(self, cfg: Config, run: Run) -> None:
+    def check(self, cfg: Config, run: RunFacts) -> None:
         """Refuse options that do not fit the run.
 
         Raises:

@@ -9,7 +9,7 @@ from torch import Tensor
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config
-from accordion_bench.plan import Run
+from accordion_bench.plan import RunFacts
 from accordion_bench.tensors import keyed_rng
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def checked_groups(groups: Any) -> list[tuple[int, int]]:
     return pairs
 
 
-def refuse_groups(groups: Sequence[tuple[int, int]], cfg: Config, run: Run) -> None:
+def refuse_groups(groups: Sequence[tuple[int, int]], cfg: Config, run: RunFacts) -> None:
     """Refuse groups that do not fit the run's workers, or would cut a process.
 
     Raises:

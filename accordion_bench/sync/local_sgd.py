@@ -19,7 +19,7 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config
-from accordion_bench.plan import Plan, Run
+from accordion_bench.plan import Plan, RunFacts
 from accordion_bench.sync.base import Placed, Sync
 from accordion_bench.sync.buffers import BUFFERS, treat_buffers
 from accordion_bench.sync.every_step import EveryStep
@@ -96,7 +96,7 @@ class LocalSGD(Sync):
 
     # ---- before the run
 
-    def check(self, cfg: Config, run: Run) -> None:
+    def check(self, cfg: Config, run: RunFacts) -> None:
         if self.switch_step is None and run.first_drop() is None:
             rule = "a number of steps where the learning rate never drops at once, to 0.7 or less"
             raise ValueRefused("sync.switch_step", rule, None, run.steps // 2)

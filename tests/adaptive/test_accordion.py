@@ -12,7 +12,7 @@ from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import target
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals.gradient_sums import GradientSums
@@ -147,7 +147,7 @@ def test_raising_the_rate_is_no_drop():
 class TestPolicy:
     def plan(self, ladder):
         policy = Accordion(interval=2)
-        return policy, policy.start(Plan({"a": 0, "b": 0}, 32), ladder, Run())
+        return policy, policy.start(Plan({"a": 0, "b": 0}, 32), ladder, RunFacts())
 
     @pytest.mark.parametrize("ladder", [Ladder("rank", (1, 2), (1, 2)), Ladder("density", (0.10, 0.99), (0.10, 0.99))])
     def test_same_detector_drives_rank_and_density(self, ladder):

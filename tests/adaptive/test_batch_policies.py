@@ -17,7 +17,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import Ladder, Plan, Run, Signals, SquareNorms
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.cosine import Cosine
@@ -30,7 +30,7 @@ from tests.kit.helpers import SPECS, exchange_for, gradients
 from tests.kit.policies import components
 from tests.runs.test_resume import differences, resume, start, state, stop
 
-CIFAR = Run(epochs=300, workers=4, train_size=50_000, batch_size=128)
+CIFAR = RunFacts(epochs=300, workers=4, train_size=50_000, batch_size=128)
 
 
 def batches(policy, run, norm=lambda epoch: 1.0, lr=0.1):
@@ -54,7 +54,7 @@ def spans(rows):
 class TestAccordionBatch:
     def test_the_switch_lands_after_the_first_check_that_does_not_fire(self):
         """The check at 10 fires, the one at 20 does not: large from 21 on, and for good, whatever the schedule does."""
-        run = Run(300, 4, 50_000, 128, MultiStep(300, 4))
+        run = RunFacts(300, 4, 50_000, 128, MultiStep(300, 4))
         rows = batches(AccordionBatch(interval=10), run, norm=lambda e: 6.0 if e == 0 else 1.1)
         assert spans(rows) == [(0, 128, 1.0), (21, 1024, 8.0)]
 
@@ -84,14 +84,14 @@ class TestAccordionBatch:
 
     def test_a_learning_rate_drop_holds_the_switch_back(self):
         """Cut at 8: the check at 10 is held, the one at 15 compares with the norm of 5."""
-        run = Run(30, 4, 50_000, 128, MultiStep(30, 1, milestones=[8]))
+        run = RunFacts(30, 4, 50_000, 128, MultiStep(30, 1, milestones=[8]))
         norms = {0: 4.0, 5: 1.0, 15: 0.9}
         policy = AccordionBatch()
         assert spans(batches(policy, run, norm=lambda e: norms.get(e, 1.0)))[1:] == [(16, 1024, 8.0)]
 
     def test_the_decision_says_why(self):
         policy = AccordionBatch(interval=2)
-        batches(policy, Run(3, 4, 50_000, 128))
+        batches(policy, RunFacts(3, 4, 50_000, 128))
         assert policy.decision() == {
             "norm_before": [1.0], "norm": [1.0], "critical": False, "reason": "norm", "batch_size": 1024,
             "lr_factor": 8.0,
@@ -101,7 +101,7 @@ class TestAccordionBatch:
 def test_after_the_switch_of_the_batch_nobody_collects(tmp_path):
     """On all processes alike: what `update` has seen is known to the leader alone, the plan to everybody."""
     leader, follower = AccordionBatch(interval=1, factor=2), AccordionBatch(interval=1, factor=2)
-    run = Run(epochs=9, train_size=64, batch_size=4)
+    run = RunFacts(epochs=9, train_size=64, batch_size=4)
     plan, _ = (policy.start(Plan(batch_size=4), Ladder(), run) for policy in (leader, follower))
     for epoch in range(3):
         for policy in (leader, follower):
@@ -116,29 +116,29 @@ def test_after_the_switch_of_the_batch_nobody_collects(tmp_path):
 
 class TestAdaBatch:
     def test_every_freq_epochs(self):
-        rows = batches(AdaBatch(), Run(60, 4, 50_000, 32))
+        rows = batches(AdaBatch(), RunFacts(60, 4, 50_000, 32))
         assert spans(rows) == [(0, 32, 1.0), (20, 64, 0.75), (40, 128, 0.5625)]
 
     def test_capped_at_the_data_where_the_learning_rate_takes_over(self):
         """360 samples per worker: 128 -> 256 -> 360 of 512 wanted -> 360; LR / B goes on falling by 0.375."""
-        rows = spans(batches(AdaBatch(freq=1), Run(5, 4, 1437, 128)))
+        rows = spans(batches(AdaBatch(freq=1), RunFacts(5, 4, 1437, 128)))
         assert [batch for _, batch, _ in rows] == [128, 256, 360, 360, 360]
         assert rows[2][2] == pytest.approx(0.75**2 * 360 / 512)
         assert [f / b * 128 for _, b, f in rows] == pytest.approx([0.375**k for k in range(5)])
 
     def test_growth_without_end_ends_at_the_data(self):
-        rows = batches(AdaBatch(freq=1, beta=10, gamma=7), Run(2000, 4, 1437, 32))
+        rows = batches(AdaBatch(freq=1, beta=10, gamma=7), RunFacts(2000, 4, 1437, 32))
         assert rows[-1] == (360, 0.0)  # 0.7^2000 is below float32
         assert all(math.isfinite(factor) for _, factor in rows)
 
     def test_fractions(self):
-        rows = spans(batches(AdaBatch(freq=1, beta=1.5, gamma=1.5), Run(4, 4, 50_000, 3)))
+        rows = spans(batches(AdaBatch(freq=1, beta=1.5, gamma=1.5), RunFacts(4, 4, 50_000, 3)))
         assert [batch for _, batch, _ in rows] == [3, 4, 6, 10]
         assert [factor for _, _, factor in rows] == pytest.approx([1, 4 / 3, 2, 10 / 3])
 
     def test_the_schedules_own_decay_is_not_doubled(self):
         for decaying in (Cosine(60, 4), MultiStep(60, 4)):
-            run = Run(60, 4, 50_000, 32, decaying)
+            run = RunFacts(60, 4, 50_000, 32, decaying)
             with pytest.raises(ConfigError, match=r"gamma must be beta=2\.0 .* decay twice, got 0\.75; .*=constant"):
                 AdaBatch().start(Plan(), Ladder(), run)
             AdaBatch(gamma=2).start(Plan(), Ladder(), run)
@@ -148,7 +148,7 @@ class TestGrowBatch:
     def test_milestones(self):
         """f = 5 at 60, 120, 160 with B 128, 640, 3200, 16,000 over all workers; a tenth of the data is 5,000."""
         schedule = MultiStep(200, 1, milestones=[60, 120, 160], gamma=0.2, warmup_epochs=0)
-        run = Run(200, 4, 50_000, 32, schedule)
+        run = RunFacts(200, 4, 50_000, 32, schedule)
         rows = batches(GrowBatch(), run)
         assert spans(rows)[:3] == [(0, 32, 1.0), (60, 160, 5.0), (120, 800, 25.0)]
         assert spans(rows)[3] == (160, 1250, float32(1250 / 32))
@@ -159,7 +159,7 @@ class TestGrowBatch:
 
     def test_slow_decay_is_tracked_as_a_fraction(self):
         """Warm-up changes nothing; then LR / B follows the cosine to the epoch, and B grows by single samples."""
-        run = Run(100, 4, 50_000, 32, Cosine(100, 4))
+        run = RunFacts(100, 4, 50_000, 32, Cosine(100, 4))
         rows = batches(GrowBatch(cap=640), run)
         assert rows[:6] == [(32, 1.0)] * 6
         for epoch, (batch, factor) in enumerate(rows[6:], 6):
@@ -169,7 +169,7 @@ class TestGrowBatch:
 
     def test_continues(self):
         policy = GrowBatch()
-        batches(policy, Run(50, 4, 50_000, 32, Cosine(100, 4)))
+        batches(policy, RunFacts(50, 4, 50_000, 32, Cosine(100, 4)))
         other = GrowBatch()
         other.load_state_dict(policy.state_dict())
         assert other.wanted == policy.wanted > 32
@@ -206,7 +206,7 @@ class TestNoiseScale:
 
     def policy(self, **options):
         policy = NoiseScale(**options)
-        return policy, policy.start(Plan(batch_size=8), Ladder(), Run(9, 4, 256, 8))
+        return policy, policy.start(Plan(batch_size=8), Ladder(), RunFacts(9, 4, 256, 8))
 
     def measure(self, policy, plan, noise, signal, b=8):
         """Hand it the squares that have exactly these estimates."""

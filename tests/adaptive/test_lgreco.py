@@ -14,7 +14,7 @@ from accordion_bench.adaptive.accordion import Accordion
 from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.lgreco import CELLS, LGreCo, choose, fewest_bytes, total
 from accordion_bench.adaptive.schedule import LevelSchedule
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
 from tests.kit.policies import ERRORS, PAIRS, measured, refused, started, values
@@ -132,7 +132,7 @@ def test_what_it_asks_for():
 
 def refinements(per_epoch, **options):
     """Per epoch the exchanges (counted in it) that refine, and how many exchanges each of them looks at."""
-    run = Run(epochs=len(per_epoch), train_size=45 * 8, batch_size=8)
+    run = RunFacts(epochs=len(per_epoch), train_size=45 * 8, batch_size=8)
     policy, _, plan = started(LGreCo(**options), "rank", run=run)
     out, done, counted = [], 0, 0
     for epoch, exchanges in enumerate(per_epoch):
@@ -152,8 +152,10 @@ def refinements(per_epoch, **options):
 def test_once_per_epoch_however_often_is_exchanged():
     """Exchanges per epoch as with every_step, local_sgd, post_local_sgd, hierarchical; a batch that grows; every=7."""
     assert refinements([45] * 3) == [[(9, 10)]] * 3
-    local, _, plan = started(LGreCo(), "rank", run=Run(train_size=45 * 8, batch_size=8))
-    local.start(replace(plan, period=8), Ladder("rank", (1, 2, 3, 4), (1, 2)), Run(train_size=45 * 8, batch_size=8))
+    local, _, plan = started(LGreCo(), "rank", run=RunFacts(train_size=45 * 8, batch_size=8))
+    local.start(
+        replace(plan, period=8), Ladder("rank", (1, 2, 3, 4), (1, 2)), RunFacts(train_size=45 * 8, batch_size=8)
+    )
     assert [exchange for exchange in range(5) if local.due(exchange)] == [4]
     assert refinements([5] * 4) == [[], [(0, 6)], [(4, 5)], [(4, 5)]]
     assert refinements([45, 45, 5, 5, 5]) == [[(9, 10)], [(9, 10)], [], [(0, 6)], [(4, 5)]]
@@ -202,7 +204,7 @@ def test_on_top_of_accordion_the_limit_is_accordions_error():
     ladder = Ladder("rank", tuple(sorted({1, 2} | set(lgreco.ladder("rank", (1, 2))))), (1, 2))
     plan = Plan({"a": 3, "b": 3}, 8)
     for policy in both:
-        plan = policy.start(plan, ladder, Run())
+        plan = policy.start(plan, ladder, RunFacts())
         tell_followers(both, policy, plan)
     assert values(plan, ladder) == [2, 2]
 
@@ -236,9 +238,9 @@ def test_a_decision_equal_to_the_refined_levels_is_a_decision():
     driver = LevelSchedule(ranges=[[0, 1, 2], [1, 2, 1]])
     lgreco = LGreCo(samples=1, every=1)
     ladder = Ladder("rank", (1, 2, 3, 4), (1, 2))
-    plan = driver.start(Plan({"a": 3}, 8), ladder, Run(epochs=2))
+    plan = driver.start(Plan({"a": 3}, 8), ladder, RunFacts(epochs=2))
     tell_followers([driver, lgreco], driver, plan)
-    plan = lgreco.start(plan, ladder, Run(epochs=2))
+    plan = lgreco.start(plan, ladder, RunFacts(epochs=2))
     alike = {"a": [2.0, 2.0, 2.0, 2.0]}
     plan = lgreco.update(Signals(0, 0.1, 0.1, probes=measured(ladder, alike)), plan)
     assert values(plan, ladder) == [1] and lgreco.decision()["refined"] == [2]

@@ -11,7 +11,7 @@ from accordion_bench.adaptive.adacomm import AdaComm
 from accordion_bench.adaptive.qsr import QSR
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import Ladder, Plan, Run, Signals
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.processes.placement import Layout
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
@@ -21,7 +21,7 @@ from tests.kit.policies import components
 from tests.runs.test_resume import differences, resume, start, state, stop
 from tests.sync.test_local_refused import advised
 
-RUN = Run(epochs=60, workers=4, train_size=1437, batch_size=32, schedule=MultiStep(60, 4), warmup_epochs=5)
+RUN = RunFacts(epochs=60, workers=4, train_size=1437, batch_size=32, schedule=MultiStep(60, 4), warmup_epochs=5)
 
 
 class TestAdaComm:
@@ -138,7 +138,7 @@ class TestQSR:
         assert plan.period == 19 and policy.decision() == {"step": 3, "lr": 0.004, "period": 19}
 
     def test_without_warm_up_it_starts_at_the_base(self):
-        run = Run(epochs=10, schedule=Cosine(10, 1, warmup_epochs=0))
+        run = RunFacts(epochs=10, schedule=Cosine(10, 1, warmup_epochs=0))
         assert self.started(run=run, warmup_period=2)[1].period == 4
         assert self.started(base_period=6)[1].period == 6
 
@@ -150,7 +150,7 @@ class TestQSR:
 
     def test_a_schedule_that_never_decays(self):
         for schedule in (MultiStep(60, 4, milestones=[]), Cosine(60, 4, final=1.0)):
-            run = Run(60, 4, 1437, 32, schedule)
+            run = RunFacts(60, 4, 1437, 32, schedule)
             with pytest.raises(ConfigError, match=r"qsr needs a schedule that lowers .*; type schedule=cosine"):
                 self.started(run=run)
             assert self.started(run=run, alpha=0)[1].period == 4

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from accordion_bench.adaptive.schedule import LevelSchedule
-from accordion_bench.plan import Run, Signals
+from accordion_bench.plan import RunFacts, Signals
 from accordion_bench.schedules.constant import Constant
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
@@ -14,7 +14,7 @@ from tests.kit.policies import components, refused, started, values
 
 def by_epoch(knob="rank", epochs=300, schedule=lambda _: 1.0, **options):
     """The level of each epoch, decision by decision."""
-    policy, ladder, plan = started(LevelSchedule(**options), knob, run=Run(epochs=epochs, schedule=schedule))
+    policy, ladder, plan = started(LevelSchedule(**options), knob, run=RunFacts(epochs=epochs, schedule=schedule))
     out = []
     for epoch in range(epochs):
         (level,) = set(values(plan, ladder))

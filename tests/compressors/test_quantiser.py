@@ -17,7 +17,7 @@ from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import Ladder, Plan, Run, Signals, TensorSpec
+from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, TensorSpec
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import BucketStatistics
 from tests.kit.helpers import exchange_for, gradients
@@ -191,7 +191,7 @@ def test_fitted_levels_lose_less(method, fit, zero_level):
         quantiser = Quantiser(bits=3, bucket_size=1024, norm=norm, zero_level=zero_level)
         policy = FittedCodebook(method, fit, num_components=160)  # all: under linf the largest are not typical
         own = {3: codebooks.uniform(3, zero_level)}
-        plan = policy.start(Plan(codebooks=own), Ladder("bits", (3,)), Run())
+        plan = policy.start(Plan(codebooks=own), Ladder("bits", (3,)), RunFacts())
         statistics, control = statistics_of(policy, x, quantiser)
         assert control == {"mixture": 12 * 40, "single": 24, "empirical": 3 * 8 * 4096}[fit]
         fitted = policy.update(Signals(0, 0.1, 0.1, step=0, statistics=statistics), plan)

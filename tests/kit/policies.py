@@ -4,7 +4,7 @@ import pytest
 
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import Ladder, Measured, Plan, Run
+from accordion_bench.plan import Ladder, Measured, Plan, RunFacts
 from tests.kit import composed
 
 PAIRS = {"rank": (1, 2), "density": (0.1, 0.99), "bits": (3, 8)}
@@ -13,7 +13,7 @@ PAIRS = {"rank": (1, 2), "density": (0.1, 0.99), "bits": (3, 8)}
 def started(policy, knob, names="ab", run=None):
     """A policy with its plan before the first step, on a ladder of its own."""
     ladder = Ladder(knob, policy.ladder(knob, PAIRS[knob]), PAIRS[knob])
-    plan = policy.start(Plan(dict.fromkeys(names, len(ladder.values) - 1), 8), ladder, run or Run())
+    plan = policy.start(Plan(dict.fromkeys(names, len(ladder.values) - 1), 8), ladder, run or RunFacts())
     return policy, ladder, plan
 
 

@@ -28,9 +28,14 @@ from accordion_bench.config.validate import validate
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm, fingerprint, group
 from accordion_bench.report.compare.provenance import provenance
+from accordion_bench.report.compare.show import show_ratio, show_times
+from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run, read_runs
-from accordion_bench.report.render import captions, figures
-from accordion_bench.report.render.table import aligned, show_ratio, show_times, tidy
+from accordion_bench.report.render import captions
+from accordion_bench.report.render.figures.style import STYLE, save
+from accordion_bench.report.render.figures.tradeoff import tradeoff
+from accordion_bench.report.render.table import aligned
 from accordion_bench.runs import checkpoint
 
 ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=1gbit"]
@@ -254,8 +259,8 @@ def commands(cells: Sequence[Cell]) -> Iterator[str]:
 
 def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
     """Heading, table, figure, sentences of one setting."""
-    with plt.rc_context(figures.STYLE):
-        png = figures.save(figures.tradeoff(arms), out / f"tradeoff-{setting}", pdf=True)
+    with plt.rc_context(STYLE):
+        png = save(tradeoff(arms), out / f"tradeoff-{setting}", pdf=True)
     dense = next((arm for arm in arms if arm.dense), None)
     images = arms[0].runs[0].summary["test_size"]
     notes = [
@@ -265,7 +270,7 @@ def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
         f"{captions.sent(arms)} Rounds: of messages, one after another.",
         *captions.modelled(arms),
     ]
-    lists = ["\n".join(f"- {line}" for line in lines) for lines in (notes, captions.verdicts(arms))]
+    lists = ["\n".join(f"- {line}" for line in lines) for lines in (notes, verdicts(arms))]
     return "\n\n".join(
         [
             f"## {captions.heading(arms[0])}",

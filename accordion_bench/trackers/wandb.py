@@ -55,7 +55,7 @@ class Wandb(Tracker):
         global _running
         import wandb  # a second to import
 
-        from accordion_bench.report.compare.labels import label
+        from accordion_bench.report.read.labels import label
 
         _give_up()
         self.folder, choices = folder, cfg["choices"]

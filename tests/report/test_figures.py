@@ -21,7 +21,7 @@ from accordion_bench.report.compare.arms import group, settings
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import colours, figures
 from accordion_bench.report.render.draw import draw
-from accordion_bench.report.render.figures import curves, series, style, sweeps
+from accordion_bench.report.render.figures import curves, series, style, sweeps, tradeoff
 from accordion_bench.report.render.figures.breakdown import BESIDE, PARTS, bars, breakdown, parts
 from accordion_bench.report.render.figures.norms import critical_share, norms_by_layer
 from accordion_bench.report.render.figures.tradeoff import front
@@ -312,7 +312,7 @@ def lab(colour, vision):
 
 
 def levels_of_maps():
-    from accordion_bench.report.compare.level_map import DENSE, LADDER
+    from accordion_bench.report.render.figures.level_map import DENSE, LADDER
 
     return [DENSE, mpl.colormaps[LADDER](0.15), mpl.colormaps[LADDER](0.75)]
 
@@ -374,7 +374,9 @@ def test_early_epochs_are_cut_off_at_the_bad_end(perplexing, drawn):
 
 def test_a_bad_arm_is_drawn_at_the_edge_with_its_number():
     with mpl.rc_context(figures.STYLE):
-        figure = figures.tradeoff(arms_of(run(metric="perplexity", end=100), run("topk", metric="perplexity", end=900)))
+        figure = tradeoff.tradeoff(
+            arms_of(run(metric="perplexity", end=100), run("topk", metric="perplexity", end=900))
+        )
     (text,) = figure.axes[0].texts
     assert re.fullmatch(r"↑ 9\d\d", text.get_text())
     assert figure.axes[0].get_ylim()[1] < 200

@@ -10,10 +10,11 @@ import pytest
 
 from accordion_bench import __main__ as command
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report.compare import arms, labels, provenance
-from accordion_bench.report.read import load
+from accordion_bench.report.compare import arms, provenance, show, tidy, verdicts
+from accordion_bench.report.read import labels, load
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.render import captions, figures, table
+from accordion_bench.report.render import captions, table
+from accordion_bench.report.render.figures import series, style, tradeoff
 from accordion_bench.runs.folder import RunFolder
 from scripts import local_methods
 from tests.kit import composed, tiny
@@ -86,7 +87,7 @@ def test_the_scheme_is_compared_not_warned_of(tmp_path):
     run_folder(tmp_path)
     local(tmp_path, period=8)
     run_folder(tmp_path, "powersgd", schedule=node("schedule", "cosine"), choices__schedule="cosine")
-    local_, cosine = captions.verdicts(grouped(tmp_path))
+    local_, cosine = verdicts.verdicts(grouped(tmp_path))
     assert "beware" not in local_
     assert "beware, dense differs in more than compression: schedule cosine (None)." in cosine
 
@@ -105,36 +106,36 @@ def test_modelled_time_is_shown_where_there_is_some(tmp_path):
     with_model(run_folder(tmp_path), 2.0)
     local(tmp_path, modelled=1.0)
     found = grouped(tmp_path)
-    numbers = table.tidy(found).set_index("arm")
+    numbers = tidy.tidy(found).set_index("arm")
     assert numbers.loc["local SGD, H 8", "modelled_seconds_over_dense"] == 0.5
-    dense, own = table.markdown(table.tidy(found)).splitlines()[2:]
-    assert "modelled time" in table.markdown(table.tidy(found))
+    dense, own = table.markdown(tidy.tidy(found)).splitlines()[2:]
+    assert "modelled time" in table.markdown(tidy.tidy(found))
     assert "0.50x" in own and "0.10 s" in own and "1.00x" in dense
     assert any(
         "Modelled, not measured" in line and "1 Gbit/s and 50 µs per round" in line for line in captions.captions(found)
     )
-    assert list(figures.modelled(found)) == ["tradeoff"]
+    assert list(tradeoff.modelled(found)) == ["tradeoff"]
 
 
 def test_older_runs_without_it_are_read(tmp_path):
     run_folder(tmp_path)
     local(tmp_path)
     found = grouped(tmp_path)
-    assert "modelled" not in table.markdown(table.tidy(found)) and len(captions.captions(found)) == 3
-    assert figures.modelled(found) == {}
+    assert "modelled" not in table.markdown(tidy.tidy(found)) and len(captions.captions(found)) == 3
+    assert tradeoff.modelled(found) == {}
     with_model(run_folder(tmp_path, "powersgd"), 2.0)
-    *_, old, new = table.markdown(table.tidy(grouped(tmp_path))).splitlines()
-    assert old.count(table.NONE) > new.count(table.NONE)
+    *_, old, new = table.markdown(tidy.tidy(grouped(tmp_path))).splitlines()
+    assert old.count(show.NONE) > new.count(show.NONE)
 
 
 def test_an_arm_far_below_is_drawn_with_its_number(tmp_path):
     with_model(run_folder(tmp_path, accuracy=0.9), 2.0)
     with_model(run_folder(tmp_path, "topk", accuracy=0.31), 1.0)
-    figure = figures.tradeoff(grouped(tmp_path))
+    figure = tradeoff.tradeoff(grouped(tmp_path))
     left = figure.axes[0]
     assert [text.get_text() for text in left.texts] == ["↓ 31 %"]
-    assert left.get_ylim()[0] >= 90 - figures.WORST - 1
-    figures.save(figure, tmp_path / "tradeoff")
+    assert left.get_ylim()[0] >= 90 - series.WORST - 1
+    style.save(figure, tmp_path / "tradeoff")
 
 
 # ---- the script

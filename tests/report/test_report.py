@@ -10,9 +10,10 @@ import yaml
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, intervals, labels, level_map, provenance
-from accordion_bench.report.read import load
+from accordion_bench.report.compare import arms, intervals, provenance, tidy, verdicts
+from accordion_bench.report.read import labels, load
 from accordion_bench.report.render import captions, figures, table, write
+from accordion_bench.report.render.figures import level_map
 
 DENSE_BYTES = 1000
 LAYERS = ["conv.weight", "stages.0.0.conv1.weight", "fc.weight"]
@@ -266,10 +267,10 @@ def test_arms_with_one_label_are_told_apart(tmp_path):
 
 def test_student_interval_by_hand():
     # mean 2, s = 1, t(0.975, 2) = 4.302653: 4.302653 / sqrt(3)
-    assert arms.half_width([1, 2, 3]) == pytest.approx(2.484138, abs=1e-6)
+    assert intervals.half_width([1, 2, 3]) == pytest.approx(2.484138, abs=1e-6)
     # s = sqrt(2) / 2, t(0.975, 1) = 12.706205: 12.706205 * 0.5
-    assert arms.half_width([1, 2]) == pytest.approx(6.353102, abs=1e-6)
-    assert math.isnan(arms.half_width([1]))
+    assert intervals.half_width([1, 2]) == pytest.approx(6.353102, abs=1e-6)
+    assert math.isnan(intervals.half_width([1]))
 
 
 def test_welch_interval_by_hand():
@@ -318,11 +319,11 @@ def test_dense_baseline_is_the_nearest_of_the_same_setting(tmp_path):
 def test_ratios_against_the_measured_dense_run(tmp_path):
     run_folder(tmp_path, "none", payload=2000)
     run_folder(tmp_path, "powersgd", payload=100)
-    numbers = table.tidy(grouped(tmp_path)).set_index("arm")
+    numbers = tidy.tidy(grouped(tmp_path)).set_index("arm")
     assert numbers.loc["PowerSGD rank 2", "payload_times_less"] == 20
     assert numbers.loc["PowerSGD rank 2", "wire_times_less"] == 20
     assert numbers.loc["PowerSGD rank 2", "seconds_over_dense"] == 1
-    assert "20x less" in table.markdown(table.tidy(grouped(tmp_path)))
+    assert "20x less" in table.markdown(tidy.tidy(grouped(tmp_path)))
 
 
 def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
@@ -330,31 +331,31 @@ def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
     for seed in (0, 1):
         run_folder(tmp_path, "powersgd", payload=100, seed=seed, command=typed)
     found = grouped(tmp_path)
-    (sentence,) = captions.verdicts(found)
+    (sentence,) = verdicts.verdicts(found)
     assert "nothing is said about accuracy, bytes or time against dense" in sentence
     assert "python -m accordion_bench -m compressor=none adaptive=none epochs=4 seed=0,1" in sentence
-    numbers = table.tidy(found).iloc[0]
+    numbers = tidy.tidy(found).iloc[0]
     for column in ("payload_times_less", "wire_times_less", "accuracy_minus_dense", "seconds_over_dense"):
         assert math.isnan(numbers[column]), column
     assert "without a dense run there are no ratios" in captions.captions(found)[1]
-    text = table.markdown(table.tidy(found))
+    text = table.markdown(tidy.tidy(found))
     assert "x less" not in text and "dense" not in text and "x)" not in text
 
 
 def test_more_than_dense_is_said(tmp_path):
     run_folder(tmp_path, "none")
     run_folder(tmp_path, "topk", payload=2000, wire=1000)
-    (sentence,) = captions.verdicts(grouped(tmp_path))
+    (sentence,) = verdicts.verdicts(grouped(tmp_path))
     assert sentence.startswith("TopK 10 %: payload 2x MORE than dense, wire 1.5x less;")
-    assert "2x MORE" in table.markdown(table.tidy(grouped(tmp_path)))
+    assert "2x MORE" in table.markdown(tidy.tidy(grouped(tmp_path)))
 
 
 def test_one_seed_says_nothing_about_noise(tmp_path):
     run_folder(tmp_path, "none", accuracy=0.9)
     run_folder(tmp_path, "powersgd", accuracy=0.9 - 2 / 360)
-    (sentence,) = captions.verdicts(grouped(tmp_path))
+    (sentence,) = verdicts.verdicts(grouped(tmp_path))
     assert "accuracy 0.56 points below dense (2 of 360 test images); one seed: no statement about noise" in sentence
-    assert "±" not in table.markdown(table.tidy(grouped(tmp_path)))
+    assert "±" not in table.markdown(tidy.tidy(grouped(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -369,12 +370,12 @@ def test_noise_over_seeds(tmp_path, low, expected, cell):
     for seed, wiggle in enumerate((0, 0.01, 0.02)):
         run_folder(tmp_path, "none", seed=seed, accuracy=0.9)
         run_folder(tmp_path, "powersgd", seed=seed, accuracy=low + wiggle - 0.01)
-    (sentence,) = captions.verdicts(grouped(tmp_path))
+    (sentence,) = verdicts.verdicts(grouped(tmp_path))
     assert expected in sentence
     assert "(paired by seed, n = 3)" in sentence
     assert f"points {'above' if low > 0.9 else 'below'} dense" in sentence
-    assert cell in table.markdown(table.tidy(grouped(tmp_path)))
-    assert f"{100 * low:.2f} ± 2.48 %" in table.markdown(table.tidy(grouped(tmp_path)))
+    assert cell in table.markdown(tidy.tidy(grouped(tmp_path)))
+    assert f"{100 * low:.2f} ± 2.48 %" in table.markdown(tidy.tidy(grouped(tmp_path)))
 
 
 def test_communication_time_is_shown_only_where_measured(tmp_path):
@@ -382,7 +383,7 @@ def test_communication_time_is_shown_only_where_measured(tmp_path):
     assert "no communication time was measured" in captions.captions(grouped(tmp_path / "a"))[2]
     run_folder(tmp_path / "b", "none", comm_seconds=0.5)
     assert "no communication time" not in captions.captions(grouped(tmp_path / "b"))[2]
-    assert "communication" in table.markdown(table.tidy(grouped(tmp_path / "b")))
+    assert "communication" in table.markdown(tidy.tidy(grouped(tmp_path / "b")))
 
 
 @pytest.mark.parametrize(("slower", "expected"), [(0.1, "no difference shown"), (20, "7.67x")])
@@ -390,7 +391,7 @@ def test_times_within_noise_give_no_ratio(tmp_path, slower, expected):
     for seed, wiggle in enumerate((0, 1, 2)):
         run_folder(tmp_path, "none", seed=seed, seconds=2.0 + wiggle)
         run_folder(tmp_path, "powersgd", seed=seed, seconds=2.0 + wiggle + slower)
-    dense, other = table.markdown(table.tidy(grouped(tmp_path))).splitlines()[2:]
+    dense, other = table.markdown(tidy.tidy(grouped(tmp_path))).splitlines()[2:]
     assert "1.00x" in dense
     assert expected in other
 
@@ -398,7 +399,7 @@ def test_times_within_noise_give_no_ratio(tmp_path, slower, expected):
 def test_a_dense_run_with_another_optimizer_is_named(tmp_path):
     run_folder(tmp_path, "none", optimizer__lr=0.1)
     run_folder(tmp_path, "powersgd", optimizer__lr=0.2)
-    (sentence,) = captions.verdicts(grouped(tmp_path))
+    (sentence,) = verdicts.verdicts(grouped(tmp_path))
     assert "beware, dense differs in more than compression: optimizer.lr 0.2 (0.1)" in sentence
 
 

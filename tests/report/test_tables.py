@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, intervals, provenance, tidy, verdicts
+from accordion_bench.report.compare import arms, intervals, provenance, show, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
 from accordion_bench.report.render import captions, latex, table, write
 from accordion_bench.runs.metrics import metric
@@ -83,7 +83,7 @@ def test_pairs_take_out_what_seeds_share(tmp_path):
     rows = tidy.tidy(grouped(tmp_path)).set_index("arm")
     assert rows.loc["PowerSGD rank 2", ["interval", "difference_shown"]].tolist() == ["paired by seed", "yes"]
     assert rows.loc["TopK 10 %", ["interval", "difference_shown"]].tolist() == ["Welch", "no"]
-    paired, welch = captions.verdicts(grouped(tmp_path))
+    paired, welch = verdicts.verdicts(grouped(tmp_path))
     assert "paired by seed, n = 3" in paired and "Welch, n = 3" in welch
 
 
@@ -92,7 +92,7 @@ def test_the_same_difference_at_every_seed_has_no_interval(tmp_path):
         run_folder(tmp_path, seed=seed, accuracy=0.9)
         run_folder(tmp_path, "topk", seed=seed, accuracy=0.8)
         run_folder(tmp_path, "powersgd", seed=seed, accuracy=0.9)
-    equal, lower = captions.verdicts(grouped(tmp_path))
+    equal, lower = verdicts.verdicts(grouped(tmp_path))
     assert "the same at every seed: no interval" in lower
     assert "accuracy equal to dense; no difference shown, the same at every seed" in equal
     text = table.markdown(tidy.tidy(grouped(tmp_path)))
@@ -103,7 +103,7 @@ def test_a_dense_arm_with_one_seed_says_nothing_about_noise(tmp_path):
     run_folder(tmp_path, seed=0)
     for seed in (0, 1):
         run_folder(tmp_path, "topk", seed=seed, accuracy=0.8 + seed / 100)
-    (sentence,) = captions.verdicts(grouped(tmp_path))
+    (sentence,) = verdicts.verdicts(grouped(tmp_path))
     assert "dense has one seed: no statement about noise" in sentence
 
 
@@ -115,7 +115,7 @@ def test_lower_perplexity_is_better(tmp_path):
         perplexed(tmp_path, 97 + seed / 10, seed=seed)
         perplexed(tmp_path, 105 + seed / 20, seed=seed, compressor="topk")
         perplexed(tmp_path, 90 + seed / 20, seed=seed, compressor="powersgd")
-    better, worse = captions.verdicts(grouped(tmp_path))
+    better, worse = verdicts.verdicts(grouped(tmp_path))
     assert "perplexity 7.95 points above dense; worse by more than noise" in worse
     assert "perplexity 7.05 points below dense; better by more than noise" in better
     assert "images" not in worse and "%" not in worse.replace("95 %", "").replace("TopK 10 %", "")
@@ -197,7 +197,7 @@ def test_batch_sizes_are_compared_inside_an_experiment(tmp_path):
     assert all(arms.baseline(arm, found) is dense for arm in found)
     rows = tidy.tidy(found).set_index("arm")
     assert rows.loc["dense, batch 1024", "payload_times_less"] == 10
-    first, second = captions.verdicts(found)
+    first, second = verdicts.verdicts(found)
     assert first.startswith("dense, batch 1024: payload 10x less than dense, batch 128; accuracy")
     assert "beware, batch 1024 against 128: other steps in the same epochs" in first
     assert second.startswith("AccordionBatch (dense), batch 128 at first:") and "beware" not in second
@@ -230,7 +230,7 @@ def test_a_control_of_one_worker_stands_beside_its_method(tmp_path, no_figures):
     assert all(arms.baseline(arm, setting) is setting[0] for arm in setting)
     rows = tidy.tidy(setting)
     assert table.paper_reference(rows) == "PowerSGD rank 2"
-    few, _, _, same = captions.verdicts(setting)
+    few, _, _, same = verdicts.verdicts(setting)
     assert few.endswith(
         "beware, batch 32 against 128; beware, dense differs in more than compression: epochs 2 (4), workers 1 (4)."
     )
@@ -276,7 +276,7 @@ def test_each_batch_size_has_its_own_dense_run(tmp_path):
     preset(tmp_path, "powersgd", arm="powersgd", batch_size=256)
     found = grouped(tmp_path)
     assert arms.baseline(found[2], found) is found[1]
-    assert "batch 1024 against" not in captions.verdicts(found)[1]
+    assert "batch 1024 against" not in verdicts.verdicts(found)[1]
 
 
 def test_the_dense_command_of_a_preset(tmp_path):
@@ -475,6 +475,6 @@ def test_options_reach_the_figures(tmp_path, monkeypatch):
 
 def test_signs_and_sizes():
     accuracy, perplexity = metric("accuracy"), metric("perplexity")
-    assert (table.signed(accuracy, -0.0028), table.size(accuracy, -0.0028)) == ("-0.28", "0.28")
-    assert (table.signed(perplexity, 1.26), table.size(perplexity, -12.34)) == ("+1.26", "12.3")
+    assert (show.signed(accuracy, -0.0028), show.size(accuracy, -0.0028)) == ("-0.28", "0.28")
+    assert (show.signed(perplexity, 1.26), show.size(perplexity, -12.34)) == ("+1.26", "12.3")
     assert verdicts.NO_DIFFERENCE == "no difference shown"

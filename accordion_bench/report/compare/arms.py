@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from accordion_bench.report.compare.intervals import half_width as half_width
-from accordion_bench.report.compare.labels import drives, is_dense, policies_of
+from accordion_bench.report.read.labels import drives, is_dense, policies_of
 from accordion_bench.report.read.load import Run, flat
 from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
 

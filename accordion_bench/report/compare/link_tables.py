@@ -7,9 +7,8 @@ from typing import NamedTuple
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
+from accordion_bench.report.compare.show import NONE, show_link
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.render.captions import link
-from accordion_bench.report.render.table import NONE
 
 CLOSE = 0.01  # relative: rates that are one rate
 
@@ -35,7 +34,7 @@ def against_model(arms: Sequence[Arm]) -> Beside:
             pairs = zip(arm.values("modelled_seconds"), arm.values("seconds"), strict=True)
             errors = [100 * (modelled / measured - 1) if measured else math.nan for modelled, measured in pairs]
             seconds = [f"{arm.mean(column):.3g} s" for column in ("seconds", "modelled_seconds")]
-            rows.append([arm.label, str(arm.n), link(arm.config["network"]), *seconds, percent(errors)])
+            rows.append([arm.label, str(arm.n), show_link(arm.config["network"]), *seconds, percent(errors)])
     note = (
         "Both without evaluation and warm-up. The model starts from what this run has computed, and knows nothing of "
         "how long its communication took; error: modelled over measured, minus 1, mean over the seeds."

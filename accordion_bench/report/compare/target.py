@@ -9,8 +9,8 @@ from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.link_tables import Beside
 from accordion_bench.report.compare.link_tables import tables as measured_tables
+from accordion_bench.report.compare.show import NONE
 from accordion_bench.report.compare.timed import communicates
-from accordion_bench.report.render.table import NONE
 from accordion_bench.runs.metrics import Metric, metric
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from accordion_bench.report.compare.arms import Arm, baseline, differences
 from accordion_bench.report.compare.intervals import Difference
 from accordion_bench.report.compare.provenance import dense_command
+from accordion_bench.report.compare.show import NO_DIFFERENCE, show_times, signed, size
 from accordion_bench.report.compare.tidy import against, tidy
-from accordion_bench.report.render.table import NO_DIFFERENCE, show_times, signed, size
 from accordion_bench.runs.metrics import Metric, metric
 
 
@@ -28,7 +28,7 @@ def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
 
     Args:
         arm: the arm.
-        row: its row of `numbers.tidy`.
+        row: its row of `tidy.tidy`.
         dense: its baseline.
     """
     name = dense.label if len(dense.batches) > 1 else "dense"

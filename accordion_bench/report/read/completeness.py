@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accordion_bench.report.compare.labels import label
+from accordion_bench.report.read.labels import label
 
 CHOICES = ("model", "dataset", "compressor")
 COLUMNS = ("epoch", "lr", "payload_bytes", "wire_bytes", "seconds")  # numbers, in every row

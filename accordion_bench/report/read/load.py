@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from accordion_bench.report.compare.labels import label
 from accordion_bench.report.read.completeness import problem
+from accordion_bench.report.read.labels import label
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.old_folders import in_todays_words
 

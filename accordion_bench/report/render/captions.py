@@ -1,13 +1,12 @@
 """What is said about a table: its heading, what its numbers are, and what is in no mean."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.provenance import machine
+from accordion_bench.report.compare.show import show_link
 from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.timed import communicates
-from accordion_bench.report.compare.verdicts import verdicts as verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.table import paper_reference
 from accordion_bench.runs.metrics import metric
@@ -104,7 +103,7 @@ def time(arms: Sequence[Arm], paper: bool = False) -> str:
 def modelled(arms: Sequence[Arm]) -> list[str]:
     """What the modelled columns mean, where there are any."""
     with_model = [arm for arm in arms if arm.values("modelled_seconds")]
-    links = sorted({link(arm.config["network"]) for arm in with_model})
+    links = sorted({show_link(arm.config["network"]) for arm in with_model})
     if not links:
         return []
     return [
@@ -121,14 +120,6 @@ def hidden(arms: Sequence[Arm]) -> str:
         return "without overlap"
     but = f" (without overlap for {', '.join(older)})" if older else ""
     return f"as far as the backward pass does not hide it{but}"
-
-
-def link(network: dict[str, Any]) -> str:
-    """`1 Gbit/s and 50 µs per round`, with jitter and the slowest link where there are any."""
-    text = f"{network['bandwidth'] / 1e9:g} Gbit/s and {network['latency'] * 1e6:g} µs per round"
-    jitter, slow = network.get("jitter"), network.get("slow_bandwidth")
-    text += f", {jitter * 1e6:g} µs of jitter" if jitter else ""
-    return text + (f", the slowest {slow / 1e9:g} Gbit/s" if slow else "")
 
 
 def paper_count(arms: Sequence[Arm]) -> list[str]:

@@ -10,9 +10,11 @@ from pathlib import Path
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.provenance import facts, own_commands
 from accordion_bench.report.compare.target import beside_tables
+from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions
-from accordion_bench.report.render.table import cells, tidy
+from accordion_bench.report.render.table import cells
 from accordion_bench.runs.metrics import metric
 
 # of the page itself: a browser that honours it loads nothing from outside the file, whatever is in a label
@@ -105,7 +107,7 @@ def _setting(name: str, section: Section) -> str:
     heading, runs = captions.heading(arms[0]), [run for arm in arms for run in arm.runs]
     parts = [
         _table(cells(tidy(arms)), heading),
-        _list(captions.verdicts(arms)),
+        _list(verdicts(arms)),
         f'<div class="notes">{_list(captions.captions(arms))}</div>',
         *(f'{_table(rows, head)}<p class="notes">{escape(note)}</p>' for head, rows, note in beside_tables(arms)),
         _figures(section.figures, heading),

@@ -8,11 +8,13 @@ import pandas as pd
 from accordion_bench.report.compare.arms import Arm, group, settings
 from accordion_bench.report.compare.provenance import provenance
 from accordion_bench.report.compare.target import beside_tables
+from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, figures, latex
 from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.page import Section, page
-from accordion_bench.report.render.table import aligned, cells, markdown, tidy
+from accordion_bench.report.render.table import aligned, cells, markdown
 
 FORMATS = ("md", "csv", "latex", "html")
 TABLES = ("table.md", "table.csv", "table.tex", "report.html")
@@ -31,7 +33,7 @@ def write(
     Args:
         runs: finished and unfinished ones.
         out: folder; made where missing.
-        folders: names of those without a run, and why; see `absent.no_runs`.
+        folders: names of those without a run, and why; see `missing_runs.no_runs`.
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
         bandwidths: bit/s of the links in figures of modelled time.
         pdf: a PDF of every figure beside its PNG.
@@ -64,7 +66,7 @@ def clear(out: Path) -> None:
 
 def section(arms: Sequence[Arm]) -> str:
     """Heading, table, verdicts and captions of one setting, as Markdown."""
-    lists = ["\n".join(f"- {line}" for line in lines) for lines in (captions.verdicts(arms), captions.captions(arms))]
+    lists = ["\n".join(f"- {line}" for line in lines) for lines in (verdicts(arms), captions.captions(arms))]
     beside = [f"### {heading}\n\n{aligned(cells)}\n\n- {note}" for heading, cells, note in beside_tables(arms)]
     return "\n\n".join(filter(None, [f"## {captions.heading(arms[0])}", markdown(tidy(arms)), *lists, *beside]))
 

@@ -13,15 +13,12 @@ from accordion_bench.report.render.figures.forest import forest
 from accordion_bench.report.render.figures.levels import level_maps, side_by_side, with_levels
 from accordion_bench.report.render.figures.links import accuracy_modelled
 from accordion_bench.report.render.figures.norms import norms
-from accordion_bench.report.render.figures.series import WORST
 from accordion_bench.report.render.figures.style import STYLE, save
 from accordion_bench.report.render.figures.sweeps import bits_bucket, period
 from accordion_bench.report.render.figures.to_target import to_target
-from accordion_bench.report.render.figures.tradeoff import modelled, pareto, tradeoff
+from accordion_bench.report.render.figures.tradeoff import modelled, pareto
 from accordion_bench.report.render.figures.variance import variance
 from accordion_bench.report.render.figures.workers import workers
-
-__all__ = ["MANY", "NAMES", "STYLE", "WORST", "draw_across", "draw_all", "modelled", "save", "tradeoff", "workers"]
 
 MANY = 10  # arms, beyond which `comparison` has rows instead of curves
 BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.labels import pair_of
-from accordion_bench.report.compare.level_map import level_map, levels_by_layer
+from accordion_bench.report.read.labels import pair_of
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.colours import looks
 from accordion_bench.report.render.figures.curves import PAYLOAD, curves, footnote, handles, limits_of, sent_axis
+from accordion_bench.report.render.figures.level_map import level_map, levels_by_layer
 from accordion_bench.report.render.figures.series import column
 from accordion_bench.report.render.figures.style import Sheet
 

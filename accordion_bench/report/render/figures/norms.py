@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.labels import drives, pair_of, policies_of
+from accordion_bench.report.read.labels import drives, pair_of, policies_of
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.levels import MAPS

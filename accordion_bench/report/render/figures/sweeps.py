@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.labels import drives, label, policies_of
+from accordion_bench.report.read.labels import drives, label, policies_of
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.colours import is_number, looks
-from accordion_bench.report.render.figures.series import ends, interval, metric_of, option, seeds, several
+from accordion_bench.report.render.figures.series import ends, interval, metric_of, seeds, several
 from accordion_bench.report.render.figures.style import Sheet, entry, interval_bar, metric_label, numbered
 
 BITS, BUCKET, PERIOD = "compressor.bits", "compressor.bucket_size", "sync.period"
@@ -134,6 +134,3 @@ def _place(value: Any, points: Sequence[tuple[Any, Arm]]) -> float:
 
 def _shown(value: Any) -> str:
     return f"{value:g}" if is_number(value) else WHOLE if value is None else str(value)
-
-
-__all__ = ["along", "bits_bucket", "option", "period"]

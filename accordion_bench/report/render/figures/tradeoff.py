@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.render.captions import heading, link
+from accordion_bench.report.compare.show import show_link
+from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.colours import Look, looks
 from accordion_bench.report.render.figures.points import points, points_note, sent_axis, time_axis
 from accordion_bench.report.render.figures.series import ends, metric_of
@@ -77,4 +78,4 @@ def _handles(shown: Sequence[tuple[Arm, Look]]) -> list[object]:
 
 
 def _links(shown: Sequence[tuple[Arm, Look]]) -> str:
-    return "; ".join(sorted({link(arm.config["network"]) for arm, _ in shown}))
+    return "; ".join(sorted({show_link(arm.config["network"]) for arm, _ in shown}))

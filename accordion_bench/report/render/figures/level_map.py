@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import offset_copy
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.labels import knob_of, pair_of, show_level
+from accordion_bench.report.read.labels import knob_of, pair_of, show_level
 from accordion_bench.report.read.load import Run
 
 LADDER, DENSE = "viridis", "#DDDDDD"  # levels from dark (strong) to light (weak): no method has these colours

@@ -1,0 +1,75 @@
+"""How numbers are written, wherever they stand: `9.19x less`, `-0.28 ± 1.31`, `1 Gbit/s and 50 µs per round`."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from accordion_bench.runs.metrics import Metric
+
+NONE = "–"
+NO_DIFFERENCE = "no difference shown"
+BILLIONS = 1e10  # floats, from which the paper counts in billions
+
+Row = Mapping[Any, Any]
+
+
+def show_value(judged: Metric, value: float, half: float = math.nan) -> str:
+    """`91.00 ± 2.48 %`, `97.62 ± 1.3`; without interval `91.00 %`."""
+    if math.isnan(half):
+        return judged.show(value)
+    if judged.percent:
+        return f"{judged.scaled(value):.2f} ± {judged.scaled(half):.2f} {judged.unit}"
+    return f"{judged.show(value)} ± {half:.2g}"
+
+
+def show_difference(judged: Metric, row: Row) -> str:
+    """`-2.50 ± 1.19`; `no difference shown (-0.28 ± 1.31)` where the interval holds 0; a bare number without one."""
+    gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
+    if math.isnan(gap):
+        return NONE
+    number = signed(judged, gap) + ("" if math.isnan(half) else f" ± {size(judged, half)}")
+    return f"{NO_DIFFERENCE} ({number})" if row["difference_shown"] == "no" else number
+
+
+def signed(judged: Metric, gap: float) -> str:
+    """A difference with its sign: `-0.28`, `+1.3`."""
+    return f"{judged.scaled(gap):+.2f}" if judged.percent else f"{gap:+.3g}"
+
+
+def size(judged: Metric, gap: float) -> str:
+    """A difference without its sign: `0.28`, `1.3`."""
+    return signed(judged, abs(gap)).removeprefix("+")
+
+
+def show_times(times_less: float) -> str:
+    """9.19 as `9.19x less`, 0.5 as `2x MORE`; NaN, where there is nothing to compare with, as a dash."""
+    if math.isnan(times_less):
+        return NONE
+    if math.isinf(times_less):
+        return "nothing sent"
+    if times_less == 1:
+        return "the same"
+    return f"{times_less:.3g}x less" if times_less > 1 else f"{1 / times_less:.3g}x MORE"
+
+
+def show_ratio(row: Row, column: str) -> str:
+    """A time over dense's: `0.52x`, or that none was shown to differ."""
+    return NO_DIFFERENCE if row[f"{column}_within_noise"] else if_known(row[f"{column}_over_dense"], "{:.2f}x")
+
+
+def show_floats(count: float) -> str:
+    """`2418.4 M`, `328.51 B`: million and billion floats, as papers count."""
+    return f"{count / 1e9:.5g} B" if count >= BILLIONS else f"{count / 1e6:.5g} M"
+
+
+def show_link(network: dict[str, Any]) -> str:
+    """`1 Gbit/s and 50 µs per round`, with jitter and the slowest link where there are any."""
+    text = f"{network['bandwidth'] / 1e9:g} Gbit/s and {network['latency'] * 1e6:g} µs per round"
+    jitter, slow = network.get("jitter"), network.get("slow_bandwidth")
+    text += f", {jitter * 1e6:g} µs of jitter" if jitter else ""
+    return text + (f", the slowest {slow / 1e9:g} Gbit/s" if slow else "")
+
+
+def if_known(value: float, form: str) -> str:
+    """A number in a form such as `{:.2f}x`; NaN as a dash."""
+    return NONE if math.isnan(value) else form.format(value)

@@ -1,14 +1,17 @@
 """python -m accordion_bench OVERRIDES: composes with Hydra, then calls `train.run`."""
 
 import faulthandler
+import functools
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from accordion_bench.config.explain import explain
+from accordion_bench.processes.signals import handle, handling
 
 # Hydra is imported inside main: spawned processes import this module, and must not pay for it
 
@@ -24,21 +27,20 @@ def main() -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     sys.argv[1:] = in_order(sys.argv[1:])
     failures: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # a KeyboardInterrupt would be lost in what torch's imports catch
-        signal.signal(signal.SIGINT, lambda signum, frame: os._exit(128 + signum))
-    try:
-        _hydra_main(failures, lambda: signal.signal(signal.SIGINT, before))
-    except KeyboardInterrupt as stop:
-        print(str(stop) or "stopped", file=sys.stderr)
-        failures.append(128 + getattr(stop, "signum", signal.SIGINT))
-    except Exception as error:
-        failures.append(_tell(error))
-        from accordion_bench.processes import rendezvous
+    usual = signal.getsignal(signal.SIGINT)
+    # a KeyboardInterrupt would be lost in what torch's imports catch
+    importing = _leave if usual is signal.default_int_handler else usual
+    with handling(importing, (signal.SIGINT,)):
+        try:
+            _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)))
+        except KeyboardInterrupt as stop:
+            print(str(stop) or "stopped", file=sys.stderr)
+            failures.append(128 + getattr(stop, "signum", signal.SIGINT))
+        except Exception as error:
+            failures.append(_tell(error))
+            from accordion_bench.processes import rendezvous
 
-        rendezvous.call_off(error)
-    finally:
-        signal.signal(signal.SIGINT, before)
+            rendezvous.call_off(error)
     from accordion_bench.cli import sweep
 
     failures.append(sweep.close())
@@ -49,6 +51,10 @@ def main() -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             faulthandler.dump_traceback_later(LEAVE, exit=True, file=nowhere)
         raise SystemExit(max(failures))
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    os._exit(128 + signum)
 
 
 def _tell(error: Exception, cell: str = "") -> int:

@@ -22,9 +22,9 @@ from omegaconf import DictConfig
 
 from accordion_bench.config.explain import explain
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
+from accordion_bench.processes.signals import STOP, handle, handling
 
 FILE = "sweep.jsonl"  # under paths.runs
-STOP = (signal.SIGINT, signal.SIGTERM)
 _stopped = False  # whether this process, a worker of joblib, has been told to stop
 
 
@@ -56,7 +56,7 @@ class Sweep(Callback):
         if self.launcher == "joblib":
             self._pass_signals_on()
         elif self.launcher != "basic":  # this process only waits
-            signal.signal(signal.SIGINT, _stop_waiting)
+            handle(_stop_waiting, (signal.SIGINT,))
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         """In the process of a cell, before it."""
@@ -178,16 +178,10 @@ def _listening() -> Iterator[None]:
     if os.getpid() == current.pid or current.launcher != "joblib":
         yield
         return
-    for signum in STOP:
-        signal.signal(signum, _note)
+    handle(_note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
-    for signum in STOP:
-        signal.signal(signum, _raise)
-    try:
+    with handling(_raise):
         yield
-    finally:
-        for signum in STOP:
-            signal.signal(signum, _note)
 
 
 def _note(signum: int, frame: FrameType | None) -> None:

@@ -9,15 +9,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from accordion_bench.netlab.options import Cut
+from accordion_bench.processes.signals import handling
 
 if TYPE_CHECKING:
     from accordion_bench.netlab.hosts import Hosts
@@ -73,7 +73,8 @@ def run(
     before = hosts.counters()
     begin = time.monotonic()
     received: list[int] = []
-    with _signals(received), _Job(hosts, argv, env or {}, cuts, folder, received) as running:
+    job = _Job(hosts, argv, env or {}, cuts, folder, received)
+    with handling(lambda signum, frame: received.append(signum)), job as running:
         running.watch()
     seconds = time.monotonic() - begin
     status, failed = running.told()
@@ -287,18 +288,3 @@ def _sent(pid: int, interface: str) -> int:
             if name.strip() == interface and "10.77.0." in Path(f"/proc/{pid}/net/fib_trie").read_text():
                 return int(counts.split()[8])
     return 0
-
-
-@contextlib.contextmanager
-def _signals(received: list[int]) -> Iterator[None]:
-    """Note SIGINT and SIGTERM while a job runs."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    watched = (signal.SIGINT, signal.SIGTERM)
-    before = {signum: signal.signal(signum, lambda signum, frame: received.append(signum)) for signum in watched}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)

@@ -1,11 +1,8 @@
 """Ctrl-C and SIGTERM: finish the step on which all processes agree, save, leave."""
 
-import contextlib
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 AT_ONCE = 1.0  # seconds after which a second signal is meant: launchers and `timeout` deliver one of them twice
@@ -45,20 +42,8 @@ class Stopper:
         self._last_step = self._next_look = time.monotonic()
         self._fastest = math.inf
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Note SIGINT and SIGTERM instead of dying of them; a second one ends the run at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
-    def _note(self, signum: int, frame: Any) -> None:
+    def note(self, signum: int, frame: FrameType | None) -> None:
+        """The handler of SIGINT and SIGTERM: notes the first one; a second one ends the run at once."""
         if self.signum is None:
             self.signum, self._noted = signum, time.monotonic()
         elif self.store is None and time.monotonic() > self._noted + AT_ONCE:

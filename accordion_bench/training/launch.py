@@ -22,6 +22,7 @@ from accordion_bench.config.components import build
 from accordion_bench.processes import rendezvous
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted, Stopper
 from accordion_bench.processes.placement import Layout
+from accordion_bench.processes.signals import handling
 from accordion_bench.processes.watchdog import DIED, ChildRefused, RankFailed, Watch, failure_of, told
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder, log
@@ -111,7 +112,7 @@ def train(cfg: Config, where: Layout, folder: RunFolder, watch: Watch | None = N
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = cfg["comm"]["timeout"]
     handler = folder.log_to_file() if comm.leader else None
-    with stopper.installed():
+    with handling(stopper.note):
         try:
             trainer = Trainer(cfg, comm, folder, stopper)
             if cfg["resume"]:
@@ -160,7 +161,7 @@ def _spawn(cfg: Config, where: Layout, folder: RunFolder) -> None:
     with tempfile.TemporaryDirectory(prefix="accordion_bench-") as meeting:
         ends = []
         children = []
-        with _signals(signal.SIG_IGN):  # inherited: a child that does not listen yet leaves Ctrl-C to its parent
+        with handling(signal.SIG_IGN):  # inherited: a child that does not listen yet leaves Ctrl-C to its parent
             for rank in range(where.processes):
                 receive, send = context.Pipe(duplex=False)
                 arguments = (rank, cfg, where, str(folder.path), f"{meeting}/store", send)
@@ -170,7 +171,7 @@ def _spawn(cfg: Config, where: Layout, folder: RunFolder) -> None:
                 children.append(child)
                 ends.append(receive)
         received: list[int] = []
-        with _signals(_forwarding(children, received)):
+        with handling(_forwarding(children, received)):
             errors = _wait(children, ends, received)
     if folder.done:
         return
@@ -237,17 +238,6 @@ def _forwarding(children: list, received: list[int]) -> Callable[[int, Any], Non
         _signal(children, signum)
 
     return forward
-
-
-@contextlib.contextmanager
-def _signals(handler: Any) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM by `handler`."""
-    before = {signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def _signal(children: list, signum: int) -> None:

@@ -17,6 +17,7 @@ from accordion_bench.config import explain
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import interrupt
 from accordion_bench.processes.interrupt import Interrupted, Stopper
+from accordion_bench.processes.signals import handling
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
@@ -235,7 +236,7 @@ def test_all_stop_after_the_same_step(hearer, monkeypatch):
     ends: list[int | None] = [None] * 3
     for step in range(1, 2000):
         if step == 50:
-            stoppers[hearer]._note(signal.SIGTERM, None)
+            stoppers[hearer].note(signal.SIGTERM, None)
         for rank, stopper in enumerate(stoppers):
             now[0] += 0.001 * (1 + (rank + step) % 3)
             if ends[rank] is None and stopper.due(step):
@@ -249,7 +250,7 @@ def test_a_second_signal_ends_at_once(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(interrupt.time, "monotonic", lambda: now[0])
     stopper = Stopper()
-    with stopper.installed():
+    with handling(stopper.note):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # the same one, delivered twice
         assert stopper.due(1)

@@ -105,7 +105,7 @@ def test_the_modelled_link_of_a_rate():
     assert options.modelled(2e7) == "network=custom network.bandwidth=2e+07"
     assert options.modelled(1e8, 0.005) == "network=custom network.bandwidth=1e+08 network.latency=0.005"
     names = {name.stem for name in (conf_dir() / "network").glob("*.yaml")}
-    assert {*options.PRESETS, "custom"} <= names
+    assert {*options.presets(), "custom"} <= names
 
 
 def job_of(*typed: str) -> list[str]:

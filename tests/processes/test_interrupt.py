@@ -18,9 +18,9 @@ from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import interrupt
 from accordion_bench.processes.interrupt import Interrupted, Stopper
 from accordion_bench.processes.signals import handling
+from accordion_bench.processes.watchdog import ChildRefused
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, tiny
 from tests.kit.processes import forked, group_members
@@ -292,7 +292,7 @@ def test_an_infinite_gradient(tmp_path, monkeypatch, capsys):
 
 def test_nan_in_two_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("TINY_TROUBLE", "nan:1:20")
-    with forked(), pytest.raises(launch.ChildRefused) as stopped:
+    with forked(), pytest.raises(ChildRefused) as stopped:
         train.run(composed.run(tmp_path, *TWO))
     told = explain.explain(stopped.value)
     assert told is not None and told.startswith("step 9 (epoch 1): the loss of worker 3 is nan, and the gradient of ")

@@ -13,9 +13,8 @@ import torch.distributed as dist
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes import placement, rendezvous
+from accordion_bench.processes import placement, process_group, rendezvous
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.training import launch
 from tests.kit import composed, processes, tiny
 
 TORCHRUN_AGAIN = [*tiny.TORCHRUN[:3], "--max-restarts=1", *tiny.TORCHRUN[3:]]
@@ -95,9 +94,9 @@ def test_an_old_runs_options_of_comm():
 def test_the_interface_of_gloo(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    with launch.through("lo"):
+    with process_group.through("lo"):
         assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
-    with launch.through(None):
+    with process_group.through(None):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
     assert "NCCL_SOCKET_IFNAME" not in os.environ
 

@@ -1,0 +1,184 @@
+"""Spawned processes: one per rank on this machine; they end together, and the first error is told."""
+
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing import connection
+from typing import Any
+
+import torch
+
+from accordion_bench.processes import process_group
+from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
+from accordion_bench.processes.placement import Layout
+from accordion_bench.processes.signals import handling
+from accordion_bench.processes.watchdog import DIED, ChildRefused, Failure, RankFailed, Watch, failure_of, told
+
+Task = Callable[[Layout, Watch], None]  # can be pickled
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How spawned processes have ended.
+
+    Args:
+        failures: what they have published of their errors, and what was found here of those that could not.
+        signals: that this process has been sent meanwhile.
+    """
+
+    failures: list[Failure]
+    signals: list[int]
+
+    def error(self) -> BaseException | None:
+        """The error to raise for all of them; None where nothing happened."""
+        for failure in self.failures:
+            if failure["kind"] == "Interrupted":
+                return Interrupted(failure["step"], failure["signum"])
+        if self.signals:
+            return Interrupted(None, self.signals[0])
+        if not self.failures:
+            return None
+        # a process that was killed could not say so: the others' complaints about it came before we noticed
+        first = min(
+            self.failures, key=lambda failure: (failure["kind"] != DIED, failure["second_hand"], failure["time"])
+        )
+        return told(first, rank=0)
+
+
+def spawn(task: Task, where: Layout, timeout: float, interface: str | None) -> Ended:
+    """Start one process per rank, each a member of one process group, and wait; when one fails the others are ended.
+
+    Args:
+        task: what each runs; gets its own place, and the watch over the run.
+        where: the layout.
+        timeout: comm.timeout, seconds.
+        interface: network interface for gloo and NCCL; None: what they choose.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="accordion_bench-") as meeting:
+        ends = []
+        children = []
+        with handling(signal.SIG_IGN):  # inherited: a child that does not listen yet leaves Ctrl-C to its parent
+            for rank in range(where.processes):
+                receive, send = context.Pipe(duplex=False)
+                own = replace(where, rank=rank, local_rank=rank)
+                arguments = (task, own, timeout, interface, f"{meeting}/store", send)
+                child = context.Process(target=_child, args=arguments, name=f"rank {rank}", daemon=True)
+                child.start()
+                send.close()
+                children.append(child)
+                ends.append(receive)
+        received: list[int] = []
+        with handling(_forwarding(children, received)):
+            failures = _wait(children, ends, received)
+    return Ended(failures, received)
+
+
+def _wait(children: list, ends: list[connection.Connection], received: list[int]) -> list[Failure]:
+    """Wait for all children; after the first failure give the others a moment to report, then end them."""
+    failures: list[Failure] = []
+    last_signal = time.monotonic()
+    deadline = float("inf")
+    ended = False  # by us
+    open_ends = list(ends)
+    alive = True
+    while alive or open_ends:
+        alive = any(child.is_alive() for child in children)  # one last round after the last one has ended
+        ready = connection.wait(open_ends, timeout=0.2) if open_ends else []
+        for end in [end for end in open_ends if end in ready]:
+            try:
+                failures.append(end.recv())
+            except EOFError:
+                open_ends.remove(end)
+        for rank, child in enumerate(children):
+            silent = ends[rank] not in open_ends and not any(failure["rank"] == rank for failure in failures)
+            if child.exitcode and silent and not ended:
+                text = f"it ended with exit status {child.exitcode} and without a word"
+                text += " (killed; out of memory?)" if child.exitcode == -signal.SIGKILL else ""
+                died = {"rank": rank, "kind": DIED, "message": text, "traceback": text}
+                failures.append(died | {"time": time.time(), "second_hand": False})
+        if failures and deadline == float("inf"):
+            grace = 60.0 if failures[0]["kind"] == "Interrupted" else 2.0
+            deadline = time.monotonic() + grace
+        if time.monotonic() > deadline:
+            ended = True
+            for child in children:
+                child.kill()
+        if received and time.monotonic() > last_signal + 1:  # a child that was still starting has not heard it
+            last_signal = time.monotonic()
+            _signal(children, received[0])
+        if not open_ends:
+            for child in children:
+                child.join(timeout=0.2)
+    return failures
+
+
+def _forwarding(children: list, received: list[int]) -> Callable[[int, Any], None]:
+    """Passes a signal on to the children, which finish a step and save; a second one ends them at once."""
+    first = 0.0
+
+    def forward(signum: int, frame: Any) -> None:
+        nonlocal first
+        if not received:
+            first = time.monotonic()
+        elif time.monotonic() > first + AT_ONCE:
+            signum = signal.SIGKILL
+        received.append(signum)
+        _signal(children, signum)
+
+    return forward
+
+
+def _signal(children: list, signum: int) -> None:
+    for child in children:
+        if child.is_alive() and child.pid:
+            os.kill(child.pid, signum)
+
+
+def _child(task: Task, where: Layout, timeout: float, interface: str | None, store_file: str, report: Any) -> None:
+    """What a spawned process runs."""
+    import torch.distributed as dist
+
+    _die_with_parent()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores() // where.processes))
+    try:
+        store = dist.FileStore(store_file, where.processes)
+        watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
+        with process_group.through(interface):
+            process_group.join(where, store, timeout)
+            task(where, watch)
+    except BaseException as error:
+        failure = failure_of(error, where.rank, timeout)
+        failure |= {"time": time.time(), "second_hand": isinstance(error, ChildRefused | RankFailed)}
+        failure |= {"step": getattr(error, "step", 0)}
+        report.send(failure | {"signum": getattr(error, "signum", 0)})
+        report.close()
+        # as at a polite exit: end the readers of data, return their semaphores
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+        os._exit(1)  # a process group with a failed member cannot be left politely
+    process_group.leave()
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _die_with_parent() -> None:
+    """End this process when its parent is gone, whatever ended the parent."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

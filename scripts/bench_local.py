@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.options.units import counted
 from scripts.bench_step import BIG, MODELS, PEAK, command_line, interleaved, line, our_step, row, trainer_for
 
 NEVER = "sync.period=1000000000"
@@ -32,7 +33,7 @@ def bench_step(rounds: int) -> None:
             "eight": our_step(trainer_for([*overrides, "sync=local_sgd"], Comm(workers))),
         }
         times = interleaved(arms, rounds, steps=8)
-        where = f"{setting}, {workers} worker{'s' * (workers > 1)}"
+        where = f"{setting}, {counted(workers, 'worker')}"
         row("step with nothing to average / inner optimizers alone", where, times, ("idle", "bare"), 1.01)
         row("local SGD, period 8 / synchronous dense step", where, times, ("eight", "every"), 1.05)
 

@@ -27,7 +27,6 @@ from accordion_bench.report.render.page import Section, page
 from accordion_bench.runs.environment import environment
 from accordion_bench.runs.folder import RunFolder
 
-FLOATS = 11_173_962  # of ResNet-18
 MATRICES = [f"stages.{stage}.{block}.conv{i}.weight" for stage in range(4) for block in range(2) for i in (1, 2)]
 NAMES = [*MATRICES, *(f"{name.replace('conv', 'bn')}" for name in MATRICES), "conv.weight", "fc.weight", "fc.bias"]
 POLICY = ["compressor=powersgd", "adaptive=accordion", "measure.norms=true", "measure.error=true"]
@@ -36,16 +35,16 @@ TARGET = 10  # seconds
 
 def typed_for(number: int) -> list[str]:
     """What is typed for an arm: dense, Accordion, then PowerSGD, TopK and QSGD at rising levels."""
-    if number < 2:
-        return POLICY if number else ["compressor=none"]
+    if number == 0:
+        return ["compressor=none"]
+    if number == 1:
+        return POLICY
     level, kind = divmod(number - 2, 3)
-    name = ("powersgd", "topk", "qsgd")[kind]
-    knob = (f"rank={level + 1}", f"density={0.5 / (level + 1):g}", f"bits={2 + level % 7}")[kind]
-    return [
-        f"compressor={name}",
-        f"compressor.{knob}",
-        *([f"compressor.bucket_size={512 << level // 7}"] * (kind == 2)),
-    ]
+    if kind == 0:
+        return ["compressor=powersgd", f"compressor.rank={level + 1}"]
+    if kind == 1:
+        return ["compressor=topk", f"compressor.density={0.5 / (level + 1):g}"]
+    return ["compressor=qsgd", f"compressor.bits={2 + level % 7}", f"compressor.bucket_size={512 << level // 7}"]
 
 
 def make(folder: Path, settings: int, arms: int, seeds: int, epochs: int) -> int:

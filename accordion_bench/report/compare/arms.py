@@ -78,7 +78,7 @@ class Arm:
     def batch_text(self) -> str:
         """`batch 512` over all workers; `batch 512 at first` where a policy changes it."""
         grows = any(drives(policy) == "batch" for policy in policies_of(self.config).values())
-        return f"batch {self.batch}" + " at first" * grows
+        return f"batch {self.batch} at first" if grows else f"batch {self.batch}"
 
     @cached_property
     def options(self) -> dict[str, Any]:

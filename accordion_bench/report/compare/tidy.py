@@ -80,8 +80,15 @@ def _judged(arm: Arm, dense: Arm | None) -> dict[str, Any]:
         f"{name}_minus_dense": found.gap,
         f"{name}_minus_dense_ci95": found.half,
         "interval": found.how,
-        "difference_shown": {None: "", True: "yes", False: "no"}[found.shown],
+        "difference_shown": _yes_or_no(found.shown),
     }
+
+
+def _yes_or_no(shown: bool | None) -> str:
+    """Whether a difference was shown, as table.csv says it; "" where there is no statement."""
+    if shown is None:
+        return ""
+    return "yes" if shown else "no"
 
 
 def _times_less(arm: Arm, dense: Arm | None, column: str) -> float:

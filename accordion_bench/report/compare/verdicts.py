@@ -36,7 +36,8 @@ def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
     images = arm.runs[0].summary.get("test_size") if judged.name == "accuracy" else None
     said = [_sent(row, name), _gap(judged, found, name, images), _noise(judged, found, arm, dense)]
     if arm.batch != dense.batch:
-        steps = ": other steps in the same epochs" * (arm.config["epochs"] == dense.config["epochs"])
+        same_epochs = arm.config["epochs"] == dense.config["epochs"]
+        steps = ": other steps in the same epochs" if same_epochs else ""
         said.append(f"beware, {arm.batch_text} against {dense.batch}{steps}")
     if other := differences(arm, dense):
         said.append(f"beware, dense differs in more than compression: {', '.join(other)}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.provenance import machine
 from accordion_bench.report.compare.show import show_link
@@ -35,12 +36,12 @@ def heading(arm: Arm) -> str:
     """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; a subset of the data and a scale below full are named."""
     config, sizes = arm.config, arm.batches or (arm.config["batch_size"],)
     task = f"{config['choices']['model']} on {config['choices']['dataset']}"
-    workers = f"{arm.workers} worker{'s' * (arm.workers != 1)} x {' or '.join(map(str, sizes))} samples"
+    workers = f"{counted(arm.workers, 'worker')} x {' or '.join(map(str, sizes))} samples"
     scale = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
     subset = arm.options.get("dataset.subset")
     what = "words" if arm.metric == "perplexity" else "samples"
     part = f", {subset:,} training {what}" if isinstance(subset, int) else ""
-    return f"{task}, {workers}, {config['epochs']} epoch{'s' * (config['epochs'] != 1)}{part}{scale}"
+    return f"{task}, {workers}, {counted(config['epochs'], 'epoch')}{part}{scale}"
 
 
 def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
@@ -62,7 +63,8 @@ def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
     judged = metric(arms[0].metric)
     several = max(arm.n for arm in arms) > 1
     interval = "mean ± Student's 95 % t-interval over n seeds" if several else "one seed per arm, so no intervals"
-    text = f"{judged.name.capitalize()}: after the last epoch, {interval}" + "; best: of all epochs" * (not paper) + "."
+    best = "" if paper else "; best: of all epochs"
+    text = f"{judged.name.capitalize()}: after the last epoch, {interval}{best}."
     text += "" if judged.higher_is_better else " Lower is better."
     images = arms[0].runs[0].summary.get("test_size")
     if judged.name == "accuracy" and images:
@@ -77,7 +79,8 @@ def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
 
 def sent(arms: Sequence[Arm], paper: bool = False) -> str:
     """What payload and wire are, and what they are compared with."""
-    text = "Payload: what one worker hands to the collectives" + "; wire: what its own link sends" * (not paper)
+    wire = "" if paper else "; wire: what its own link sends"
+    text = f"Payload: what one worker hands to the collectives{wire}"
     dense = list(dict.fromkeys(base.label for arm in arms if (base := baseline(arm, arms))))
     if not dense:
         return f"{text}; without a dense run there are no ratios."
@@ -87,7 +90,7 @@ def sent(arms: Sequence[Arm], paper: bool = False) -> str:
 
 def time(arms: Sequence[Arm], paper: bool = False) -> str:
     """What the measured times hold, and which of them do not compare."""
-    exchange = "; exchange: the part that is codec and communication" * (not paper)
+    exchange = "" if paper else "; exchange: the part that is codec and communication"
     text = f"Time: training, without evaluation and warm-up{exchange}."
     if shared := [arm.label for arm in arms if not communicates(arm)]:
         whose = "The" if len(shared) == len(arms) else f"{', '.join(shared)}: the"

@@ -129,14 +129,17 @@ def method(config: dict[str, Any]) -> tuple[str, str]:
 def kind_of(config: dict[str, Any]) -> int:
     """0 for compressors by low rank, 1 for those by few entries, 2 for others."""
     compressor = (config.get("choices") or {}).get("compressor")
-    return 0 if compressor in LOW_RANK else 1 if compressor in ENTRIES else 2
+    if compressor in LOW_RANK:
+        return 0
+    return 1 if compressor in ENTRIES else 2
 
 
 def steps(config: dict[str, Any]) -> tuple[int, int]:
     """Which of LINES and of FILLS: of a policy by what it is and stands upon, else by the level."""
     if policies_of(config):
         return SECOND.get(next(iter(policies_of(config))), kind_of(config)), 0
-    return (level_step(config),) * 2
+    step = level_step(config)
+    return step, step
 
 
 def level_step(config: dict[str, Any]) -> int:

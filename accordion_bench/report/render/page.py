@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.provenance import facts, own_commands
 from accordion_bench.report.compare.target import beside_tables
@@ -72,7 +73,7 @@ def page(sections: Sequence[Section], across: Sequence[Path], absent: dict[str, 
     """
     runs = [run for section in sections for arm in section.arms for run in arm.runs]
     count = sum(len(section.arms) for section in sections)
-    title = f"accordion_bench: {_of(len(runs), 'run')} in {_of(count, 'arm')}"
+    title = f"accordion_bench: {counted(len(runs), 'run')} in {counted(count, 'arm')}"
     entries = [(f"setting-{i}", captions.heading(s.arms[0])) for i, s in enumerate(sections, 1)]
     entries += [("across", "Across settings")] if across else []
     entries += [(f"absent-{i}", heading) for i, heading in enumerate(absent, 1)]
@@ -81,8 +82,8 @@ def page(sections: Sequence[Section], across: Sequence[Path], absent: dict[str, 
     left_out = sum(map(len, absent.values()))
     body = [
         f"<header><h1>{escape(title)}</h1>",
-        f"<p>{_of(len(sections), 'setting')}; arms are compared within a setting only. "
-        f"{_of(left_out, 'folder')} in no mean. Reported on {time.strftime('%Y-%m-%d')}.</p></header>",
+        f"<p>{counted(len(sections), 'setting')}; arms are compared within a setting only. "
+        f"{counted(left_out, 'folder')} in no mean. Reported on {time.strftime('%Y-%m-%d')}.</p></header>",
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav>',
         "<main>",
         *(_setting(f"setting-{i}", section) for i, section in enumerate(sections, 1)),
@@ -175,7 +176,3 @@ def _list(lines: Sequence[str]) -> str:
 
 def _folded(summary: str, content: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
-
-
-def _of(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"

@@ -58,8 +58,12 @@ def breakdown(arms: Sequence[Arm]) -> Figure | None:
     (axes,) = sheet.panels
     used = [part for part in PARTS if any(own[part] for _, own in rows)]
     places = np.arange(len(rows))
-    _stack(axes, rows, [part for part in used if part not in BESIDE], places - 0.13 * beside, 0.5 if beside else 0.72)
-    _stack(axes, rows, [part for part in used if part in BESIDE], places + 0.27, 0.2)
+    in_step = [part for part in used if part not in BESIDE]
+    if beside:  # room for a thin bar below each
+        _stack(axes, rows, in_step, places - 0.13, 0.5)
+        _stack(axes, rows, [part for part in used if part in BESIDE], places + 0.27, 0.2)
+    else:
+        _stack(axes, rows, in_step, places, 0.72)
     axes.set_yticks(places, names)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)

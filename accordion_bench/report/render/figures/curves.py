@@ -144,8 +144,9 @@ def handles(shown: Sequence[Drawn], line: bool = True) -> list[Any]:
 
 def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
     """Seeds, and what lines, bands and markers are."""
-    with_bands = "lines: mean over the seeds; bands: their range" + "; bars: Student's 95 % t-interval" * bars
-    lines = with_bands if several(arms) else "no intervals"
+    lines = "lines: mean over the seeds; bands: their range" if several(arms) else "no intervals"
+    if several(arms) and bars:
+        lines += "; bars: Student's 95 % t-interval"
     return f"{seeds(arms)}; {lines}; large markers: after the last epoch; early epochs may be cut off."
 
 

@@ -75,10 +75,13 @@ def level_map(axes: Axes, arm: Arm) -> tuple[list[Any], str]:
     colours = _colours(run, used)
     rgba = {level: mpl.colors.to_rgba(colour) for level, colour in colours.items()}
     grey, nothing = mpl.colors.to_rgba(DENSE), (1.0, 1.0, 1.0, 1.0)
-    grid = [
-        [nothing if level is None else grey if layer in dense[level] else rgba[level] for level in row]
-        for layer, row in levels.items()
-    ]
+
+    def square(layer: str, level: float | None) -> tuple[float, float, float, float]:
+        if level is None:
+            return nothing
+        return grey if layer in dense[level] else rgba[level]
+
+    grid = [[square(layer, level) for level in row] for layer, row in levels.items()]
     bottom = len(levels) - 0.5
     axes.imshow(np.array(grid), aspect="auto", interpolation="nearest", extent=(0.5, epochs + 0.5, bottom, -0.5))
     axes.vlines([epoch + 0.5 for epoch in lr_drops(run)], -0.5, bottom, color="black", linestyle="--", linewidth=1)

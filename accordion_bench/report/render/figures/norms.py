@@ -111,4 +111,6 @@ def _handles(layers: Sequence[str], lines: Sequence[Line2D], shaded: bool) -> li
         Line2D([], [], color=lines[i].get_color(), label=layers[i].removesuffix(".weight") + places.get(i, ""))
         for i in picked
     ]
-    return found + [Patch(facecolor=SHADE, alpha=0.4, label="critical")] * shaded
+    if shaded:
+        found.append(Patch(facecolor=SHADE, alpha=0.4, label="critical"))
+    return found

@@ -80,7 +80,10 @@ def worse(arms: Sequence[Arm]) -> str:
 
 def points_note(arms: Sequence[Arm], bars: bool = True, at_edge: bool = False) -> str:
     """Seeds, and what markers, bars and arrows are."""
-    told = "; bars: Student's 95 % t-interval" * (bars and several(arms))
-    arrow = worse(arms)
-    edge = f"; {arrow}: further {'down' if arrow == '↓' else 'up'}, at this number" * at_edge
-    return f"{seeds(arms)}; after the last epoch{told}{edge}"
+    text = f"{seeds(arms)}; after the last epoch"
+    if bars and several(arms):
+        text += "; bars: Student's 95 % t-interval"
+    if at_edge:
+        arrow = worse(arms)
+        text += f"; {arrow}: further {'down' if arrow == '↓' else 'up'}, at this number"
+    return text

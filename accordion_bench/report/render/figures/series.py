@@ -101,14 +101,19 @@ def score_limits(arms: Sequence[Arm], means: Sequence[Array]) -> tuple[float, fl
     high = max(float(curve.max()) for curve in drawn)
     span = (high - low) or abs(high) or 1.0
     bottom, top = sorted((sign * (low - 0.1 * span), sign * (high + 0.12 * span)))
-    return (max(bottom, 0.0), min(top, 100.5)) if of.percent else (max(bottom, 0.0) if low * sign >= 0 else bottom, top)
+    if of.percent:
+        return max(bottom, 0.0), min(top, 100.5)
+    if low * sign >= 0:
+        return max(bottom, 0.0), top
+    return bottom, top
 
 
 def seeds(arms: Sequence[Arm]) -> str:
     """`n = 3 (seeds 0, 1, 2)`."""
     numbers = sorted({seed for arm in arms for seed in arm.seeds if seed is not None})
     counts = "/".join(map(str, sorted({arm.n for arm in arms})))
-    return f"n = {counts} (seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))})"
+    word = "seeds" if len(numbers) > 1 else "seed"
+    return f"n = {counts} ({word} {', '.join(map(str, numbers))})"
 
 
 def several(arms: Sequence[Arm]) -> bool:

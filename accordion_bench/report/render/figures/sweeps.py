@@ -120,7 +120,8 @@ def _dense(axes: Axes, arm: Arm) -> None:
 def note(arms: Sequence[Arm], band: bool = True) -> str:
     """Small print of a sweep."""
     bars = "; bars: Student's 95 % t-interval" if several(arms) else ""
-    return f"{seeds(arms)}; after the last epoch{bars}" + "; band: dense" * band + "."
+    dense = "; band: dense" if band else ""
+    return f"{seeds(arms)}; after the last epoch{bars}{dense}."
 
 
 def _driven(arm: Arm, what: str) -> bool:
@@ -133,4 +134,6 @@ def _place(value: Any, points: Sequence[tuple[Any, Arm]]) -> float:
 
 
 def _shown(value: Any) -> str:
-    return f"{value:g}" if is_number(value) else WHOLE if value is None else str(value)
+    if value is None:
+        return WHOLE
+    return f"{value:g}" if is_number(value) else str(value)

@@ -43,7 +43,9 @@ def pareto(arms: Sequence[Arm]) -> Figure | None:
     shown = _shown(arms)
     if len(shown) < 2:
         return None
-    xs = ["wire_bytes"] + ["modelled_seconds"] * all(arm.values("modelled_seconds") for arm, _ in shown)
+    xs = ["wire_bytes"]
+    if all(arm.values("modelled_seconds") for arm, _ in shown):
+        xs.append("modelled_seconds")
     sheet = Sheet(len(xs), height=2.4)
     at_edge = False
     for axes, x in zip(sheet.panels, xs, strict=True):

@@ -87,7 +87,7 @@ def _run(
 
         if watch is not None:
             watch.last_words = ended
-        with reuse.held(folder) if leader else contextlib.nullcontext():
+        with reuse.hold(folder) if leader else contextlib.nullcontext():
             if leader:
                 print(*[f"going on with {found}"] * bool(found), header(cfg, where), sep="\n", flush=True)
             try:

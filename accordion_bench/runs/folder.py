@@ -1,6 +1,6 @@
 """The run folder: config, environment, metrics, summary, done marker. Readable whatever happens to the run.
 
-config.yaml  environment.json  metrics.jsonl  summary.json  run.log  checkpoint/  done
+config.yaml  environment.json  metrics.jsonl  summary.json  run.log  run.lock  checkpoint/  done
 """
 
 import json

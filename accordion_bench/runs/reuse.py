@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.old_folders import in_todays_words
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: nothing counts as held there
-    fcntl = None  # type: ignore[assignment]
-
 Config = dict[str, Any]
 
+LOCK = "run.lock"  # in a run's folder; stays there, empty
+POLL = 0.2  # seconds between two looks at a lock that somebody holds
 # run-level keys that decide no result
 FREE = ("paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile")
 # plain top-level numbers, which look the same in every config.yaml: read before YAML is parsed
@@ -59,7 +58,7 @@ def earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) 
         if folder.done:
             return folder
         try:
-            with held(folder):
+            with hold(folder):
                 unfinished = unfinished or (folder if checkpoint.latest(folder.path) else None)
         except ConfigError:
             running = folder
@@ -67,7 +66,7 @@ def earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) 
         return unfinished
     if wait:
         print(f"waiting for the process that is running {running.path}", flush=True)
-    with held(running, wait):
+    with hold(running, wait):
         pass
     return earlier(cfg, among, wait)
 
@@ -84,8 +83,10 @@ def _decisive(file: Path, changed: int) -> Config | None:
 
 
 @contextlib.contextmanager
-def held(folder: RunFolder, wait: bool = False) -> Iterator[None]:
+def hold(folder: RunFolder, wait: bool = False) -> Iterator[None]:
     """Hold a run's folder against other processes. The lock goes with the process, however that ends.
+
+    In a folder that cannot be written, or on a file system without locks, nobody is kept out.
 
     Args:
         folder: of the run.
@@ -94,15 +95,18 @@ def held(folder: RunFolder, wait: bool = False) -> Iterator[None]:
     Raises:
         ConfigError: another process holds it, and there is no waiting.
     """
-    with open(folder.path / "run.log", "a") as file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"resume must be a run that nobody is running, got {folder.path}, which another process is; "
-                "wait for its end, or type resume=null"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
+    # no soft lock: it would outlive a process that is killed
+    lock = FileLock(folder.path / LOCK, timeout=-1 if wait else 0, poll_interval=POLL, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(
+            f"resume must be a run that nobody is running, got {folder.path}, which another process is; "
+            "wait for its end, or type resume=null"
+        ) from None
+    except OSError:  # there can be no lock
+        pass
+    try:
         yield
+    finally:
+        lock.release()

@@ -36,9 +36,11 @@ hydra:
     params:
       compressor: none,topk
 """
-HOLDER = """import fcntl, sys, time
-file = open(sys.argv[1], "a")
-fcntl.flock(file, fcntl.LOCK_EX)
+HOLDER = """import sys, time
+from accordion_bench.runs import reuse
+from accordion_bench.runs.folder import RunFolder
+held = reuse.hold(RunFolder(sys.argv[1]))
+held.__enter__()
 print(flush=True)
 time.sleep(float(sys.argv[2]))
 """
@@ -262,7 +264,7 @@ def test_the_newest_done_run_counts_then_the_newest_unfinished_one(cfg):
 @contextlib.contextmanager
 def running(folder: RunFolder, seconds: float):
     """Another process holds the folder for so long."""
-    arguments = [sys.executable, "-c", HOLDER, str(folder.path / "run.log"), str(seconds)]
+    arguments = [sys.executable, "-c", HOLDER, str(folder.path), str(seconds)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline()
         yield
@@ -295,6 +297,18 @@ def test_a_run_that_another_process_is_running_is_waited_for(cfg, capsys):
     checkpoint = folder_like(cfg, done=False, checkpoint=True)
     with running(checkpoint, 0.5):
         assert found(cfg) == checkpoint.path
+
+
+def test_a_folder_that_cannot_be_locked(cfg, monkeypatch):
+    """One that cannot be written, or is on a file system without locks: it is read as any other."""
+
+    def refused(self):
+        raise PermissionError(13, "Permission denied")
+
+    folder = folder_like(cfg, done=False, checkpoint=True)
+    monkeypatch.setattr(reuse.FileLock, "acquire", refused)
+    assert found(cfg) == folder.path
+    assert not (folder.path / reuse.LOCK).exists()
 
 
 # ---- other launchers

@@ -15,7 +15,7 @@ from accordion_bench.exchange.overlap_rules import after_backward
 from accordion_bench.options.checks import ConfigError, show
 from accordion_bench.options.units import human_bytes
 from accordion_bench.processes import rendezvous
-from accordion_bench.processes.placement import Layout, layout
+from accordion_bench.processes.placement import Placement, layout
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.runs import reuse
@@ -208,7 +208,7 @@ def unfinished(folder: RunFolder, error: BaseException) -> dict[str, Any]:
     return {**last, "stopped_by": getattr(error, "kind", type(error).__name__), "reason": str(error)}
 
 
-def header(cfg: Config, where: Layout) -> str:
+def header(cfg: Config, where: Placement) -> str:
     """One line: what runs where."""
     choices, parts = cfg["choices"], build_components(cfg, where.workers)
     compressor = parts.wrapped.compressor
@@ -227,7 +227,7 @@ def header(cfg: Config, where: Layout) -> str:
     )
 
 
-def exchanging(cfg: Config, wrapped: Wrapped, where: Layout) -> str:
+def exchanging(cfg: Config, wrapped: Wrapped, where: Placement) -> str:
     """How the processes of a run exchange gradients; nothing where there is one process."""
     if where.processes == 1 or not build_components(cfg, where.workers).sync.gradient_exchange:
         return ""

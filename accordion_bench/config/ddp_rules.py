@@ -9,7 +9,7 @@ from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.exchange.ddp import bare
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.instantiate import Config
-from accordion_bench.processes.placement import Layout
+from accordion_bench.processes.placement import Placement
 from accordion_bench.sync.every_step import EveryStep
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def warnings(cfg: Config) -> list[str]:
     ]
 
 
-def refuse(cfg: Config, where: Layout, parts: "Components") -> None:
+def refuse(cfg: Config, where: Placement, parts: "Components") -> None:
     """Refuse what DistributedDataParallel and its hooks cannot do.
 
     Raises:
@@ -68,7 +68,7 @@ def refuse(cfg: Config, where: Layout, parts: "Components") -> None:
     _refuse_options(cfg, where, parts.wrapped.compressor)
 
 
-def _refuse_options(cfg: Config, where: Layout, wrapped: Compressor) -> None:
+def _refuse_options(cfg: Config, where: Placement, wrapped: Compressor) -> None:
     """Refuse compressors without a hook, and options that their hooks do not have."""
     node, compressor = cfg["compressor"], bare(cfg["compressor"])
     feeds_back, start_step = node.get("error_feedback", False), node.get("start_step", 0)

@@ -1,4 +1,4 @@
-"""Layout: where the workers of a run live, from the configuration, the environment and the number of GPUs."""
+"""Placement: where the workers of a run live, from the configuration, the environment and the number of GPUs."""
 
 import os
 import re
@@ -19,7 +19,7 @@ DEFAULT_WORKERS = 4
 
 
 @dataclass(frozen=True)
-class Layout:
+class Placement:
     """Where the workers of a run live.
 
     Args:
@@ -67,7 +67,7 @@ def processes_here(environ: Mapping[str, str]) -> int:
     return counts[min(node, len(counts) - 1)]
 
 
-def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Layout:
+def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Placement:
     """Decide where the workers live, from the configuration, the environment and the number of GPUs.
 
     Raises:
@@ -135,7 +135,7 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
             raise ValueRefused("comm", "gloo or simulated on a machine without a CUDA device", "nccl", "auto")
         rule = f"at most {gpus}, the GPUs here, one for each process (comm.workers_per_process adds workers)"
         raise ValueRefused("comm.processes", rule, local_processes, gpus)
-    return Layout(
+    return Placement(
         backend=backend,
         processes=processes,
         workers_per_process=per_process,
@@ -146,7 +146,7 @@ def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | Non
     )
 
 
-def placed(cfg: Config, where: Layout) -> Config:
+def placed(cfg: Config, where: Placement) -> Config:
     """The configuration with the numbers of workers that have been decided."""
     comm = {**cfg["comm"], "processes": where.processes, "workers_per_process": where.workers_per_process}
     return {**cfg, "workers": where.workers, "comm": comm}

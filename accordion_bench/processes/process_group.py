@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from accordion_bench.processes.placement import Layout
+from accordion_bench.processes.placement import Placement
 
 
-def join(where: Layout, store: Any, timeout: float) -> None:
+def join(where: Placement, store: Any, timeout: float) -> None:
     """Join the process group.
 
     Args:

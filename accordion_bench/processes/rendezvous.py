@@ -18,7 +18,7 @@ from typing import Any
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
-from accordion_bench.processes.placement import Layout, environment_ranks
+from accordion_bench.processes.placement import Placement, environment_ranks
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.runs import reuse
 
@@ -128,7 +128,7 @@ def _answer(watch: Watch) -> None:
         time.sleep(0.02)
 
 
-def agree(cfg: Config, where: Layout, watch: Watch | None) -> None:
+def agree(cfg: Config, where: Placement, watch: Watch | None) -> None:
     """Refuse a process that is about to do something else than rank 0.
 
     Args:
@@ -153,7 +153,7 @@ def agree(cfg: Config, where: Layout, watch: Watch | None) -> None:
         )
 
 
-def comparable(cfg: Config, where: Layout) -> Config:
+def comparable(cfg: Config, where: Placement) -> Config:
     """What must be the same in all processes: the programs, and the configuration but for a machine's own affairs."""
     import torch
 

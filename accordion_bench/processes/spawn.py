@@ -16,11 +16,11 @@ import torch
 
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
-from accordion_bench.processes.placement import Layout
+from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.signals import handling
 from accordion_bench.processes.watchdog import DIED, ChildRefused, Failure, RankFailed, Watch, failure_of, told
 
-Task = Callable[[Layout, Watch], None]  # can be pickled
+Task = Callable[[Placement, Watch], None]  # can be pickled
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ended:
         return told(first, rank=0)
 
 
-def spawn(task: Task, where: Layout, timeout: float, interface: str | None) -> Ended:
+def spawn(task: Task, where: Placement, timeout: float, interface: str | None) -> Ended:
     """Start one process per rank, each a member of one process group, and wait; when one fails the others are ended.
 
     Args:
@@ -141,7 +141,7 @@ def _signal(children: list, signum: int) -> None:
             os.kill(child.pid, signum)
 
 
-def _child(task: Task, where: Layout, timeout: float, interface: str | None, store_file: str, report: Any) -> None:
+def _child(task: Task, where: Placement, timeout: float, interface: str | None, store_file: str, report: Any) -> None:
     """What a spawned process runs."""
     import torch.distributed as dist
 

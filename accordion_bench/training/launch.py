@@ -12,7 +12,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build
 from accordion_bench.processes import process_group, rendezvous
 from accordion_bench.processes.interrupt import Stopper
-from accordion_bench.processes.placement import Layout
+from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.signals import handling
 from accordion_bench.processes.spawn import spawn
 from accordion_bench.processes.watchdog import Watch
@@ -23,7 +23,7 @@ Config = dict[str, Any]
 
 
 @contextlib.contextmanager
-def joined(cfg: Config, where: Layout) -> Iterator[Watch | None]:
+def joined(cfg: Config, where: Placement) -> Iterator[Watch | None]:
     """Where torchrun or Slurm has started this process: join its process group; gives the watch over it, else None."""
     if where.launcher == "self":
         yield None
@@ -37,7 +37,7 @@ def joined(cfg: Config, where: Layout) -> Iterator[Watch | None]:
             process_group.leave()
 
 
-def prepare_data(cfg: Config, where: Layout, watch: Watch | None) -> None:
+def prepare_data(cfg: Config, where: Placement, watch: Watch | None) -> None:
     """Make sure that the data is there, once per machine; all processes wait.
 
     Raises:
@@ -51,7 +51,7 @@ def prepare_data(cfg: Config, where: Layout, watch: Watch | None) -> None:
             watch.get(f"data-{rank}")
 
 
-def run(cfg: Config, where: Layout, folder: RunFolder, watch: Watch | None = None) -> None:
+def run(cfg: Config, where: Placement, folder: RunFolder, watch: Watch | None = None) -> None:
     """Train in all processes that this one is responsible for; the leader has written the summary when it returns.
 
     Args:
@@ -73,11 +73,11 @@ def run(cfg: Config, where: Layout, folder: RunFolder, watch: Watch | None = Non
         raise error
 
 
-def _train_spawned(cfg: Config, folder: Path, where: Layout, watch: Watch) -> None:
+def _train_spawned(cfg: Config, folder: Path, where: Placement, watch: Watch) -> None:
     train(cfg, where, RunFolder(folder), watch)
 
 
-def train(cfg: Config, where: Layout, folder: RunFolder, watch: Watch | None = None) -> None:
+def train(cfg: Config, where: Placement, folder: RunFolder, watch: Watch | None = None) -> None:
     """Train in this process, as one of possibly several that have joined a process group."""
     from accordion_bench.training.trainer import Trainer
 

@@ -12,7 +12,7 @@ from accordion_bench.adaptive.qsr import QSR
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
-from accordion_bench.processes.placement import Layout
+from accordion_bench.processes.placement import Placement
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from tests.kit import composed, tiny
@@ -261,7 +261,7 @@ def test_refused_in_one_sentence(overrides, told):
     (["sync=hierarchical"], "sync hierarchical (averaging every 16 steps), adaptive none"),
 ])  # fmt: skip
 def test_the_header_tells_the_first_period(overrides, told):
-    assert told in train.header(composed.cfg(*overrides), Layout("simulated", 1, 4))
+    assert told in train.header(composed.cfg(*overrides), Placement("simulated", 1, 4))
 
 
 # ---- real runs: 24 steps, 6 an epoch

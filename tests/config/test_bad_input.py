@@ -276,7 +276,7 @@ def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
     assert cfg["checkpoint"]["every"] == 3
     typed = [f"resume={stopped.path}", "comm=simulated"]
     cfg = train.resumed_config(compose(typed), set(command.typed(typed)))
-    assert placement.layout(cfg, environ={}, gpus=0) == placement.Layout("simulated", 1, 4)
+    assert placement.layout(cfg, environ={}, gpus=0) == placement.Placement("simulated", 1, 4)
     assert cfg["choices"]["comm"] == "simulated"
 
 

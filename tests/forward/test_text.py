@@ -335,7 +335,7 @@ def _in_each_process(rank: int, meeting: str, cfgs: dict[str, dict], folders: di
             return
         store = dist.FileStore(f"{meeting}-{processes}", processes)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
-        where = placement.Layout("gloo", processes, 4 // processes, rank, rank, "environment")
+        where = placement.Placement("gloo", processes, 4 // processes, rank, rank, "environment")
         for arm, cfg in cfgs.items():
             launch.train(cfg, where, RunFolder(folders[f"{arm} {processes}"]))
         if processes == 2:

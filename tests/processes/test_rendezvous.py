@@ -169,10 +169,10 @@ def test_a_rank_that_does_not_come(monkeypatch):
 
 # ---- what they compare
 
-WHERE = placement.Layout("gloo", 2, 2, launcher="environment")
+WHERE = placement.Placement("gloo", 2, 2, launcher="environment")
 
 
-def compare(cfg: dict, other: dict, where: placement.Layout = WHERE) -> None:
+def compare(cfg: dict, other: dict, where: placement.Placement = WHERE) -> None:
     """Rank 0 with `cfg`, rank 1 with `other`."""
     leader, follower = watches(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 2)
     rendezvous.agree(cfg, WHERE, leader)
@@ -204,7 +204,7 @@ def test_what_may_differ_between_machines(tmp_path):
 def test_other_programs_and_devices_are_refused(tmp_path, monkeypatch):
     cfg = composed.run(tmp_path)
     with pytest.raises(ConfigError, match="device must be cpu as on rank 0, got cuda on rank 1"):
-        compare(cfg, cfg, placement.Layout("gloo", 2, 2, device="cuda"))
+        compare(cfg, cfg, placement.Placement("gloo", 2, 2, device="cuda"))
     leader, follower = watches(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 2)
     rendezvous.agree(cfg, WHERE, leader)
     monkeypatch.setattr("torch.__version__", "2.11.0")

@@ -235,7 +235,7 @@ def _in_each_process(rank: int, store_file: str, cfgs: dict[str, dict], folders:
     torch.set_num_threads(1)
     store = dist.FileStore(store_file, 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    where = placement.Layout("gloo", 2, 2, rank, rank, "environment")
+    where = placement.Placement("gloo", 2, 2, rank, rank, "environment")
 
     def stopped(cfg: dict, folder: Path) -> None:
         with stopping_after(13), contextlib.suppress(KeyboardInterrupt):

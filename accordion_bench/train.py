@@ -15,7 +15,7 @@ from accordion_bench.exchange.overlap_rules import after_backward
 from accordion_bench.options.checks import ConfigError, show
 from accordion_bench.options.units import human_bytes
 from accordion_bench.processes import rendezvous
-from accordion_bench.processes.placement import Placement, layout
+from accordion_bench.processes.placement import Placement, place
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.runs import reuse
@@ -61,7 +61,7 @@ def _run(
 ) -> float:
     if cfg["resume"] is not None:
         cfg = resumed_config(cfg, set(typed))
-    where = layout(cfg)
+    where = place(cfg)
     rendezvous.agree(cfg, where, watch)
     validate(cfg)
     cfg = {**cfg, "workers": where.workers}

@@ -67,7 +67,7 @@ def processes_here(environ: Mapping[str, str]) -> int:
     return counts[min(node, len(counts) - 1)]
 
 
-def layout(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Placement:
+def place(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Placement:
     """Decide where the workers live, from the configuration, the environment and the number of GPUs.
 
     Raises:

@@ -59,15 +59,15 @@ def slurm(rank: int, tasks: int, per_node: str, node: int = 0) -> dict[str, str]
 
 def test_more_tasks_than_gpus():
     """Slurm's tasks count like torchrun's processes: nccl for one GPU each, gloo where two share one."""
-    where = placement.layout(composed.cfg(), slurm(0, 8, "4(x2)"), 4)
+    where = placement.place(composed.cfg(), slurm(0, 8, "4(x2)"), 4)
     assert (where.backend, where.processes, where.device) == ("nccl", 8, "cuda")
-    assert placement.layout(composed.cfg(), slurm(0, 8, "8"), 4).backend == "gloo"
+    assert placement.place(composed.cfg(), slurm(0, 8, "8"), 4).backend == "gloo"
     several = slurm(0, 8, "8"), {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
     for environ in several:
         with pytest.raises(ConfigError, match=r"comm.processes must be at most 4, the GPUs here, .*, got 8; type"):
-            placement.layout(composed.cfg("comm=nccl"), environ, 4)
+            placement.place(composed.cfg("comm=nccl"), environ, 4)
         with pytest.raises(ConfigError, match=r"comm must be gloo or simulated on a machine without .*, got nccl"):
-            placement.layout(composed.cfg("comm=nccl"), environ, 0)
+            placement.place(composed.cfg("comm=nccl"), environ, 0)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_more_tasks_than_gpus():
 )
 def test_options_of_comm(override, told):
     with pytest.raises(ConfigError, match=told):
-        placement.layout(composed.cfg(override), {}, 0)
+        placement.place(composed.cfg(override), {}, 0)
 
 
 def test_an_old_runs_options_of_comm():
     cfg = composed.cfg()
     for key in ("overlap", "bucket_cap_mb", "engine", "interface"):
         del cfg["comm"][key]
-    assert placement.layout(cfg, {}, 0).backend == "simulated"
+    assert placement.place(cfg, {}, 0).backend == "simulated"
 
 
 def test_the_interface_of_gloo(monkeypatch):

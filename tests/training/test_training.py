@@ -167,7 +167,7 @@ class TestBatchNorm:
 def test_metrics_and_summary_have_every_column(tmp_path):
     trainer = trainer_for(tmp_path, ["compressor=powersgd", "adaptive=accordion", "target=0.01"])
     cfg = trainer.cfg
-    launch.train(cfg, placement.layout(cfg, {}, 0), trainer.folder)
+    launch.train(cfg, placement.place(cfg, {}, 0), trainer.folder)
     rows = trainer.folder.read_metrics()
     assert [row["epoch"] for row in rows] == [0, 1]
     bytes_columns = ["payload", "wire", "inner_wire", "control", "control_wire", "eval", "setup", "dense", "dense_wire"]

@@ -14,7 +14,7 @@ from accordion_bench.forward.task import task_of
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config, build
-from accordion_bench.processes.placement import place, placed
+from accordion_bench.processes.placement import place, with_placement
 from accordion_bench.tensors import keyed_rng
 
 
@@ -53,7 +53,7 @@ def validate(cfg: Config) -> None:
     checks.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
-    parts = build_components(placed(cfg, where := place(cfg)), where.workers)
+    parts = build_components(with_placement(cfg, where := place(cfg)), where.workers)
     if cfg["compile"] is not None:
         compile.refuse(cfg["compile"], parts.dataset.task, where.device)
     if cfg["channels_last"] is not None:

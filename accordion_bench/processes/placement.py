@@ -146,8 +146,8 @@ def place(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None
     )
 
 
-def placed(cfg: Config, where: Placement) -> Config:
-    """The configuration with the numbers of workers that have been decided."""
+def with_placement(cfg: Config, where: Placement) -> Config:
+    """The configuration with the numbers of processes and workers that have been decided."""
     comm = {**cfg["comm"], "processes": where.processes, "workers_per_process": where.workers_per_process}
     return {**cfg, "workers": where.workers, "comm": comm}
 

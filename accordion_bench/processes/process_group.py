@@ -13,7 +13,7 @@ def join(where: Placement, store: Any, timeout: float) -> None:
     """Join the process group.
 
     Args:
-        where: the layout; this process's rank in it.
+        where: the placement; this process's rank in it.
         store: torch.distributed store that all processes share.
         timeout: comm.timeout, seconds.
     """

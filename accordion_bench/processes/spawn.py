@@ -56,7 +56,7 @@ def spawn(task: Task, where: Placement, timeout: float, interface: str | None) -
 
     Args:
         task: what each runs; gets its own place, and the watch over the run.
-        where: the layout.
+        where: the placement.
         timeout: comm.timeout, seconds.
         interface: network interface for gloo and NCCL; None: what they choose.
     """

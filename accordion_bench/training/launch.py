@@ -56,7 +56,7 @@ def run(cfg: Config, where: Placement, folder: RunFolder, watch: Watch | None = 
 
     Args:
         cfg: the resolved configuration.
-        where: the layout.
+        where: the placement.
         folder: the run folder.
         watch: over the process group that `joined` has joined.
 

@@ -212,7 +212,7 @@ def header(cfg: Config, where: Placement) -> str:
     """One line: what runs where."""
     choices, parts = cfg["choices"], build_components(cfg, where.workers)
     compressor = parts.wrapped.compressor
-    momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.owns else ""
+    momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.owns else ""
     local = ""
     if parts.sync.local:
         driven = " at first" * any(policy.drives == "period" for policy in parts.policies.values())

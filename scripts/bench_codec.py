@@ -86,12 +86,12 @@ def codec(name: str, yaml_name: str, changes: dict, specs: list[TensorSpec], xs_
     except ConfigError:
         wrapped = wrapped_compressor(node, NO_MOMENTUM)
     compressor, comm = wrapped.compressor, Comm(1, device=str(xs_W[0].device))
-    ladder = Ladder(compressor.knob or "", (compressor.level,) if compressor.knob else ())
+    ladder = Ladder(compressor.traits.knob or "", (compressor.level,) if compressor.traits.knob else ())
     exchange = Exchange(compressor, specs, ladder, comm, xs_W[0], 0)
     plan = Plan(dict.fromkeys(levelled(compressor, exchange.sent), 0))
     ctx = exchange.context(plan, 1000, 0.1, 1000.0)
     payload = sum(compressor.payload_bytes(s, level, 1) for s, level in zip(ctx.specs, ctx.levels, strict=True))
-    if isinstance(compressor, OneShot) and compressor.fixed_size:
+    if isinstance(compressor, OneShot) and compressor.traits.fixed_size:
         return Codec(name, one_shot(compressor, xs_W, ctx), payload)
     state = exchange.state
     return Codec(name, {"both": lambda: compressor.exchange(xs_W, ctx, state, comm)}, payload)

@@ -5,6 +5,7 @@ Tensor suffixes: W local workers, A all workers, R rows, N elements, B bytes.
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from torch.nn.functional import pad
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import index_codes
-from accordion_bench.compressors.base import Context, Exchanged, Probe, State, Wrapper, alone
+from accordion_bench.compressors.base import Context, Exchanged, Probe, State, alone
 from accordion_bench.compressors.oneshot import OneShot, non_finite
+from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
@@ -27,11 +29,15 @@ class SparseSigns(OneShot):
     The numbers 2 i + (x_i > 0) below 2 N are in the smaller code of `wire`: a sign costs one bit.
     """
 
-    min_ndim = 2
-    whole_model = True
-    collectives = ("all_gather",)
-    because = "every worker keeps other entries, a sum of sparse tensors is not sparse, and a server must know the size"
-    fixed_size = False
+    traits = replace(
+        OneShot.traits,
+        min_ndim=2,
+        whole_model=True,
+        collectives=("all_gather",),
+        collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
+        "and a server must know the size",
+        fixed_size=False,
+    )
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return HEADER + (2 * spec.numel + 7) // 8  # where all entries are sent
@@ -78,10 +84,14 @@ class AdaComp(Wrapper):
     from its abstract; G, H, the scale (the mean over the tensor's bins) and the two defaults are from memory.
     """
 
-    no_error_feedback = "e, what was not sent, is kept inside: around it, the same would be counted twice"
+    traits = replace(
+        SparseSigns.traits,
+        no_error_feedback="e, what was not sent, is kept inside: around it, the same would be counted twice",
+    )
 
     def __init__(self, bin_conv: int = 50, bin_dense: int = 500) -> None:
         super().__init__(SparseSigns())
+        self.traits = type(self).traits
         self.bin_conv = checks.integer("bin_conv", bin_conv, at_least=1, instead=50)
         self.bin_dense = checks.integer("bin_dense", bin_dense, at_least=1, instead=500)
 
@@ -90,7 +100,7 @@ class AdaComp(Wrapper):
         return max(1, min(self.bin_conv if spec.ndim > 2 else self.bin_dense, spec.numel))
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        compressible = [spec for spec in specs if spec.ndim >= self.min_ndim]
+        compressible = [spec for spec in specs if spec.ndim >= self.traits.min_ndim]
         residuals_W = Blocks(compressible, comm.local_workers, like).tensors
         return {spec.name: {"residual_W": e_W} for spec, e_W in zip(compressible, residuals_W, strict=True)}
 

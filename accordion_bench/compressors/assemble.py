@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from accordion_bench.compressors.base import Compressor, check_collective
+from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.momentum import WorkerMomentum
+from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.traits import COLLECTIVES, Traits, declared_by
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -23,12 +25,21 @@ SERVER = {"server": ["sharded", "literal"], "align": ["piece", "tensor"], "ties"
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A compressor in its wrappers, and what the exchange must know beside it."""
+    """A compressor in its wrappers, and what the exchange must know beside it.
+
+    Args:
+        compressor: the outermost.
+        scope: what travels as one tensor: `tensor`, `model` or `bucket`.
+        start_step: dense before it.
+        block_size: coordinates of a bucket, with `scope=bucket`.
+        collective: what carries the messages, one of the compressor's.
+    """
 
     compressor: Compressor
     scope: str = "tensor"
     start_step: int = 0
     block_size: int | None = None
+    collective: str = ""
 
     @property
     def for_exchange(self) -> Config:
@@ -48,13 +59,13 @@ def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
     wrapped = wrapped_compressor({**node, **{key: value for key, value in plain.items() if key in node}})
     compressor = wrapped.compressor
     instead = "type compressor=topk, or sync=every_step"
-    if compressor.owns:
+    if compressor.traits.owns:
         raise ConfigError(
             f"compressor must leave momentum and step to the optimizer where workers take local steps, got {name}, "
             f"which has a momentum of its own; {instead}"
         )
-    if compressor.reduces != "mean":
-        what = {"sum": "a sum over the workers", "vote": "a vote of signs"}.get(compressor.reduces, "signs")
+    if compressor.traits.reduces != "mean":
+        what = {"sum": "a sum over the workers", "vote": "a vote of signs"}.get(compressor.traits.reduces, "signs")
         raise ConfigError(
             f"compressor must keep the size of what it averages where workers take local steps, got {name}, "
             f"which returns {what}; {instead}"
@@ -86,31 +97,32 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
     scope = checks.choice("compressor.scope", take("scope", "tensor"), ["tensor", WHOLE_MODEL])
     start_step = checks.integer("compressor.start_step", take("start_step", 0), at_least=0)
     block_size = options.get("block_size") if options.get("block") == "bucket" else None
-    collective = take("collective", None)
+    chosen = take("collective", None)
     momentum = _momentum_of(optimizer)
-    cls = target(options, "compressor")
-    if getattr(cls, "takes_momentum", False):
+    declared = declared_by(target(options, "compressor")) or Traits()
+    if "momentum" in declared.takes:
         options |= momentum
-    if getattr(cls, "takes_error_feedback", False):
+    if "error_feedback" in declared.takes:
         options["error_feedback"] = error_feedback
-    if error_feedback and (why := getattr(cls, "no_error_feedback", "")):
-        raise ValueRefused("compressor.error_feedback", f"false, because {why}", True, False)
-    compressor = build(options, "compressor")
+    if error_feedback and declared.no_error_feedback:
+        raise ValueRefused("compressor.error_feedback", f"false, because {declared.no_error_feedback}", True, False)
+    compressor: Compressor = build(options, "compressor")
     try:
-        compressor.collective = check_collective(compressor, collective or compressor.collectives[0])
-        if scope == WHOLE_MODEL and not compressor.whole_model:
+        collective = check_collective(compressor.traits, chosen or compressor.traits.collectives[0])
+        if scope == WHOLE_MODEL and not compressor.traits.whole_model:
             rule = "tensor: this compressor works on matrices, and a whole model is none"
             raise ValueRefused("scope", rule, scope, "tensor")
         if scope == WHOLE_MODEL and block_size:
             raise ValueRefused("scope", "tensor where block is bucket", scope, "tensor")
-        if compressor.collective == "two_way" and getattr(compressor, "entropy", "none") != "none":
-            rule = "none with collective=two_way: nobody sees all workers' codes there"
-            raise ValueRefused("entropy", rule, compressor.entropy, "none")
-        if compressor.collective == "two_way":
+        if collective == "two_way":
+            assert isinstance(compressor, OneShot), "only one-shot messages can be compressed again by their owners"
+            if compressor.entropy != "none":
+                rule = "none with collective=two_way: nobody sees all workers' codes there"
+                raise ValueRefused("entropy", rule, compressor.entropy, "none")
             compressor = TwoWay(compressor, residual=error_feedback, **server)
         if error_feedback:
             compressor = ErrorFeedback(compressor, **feedback)
-        if moves_momentum and "momentum" in compressor.owns:
+        if moves_momentum and "momentum" in compressor.traits.owns:
             rule = "false, because this compressor has a momentum of its own"
             raise ValueRefused("worker_momentum", rule, True, False)
         if moves_momentum:
@@ -118,7 +130,21 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
     except ValueRefused as refused:
         raise refused.under("compressor") from None
     _check_optimizer(compressor, optimizer, moves_momentum)
-    return Wrapped(compressor, "bucket" if block_size else scope, start_step, block_size)
+    return Wrapped(compressor, "bucket" if block_size else scope, start_step, block_size, collective)
+
+
+def check_collective(traits: Traits, value: str) -> str:
+    """Refuse a collective that cannot carry a compressor's messages.
+
+    Raises:
+        ValueRefused: with the reason.
+    """
+    if value not in COLLECTIVES:
+        raise ValueRefused("collective", " or ".join(traits.collectives), value, traits.collectives[0])
+    if value not in traits.collectives:
+        rule = f"{' or '.join(traits.collectives)}, because {traits.collective_reason}"
+        raise ValueRefused("collective", rule, value, traits.collectives[0])
+    return value
 
 
 def _momentum_of(optimizer: Config) -> Config:
@@ -127,14 +153,14 @@ def _momentum_of(optimizer: Config) -> Config:
 
 def _check_optimizer(compressor: Compressor, optimizer: Config, moves_momentum: bool) -> None:
     """Refuse an optimizer that would act twice, or could not act at all."""
-    if not compressor.owns or not optimizer:
+    if not compressor.traits.owns or not optimizer:
         return
     if not str(optimizer.get("_target_")).endswith(".SGD"):
         raise ConfigError(
             "optimizer must be sgd, because this compressor takes the step itself and leaves the optimizer no gradient,"
             f" got {optimizer.get('_target_')}; type optimizer=sgd"
         )
-    takes = moves_momentum or getattr(compressor, "takes_momentum", False)
+    takes = moves_momentum or "momentum" in compressor.traits.takes
     if optimizer.get("momentum") and not takes:
         rule = "0, because this compressor has a momentum of its own or takes the step itself"
         raise ValueRefused("optimizer.momentum", rule, optimizer["momentum"], 0)
@@ -142,11 +168,11 @@ def _check_optimizer(compressor: Compressor, optimizer: Config, moves_momentum: 
 
 def optimizer_node(optimizer: Config, compressor: Compressor) -> Config:
     """The optimizer's options without what the compressor applies itself."""
-    if not compressor.owns:
+    if not compressor.traits.owns:
         return optimizer
     node = dict(optimizer)
-    if compressor.weight_decay_mode != "after_decode":
+    if compressor.traits.weight_decay_mode != "after_decode":
         node |= {"momentum": 0.0, "nesterov": False}
-    if compressor.weight_decay_mode == "in_gradient":
+    if compressor.traits.weight_decay_mode == "in_gradient":
         node |= {"weight_decay": 0.0}
     return node

@@ -1,6 +1,7 @@
 """ATOMO: a random choice of singular triples, unbiased."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,14 +32,17 @@ class ATOMO(OneShot):
     Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral atoms.
     """
 
-    knob = "rank"
-    pair = (1, 2)
-    min_ndim = 2
-    unbiased = True
+    traits = replace(
+        OneShot.traits,
+        knob="rank",
+        pair=(1, 2),
+        min_ndim=2,
+        unbiased=True,
+        collectives=("all_gather",),
+        collective_reason="every worker sends other triples, of whole matrices",
+        no_error_feedback="a message is no contraction (sigma_i / p_i exceeds sigma_i), and the residual would grow",
+    )
     draws = "worker"
-    no_error_feedback = "a message is no contraction (sigma_i / p_i exceeds sigma_i), and the residual would grow"
-    collectives = ("all_gather",)
-    because = "every worker sends other triples, of whole matrices"
 
     def __init__(self, rank: int = 2) -> None:
         self.rank = self.check_level("rank", rank)
@@ -47,7 +51,9 @@ class ATOMO(OneShot):
         return checks.integer(key, value, at_least=1)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
-        return level is not None and spec.ndim >= self.min_ndim and self.message_bytes(spec, level) < dense_bytes(spec)
+        if level is None or spec.ndim < self.traits.min_ndim:
+            return False
+        return self.message_bytes(spec, level) < dense_bytes(spec)
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return 4 * int(level) * (sum(spec.matrix) + 1)

@@ -4,8 +4,7 @@ Tensor suffixes: W local workers, A all workers, N elements, M rows, K columns, 
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,39 +12,18 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.buckets import Buckets, moments
-from accordion_bench.options import checks
+from accordion_bench.compressors.claims import Claims
+from accordion_bench.compressors.context import Context
+from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Measured, TensorSpec
 
 State = dict[str, dict[str, Any]]
 """Per parameter name, the compressor's tensors; a key ending in `_W` has one row per local worker."""
 
-COLLECTIVES = ("all_reduce", "all_gather", "two_way")
-
 
 class NonFinite(RuntimeError):
     """A loss, a gradient or what a compressor was to pack is NaN or infinite; nothing of the step is applied."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """All that an exchange may know besides the tensors.
-
-    Args:
-        step: optimizer steps taken before this one.
-        specs: name and shape of each exchanged tensor.
-        levels: the knob's value per tensor (a rank, a density; 1 without a knob); None = this tensor travels dense.
-        seed: the run's seed, for keyed draws.
-        lrs: learning rate of this step per tensor, for methods in parameter units.
-        codebooks: quantisation levels that a policy has fitted, per number of bits; none = the compressor's own.
-    """
-
-    step: int
-    specs: Sequence[TensorSpec]
-    levels: Sequence[float | None]
-    seed: int = 0
-    lrs: Sequence[float] = ()
-    codebooks: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
 
 class Exchanged(NamedTuple):
@@ -80,52 +58,19 @@ class Probe(NamedTuple):
     measured: list[Measured]
 
 
-class Compressor:
+class Compressor(Claims):
     """A compressor exchanges a list of tensors [W, ...] and returns their decoded mean.
 
     Class attributes:
-        knob: the option that policies may steer (`rank`, `density`, `bits`), or None.
-        knob_with: (knob, what to type to have it), where an option has taken the knob away.
-        pair: (strong, weak) levels that `adaptive=accordion` uses unless told otherwise.
-        min_ndim: tensors with fewer dimensions always travel dense.
-        whole_model: whether `compressor.scope=model` (all tensors as one vector) makes sense.
-        reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback; else `sum`, `vote`, ...
-        unbiased: E[update] = mean gradient, over the compressor's own draws, without error feedback.
-        draws: of the keyed numbers: `worker`: each its own; `shared`: all workers the same; "": nothing, but `worker`
-            where `unbiased`.
-        sum_eps: relative rounding of one addition on the wire; 0 where sums have at least the gradient's precision.
-        collectives: what can carry the messages, the default first; `because` says why not the others.
-        collective: the chosen one of them.
-        fixed_size: `payload_bytes` is exact, from sizes alone; else an upper bound.
-        needs_all: it must see all tensors of a step at once, so that they travel in one bucket.
-        units: `gradient`, or `parameter`: x <- x - update, the learning rate has been applied.
-        owns: optimizer options that the compressor applies itself (`momentum`): the optimizer must not.
-        weight_decay_mode: where `owns` is not empty, how the optimizer still decays: `after_decode` with its momentum,
-            `decoupled` without, `in_gradient`: added to the gradient before compression.
+        traits: what it is, see `Traits`.
     """
 
-    knob: str | None = None
-    knob_with: tuple[str, str] = ("", "")
-    pair: tuple[float, float] = (0, 0)
-    min_ndim: int = 1
-    whole_model: bool = False
-    reduces: str = "mean"
-    unbiased: bool = False
-    draws: str = ""
-    sum_eps: float = 0.0
-    collectives: tuple[str, ...] = ("all_reduce",)
-    because: str = "its messages add up, so that an all-reduce is the cheapest"
-    collective: str = ""
-    fixed_size: bool = True
-    needs_all: bool = False
-    units: str = "gradient"
-    owns: frozenset[str] = frozenset()
-    weight_decay_mode: str = "decoupled"
+    traits: Traits = Traits()
 
     @property
     def level(self) -> float | None:
         """The configured value of the knob."""
-        return getattr(self, self.knob) if self.knob else None
+        return getattr(self, self.traits.knob) if self.traits.knob else None
 
     def check_level(self, key: str, value: Any) -> float:
         """Refuse a value that the knob cannot take.
@@ -145,15 +90,7 @@ class Compressor:
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         """Whether something of this tensor may be lost on the way; a tensor sent whole has no residual."""
-        return level is not None and spec.ndim >= self.min_ndim
-
-    def contraction(self, spec: TensorSpec, level: float) -> float | None:
-        """A delta in [0, 1] with E||C(x) - x||^2 <= (1 - delta) ||x||^2 for every x; None = not declared."""
-        return None
-
-    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
-        """E||Q(x) - x||^2 of one message, for each row of x_R [R, N], where `unbiased`; None = no closed form."""
-        return None
+        return level is not None and spec.ndim >= self.traits.min_ndim
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         """State before the first exchange, for tensors of the type and on the device of `like`."""
@@ -233,82 +170,6 @@ class Compressor:
         total = all_lost / everything if everything else 0.0
         buckets = [moments(own) for own in self.buckets_of(ps_W, ctx) or []]
         return Probe(errors, total, [payload for payload, _ in sizes], buckets, measured)
-
-
-DECLARED = (
-    "knob", "knob_with", "pair", "min_ndim", "whole_model", "reduces", "unbiased", "draws", "sum_eps", "collectives",
-    "because", "collective", "fixed_size", "needs_all", "units", "owns", "weight_decay_mode",
-)  # fmt: skip
-
-
-class Wrapper(Compressor):
-    """A compressor around another one; what it does not change is the inner one's.
-
-    Args:
-        inner: the wrapped compressor.
-    """
-
-    def __init__(self, inner: Compressor) -> None:
-        self.inner = inner
-        for name in DECLARED:
-            setattr(self, name, getattr(inner, name))
-
-    @property
-    def level(self) -> float | None:
-        return self.inner.level
-
-    def check_level(self, key: str, value: Any) -> float:
-        return self.inner.check_level(key, value)
-
-    def scheduled(self, level: float, epoch: float) -> float:
-        return self.inner.scheduled(level, epoch)
-
-    def codebook(self, bits: int) -> tuple[float, ...] | None:
-        return self.inner.codebook(bits)
-
-    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
-        return self.inner.compresses(spec, level)
-
-    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        return self.inner.init(specs, comm, like)
-
-    def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
-        return self.inner.buckets_of(xs_W, ctx)
-
-    def contraction(self, spec: TensorSpec, level: float) -> float | None:
-        return self.inner.contraction(spec, level)
-
-    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
-        return self.inner.variance(x_R, spec, level, ctx)
-
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        return self.inner.payload_bytes(spec, level, workers)
-
-    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        return self.inner.wire_bytes(spec, level, workers)
-
-    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int | None:
-        return self.inner.paper_floats(spec, level, workers)
-
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        return self.inner.fed(xs_W, ctx, state, workers)
-
-    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        return self.inner.probe_fed(xs_W, ctx, state, workers)
-
-
-def check_collective(compressor: Compressor, value: str) -> str:
-    """Refuse a collective that cannot carry this compressor's messages.
-
-    Raises:
-        ValueRefused: with the reason.
-    """
-    if value not in COLLECTIVES:
-        raise checks.ValueRefused("collective", " or ".join(compressor.collectives), value, compressor.collectives[0])
-    if value not in compressor.collectives:
-        rule = f"{' or '.join(compressor.collectives)}, because {compressor.because}"
-        raise checks.ValueRefused("collective", rule, value, compressor.collectives[0])
-    return value
 
 
 def alone(xs_W: Sequence[Tensor]) -> Comm:

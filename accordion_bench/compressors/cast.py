@@ -7,6 +7,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm, cast_share
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
@@ -20,7 +21,7 @@ class Cast(Compressor):
         dtype: `float16` or `bfloat16`.
     """
 
-    whole_model = True
+    traits = Traits(whole_model=True)
 
     def __init__(self, dtype: str) -> None:
         checks.choice("dtype", dtype, ["float16", "bfloat16"])

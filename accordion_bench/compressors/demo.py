@@ -17,6 +17,7 @@ from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
 from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.oneshot import non_finite, rows_of
+from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
@@ -68,13 +69,16 @@ class DeMo(Compressor):
     Source: Peng, Quesnelle, Kingma 2024 (arXiv 2411.19870), Algorithm 1.
     """
 
-    knob = "k"
-    pair = (8, 32)
-    reduces = "other"
-    collectives = ("all_gather",)
-    because = "a coefficient is averaged over the workers that sent it, and that is not a sum over all workers"
-    owns = frozenset({"momentum"})
-    weight_decay_mode = "decoupled"
+    traits = Traits(
+        knob="k",
+        pair=(8, 32),
+        reduces="other",
+        collectives=("all_gather",),
+        collective_reason="a coefficient is averaged over the workers that sent it, "
+        "and that is not a sum over all workers",
+        owns=frozenset({"momentum"}),
+        weight_decay_mode="decoupled",
+    )
 
     def __init__(self, k: int = 32, decay: float = 0.999, chunk: int = 64, value_dtype: str = "float32") -> None:
         self.k = self.check_level("k", k)

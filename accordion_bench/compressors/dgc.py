@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, Wrapper
+from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.threshold import Threshold
+from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
@@ -36,10 +38,14 @@ class DGC(Wrapper):
     Source: Lin, Han, Mao, Wang, Dally 2018 (arXiv 1712.01887).
     """
 
-    knob = "density"
-    pair = (0.001, 0.1)
-    takes_momentum = True
-    no_error_feedback = "v, what was not sent, is kept inside: around it, the same would be counted twice"
+    traits = replace(
+        Threshold.traits,
+        pair=(0.001, 0.1),
+        owns=frozenset({"momentum"}),
+        weight_decay_mode="after_decode",
+        takes=frozenset({"momentum"}),
+        no_error_feedback="v, what was not sent, is kept inside: around it, the same would be counted twice",
+    )
     inner: Threshold
 
     def __init__(
@@ -52,11 +58,9 @@ class DGC(Wrapper):
         warmup_epochs: int = 4,
     ) -> None:
         super().__init__(Threshold(density, sample_share=sample_share))
-        self.pair = DGC.pair
-        self.owns, self.weight_decay_mode = frozenset({"momentum"}), "after_decode"
         self.momentum = checks.number("momentum", momentum, at_least=0, below=1, instead=0.9)
         self.nesterov = checks.boolean("nesterov", nesterov)
-        self.needs_all = clip is not None  # for the norm
+        self.traits = replace(type(self).traits, needs_all=clip is not None)  # for the norm
         self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=1.0)
         self.warmup_epochs = checks.integer("warmup_epochs", warmup_epochs, at_least=0)
 

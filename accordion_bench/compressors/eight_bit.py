@@ -1,6 +1,7 @@
 """Eight bits per coordinate with a scale per bucket: fp8 and int8."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,8 +34,9 @@ class Blockwise(OneShot):
     Dettmers 2016 (arXiv 1511.04561).
     """
 
-    whole_model = True
-    because = "8-bit numbers with different scales do not add up"
+    traits = replace(
+        OneShot.traits, whole_model=True, collective_reason="8-bit numbers with different scales do not add up"
+    )
 
     def __init__(self, format: str = "e4m3", bucket_size: int | None = 1024, rounding: str = "nearest") -> None:
         self.format = checks.choice("format", format, list(TYPES))
@@ -42,8 +44,7 @@ class Blockwise(OneShot):
         self.rounding = checks.choice("rounding", rounding, ["nearest", "random"])
         if rounding == "random" and format != "int8":
             raise checks.ValueRefused("rounding", "nearest where format is not int8", rounding, "nearest")
-        self.unbiased = rounding == "random"
-        self.draws = "worker" if self.unbiased else ""
+        self.traits = replace(self.traits, unbiased=rounding == "random")
 
     def size(self, spec: TensorSpec) -> int:
         """Coordinates in a bucket."""
@@ -58,7 +59,7 @@ class Blockwise(OneShot):
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
         """E||C(v) - v||^2 of each row, the closed form, where rounding is random."""
-        if not self.unbiased:
+        if not self.traits.unbiased:
             return None
         scales_R = self.scales(x_R, spec).double().repeat_interleave(self.size(spec), dim=1)[:, : spec.numel]
         steps = torch.where(scales_R > 0, x_R.double() / scales_R, 0)

@@ -1,13 +1,15 @@
 """Error feedback: what a message lost is added to the next gradient."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
 from accordion_bench.compressors.two_way import TwoWay
+from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
@@ -45,20 +47,21 @@ class ErrorFeedback(Wrapper):
         self.residual_units = checks.choice("residual_units", residual_units, ["gradient", "parameter"])
         self.zero_lr = checks.choice("zero_lr", zero_lr, ["skip", "flush"])
         self.residual_decay = checks.number("residual_decay", residual_decay, above=0, at_most=1, instead=1)
-        if residual == "aggregate" and inner.reduces != "mean":
-            raise checks.ValueRefused("residual", f"local, because the update is a {inner.reduces}", residual, "local")
-        if inner.reduces in ("vote", "other"):
-            rule = f"false, because the update is a {inner.reduces}, which says nothing of the size of what was lost"
+        reduces = inner.traits.reduces
+        if residual == "aggregate" and reduces != "mean":
+            raise checks.ValueRefused("residual", f"local, because the update is a {reduces}", residual, "local")
+        if reduces in ("vote", "other"):
+            rule = f"false, because the update is a {reduces}, which says nothing of the size of what was lost"
             raise checks.ValueRefused("error_feedback", rule, True, False)
         if residual == "aggregate" and isinstance(inner, TwoWay):
             rule = "local with collective=two_way, because the update holds what the owners have kept, too"
             raise checks.ValueRefused("residual", rule, residual, "local")
         if self.residual_units == "parameter":
-            self.units, self.owns = "parameter", inner.owns | {"lr"}
+            self.traits = replace(inner.traits, units="parameter", owns=inner.traits.owns | {"lr"})
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
-        compressible = [spec for spec in specs if spec.ndim >= self.min_ndim]
+        compressible = [spec for spec in specs if spec.ndim >= self.traits.min_ndim]
         residuals_W = Blocks(compressible, comm.local_workers, like).tensors
         for spec, residual_W in zip(compressible, residuals_W, strict=True):
             state.setdefault(spec.name, {})["residual_W"] = residual_W
@@ -70,14 +73,14 @@ class ErrorFeedback(Wrapper):
 
     @torch.no_grad()
     def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        scales = ctx.lrs if self.units == "parameter" else [1.0] * len(xs_W)
+        scales = ctx.lrs if self.traits.units == "parameter" else [1.0] * len(xs_W)
         terms = zip(xs_W, self._residuals(ctx, state), scales, strict=True)
         decay = self.residual_decay
         ps_W = [x * scale if e is None else torch.add(e * decay, x, alpha=scale) for x, e, scale in terms]
         return self.inner.fed(ps_W, ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        scales = ctx.lrs if self.units == "parameter" else [1.0] * len(xs_W)
+        scales = ctx.lrs if self.traits.units == "parameter" else [1.0] * len(xs_W)
         if xs_W and not any(scales) and self.zero_lr == "skip":
             return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda i, target_W: target_W)
         residuals_W = self._residuals(ctx, state)

@@ -1,12 +1,14 @@
 """Momentum on the worker, before compression."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, Wrapper
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
@@ -34,8 +36,8 @@ class WorkerMomentum(Wrapper):
         self.momentum = checks.number("momentum", momentum, at_least=0, below=1, instead=0.9)
         self.nesterov = checks.boolean("nesterov", nesterov)
         modes = ["after_decode", "decoupled", "in_gradient"]
-        self.weight_decay_mode = checks.choice("weight_decay_mode", weight_decay_mode, modes)
-        self.owns = inner.owns | {"momentum"}
+        mode = checks.choice("weight_decay_mode", weight_decay_mode, modes)
+        self.traits = replace(inner.traits, owns=inner.traits.owns | {"momentum"}, weight_decay_mode=mode)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)

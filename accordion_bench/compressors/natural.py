@@ -1,6 +1,7 @@
 """Natural compression: random rounding to a power of two."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,9 +31,9 @@ class Natural(OneShot):
     et al. 2019 (arXiv 1905.10988).
     """
 
-    whole_model = True
-    unbiased = True
-    because = "a sum of powers of two is none"
+    traits = replace(
+        OneShot.traits, whole_model=True, unbiased=True, collective_reason="a sum of powers of two is none"
+    )
 
     def __init__(self, exponent_bits: int = 8) -> None:
         self.exponent_bits = checks.integer("exponent_bits", exponent_bits, at_least=7)

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.compressors.traits import Traits
 from accordion_bench.plan import TensorSpec
 
 
 class Dense(Compressor):
     """All-reduce of the gradient as it is: update = mean_w g_w."""
 
-    whole_model = True
-    unbiased = True
+    traits = Traits(whole_model=True, unbiased=True)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return False

@@ -1,6 +1,7 @@
 """1-bit SGD: signs that decode to the mean of what they stand for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ class OneBit(OneShot):
     per column, then the bits (1 = negative). Source: Seide et al. 2014.
     """
 
-    because = "signs do not add up in one bit"
+    traits = replace(OneShot.traits, collective_reason="signs do not add up in one bit")
 
     @staticmethod
     def column(spec: TensorSpec) -> int:

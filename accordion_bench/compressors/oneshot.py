@@ -13,6 +13,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import entropy, packed_codes
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
 from accordion_bench.compressors.stochastic_rounding import NonFiniteInput as NonFiniteRow
+from accordion_bench.compressors.traits import Traits
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng, large_pages
 from accordion_bench.tensors.same_shape import as_matrices
@@ -49,11 +50,9 @@ class OneShot(Compressor):
     by dense all-reduce: the number of workers changes the bytes, never the training (up to the order of summation).
     """
 
-    collectives: tuple[str, ...] = ("all_gather", "two_way")
-    because = "its messages do not add up"
+    traits = Traits(collectives=("all_gather", "two_way"), collective_reason="its messages do not add up")
     entropy: str = "none"  # how entropy_bytes counts the codes, see `entropy.coded_bytes`
     by_name: bool = False  # true: decoding depends on the tensor's name
-    scaled: bool = True  # false: a message says nothing of the size of what it stands for (plain signs)
 
     # ---- what a subclass writes
 
@@ -107,7 +106,8 @@ class OneShot(Compressor):
         return self._sent_bytes(spec, level) * max(workers, 2) < 8 * spec.numel
 
     def _sent_bytes(self, spec: TensorSpec, level: float) -> int:
-        return self.message_bytes(spec, level) + (0 if self.fixed_size else 4)  # where sizes differ, they travel too
+        size = self.message_bytes(spec, level)
+        return size if self.traits.fixed_size else size + 4  # where sizes differ, they travel too
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
@@ -179,7 +179,7 @@ class OneShot(Compressor):
         payload = comm.ledger.counts["payload"]
         for i, mean in zip(reduced, comm.all_reduce_mean(whole_W), strict=True):
             update[i] = mean
-        for group in gathered_groups(gathered, comm) if self.fixed_size else gathered_lists(gathered, comm):
+        for group in gathered_groups(gathered, comm) if self.traits.fixed_size else gathered_lists(gathered, comm):
             means = self._means(group, ctx, comm.workers, xs_W[group.ids[0]].dtype)
             for i, mean in zip(group.ids, means, strict=True):
                 update[i] = mean.view(ctx.specs[i].shape)

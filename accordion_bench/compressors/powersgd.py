@@ -7,6 +7,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
@@ -30,9 +31,7 @@ class PowerSGD(Compressor):
     Source: Vogels, Karimireddy, Jaggi 2019 (arXiv 1905.13727), Algorithm 1.
     """
 
-    knob = "rank"
-    pair = (1, 2)
-    min_ndim = 2
+    traits = Traits(knob="rank", pair=(1, 2), min_ndim=2)
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class PowerSGD(Compressor):
 
     def factor_rank(self, spec: TensorSpec, level: float | None) -> int | None:
         """min(n, m, level), or None where the tensor travels dense."""
-        if level is None or spec.ndim < self.min_ndim:
+        if level is None or spec.ndim < self.traits.min_ndim:
             return None
         return self.paying_rank(*spec.matrix, int(level))
 
@@ -74,7 +73,7 @@ class PowerSGD(Compressor):
 
     def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         """(n + m) min(n, m, r), also where this is more than n m; a rank beyond both sides is dense."""
-        if level is None or spec.ndim < self.min_ndim or level > max(spec.matrix):
+        if level is None or spec.ndim < self.traits.min_ndim or level > max(spec.matrix):
             return spec.numel
         return min(*spec.matrix, int(level)) * sum(spec.matrix)
 

@@ -1,6 +1,7 @@
 """Quantisers: coordinates divided by their bucket's norm, rounded at random to the levels of a codebook."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,11 +41,14 @@ class Quantiser(OneShot):
     Ramezani-Kebrya et al. 2021 (NUQSGD, 1908.06077); Faghri et al. 2020 (ALQ, 2010.12460).
     """
 
-    knob: str | None = "bits"
-    pair = (3, 8)
-    whole_model = True
-    unbiased = True
-    because = "codes of different norms do not add up"
+    traits = replace(
+        OneShot.traits,
+        knob="bits",
+        pair=(3, 8),
+        whole_model=True,
+        unbiased=True,
+        collective_reason="codes of different norms do not add up",
+    )
 
     def __init__(
         self,
@@ -62,8 +66,8 @@ class Quantiser(OneShot):
         self.zero_level = checks.boolean("zero_level", zero_level)
         self.p = checks.number("p", p, above=0, below=1, instead=0.5)
         if self.custom:
-            self.knob, typed = None, "" if bits else " compressor.bits=4"
-            self.knob_with = "bits", f"compressor.levels=uniform{typed}"
+            typed = "" if bits else " compressor.bits=4"
+            self.traits = replace(self.traits, knob=None, knob_with=("bits", f"compressor.levels=uniform{typed}"))
             bits = codebooks.bits_of(self.custom) if bits is None else bits
         self.bits = self.check_level("bits", bits)
         self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)
@@ -95,7 +99,7 @@ class Quantiser(OneShot):
 
     def in_force(self, level: float, ctx: Context) -> tuple[float, ...]:
         """The policy's codebook for this level, or the own one."""
-        bits = int(level) if self.knob else self.bits
+        bits = int(level) if self.traits.knob else self.bits
         return ctx.codebooks.get(bits) or self.codebook(bits)
 
     def size(self, n: int) -> int:

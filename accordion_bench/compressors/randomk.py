@@ -1,6 +1,7 @@
 """RandomK: entries drawn at random, the same on all workers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.compressors.selection import kept_entries
+from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng, large_pages
@@ -29,16 +31,14 @@ class RandomK(Compressor):
     Source: Stich et al. 2018 (arXiv 1809.07599); unbiased: Wangni et al. 2018 (arXiv 1710.09854).
     """
 
-    knob = "density"
-    pair = (0.10, 0.99)
-    min_ndim = 2
-    whole_model = True
+    traits = Traits(
+        knob="density", pair=(0.10, 0.99), min_ndim=2, whole_model=True, takes=frozenset({"error_feedback"})
+    )
     draws = "shared"
-    takes_error_feedback = True
 
     def __init__(self, density: float = 0.1, error_feedback: bool = True) -> None:
         self.density = self.check_level("density", density)
-        self.unbiased = not checks.boolean("error_feedback", error_feedback)
+        self.traits = replace(self.traits, unbiased=not checks.boolean("error_feedback", error_feedback))
 
     def check_level(self, key: str, value: Any) -> float:
         return checks.number(key, value, above=0, at_most=1, instead=0.1)
@@ -49,13 +49,13 @@ class RandomK(Compressor):
 
     def factor(self, spec: TensorSpec, level: float) -> float:
         """c, by which an exchanged entry is multiplied."""
-        return spec.numel / max(1, self.kept(spec, level)) if self.unbiased else 1.0
+        return spec.numel / max(1, self.kept(spec, level)) if self.traits.unbiased else 1.0
 
     def contraction(self, spec: TensorSpec, level: float) -> float | None:
-        return None if self.unbiased else self.kept(spec, level) / max(1, spec.numel)
+        return None if self.traits.unbiased else self.kept(spec, level) / max(1, spec.numel)
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
-        return (self.factor(spec, level) - 1) * x_R.double().square().sum(1) if self.unbiased else None
+        return (self.factor(spec, level) - 1) * x_R.double().square().sum(1) if self.traits.unbiased else None
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         if level is None or not self.compresses(spec, level):

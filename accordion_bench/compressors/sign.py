@@ -1,6 +1,7 @@
 """Signs: one bit per coordinate, plain or with one scale per block."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,13 +31,12 @@ class Sign(OneShot):
     et al. 2018 (arXiv 1802.04434); Karimireddy et al. 2019 (1901.09847); Zheng, Huang, Kwok 2019 (1905.10936).
     """
 
-    whole_model = True
-    because = "signs do not add up in one bit"
+    traits = replace(OneShot.traits, whole_model=True, collective_reason="signs do not add up in one bit")
 
     def __init__(
         self, scale: str = "none", block: str = "tensor", block_size: int | None = None, min_numel: int = 0
     ) -> None:
-        self.scaled = checks.choice("scale", scale, ["none", "l1"]) == "l1"
+        scaled = checks.choice("scale", scale, ["none", "l1"]) == "l1"
         self.block = checks.choice("block", block, ["tensor", "chunk", "bucket"])
         if block == "tensor" and block_size is not None:
             raise checks.ValueRefused("block_size", "null where block is tensor", block_size, None)
@@ -44,17 +44,17 @@ class Sign(OneShot):
             checks.integer("block_size", block_size, at_least=1, instead=1_048_576)
         self.chunk = block_size if block == "chunk" else None
         self.min_numel = checks.integer("min_numel", min_numel, at_least=0)
-        self.reduces = "mean" if self.scaled else "other"
+        self.traits = replace(self.traits, scaled=scaled, reduces="mean" if scaled else "other")
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return level is not None and spec.numel >= self.min_numel
 
     def contraction(self, spec: TensorSpec, level: float) -> float | None:
-        return 1 / min(spec.numel, self.chunk or spec.numel) if self.scaled and spec.numel else None
+        return 1 / min(spec.numel, self.chunk or spec.numel) if self.traits.scaled and spec.numel else None
 
     def blocks(self, spec: TensorSpec) -> int:
         """Scales in a message."""
-        if not self.scaled:
+        if not self.traits.scaled:
             return 0
         return -(-spec.numel // self.chunk) if self.chunk else 1
 
@@ -62,7 +62,7 @@ class Sign(OneShot):
         return 4 * self.blocks(spec) + -(-spec.numel // 8)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        if not self.scaled:
+        if not self.traits.scaled:
             return stochastic_rounding.encode_signs(x_R)
         bits_R, scales_R = stochastic_rounding.encode_scaled_signs(x_R, self.chunk)
         return torch.cat([scales_R.view(torch.uint8), bits_R], dim=1)

@@ -11,6 +11,7 @@ from accordion_bench.compressors import packed_codes, stochastic_rounding
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import OneShot, rows_of
+from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
@@ -68,14 +69,16 @@ class TernGrad(Compressor):
     is never less. Source: Wen et al. 2017 (arXiv 1705.07878).
     """
 
-    whole_model = True
+    traits = Traits(
+        whole_model=True,
+        collectives=("all_gather",),
+        collective_reason="all workers share one scale, with which an owner's mean could not be told from a code",
+    )
     draws = "worker"
-    collectives = ("all_gather",)
-    because = "all workers share one scale, with which an owner's mean could not be told from a code"
 
     def __init__(self, clip: float | None = 2.5, entropy: str = "none") -> None:
         self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=2.5)
-        self.unbiased = clip is None
+        self.traits = replace(self.traits, unbiased=clip is None)
         self.entropy = check_entropy(entropy)
 
     def pays(self, spec: TensorSpec, workers: int) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -32,13 +33,17 @@ class Threshold(OneShot):
     Source: Strom 2015 (absolute); Lin et al. 2018 (arXiv 1712.01887; sampled).
     """
 
-    knob = "density"
-    pair = (0.10, 0.99)
-    min_ndim = 2
-    whole_model = True
-    collectives = ("all_gather",)
-    because = "every worker keeps other entries, a sum of sparse tensors is not sparse, and a server must know the size"
-    fixed_size = False
+    traits = replace(
+        OneShot.traits,
+        knob="density",
+        pair=(0.10, 0.99),
+        min_ndim=2,
+        whole_model=True,
+        collectives=("all_gather",),
+        collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
+        "and a server must know the size",
+        fixed_size=False,
+    )
 
     def __init__(
         self,

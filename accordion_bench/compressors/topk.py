@@ -1,6 +1,7 @@
 """TopK: the largest entries of each tensor."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,17 +29,20 @@ class TopK(OneShot):
     Ties go to the lower index. Source: Aji and Heafield 2017; Stich et al. 2018.
     """
 
-    knob = "density"
-    pair = (0.10, 0.99)
-    min_ndim = 2
-    whole_model = True
-    because = "every worker keeps other entries, and a sum of sparse tensors is not sparse"
+    traits = replace(
+        OneShot.traits,
+        knob="density",
+        pair=(0.10, 0.99),
+        min_ndim=2,
+        whole_model=True,
+        collective_reason="every worker keeps other entries, and a sum of sparse tensors is not sparse",
+    )
 
     def __init__(self, density: float = 0.1, count: str = "at_least_one", reduce: str = "mean") -> None:
         self.density = self.check_level("density", density)
         self.count = checks.choice("count", count, ["at_least_one", "floor"])
         self.reduce = checks.choice("reduce", reduce, ["mean", "sum"])
-        self.reduces = "mean" if reduce == "mean" else "sum"
+        self.traits = replace(self.traits, reduces=self.reduce)
 
     def check_level(self, key: str, value: Any) -> float:
         return checks.number(key, value, above=0, at_most=1, instead=0.1)
@@ -55,7 +59,7 @@ class TopK(OneShot):
 
     def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         """2 A floor(K numel): an index counts as one float, and every worker's message."""
-        if level is None or spec.ndim < self.min_ndim:
+        if level is None or spec.ndim < self.traits.min_ndim:
             return spec.numel
         return 2 * workers * kept_entries(spec.numel, level, 0)
 

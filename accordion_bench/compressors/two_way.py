@@ -5,15 +5,17 @@ Tensor suffixes: W local workers, A all workers, N elements, B bytes.
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, Wrapper, dense_bytes, ring
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
 from accordion_bench.compressors.tiles import tiles
+from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import large_pages
@@ -104,7 +106,8 @@ class TwoWay(Wrapper):
         ties: str = "random",
     ) -> None:
         super().__init__(inner)
-        self.reduces = inner.reduces if inner.scaled else "vote"
+        if not inner.traits.scaled:
+            self.traits = replace(inner.traits, reduces="vote")
         self.residual = residual
         self.server = checks.choice("server", server, ["sharded", "literal"])
         self.align = checks.choice("align", align, ["piece", "tensor"])
@@ -206,7 +209,7 @@ class TwoWay(Wrapper):
                     kept = state[key]["residual_W"][row, piece.offset : piece.offset + mean.numel()][None]
                     mean = kept.add_(mean)
                 keys = self.inner.keys(ctx, piece.spec.name, [first + row], "server")
-                if self.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
+                if self.traits.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
                     break_ties_(mean[0], keys[0])
                 message = self._encode(mean, piece, i, ctx, keys, named + row)
                 if kept is not None:
@@ -225,7 +228,7 @@ class TwoWay(Wrapper):
                 target = update[i].view(1, -1)[:, piece.start : piece.stop]
                 self.inner.add_decoded_(target, part[None], piece.spec, levels[i], ctx)
 
-        if self.reduces == "sum":
+        if self.traits.reduces == "sum":
             for i in levels:
                 update[i] *= comm.workers
 

@@ -30,7 +30,7 @@ def refuse_pairs(cfg: Config, compressor: Compressor, policies: dict[str, Policy
         needs_gradients(policy_name, policy, sync, scheme)
     if sync.local:
         pseudo_gradient_compressor(cfg["compressor"], name)
-        if sync.gradient_exchange and compressor.owns:
+        if sync.gradient_exchange and compressor.traits.owns:
             instead = "sync.phase1=model" if "phase1" in cfg["sync"] else "sync.switch_step=0"
             raise ConfigError(
                 f"compressor must leave the momentum to the optimizer in synchronous steps before local ones, got "
@@ -122,9 +122,10 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
     """A policy of levels needs a compressor with a knob that it can turn."""
     if policy.drives != "level":
         return
-    if compressor.knob is None or (policy.knobs and compressor.knob not in policy.knobs):
+    traits = compressor.traits
+    if traits.knob is None or (policy.knobs and traits.knob not in policy.knobs):
         kind = f"the knob {' or '.join(policy.knobs)}" if policy.knobs else "levels"
-        knob, instead = compressor.knob_with
+        knob, instead = traits.knob_with
         if knob and (not policy.knobs or knob in policy.knobs):
             raise ConfigError(
                 f"adaptive={name} needs a compressor with {kind} to choose from, got one whose fixed levels leave "
@@ -145,4 +146,4 @@ def knobs() -> dict[str, str | None]:
     import yaml
 
     files = sorted((conf_dir() / "compressor").glob("*.yaml"))
-    return {file.stem: wrapped_compressor(yaml.safe_load(file.read_text())).compressor.knob for file in files}
+    return {file.stem: wrapped_compressor(yaml.safe_load(file.read_text())).compressor.traits.knob for file in files}

@@ -102,14 +102,15 @@ def build_optimizer(cfg: Config, compressor: Compressor, params: list[nn.Paramet
 
 def _ladder(compressor: Compressor, policies: dict[str, Policy]) -> Ladder:
     """The levels that plans may hold: those of all policies that drive them, or the configured one."""
+    traits = compressor.traits
     drivers = {name: policy for name, policy in policies.items() if policy.drives == "level"}
     if not drivers:
-        return Ladder(compressor.knob or "", () if compressor.level is None else (compressor.level,), compressor.pair)
-    assert compressor.knob is not None
+        return Ladder(traits.knob or "", () if compressor.level is None else (compressor.level,), traits.pair)
+    assert traits.knob is not None
     values: set[float] = set()
     for driver, policy in drivers.items():
         try:
-            own = policy.ladder(compressor.knob, compressor.pair)
+            own = policy.ladder(traits.knob, traits.pair)
         except ValueRefused as refused:
             raise refused.under(f"adaptive.{driver}") from None
         first, *rest = policy.level_keys
@@ -118,7 +119,7 @@ def _ladder(compressor: Compressor, policies: dict[str, Policy]) -> Ladder:
                 values.add(compressor.check_level(key, value))
             except ValueRefused as refused:  # maybe of another option of the compressor
                 raise refused.under(f"adaptive.{driver}" if refused.key == key else "compressor") from None
-    return Ladder(compressor.knob, tuple(sorted(values)), compressor.pair)
+    return Ladder(traits.knob, tuple(sorted(values)), traits.pair)
 
 
 def _codebooks(
@@ -128,11 +129,11 @@ def _codebooks(
     driver = next((name for name, policy in policies.items() if policy.drives == "codebook"), None)
     if driver is None:
         return {}
-    bits = [int(value) for value in ladder.values] if compressor.knob == "bits" else []
+    bits = [int(value) for value in ladder.values] if compressor.traits.knob == "bits" else []
     own = {b: compressor.codebook(b) for b in bits}
     books = {b: tuple(torch.tensor(levels).tolist()) for b, levels in own.items() if levels is not None}
     if not books:
-        name, (knob, instead) = cfg.get("choices", {}).get("compressor", "this one"), compressor.knob_with
+        name, (knob, instead) = cfg.get("choices", {}).get("compressor", "this one"), compressor.traits.knob_with
         if knob == "bits":
             raise ConfigError(
                 f"adaptive={driver} needs a compressor with a codebook to replace, got one whose levels are fixed; "

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.cast import Cast
+from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.exchange.ddp import bare
@@ -74,8 +75,8 @@ def _refuse_options(cfg: Config, where: Placement, wrapped: Compressor) -> None:
     feeds_back, start_step = node.get("error_feedback", False), node.get("start_step", 0)
     must: list[tuple[str, bool, str, Any]] = [  # option, whether it fits, rule, what to type instead
         ("worker_momentum", not node.get("worker_momentum"), "false", False),
-        ("residual_units", "lr" not in wrapped.owns, "gradient", "gradient"),
-        ("residual_decay", getattr(wrapped, "residual_decay", 1) == 1, "1", 1),
+        ("residual_units", "lr" not in wrapped.traits.owns, "gradient", "gradient"),
+        ("residual_decay", not isinstance(wrapped, ErrorFeedback) or wrapped.residual_decay == 1, "1", 1),
         ("scope", node.get("scope", "tensor") == "tensor", "tensor", "tensor"),
     ]
     if isinstance(compressor, Cast):

@@ -105,7 +105,7 @@ def _unheard(cfg: Config, key: str) -> str:
     wrapped = build_components(cfg, cfg["workers"]).wrapped
     if key == "overlap":
         return after_backward(cfg, wrapped, 2)
-    return "all tensors travel as one" if wrapped.scope == WHOLE_MODEL or wrapped.compressor.needs_all else ""
+    return "all tensors travel as one" if wrapped.scope == WHOLE_MODEL or wrapped.compressor.traits.needs_all else ""
 
 
 def _seldom(cfg: Config, typed: set[str]) -> list[str]:
@@ -127,8 +127,8 @@ def _seldom(cfg: Config, typed: set[str]) -> list[str]:
 def _growing(cfg: Config) -> list[str]:
     """A warning where error feedback wraps what is no contraction."""
     compressor = wrapped_compressor(cfg["compressor"]).compressor
-    feeds_back = cfg["compressor"].get("error_feedback") and not getattr(compressor, "takes_error_feedback", False)
-    if not (feeds_back and compressor.unbiased and cfg["choices"]["compressor"] != "none"):
+    feeds_back = cfg["compressor"].get("error_feedback") and "error_feedback" not in compressor.traits.takes
+    if not (feeds_back and compressor.traits.unbiased and cfg["choices"]["compressor"] != "none"):
         return []
     return [
         "compressor.error_feedback=true keeps what an unbiased compressor has lost, maybe more than there was: the"

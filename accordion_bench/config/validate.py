@@ -63,7 +63,7 @@ def validate(cfg: Config) -> None:
     if cfg["precision"] == "float16" and parts.sync.local:
         rule = "float32 or bfloat16 where workers take local steps, because workers skip a step together"
         raise ValueRefused("precision", rule, "float16", "bfloat16")
-    if cfg["clip_at"] == "after" and (parts.sync.local or parts.wrapped.compressor.owns):
+    if cfg["clip_at"] == "after" and (parts.sync.local or parts.wrapped.compressor.traits.owns):
         what = "workers take local steps" if parts.sync.local else "the compressor takes the step itself"
         raise ValueRefused("clip_at", f"before where {what}, because the update is no gradient", "after", "before")
     if cfg["comm"].get("engine") == "ddp":

@@ -4,7 +4,7 @@
     python -m accordion_bench.conformance compressor._target_=my.module.Class +compressor.option=1
 
 or, in a test of your own, `outcome = run(check, from_class(MyCompressor))` for each check in `CHECKS`. A check knows a
-compressor by what it declares (see `compressors.base.Compressor`), never by its name.
+compressor by its `Traits` and its `Claims` (see `compressors`), never by its name.
 """
 
 from accordion_bench.conformance.runner import CHECKS, Outcome, name_of, run

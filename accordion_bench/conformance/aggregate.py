@@ -32,7 +32,7 @@ def check_mean(make: Maker, level: float | None = None) -> str:
     """The update is the mean of what the workers have sent, as each of them decodes its own message."""
     wrapped = plain(make)
     _reduces_by_mean(wrapped)
-    if wrapped.compressor.collective == "two_way":
+    if wrapped.collective == "two_way":
         raise NotApplicable("the owners compress the mean again; see telescopes")
     worst = 0.0
     for workers in (1, 4):
@@ -59,7 +59,7 @@ def check_identical(make: Maker, level: float | None = None) -> str:
     compressor = wrapped.compressor
     _reduces_by_mean(wrapped)
     rounding = 4 * compressor.sum_eps + 1e-6
-    alike = draws(compressor) != "worker" and compressor.collective != "two_way"
+    alike = draws(compressor) != "worker" and wrapped.collective != "two_way"
     told = []
     for kind, xs in (("gradient", [x[0] for x in gradients()]), ("of rank 1", _rank_one())):
         setup = Setup(plain(make), level, 4)
@@ -87,8 +87,8 @@ def _rank_one() -> list[Tensor]:
 
 
 def _reduces_by_mean(wrapped: Wrapped) -> None:
-    if wrapped.compressor.reduces != "mean":
-        raise NotApplicable(f"reduces by {wrapped.compressor.reduces}")
+    if wrapped.compressor.traits.reduces != "mean":
+        raise NotApplicable(f"reduces by {wrapped.compressor.traits.reduces}")
 
 
 LRS = (1.0, 0.5, 2.0, 0.125)
@@ -126,7 +126,7 @@ def _telescope(setup: Setup, other: float | None) -> float:
         updates, _ = setup.contributions(gradients(step=step), step, lr)
         for i, x_W in enumerate(exchange.as_sent(gradients(step=step))):
             total[i] += updates[i]
-            target[i] += x_W.mean(0) * (lr if setup.compressor.units == "parameter" else 1)
+            target[i] += x_W.mean(0) * (lr if setup.compressor.traits.units == "parameter" else 1)
             largest = max(largest, float(target[i].abs().max()))
     owners, worst = owners_residuals(setup), 0.0
     for i, spec in enumerate(exchange.sent):

@@ -18,7 +18,6 @@ from accordion_bench.conformance.subject import (
     plain,
     same_bits,
     same_state,
-    scaled,
 )
 from accordion_bench.conformance.tensors import SPECS, gradients
 from accordion_bench.plan import TensorSpec
@@ -35,7 +34,7 @@ def check_zero(make: Maker, level: float | None = None) -> str:
     for step in range(2):
         updates = setup(zeros_W, step)
         demand(_finite(updates), f"zero gradients give an update with NaN or infinity in step {step}")
-        if setup.compressor.reduces == "mean" and scaled(setup.compressor):
+        if setup.compressor.traits.reduces == "mean" and setup.compressor.traits.scaled:
             largest = float(flat(updates).abs().max())
             demand(largest == 0, f"zero gradients give an update of up to {largest:.3g}")
     xs_W = gradients()
@@ -57,7 +56,7 @@ def check_ties(make: Maker, level: float | None = None) -> str:
         demand(_finite(updates), "entries that are all equal give an update with NaN or infinity")
         demand(counted <= promised, f"entries that are all equal cost {counted} bytes instead of {promised}")
     cosine = float(torch.cosine_similarity(flat(updates), flat([x[0] for x in xs_W]), dim=0))
-    if setup.compressor.reduces == "mean":
+    if setup.compressor.traits.reduces == "mean":
         demand(cosine > 0, f"entries that are all equal give an update with cosine {cosine:.3f}")
     return f"cosine {cosine:.3f}"
 
@@ -68,7 +67,7 @@ def check_shapes(make: Maker, level: float | None = None) -> str:
     setup = Setup(make(), level, specs=ones)
     updates = setup([torch.full((4, *spec.shape), 2.0, dtype=torch.float64) for spec in ones])
     demand([u.shape for u in updates] == [s.shape for s in ones] and _finite(updates), "one entry: not finite")
-    if setup.compressor.reduces == "mean":
+    if setup.compressor.traits.reduces == "mean":
         demand(all(float(u) > 0 for u in updates), f"one entry: the update of 2 is {[float(u) for u in updates]}")
     nothing = Setup(make(), level, specs=[])
     demand(nothing([]) == [], "an empty list of tensors does not give an empty list of updates")

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from accordion_bench.conformance.subject import Maker, Setup, bare, demand, flat, scaled
+from accordion_bench.conformance.subject import Maker, Setup, bare, demand, flat
 from accordion_bench.conformance.tensors import real_gradients
 
 SMALLEST, LARGEST = 0.1, 3.0  # norm ratios that need no declaration
@@ -24,9 +24,9 @@ def check_fidelity(make: Maker, level: float | None = None) -> str:
     ratio = float(update.norm() / mean.norm())
     said = f"cosine {cosine:.3f}, norm ratio {ratio:.3f}"
     demand(math.isfinite(cosine) and math.isfinite(ratio), f"{said} on real gradients")
-    if setup.compressor.reduces == "mean":
+    if setup.compressor.traits.reduces == "mean":
         demand(cosine > 0, f"{said} on real gradients: the update does not point along the mean gradient")
-        if scaled(setup.compressor):
+        if setup.compressor.traits.scaled:
             low, high = _limits(setup, xs_W, float(mean.norm()))
             limits = f"declared or plausible are {low:.3g} to {high:.3g}"
             demand(low <= ratio <= high, f"{said} on real gradients: {limits}")

@@ -3,7 +3,7 @@
 import torch
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import COLLECTIVES
+from accordion_bench.compressors.traits import COLLECTIVES
 from accordion_bench.conformance.subject import Maker, NotApplicable, Setup, demand, flat
 from accordion_bench.conformance.tensors import SPECS, gradients
 from accordion_bench.options.checks import ConfigError
@@ -18,11 +18,12 @@ def check_levels(make: Maker, level: float | None = None) -> str:
         except ConfigError:
             continue
         raise AssertionError(f"check_level takes {value!r}")
-    if compressor.knob is None:
+    if compressor.traits.knob is None:
         return "no levels"
-    strong, weak = (compressor.check_level("level", value) for value in compressor.pair)
+    strong, weak = (compressor.check_level("level", value) for value in compressor.traits.pair)
     costs = [sum(compressor.payload_bytes(spec, at, 4) for spec in SPECS) for at in (strong, weak)]
-    said = f"{compressor.knob}={strong:g} costs {costs[0]:.0f} B and {compressor.knob}={weak:g} {costs[1]:.0f} B"
+    knob = compressor.traits.knob
+    said = f"{knob}={strong:g} costs {costs[0]:.0f} B and {knob}={weak:g} {costs[1]:.0f} B"
     demand(strong < weak and costs[0] <= costs[1], f"{said}: the pair must be (strong, weak)")
     return said
 
@@ -30,7 +31,7 @@ def check_levels(make: Maker, level: float | None = None) -> str:
 def check_start_step(make: Maker, level: float | None = None) -> str:
     """Before `start_step` the update is that of a dense all-reduce, for its bytes, and no residual is kept."""
     wrapped = make(worker_momentum=False)
-    if "momentum" in wrapped.compressor.owns:
+    if "momentum" in wrapped.compressor.traits.owns:
         raise NotApplicable("the momentum is the compressor's own")
     setup, dense = Setup(wrapped, level, dtype=torch.float32, start_step=2), Comm(4)
     for step in range(2):
@@ -52,7 +53,7 @@ def check_start_step(make: Maker, level: float | None = None) -> str:
 
 def check_collectives(make: Maker, level: float | None = None) -> str:
     """Every declared collective carries the messages; the others are refused in a sentence."""
-    declared = make().compressor.collectives
+    declared = make().compressor.traits.collectives
     for collective in COLLECTIVES:
         if collective in declared:
             updates = Setup(make(collective=collective), level)(gradients())
@@ -71,7 +72,7 @@ def check_scope(make: Maker, level: float | None = None) -> str:
     try:
         wrapped = make(scope="model")
     except ConfigError as refused:
-        claims = make().compressor.whole_model
+        claims = make().compressor.traits.whole_model
         demand(not claims, f"whole_model is declared, but scope=model is refused: {refused}")
         raise NotApplicable("works on matrices") from None
     if wrapped.scope != "model":
@@ -81,7 +82,7 @@ def check_scope(make: Maker, level: float | None = None) -> str:
     updates = setup(xs_W)
     demand([u.shape for u in updates] == [s.shape for s in SPECS], "scope=model gives updates of other shapes")
     names = list(setup.plan.levels)
-    demand(names == (["model"] if wrapped.compressor.knob else []), f"scope=model has levels for {names}")
+    demand(names == (["model"] if wrapped.compressor.traits.knob else []), f"scope=model has levels for {names}")
     counted, promised = setup.comm.ledger.counts["payload"], setup.payload()
     demand(counted <= promised, f"scope=model costs {counted} bytes instead of {promised}")
     cosine = float(torch.cosine_similarity(flat(updates), flat([x.mean(0) for x in xs_W]), dim=0))

@@ -11,17 +11,17 @@ def check_payload(make: Maker, level: float | None = None) -> str:
     counted = promised = 0
     for workers in (1, 2, 4, 16):
         setup = Setup(make(), level, workers, dtype=torch.float32)
-        for step in range(1 if setup.compressor.fixed_size else 2):
+        for step in range(1 if setup.compressor.traits.fixed_size else 2):
             before = setup.comm.ledger.counts["payload"]
             setup(gradients(workers=workers, step=step, dtype=torch.float32), step)
             counted, promised = setup.comm.ledger.counts["payload"] - before, setup.payload(step)
             where = f"of {workers} workers in step {step}"
-            if setup.compressor.fixed_size:
+            if setup.compressor.traits.fixed_size:
                 said = f"the ledger has {counted} bytes {where}, but payload_bytes promises {promised}"
                 demand(counted == promised, f"{said}: messages are not as long as they claim")
             said = f"the ledger has {counted} bytes {where}, above the bound of {promised} by payload_bytes"
             demand(counted <= promised, said)
-    sign = "=" if setup.compressor.fixed_size else "<="
+    sign = "=" if setup.compressor.traits.fixed_size else "<="
     return f"{counted / 16:.0f} {sign} {promised / 16:.0f} B per worker at 16 workers"
 
 

@@ -141,7 +141,7 @@ def check_draws(make: Maker, level: float | None = None) -> str:
     """Draws differ between steps, seeds and tensors, and between workers as declared; without any, nothing differs."""
     kind = draws(plain(make).compressor)
     if not kind:
-        two_way = plain(make).compressor.collective == "two_way"
+        two_way = plain(make).collective == "two_way"
         sent_W = _sent(make, level)
         off = max(furthest([s_W[w]], [s_W[0]]) for s_W in sent_W for w in range(1, 4))
         said = f"workers send other things of the same gradient, off by {off:.2g}, without declaring draws"
@@ -158,7 +158,7 @@ def check_draws(make: Maker, level: float | None = None) -> str:
     for what, other_W in (("step", _sent(make, level, step=1)), ("seed", _sent(make, level, seed=4))):
         differ = any(not same_bits(a[0], b[0]) for a, b in zip(sent_W, other_W, strict=True))
         demand(differ, f"another {what} draws the same numbers")
-    if plain(make).scope == "tensor" and plain(make).compressor.collective != "two_way":
+    if plain(make).scope == "tensor" and plain(make).collective != "two_way":
         demand(not same_bits(sent_W[1][0], sent_W[3][0]), "equal gradients of two tensors draw the same numbers")
     return f"per {kind}" if kind == "worker" else "shared by the workers"
 

@@ -20,7 +20,6 @@ from accordion_bench.conformance.subject import (
     flat,
     layers,
     plain,
-    scaled,
 )
 from accordion_bench.conformance.tensors import KINDS, of_kind, real_gradients, repeated
 from accordion_bench.plan import TensorSpec
@@ -40,13 +39,14 @@ def _input() -> list[Tensor]:
 def _draws(make: Maker, level: float | None) -> Tensor:
     """What is decoded of the same tensors in independent draws, [T, N]."""
     xs = _input()
-    compressor = plain(make).compressor
-    each = draws(compressor) == "worker" and compressor.collective != "two_way"
+    wrapped = plain(make)
+    two_way = wrapped.collective == "two_way"
+    each = draws(wrapped.compressor) == "worker" and not two_way
     workers = 16 if each else 1  # rows of one exchange
     setup, rows = Setup(plain(make), level, workers, SPECS), []
     for step in range(16 if each else 128):
         updates, sent_W = setup.contributions(repeated(xs, workers), step)
-        if compressor.collective == "two_way":
+        if two_way:
             sent_W = [update[None] for update in updates]
         rows.append(torch.cat([s_W.reshape(workers, -1) for s_W in sent_W], dim=1))
     return torch.cat(rows)
@@ -58,7 +58,7 @@ def check_unbiased(make: Maker, level: float | None = None) -> str:
     Coordinates need not be independent: the statistic ||mean - x||^2 T / trace(S) is compared with chi^2_d / d, where
     d = trace(S)^2 / trace(S^2) for the covariance S of one draw (Satterthwaite 1946).
     """
-    if not plain(make).compressor.unbiased:
+    if not plain(make).compressor.traits.unbiased:
         raise NotApplicable("declared biased")
     xs = _input()
     x = flat(xs)
@@ -111,9 +111,9 @@ def _chi_square_above(value: float, freedom: float) -> float:
 
 def check_variance(make: Maker, level: float | None = None) -> str:
     """The measured E||Q(x) - x||^2 of one message is the declared closed form, within four standard errors."""
-    outside = plain(make).compressor
-    compressor = bare(outside)
-    if not compressor.unbiased or outside.collective == "two_way":
+    wrapped = plain(make)
+    outside, compressor = wrapped.compressor, bare(wrapped.compressor)
+    if not compressor.traits.unbiased or wrapped.collective == "two_way":
         raise NotApplicable("not the error of one unbiased message")
     xs, told, start = _input(), [], 0
     setup, draws_T = Setup(plain(make), level, 1, SPECS), _draws(make, level)
@@ -143,9 +143,9 @@ def check_contraction(make: Maker, level: float | None = None) -> str:
 
     Undeclared, delta is 0 under error feedback, which needs a contraction; without, what is lost is only told.
     """
-    compressor = plain(make).compressor
-    if compressor.unbiased or not scaled(compressor):
-        raise NotApplicable("unbiased" if compressor.unbiased else "its messages do not say how large their input is")
+    traits = plain(make).compressor.traits
+    if traits.unbiased or not traits.scaled:
+        raise NotApplicable("unbiased" if traits.unbiased else "its messages do not say how large their input is")
     fed_back = any(isinstance(layer, ErrorFeedback) for layer in layers(make().compressor))
     spec = TensorSpec("x", (24, 40))
     cases = [(kind, (spec,), [of_kind(kind, (4, *spec.shape))]) for kind in KINDS]

@@ -74,7 +74,7 @@ def run(check: Check, make: Maker, levels: Sequence[float | None] | None = None)
     """
     name, told, why = name_of(check), [], ""
     for level in [None] if check in ONCE else levels or levels_of(make, more=check in OFTEN):
-        where = "" if level is None else f" at {make().compressor.knob}={level:g}"
+        where = "" if level is None else f" at {make().compressor.traits.knob}={level:g}"
         try:
             told.append(check(make, level) + where)
         except NotApplicable as reason:

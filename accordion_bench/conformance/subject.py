@@ -13,7 +13,8 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
-from accordion_bench.compressors.base import Compressor, Context, Wrapper
+from accordion_bench.compressors.base import Compressor, Context
+from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.conformance.tensors import SPECS
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
@@ -102,9 +103,9 @@ def plain(make: Maker) -> Wrapped:
 def levels_of(make: Maker, more: bool = False) -> list[float | None]:
     """Levels to test: the configured one, the policies' pair, and `more`: those of CANDIDATES that the knob takes."""
     compressor = make().compressor
-    if compressor.knob is None:
+    if compressor.traits.knob is None:
         return [None]
-    values: dict[float | None, None] = {compressor.level: None, **dict.fromkeys(compressor.pair)}
+    values: dict[float | None, None] = {compressor.level: None, **dict.fromkeys(compressor.traits.pair)}
     for value in CANDIDATES if more else ():
         try:
             values[compressor.check_level("level", value)] = None
@@ -126,14 +127,11 @@ def bare(compressor: Compressor) -> Compressor:
     return [*layers(compressor)][-1]
 
 
-def scaled(compressor: Compressor) -> bool:
-    """Whether a message says how large what it stands for is (plain signs do not)."""
-    return getattr(bare(compressor), "scaled", True)
-
-
 def draws(compressor: Compressor) -> str:
     """`worker`, `shared` or "": who draws the keyed numbers."""
-    return compressor.draws or ("worker" if compressor.unbiased else "")
+    if compressor.draws:
+        return compressor.draws
+    return "worker" if compressor.traits.unbiased else ""
 
 
 class Setup:
@@ -166,7 +164,7 @@ class Setup:
         self.compressor = compressor = wrapped.compressor
         self.comm = comm or Comm(workers, device=device)
         value = compressor.level if level is None else level
-        ladder = Ladder(compressor.knob or "", () if value is None else (value,))
+        ladder = Ladder(compressor.traits.knob or "", () if value is None else (value,))
         like = torch.zeros((), dtype=dtype, device=device)
         self.exchange = Exchange(compressor, specs, ladder, self.comm, like, seed, **wrapped.for_exchange)
         self.plan = Plan(dict.fromkeys(levelled(compressor, self.exchange.sent), 0), 1)

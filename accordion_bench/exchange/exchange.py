@@ -63,7 +63,7 @@ class Exchange:
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
         everything = (math.inf, math.inf)
-        self.buckets = bucketed(self._weakest_bytes(), everything if compressor.needs_all else bucket_mb)
+        self.buckets = bucketed(self._weakest_bytes(), everything if compressor.traits.needs_all else bucket_mb)
         self.members = [[i for u in bucket for i in self.units[u]] for bucket in self.buckets]
         self.bucket_of = {i: number for number, members in enumerate(self.members) for i in members}
         self.state: State = {}
@@ -94,10 +94,10 @@ class Exchange:
         def level(spec: TensorSpec) -> float | None:
             if step < self.start_step or not spec.numel:
                 return None
-            if compressor.knob:
+            if compressor.traits.knob:
                 index = plan.levels.get(spec.name)
                 return None if index is None else compressor.scheduled(self.ladder.values[index], epoch)
-            return 1 if spec.ndim >= compressor.min_ndim else None
+            return 1 if spec.ndim >= compressor.traits.min_ndim else None
 
         return [level(spec) for spec in self.sent]
 

@@ -23,7 +23,8 @@ def after_backward(cfg: Config, wrapped: Wrapped, processes: int) -> str:
         return "precision=float16 looks at all gradients first"
     if cfg.get("clip_norm") and cfg.get("clip_at") != "after":
         return "clip_norm needs all gradients first"
-    if "momentum" in wrapped.compressor.owns and wrapped.compressor.weight_decay_mode == "in_gradient":
+    traits = wrapped.compressor.traits
+    if "momentum" in traits.owns and traits.weight_decay_mode == "in_gradient":
         return "weight decay enters the gradients first"
     return ""
 

@@ -60,4 +60,4 @@ def sent_specs(specs: Sequence[TensorSpec], scope: str, block_size: int | None =
 
 def levelled(compressor: Compressor, sent: Sequence[TensorSpec]) -> list[str]:
     """Names of the tensors that get a level: those of enough dimensions."""
-    return [spec.name for spec in sent if compressor.knob and spec.ndim >= compressor.min_ndim]
+    return [spec.name for spec in sent if compressor.traits.knob and spec.ndim >= compressor.traits.min_ndim]

@@ -41,9 +41,9 @@ class EveryStep(Sync):
         return [Placed("gradient", self.exchange, range(self.exchange.comm.local_workers))]
 
     def step(self, trainer: "Trainer", lr: float) -> None:
-        axis, compressor = trainer.axis, self.exchange.compressor
+        axis, traits = trainer.axis, self.exchange.compressor.traits
         decay = trainer.cfg["optimizer"].get("weight_decay", 0)
-        if decay and compressor.owns and compressor.weight_decay_mode == "in_gradient":
+        if decay and traits.owns and traits.weight_decay_mode == "in_gradient":
             for param, gradient_W in zip(axis.params, axis.gradients_W, strict=True):
                 gradient_W.add_(param.detach(), alpha=decay)
         (updates,) = trainer.exchanged([self.exchange], [axis.gradients_W], lr)
@@ -51,12 +51,12 @@ class EveryStep(Sync):
             updates = list(torch._foreach_mul(updates, clip_factor(updates, trainer.cfg["clip_norm"])))
         for group in trainer.optimizer.param_groups:
             group["lr"] = lr
-        if not compressor.owns:
+        if not traits.owns:
             axis.apply(updates)
             trainer.optimizer.step()
         else:
             axis.apply([torch.zeros_like(update) for update in updates])
             trainer.optimizer.step()
             with torch.no_grad():
-                torch._foreach_sub_(list(axis.params), updates, alpha=1 if compressor.units == "parameter" else lr)
+                torch._foreach_sub_(list(axis.params), updates, alpha=1 if traits.units == "parameter" else lr)
         trainer.clock.lap("update")

@@ -35,7 +35,7 @@ WIRE = {
     "qsgd": [{"bits": b, "collective": c} for b in (2, 4, 8) for c in ("all_gather", "two_way")],
     "demo": [{"k": k} for k in (1, 32, 4096)],
 }
-SIZED = [name for name in yaml_names("compressor") if compressor(name).compressor.fixed_size]
+SIZED = [name for name in yaml_names("compressor") if compressor(name).compressor.traits.fixed_size]
 WIRE = {name: WIRE.get(name, [{}]) for name in SIZED}
 
 
@@ -47,7 +47,7 @@ def test_wire_bytes_are_the_ledgers(name, options, workers):
     levels = zip(exchange.sent, exchange.levels(plan, 0), strict=True)
     said = sum(exchange.compressor.wire_bytes(spec, level, workers) for spec, level in levels)
     assert said * workers == pytest.approx(exchange.comm.ledger.counts["wire"], rel=1e-12)
-    if exchange.compressor.knob:
+    if exchange.compressor.traits.knob:
         probed = exchange.measured(gradients(workers=workers, dtype=torch.float32).tensors, 0, plan, 1)
         dense = sum(4 * s.numel for s in exchange.sent if s.name not in probed) * 2 * (workers - 1) / workers
         assert sum(found.wire_bytes for found in probed.values()) + dense == pytest.approx(said)
@@ -80,7 +80,7 @@ def test_what_is_measured_is_what_would_be_sent(name):
     again = exchange.compressor.probe_fed(fed, exchange.context(plan, 3, 1.0), exchange._of_first(), 4).measured
     assert again == direct
     assert [found.norm for found in again] == pytest.approx([float(p.norm()) for p in fed])
-    if exchange.compressor.knob:
+    if exchange.compressor.traits.knob:
         assert exchange.measured(fed, 0, plan, 3, fed=True) == exchange.measured(xs_W, 0, plan, 3, 0, 0.3)
     for name_, entries in before.items():
         assert all(torch.equal(value, exchange.state[name_][key]) for key, value in entries.items())

@@ -16,8 +16,9 @@ from tests.kit.processes import forked
 def cases(name: str) -> list[placement.Case]:
     """A YAML at every level; with error feedback the other way round, and over every other collective."""
     make = conformance.from_yaml(name)
-    built = make().compressor
-    changes = [{"collective": collective} for collective in built.collectives if collective != built.collective]
+    wrapped = make()
+    others = [other for other in wrapped.compressor.traits.collectives if other != wrapped.collective]
+    changes = [{"collective": other} for other in others]
     if "error_feedback" in (node := yaml_node("compressor", name)):
         changes.append({"error_feedback": not node["error_feedback"]})
     levels = [(make, level) for level in conformance.levels_of(make)]

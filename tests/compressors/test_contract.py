@@ -15,8 +15,13 @@ CHECKS = [name for name in BY_NAME if name not in ELSEWHERE]
 CARRIED = [name for name in CHECKS if name not in ALIKE]  # what depends on the collective
 NAMES = yaml_names("compressor")
 MAKES = {name: conformance.from_yaml(name) for name in NAMES}
-MADE = {name: make().compressor for name, make in MAKES.items()}
-OTHERS = [(name, other) for name, made in MADE.items() for other in made.collectives if other != made.collective]
+MADE = {name: make() for name, make in MAKES.items()}
+OTHERS = [
+    (name, other)
+    for name, made in MADE.items()
+    for other in made.compressor.traits.collectives
+    if other != made.collective
+]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -45,4 +50,5 @@ def test_single_worker_sends_nothing_over_the_wire():
 
 
 def test_compressors_with_levels_are_found_by_their_files():
-    assert {name for name, made in MADE.items() if made.knob} <= {name for name, knob in knobs().items() if knob}
+    declared = {name for name, made in MADE.items() if made.compressor.traits.knob}
+    assert declared <= {name for name, knob in knobs().items() if knob}

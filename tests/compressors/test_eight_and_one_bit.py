@@ -66,7 +66,7 @@ def test_majority_vote_is_the_sign_of_the_sum_of_signs(workers):
     exchange, plan = exchange_for("signsgd", workers, collective="two_way", ties="plus", dtype=torch.float32)
     xs_W = gradients(workers=workers, dtype=torch.float32).tensors
     voted = exchange.compressor
-    assert voted.reduces == "vote"
+    assert voted.traits.reduces == "vote"
     ups = 0
     for x_W, spec, update in zip(xs_W, exchange.sent, exchange(xs_W, plan, 0, 0.1), strict=True):
         if voted.pays(spec, 1):

@@ -90,7 +90,7 @@ def test_error_feedback_sends_everything_in_the_end():
 
 
 def test_error_feedback_decides_the_factor():
-    assert compressor("randomk", error_feedback=False).compressor.unbiased
-    assert not compressor("randomk").compressor.unbiased
+    assert compressor("randomk", error_feedback=False).compressor.traits.unbiased
+    assert not compressor("randomk").compressor.traits.unbiased
     assert RandomK(0.25, False).factor(TensorSpec("m", (8, 5)), 0.25) == 4
     assert RandomK(0.25, True).factor(TensorSpec("m", (8, 5)), 0.25) == 1

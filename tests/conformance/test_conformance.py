@@ -1,5 +1,7 @@
 """The conformance kit: a compressor of somebody else passes, and each kind of mistake is caught by the right check."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def owed(outcome: conformance.Outcome) -> None:
 class EverySecond(OneShot):
     """Keeps entries 0, 2, 4, ... of every tensor, as float32."""
 
-    because = "its author has not thought about sums"
+    traits = replace(OneShot.traits, collective_reason="its author has not thought about sums")
 
     def message_bytes(self, spec, level):
         return 4 * ((spec.numel + 1) // 2)
@@ -41,7 +43,7 @@ class EverySecond(OneShot):
 class Rounded(OneShot):
     """Rounds to a multiple of the tensor's largest entry / 4, at random: unbiased."""
 
-    unbiased = True
+    traits = replace(OneShot.traits, unbiased=True)
 
     def message_bytes(self, spec, level):
         return 4 + spec.numel
@@ -108,7 +110,7 @@ class AnotherReconstruction(EverySecond):
 class BitPerByte(OneShot):
     """Signs that claim to be packed."""
 
-    scaled, reduces = False, "other"
+    traits = replace(OneShot.traits, scaled=False, reduces="other")
 
     def message_bytes(self, spec, level):
         return (spec.numel + 7) // 8

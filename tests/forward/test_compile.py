@@ -95,9 +95,9 @@ def exchanged(name: str, workers: int, memory_format: torch.memory_format) -> tu
     wrapped = wrapped_compressor(node, {"_target_": "torch.optim.SGD", "momentum": 0.0, "nesterov": False})
     axis = WorkerAxis(Weights().to(memory_format=memory_format), Comm(workers), seed=0)
     level = wrapped.compressor.level
-    ladder = Ladder(wrapped.compressor.knob or "", () if level is None else (level,))
+    ladder = Ladder(wrapped.compressor.traits.knob or "", () if level is None else (level,))
     exchange = Exchange(wrapped.compressor, axis.specs, ladder, axis.comm, axis.params[0], **wrapped.for_exchange)
-    plan, updates = Plan({spec.name: 0 for spec in exchange.sent} if wrapped.compressor.knob else {}), []
+    plan, updates = Plan({spec.name: 0 for spec in exchange.sent} if wrapped.compressor.traits.knob else {}), []
     generator = torch.Generator().manual_seed(5)
     for step in range(3):
         for row in range(workers):

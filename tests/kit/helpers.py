@@ -53,8 +53,8 @@ def exchange_for(name: str, workers: int = 4, specs=SPECS, level=None, dtype=tor
     wrapped = compressor(name, **options)
     built = wrapped.compressor
     comm = comm or Comm(workers)
-    values = () if built.knob is None else (built.level if level is None else level,)
-    ladder = Ladder(built.knob or "", values)
+    values = () if built.traits.knob is None else (built.level if level is None else level,)
+    ladder = Ladder(built.traits.knob or "", values)
     names = levelled(built, sent_specs(specs, wrapped.scope, wrapped.block_size))
     like = torch.zeros((), dtype=dtype)
     exchange = Exchange(built, specs, ladder, comm, like, seed=3, **wrapped.for_exchange)

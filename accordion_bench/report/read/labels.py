@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from accordion_bench.compressors.traits import declared_by
+
 Config = dict[str, Any]
 
 KNOBS = ("rank", "density", "bits")
@@ -63,7 +65,8 @@ def is_dense(config: Config) -> bool:
 
 def knob_of(node: Config) -> str:
     """The option that policies may steer; "" where there is none."""
-    declared = getattr(_class(node), "knob", None)
+    traits = declared_by(_class(node))
+    declared = traits.knob if traits else None
     knob = declared or next((knob for knob in KNOBS if knob in node), "")
     return knob if node.get(knob) is not None else ""
 
@@ -81,9 +84,8 @@ def pair_of(config: Config, driven: str = "level") -> list[float] | None:
 
     A null level means the compressor's own pair.
     """
-    own_strong, own_weak = getattr(_class(config.get("compressor") or {}), "pair", (None, None))
-    if driven != "level":
-        own_strong = own_weak = None
+    traits = declared_by(_class(config.get("compressor") or {}))
+    own_strong, own_weak = traits.pair if traits and driven == "level" else (None, None)
     for policy in (config.get("adaptive") or {}).values():
         if {"weak", "strong"} <= policy.keys() and drives(policy) == driven:
             weak, strong = policy["weak"], policy["strong"]
@@ -96,7 +98,8 @@ def levels_of(config: Config, knob: str) -> list[Any]:
     """The levels of the run: a policy's two or more, or the configured one; none where a policy searches for them."""
     if pair := pair_of(config):
         return pair
-    strong, weak = getattr(_class(config["compressor"]), "pair", ("strong", "weak"))
+    traits = declared_by(_class(config["compressor"]))
+    strong, weak = traits.pair if traits else ("strong", "weak")
     numbers = {"strong": strong, "weak": weak, "dense": 1.0 if knob == "density" else "dense"}
     drivers = [policy for policy in policies_of(config).values() if drives(policy) == "level"]
     for policy in drivers:

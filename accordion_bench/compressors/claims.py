@@ -1,0 +1,27 @@
+"""Claims: what a compressor says of its numbers, so that the conformance kit can measure it; nothing else reads it."""
+
+from torch import Tensor
+
+from accordion_bench.compressors.context import Context
+from accordion_bench.plan import TensorSpec
+
+
+class Claims:
+    """The part of a compressor that is there to be tested.
+
+    Class attributes:
+        draws: of the keyed numbers: `worker`: each its own; `shared`: all workers the same; "": nothing, but `worker`
+            where it is unbiased.
+        sum_eps: relative rounding of one addition on the wire; 0 where sums have at least the gradient's precision.
+    """
+
+    draws: str = ""
+    sum_eps: float = 0.0
+
+    def contraction(self, spec: TensorSpec, level: float) -> float | None:
+        """A delta in [0, 1] with E||C(x) - x||^2 <= (1 - delta) ||x||^2 for every x; None = not declared."""
+        return None
+
+    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
+        """E||Q(x) - x||^2 of one message, for each row of x_R [R, N], where unbiased; None = no closed form."""
+        return None

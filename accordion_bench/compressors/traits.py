@@ -1,0 +1,60 @@
+"""Traits: what a compressor is, said once and for all by its class; instances may refine it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+COLLECTIVES = ("all_reduce", "all_gather", "two_way")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the exchange, the wrappers and the checks of a configuration must know of a compressor.
+
+    A subclass writes `traits = replace(OneShot.traits, unbiased=True, ...)`; where an option decides, the constructor
+    writes `self.traits = replace(self.traits, ...)`; a wrapper replaces what it changes of the inner one's.
+
+    Args:
+        knob: the option that policies may steer (`rank`, `density`, `bits`), or None.
+        knob_with: (knob, what to type to have it), where an option has taken the knob away.
+        pair: (strong, weak) levels that `adaptive=accordion` uses unless told otherwise.
+        min_ndim: tensors with fewer dimensions always travel dense.
+        whole_model: whether `compressor.scope=model` (all tensors as one vector) makes sense.
+        reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback; else `sum`, `vote`, ...
+        unbiased: E[update] = mean gradient, over the compressor's own draws, without error feedback.
+        scaled: a message says how large what it stands for is; plain signs do not.
+        collectives: what can carry the messages, the default first.
+        collective_reason: why not the others.
+        fixed_size: `payload_bytes` is exact, from sizes alone; else an upper bound.
+        needs_all: it must see all tensors of a step at once, so that they travel in one bucket.
+        units: `gradient`, or `parameter`: x <- x - update, the learning rate has been applied.
+        owns: optimizer options that the compressor applies itself (`momentum`): the optimizer must not.
+        weight_decay_mode: where `owns` is not empty, how the optimizer still decays: `after_decode` with its momentum,
+            `decoupled` without, `in_gradient`: added to the gradient before compression.
+        takes: what the constructor is given besides its own options: `momentum`, the optimizer's `momentum` and
+            `nesterov`; `error_feedback`, whether it will be wrapped in it.
+        no_error_feedback: why it must not be wrapped in error feedback; "" = it may.
+    """
+
+    knob: str | None = None
+    knob_with: tuple[str, str] = ("", "")
+    pair: tuple[float, float] = (0, 0)
+    min_ndim: int = 1
+    whole_model: bool = False
+    reduces: str = "mean"
+    unbiased: bool = False
+    scaled: bool = True
+    collectives: tuple[str, ...] = ("all_reduce",)
+    collective_reason: str = "its messages add up, so that an all-reduce is the cheapest"
+    fixed_size: bool = True
+    needs_all: bool = False
+    units: str = "gradient"
+    owns: frozenset[str] = frozenset()
+    weight_decay_mode: str = "decoupled"
+    takes: frozenset[str] = frozenset()
+    no_error_feedback: str = ""
+
+
+def declared_by(cls: Any) -> Traits | None:
+    """What the class that a configuration names declares; None where it is no compressor's class."""
+    traits = getattr(cls, "traits", None)
+    return traits if isinstance(traits, Traits) else None

@@ -4,6 +4,7 @@ from typing import Any
 
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.options import checks
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
@@ -21,6 +22,12 @@ class Accordion(Detecting):
     def __init__(self, weak: float | None = None, strong: float | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.weak, self.strong = weak, strong
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        # a codebook is fitted for every number of bits that may be chosen, and that of 8 takes seconds
+        few = {"strong": 2, "weak": 3} if knob == "bits" else {}
+        return super().short(options, knob) | few
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         strong = pair[0] if self.strong is None else self.strong

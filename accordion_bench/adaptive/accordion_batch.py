@@ -7,6 +7,8 @@ from accordion_bench.adaptive.batch_limits import LR_SCALINGS, most, scaled
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
@@ -47,6 +49,19 @@ class AccordionBatch(Detecting):
         if fixed_switch is not None:
             checks.integer("fixed_switch", fixed_switch, at_least=1, instead=20)
         self.switched = False
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if options.get("large_batch") is not None:
+            yield "factor", "large_batch is set"
+        if options.get("fixed_switch") is not None:
+            for key in ("statistic", "eta", "interval", "lr_drop_ratio", "min_hold"):
+                yield key, "fixed_switch is set"
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        return super().short(options, knob) | {"factor": 2}
 
     def needs(self, epoch: int) -> frozenset[str]:
         return frozenset() if self.switched or self.fixed_switch is not None else super().needs(epoch)

@@ -5,6 +5,8 @@ from typing import Any
 
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
@@ -28,6 +30,11 @@ class AccordionSync(Detecting):
         self.strong = checks.integer("strong", strong, at_least=1, instead=16)
         if strong <= weak:
             raise checks.ValueRefused("strong", f"a period above weak={weak}", strong, 8 * weak)
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        yield "sync.period", f"{around.group} sets the first one"
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         return replace(plan, period=self.weak)

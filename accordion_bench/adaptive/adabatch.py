@@ -9,6 +9,8 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch_limits import float32, most, refuse_full
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
@@ -31,12 +33,23 @@ class AdaBatch(Policy):
     """
 
     drives = "batch"
+    beside = {"schedule": {"milestones": []}}  # it lowers the learning rate itself
 
     def __init__(self, freq: int = 20, beta: float = 2.0, gamma: float = 0.75) -> None:
         self.freq = checks.integer("freq", freq, at_least=1, instead=20)
         self.beta = checks.number("beta", beta, above=1, instead=2)
         self.gamma = checks.number("gamma", gamma, above=0, instead=0.75)
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if options.get("freq", 0) >= around.epochs:
+            yield "freq", f"the run has {around.epochs} epochs"
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        return {"freq": 1}
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         refuse_full("adabatch", run)

@@ -6,6 +6,8 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 EXACT = 1 - 1e-9  # a root that is an integer may come out a rounding error above it
@@ -48,6 +50,16 @@ class AdaComm(Policy):
         self.loss_sum = 0.0  # over the steps of the interval that is running
         self.begun = self.read = 0  # steps taken when it began, and when the loss was last read
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if options.get("initial") is not None:
+            yield "sync.period", f"{around.group}.initial sets the first one"
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        return {"every": 1}
 
     def due(self, exchange: int) -> bool:
         return True  # when an interval ends is known in steps, which are not known here

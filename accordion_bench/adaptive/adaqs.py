@@ -7,6 +7,8 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import BITS
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
@@ -50,6 +52,17 @@ class AdaQS(Policy):
         self.saved: dict[str, float] = {}
         self.steps = 0  # of the epochs of `saved`
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if options.get("initial", 2) == options.get("cap", 8):
+            for key in ("initial", "cap", "factor", "interval"):
+                yield key, "initial = cap leaves no bit to add"
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        return {"interval": 1, "factor": 2, "cap": 4}
 
     def needs(self, epoch: int) -> frozenset[str]:
         return frozenset([self.signal]) if (epoch + 1) % self.interval == 0 else frozenset()

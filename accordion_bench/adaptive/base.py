@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from accordion_bench.options.component import Component, Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
-class Policy:
+class Policy(Component):
     """A policy edits the plan at the end of an epoch or after an exchange; it sees signals, never a compressor.
 
     An exchange is an optimizer step with sync=every_step, and one averaging with a local method.
@@ -37,6 +39,12 @@ class Policy:
     syncs: tuple[str, ...] = ()
     needs_gradients: bool = False
     intervals: int = 0
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        interval = options.get("interval", 0)
+        if cls.intervals and cls.intervals * interval >= around.epochs:
+            yield "interval", f"the run has {around.epochs} epochs"
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         """The values that this policy chooses from, strong first; `pair` is the compressor's own (strong, weak).

@@ -7,6 +7,7 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Signals
 
 log = logging.getLogger("accordion_bench")
@@ -117,6 +118,10 @@ class Detecting(Policy):
         self.signal = f"norm_of_sum_{checks.choice('statistic', statistic, STATISTICS)}"
         self.detector = CriticalRegime(eta, interval, lr_drop_ratio, min_hold)
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        return {"interval": 1}
 
     def needs(self, epoch: int) -> frozenset[str]:
         return frozenset([self.signal]) if self.detector.due(epoch) else frozenset()

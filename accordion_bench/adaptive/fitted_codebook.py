@@ -13,6 +13,8 @@ from accordion_bench.adaptive.distributions import POWER, Distribution, Histogra
 from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
 from accordion_bench.compressors import codebooks
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
@@ -71,6 +73,19 @@ class FittedCodebook(Policy):
         if solver == "official" and method == "alqg":
             raise checks.ValueRefused("solver", "exact where method is alqg", solver, "exact")
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        fit = options.get("fit", "mixture")
+        if fit != "mixture":
+            yield "num_components", f"{around.group}.fit is {fit}"
+        if fit == "single":
+            yield "norm_weight", f"{around.group}.fit is {fit}"
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        return {"stat_samples": 1, "update_at": [0], "num_components": 2}
 
     def due(self, exchange: int) -> bool:
         return exchange in self.update_at or bool(self.update_every and exchange and exchange % self.update_every == 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Measured, Plan, RunFacts, Signals
 
 DENSE = 1.0
@@ -83,6 +84,10 @@ class GraVAC(Policy):
         self.scores: dict[int, float] = {}
         self.sums: dict[int, tuple[float, float]] = {}  # per density smoothed norms, of what is sent and of all
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        return {"interval": 1, "every": 1, "smallest": 0.02}
 
     def due(self, exchange: int) -> bool:
         return (exchange + 1) % self.every == 0

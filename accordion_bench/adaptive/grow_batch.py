@@ -9,6 +9,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch_limits import float32, most, refuse_full
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
@@ -36,6 +37,10 @@ class GrowBatch(Policy):
         self.cap = cap
         self.wanted = 0.0
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        return {"cap": 8}
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         refuse_full("grow_batch", run)

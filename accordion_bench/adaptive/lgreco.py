@@ -9,6 +9,7 @@ import numpy as np
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import BITS, check_level, is_positive
 from accordion_bench.options import checks
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 CELLS = 10_000
@@ -70,6 +71,11 @@ class LGreCo(Policy):
         self.begun = 0  # exchanges before this epoch
         self.first, self.last = 0, samples - 1  # exchanges that count in this epoch, without `every`
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        few = {"levels": [2, 3]} if knob == "bits" else {}  # codebooks of many bits take seconds to fit
+        return {"samples": 1, "every": 1, **few}
 
     # ---- before the run
 

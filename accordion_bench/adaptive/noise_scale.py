@@ -8,6 +8,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch_limits import LR_SCALINGS, most, scaled
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
 
 
@@ -54,6 +55,10 @@ class NoiseScale(Policy):
         self.noise = self.signal = 0.0  # averages, which start at 0 ...
         self.weight = 0.0  # ... and are divided by this
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        return {"every": 1}
 
     def needs_at(self, exchange: int) -> frozenset[str]:
         return frozenset(["square_norms"]) if self.due(exchange) else frozenset()

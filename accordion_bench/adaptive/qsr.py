@@ -8,6 +8,8 @@ from typing import Any
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 EXACT = 1 + 1e-9  # a power that is an integer may come out a rounding error below it: (0.3 / 0.1)^2
@@ -46,6 +48,12 @@ class QSR(Policy):
         self.base_period, self.warmup_period = base_period, warmup_period
         self.exponent = checks.number("exponent", exponent, above=0, instead=2.0)
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if options.get("base_period") is not None:
+            yield "sync.period", f"{around.group}.base_period sets the first one"
 
     def due(self, exchange: int) -> bool:
         return True

@@ -7,6 +7,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import DENSE, check_level, is_positive
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 WORDS = ("weak", "strong", "dense")
@@ -51,6 +52,11 @@ class LevelSchedule(Policy):
         self._values: list[float] = []
         self._indices: list[int] = []
         self._decision: dict[str, Any] = {}
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        # codebooks of many bits take seconds to fit
+        return {"inside": 3, "outside": 2} if knob == "bits" else {}
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         used = [("ranges", r[2]) for r in self.ranges or []] or [("inside", self.inside), ("outside", self.outside)]

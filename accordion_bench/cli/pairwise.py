@@ -5,36 +5,13 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
+from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.options.instantiate import Config
+from accordion_bench.options.instantiate import Config, target
 
 Cell = tuple[str, str, tuple[str, ...]]  # compressor, synchronisation, policies in order
-
-# what a choice needs to be looked at fairly, beside its defaults
-BESIDE: dict[str, dict[str, dict[str, object]]] = {
-    "compressor=demo": {"optimizer": {"momentum": 0.0}},
-    "adaptive=adabatch": {"schedule": {"milestones": []}},
-}
-# so that things happen within six steps
-SHORT: dict[str, dict[str, object]] = {
-    "sync": {"period": 2, "groups": [[1, 2], [2, 4]]},
-    "adaptive": {
-        **dict.fromkeys(("interval", "stat_samples", "every", "freq", "samples"), 1),
-        "update_at": [0],
-        "num_components": 2,
-        "factor": 2,
-        "smallest": 0.02,
-    },
-}
-# up to 4 bits: a codebook is fitted for every number of bits that a policy may choose, and that of 8 takes seconds
-FEW_BITS: dict[str, dict[str, object]] = {
-    "accordion": {"strong": 2, "weak": 3},
-    "adaqs": {"cap": 4},
-    "lgreco": {"levels": [2, 3]},
-    "schedule": {"inside": 3, "outside": 2},
-}
 
 
 @functools.cache
@@ -63,22 +40,33 @@ def cell(base: Config, compressor: str, sync: str, adaptive: Iterable[str]) -> C
     policies = [name for name in adaptive if name != "none"]
     cfg["compressor"], cfg["sync"] = dict(_node("compressor", compressor)), dict(_node("sync", sync))
     cfg["adaptive"] = {name: dict(_node("adaptive", name)) for name in policies}
-    for choice in (f"compressor={compressor}", f"sync={sync}", *(f"adaptive={name}" for name in policies)):
-        for group, options in BESIDE.get(choice, {}).items():
-            cfg[group] |= options
+    for group in ("compressor", "sync"):
+        _set_beside(cfg, cfg[group], group)
+    for name in policies:
+        _set_beside(cfg, cfg["adaptive"][name], f"adaptive.{name}")
     cfg["choices"] |= {"compressor": compressor, "sync": sync, "adaptive": ",".join(policies) or "none"}
     return cfg
 
 
+def _set_beside(cfg: Config, node: Config, group: str) -> None:
+    """Set the options of other groups without which a component is refused."""
+    for other, options in target(node, group).beside.items():
+        cfg[other] |= options
+
+
 def shortened(cfg: Config) -> Config:
     """The configuration with options that let a scheme average, and a policy decide, within six steps of 4 workers."""
-    sync = {key: value for key, value in SHORT["sync"].items() if cfg["sync"].get(key)}
-    adaptive = {}
-    for name, node in cfg["adaptive"].items():
-        few = FEW_BITS.get(name, {}) if "bits" in cfg["compressor"] else {}
-        cap = {"cap": 8} if name == "grow_batch" else {}
-        adaptive[name] = node | {key: value for key, value in SHORT["adaptive"].items() if key in node} | few | cap
-    return {**cfg, "sync": cfg["sync"] | sync, "adaptive": adaptive}
+    knob = wrapped_compressor(cfg["compressor"]).compressor.traits.knob or ""
+
+    def short(node: Config, group: str) -> Config:
+        return node | target(node, group).short(node, knob)
+
+    return {
+        **cfg,
+        "compressor": short(cfg["compressor"], "compressor"),
+        "sync": short(cfg["sync"], "sync"),
+        "adaptive": {name: short(node, f"adaptive.{name}") for name, node in cfg["adaptive"].items()},
+    }
 
 
 def refusal(cfg: Config, workers: int) -> str | None:

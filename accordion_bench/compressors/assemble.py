@@ -10,6 +10,7 @@ from accordion_bench.compressors.traits import COLLECTIVES, Traits, declared_by
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import WHOLE_MODEL
 
@@ -145,6 +146,13 @@ def check_collective(traits: Traits, value: str) -> str:
         rule = f"{' or '.join(traits.collectives)}, because {traits.collective_reason}"
         raise ValueRefused("collective", rule, value, traits.collectives[0])
     return value
+
+
+def idle(node: Config, around: Surroundings) -> Idle:
+    """Options that change nothing: the compressor's own, and those of the wrappers, which stand beside them."""
+    yield from target(node, "compressor").idle(node, around)
+    for wrapper in (ErrorFeedback, TwoWay, WorkerMomentum):
+        yield from wrapper.idle(node, around)
 
 
 def _momentum_of(optimizer: Config) -> Config:

@@ -16,6 +16,8 @@ from accordion_bench.compressors.claims import Claims
 from accordion_bench.compressors.context import Context
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.component import Component, Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Measured, TensorSpec
 
 State = dict[str, dict[str, Any]]
@@ -58,7 +60,7 @@ class Probe(NamedTuple):
     measured: list[Measured]
 
 
-class Compressor(Claims):
+class Compressor(Component, Claims):
     """A compressor exchanges a list of tensors [W, ...] and returns their decoded mean.
 
     Class attributes:
@@ -66,6 +68,11 @@ class Compressor(Claims):
     """
 
     traits: Traits = Traits()
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        if around.steered_by and around.knob:
+            yield around.knob, f"adaptive={','.join(around.steered_by)} sets the {around.knob}"
 
     @property
     def level(self) -> float | None:

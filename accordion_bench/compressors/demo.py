@@ -79,6 +79,7 @@ class DeMo(Compressor):
         owns=frozenset({"momentum"}),
         weight_decay_mode="decoupled",
     )
+    beside = {"optimizer": {"momentum": 0.0}}  # it has a momentum of its own
 
     def __init__(self, k: int = 32, decay: float = 0.999, chunk: int = 64, value_dtype: str = "float32") -> None:
         self.k = self.check_level("k", k)

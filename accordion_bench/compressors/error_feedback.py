@@ -11,6 +11,8 @@ from accordion_bench.compressors.base import Compressor, Context, Exchanged, Sta
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
@@ -58,6 +60,17 @@ class ErrorFeedback(Wrapper):
             raise checks.ValueRefused("residual", rule, residual, "local")
         if self.residual_units == "parameter":
             self.traits = replace(inner.traits, units="parameter", owns=inner.traits.owns | {"lr"})
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        if not options.get("error_feedback"):
+            for key in ("residual", "residual_units", "zero_lr", "residual_decay"):
+                yield key, "compressor.error_feedback is false"
+        if not around.gradients:
+            yield "residual_units", "no gradients are exchanged"
+            yield "zero_lr", "no gradients are exchanged"
+        if options.get("residual_units") == "gradient":
+            yield "zero_lr", "compressor.residual_units is gradient"
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)

@@ -10,6 +10,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
@@ -38,6 +40,16 @@ class WorkerMomentum(Wrapper):
         modes = ["after_decode", "decoupled", "in_gradient"]
         mode = checks.choice("weight_decay_mode", weight_decay_mode, modes)
         self.traits = replace(inner.traits, owns=inner.traits.owns | {"momentum"}, weight_decay_mode=mode)
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        if not around.gradients:
+            yield "worker_momentum", "no gradients are exchanged"
+            yield "weight_decay_mode", "no gradients are exchanged"
+        if not options.get("worker_momentum"):
+            yield "weight_decay_mode", "compressor.worker_momentum is false"
+        if not around.weight_decay:
+            yield "weight_decay_mode", "optimizer.weight_decay is 0"
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)

@@ -7,6 +7,8 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.compressors.traits import Traits
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
@@ -14,6 +16,11 @@ class Dense(Compressor):
     """All-reduce of the gradient as it is: update = mean_w g_w."""
 
     traits = Traits(whole_model=True, unbiased=True)
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        yield "error_feedback", "nothing is lost"
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return False

@@ -9,6 +9,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import as_matrices
@@ -48,6 +50,16 @@ class PowerSGD(Compressor):
         self.on_switch = checks.choice("on_switch", on_switch, ["keep", "redraw"])
         self.orthonormalisation = checks.choice("orthonormalisation", orthonormalisation, ["qr", "gramschmidt"])
         self.eps = checks.number("eps", eps, at_least=0, instead=1e-8)
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if not around.steered_by:
+            yield "on_switch", "no policy changes the rank"
+        if not options.get("warm_start", True):
+            yield "on_switch", "compressor.warm_start is false"
+        if options.get("orthonormalisation") == "qr":
+            yield "eps", "compressor.orthonormalisation=qr needs none"
 
     def check_level(self, key, value) -> int:
         return checks.integer(key, value, at_least=1)

@@ -13,6 +13,8 @@ from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
@@ -74,6 +76,18 @@ class Quantiser(OneShot):
         self.norm = checks.choice("norm", norm, ["l2", "linf"])
         self.balanced = checks.boolean("balanced", balanced)
         self.entropy = check_entropy(entropy)
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        levels = options.get("levels", "uniform")
+        if levels not in ("uniform", "exponential"):
+            yield "zero_level", "compressor.levels is a list"
+            yield "p", "compressor.levels is a list"
+        if levels == "uniform":
+            yield "p", "compressor.levels is uniform"
+        if options.get("bucket_size", 512) is None:
+            yield "balanced", "compressor.bucket_size is null"
 
     def check_level(self, key: str, value: Any) -> int:
         if self.custom:

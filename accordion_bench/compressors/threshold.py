@@ -12,6 +12,8 @@ from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.selection import at_least, kept_entries, sampled_top, top_indices, values_at
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
@@ -58,6 +60,12 @@ class Threshold(OneShot):
         self.sample_share = checks.number("sample_share", sample_share, above=0, at_most=1, instead=0.01)
         self.least = checks.number("least", least, at_least=0, at_most=1, instead=0.8)
         self.most = checks.number("most", most, at_least=1, instead=1.3)
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if options.get("threshold") is not None:
+            yield "sample_share", "compressor.threshold is set"
 
     def check_level(self, key: str, value: Any) -> float:
         return checks.number(key, value, above=0, at_most=1, instead=0.1)

@@ -13,6 +13,8 @@ from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.selection import kept_entries, top_indices, values_at
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
@@ -43,6 +45,12 @@ class TopK(OneShot):
         self.count = checks.choice("count", count, ["at_least_one", "floor"])
         self.reduce = checks.choice("reduce", reduce, ["mean", "sum"])
         self.traits = replace(self.traits, reduces=self.reduce)
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if around.workers == 1:
+            yield "reduce", "one worker's mean is its sum"
 
     def check_level(self, key: str, value: Any) -> float:
         return checks.number(key, value, above=0, at_most=1, instead=0.1)

@@ -17,6 +17,8 @@ from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finit
 from accordion_bench.compressors.tiles import tiles
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import large_pages
 from accordion_bench.tensors.counter_rng import Stream
@@ -114,6 +116,16 @@ class TwoWay(Wrapper):
         self.ties = checks.choice("ties", ties, ["random", "plus"])
         self.pieces: dict[str, list[Piece]] = {}
         self.kept_in: dict[str, str] = {}  # per tensor, the key of its owners' residuals
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        if options.get("collective") != "two_way":
+            for key in ("server", "align", "ties"):
+                yield key, "compressor.collective is not two_way"
+        if options.get("scale") != "none":
+            yield "ties", "there is no vote"
+        if options.get("server") == "literal":
+            yield "align", "compressor.server=literal has one shard"
 
     def _by_name(self, specs: Sequence[TensorSpec], workers: int) -> dict[str, list[Piece]]:
         by_name: dict[str, list[Piece]] = {}

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench.options import checks
+from accordion_bench.options.component import Component, Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -32,7 +34,7 @@ class LabelledData(Data, Protocol):
         """Inputs and targets for each index tensor in turn."""
 
 
-class Dataset:
+class Dataset(Component):
     """A data set that can be checked before it is loaded.
 
     Args:
@@ -44,10 +46,12 @@ class Dataset:
     Class attributes:
         task: `images` or `text`.
         train_size: training samples of the whole set.
+        reads_files: it is read from, or downloaded to, `paths.data`; false where it comes with a dependency or is made.
     """
 
     task: str
     train_size: int
+    reads_files: bool = True
 
     def __init__(self, subset: int | None = None, limit_eval: int | None = None, sharding: str = "reshuffled") -> None:
         for key, value in (("subset", subset), ("limit_eval", limit_eval)):
@@ -55,6 +59,11 @@ class Dataset:
                 checks.integer(key, value, at_least=1, instead=1000)
         self.subset, self.limit_eval = subset, limit_eval
         self.sharding = checks.choice("sharding", sharding, ["reshuffled", "static"])
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        if not cls.reads_files:
+            yield "paths.data", f"dataset={around.choice} reads nothing from there"
 
     @property
     def train_count(self) -> int:

@@ -12,6 +12,8 @@ from torch import Tensor
 from accordion_bench.datasets import download
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 
 TIMEOUT = 10.0  # seconds that a silent network may take to say anything
 TENS = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
@@ -52,6 +54,12 @@ class Cifar(ImageDataset):
         self.cutout = self.checked_cutout(cutout)
         self.folder = {10: "cifar-10-batches-py", 100: "cifar-100-python"}[classes]
         self.train_files, self.test_files = {10: TENS, 100: (["train"], ["test"])}[classes]
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if options.get("augment") is False:
+            yield "rotation", "dataset.augment is false"
 
     def prepare(self, root: str) -> None:
         def fetch() -> None:

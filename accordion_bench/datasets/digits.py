@@ -16,6 +16,7 @@ class Digits(ImageDataset):
 
     in_channels, num_classes, image_size = 1, 10, 8
     train_size = 1437
+    reads_files = False
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
         # the file itself: importing sklearn.datasets takes three seconds

@@ -25,6 +25,8 @@ class PyDocs(TextDataset):
         bptt, metric_split, subset, limit_eval: see `TextDataset`.
     """
 
+    reads_files = False
+
     def __init__(self, min_count: int = 2, **options) -> None:
         super().__init__(**options)
         self.min_count = checks.integer("min_count", min_count, at_least=1, instead=2)

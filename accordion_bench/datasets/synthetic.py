@@ -18,6 +18,8 @@ class Synthetic(ImageDataset):
         subset, limit_eval, sharding: see `ImageDataset`.
     """
 
+    reads_files = False
+
     def __init__(
         self,
         size: int = 32,

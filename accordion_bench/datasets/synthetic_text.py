@@ -20,6 +20,8 @@ class SyntheticText(TextDataset):
         bptt, metric_split, subset, limit_eval: see `TextDataset`.
     """
 
+    reads_files = False
+
     def __init__(
         self,
         vocabulary: int = 200,

@@ -3,9 +3,11 @@
 import math
 
 from accordion_bench.options import checks
+from accordion_bench.options.component import Component, Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 
 
-class Schedule:
+class Schedule(Component):
     """factor(e) = warm-up from 1 to the scale s over the first epochs, times a decay.
 
     Args:
@@ -20,6 +22,14 @@ class Schedule:
         self.warmup_epochs = checks.integer("warmup_epochs", warmup_epochs, at_least=0)
         checks.choice("lr_scaling", lr_scaling, ["linear", "sqrt", "none"])
         self.scale = {"linear": float(workers), "sqrt": math.sqrt(workers), "none": 1.0}[lr_scaling]
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        if options.get("lr_scaling") == "none":
+            yield "warmup_epochs", "schedule.lr_scaling=none warms up to 1"
+        if around.workers == 1:
+            yield "warmup_epochs", "one worker has nothing to warm up to"
+            yield "lr_scaling", "one worker's learning rate is not scaled"
 
     @property
     def rises_until(self) -> int:

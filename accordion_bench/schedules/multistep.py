@@ -1,6 +1,8 @@
 """Step decay at milestones, with linear warm-up."""
 
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.schedules.base import Schedule
 
 
@@ -31,6 +33,17 @@ class MultiStep(Schedule):
         self.milestones = [round(m * epochs) if m < 1 else m for m in milestones]
         self.gamma = checks.number("gamma", gamma, above=0, at_most=1, instead=0.1)
         self.lag = checks.boolean("lag", lag, instead=False)
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        milestones = options.get("milestones")
+        if milestones == []:
+            yield "gamma", "schedule.milestones is empty"
+        if options.get("gamma") == 1:
+            yield "milestones", "schedule.gamma is 1"
+        if milestones and min(milestones) >= around.epochs:
+            yield "milestones", f"the run has {around.epochs} epochs"
 
     @property
     def rises_until(self) -> int:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.options.component import Component
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts
 
@@ -20,7 +21,7 @@ class Placed(NamedTuple):
     rows: range
 
 
-class Sync:
+class Sync(Component):
     """Takes one optimizer step from the gradients that the trainer has collected, and exchanges what it must.
 
     Class attributes:

@@ -18,6 +18,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts
 from accordion_bench.sync.base import Placed, Sync
@@ -93,6 +94,18 @@ class LocalSGD(Sync):
         self.round_lr = 0.0  # the inner learning rate at the start of this round
         self.tiers: list[Tier] = []
         self.forked = False
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if options.get("switch_step") == 0:
+            yield "phase1", "sync.switch_step is 0"
+
+    @classmethod
+    def short(cls, options: Config, knob: str) -> Config:
+        if options.get("groups"):
+            return {"groups": [[1, 2], [2, 4]]}
+        return {"period": 2}
 
     # ---- before the run
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.sync.buffers import treat_buffers
 from accordion_bench.sync.local_sgd import LocalSGD, exact_average
 from accordion_bench.tensors.same_shape import Blocks
@@ -67,6 +69,12 @@ class OverlapLocalSGD(LocalSGD):
         self.momentum_W: list[Tensor] = []
         self.launched_W: list[Tensor] = []
         self.finished = False
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        yield from super().idle(options, around)
+        if options.get("merge") == "cocod":
+            yield "merge_alpha", "sync.merge is cocod"
 
     def fork(self, trainer: "Trainer") -> None:
         super().fork(trainer)

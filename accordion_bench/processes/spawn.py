@@ -18,7 +18,7 @@ from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.signals import handling
-from accordion_bench.processes.watchdog import DIED, ChildRefused, Failure, RankFailed, Watch, failure_of, told
+from accordion_bench.processes.watchdog import DIED, ChildRefused, Failure, RankFailed, Watch, error_for, failure_of
 
 Task = Callable[[Placement, Watch], None]  # can be pickled
 
@@ -48,7 +48,7 @@ class Ended:
         first = min(
             self.failures, key=lambda failure: (failure["kind"] != DIED, failure["second_hand"], failure["time"])
         )
-        return told(first, rank=0)
+        return error_for(first, rank=0)
 
 
 def spawn(task: Task, where: Placement, timeout: float, interface: str | None) -> Ended:

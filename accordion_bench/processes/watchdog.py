@@ -119,7 +119,7 @@ def first_failure(store: Any, mine: Failure) -> Failure:
         return mine
 
 
-def told(failure: Failure, rank: int, aloud: bool = True) -> RuntimeError:
+def error_for(failure: Failure, rank: int, aloud: bool = True) -> RuntimeError:
     """The error that a process raises for another one's failure.
 
     Args:
@@ -187,7 +187,7 @@ class Watch:
             return error
         failure = first_failure(self.store, failure_of(error, self.rank, self.timeout))
         if failure["rank"] != self.rank:
-            return told(failure, self.rank, self._aloud and failure["message"] != str(error))
+            return error_for(failure, self.rank, self._aloud and failure["message"] != str(error))
         lost = failure["kind"] in (LOST, TIMED_OUT)
         return RankFailed(failure["message"], failure["kind"]) if lost else error
 
@@ -201,7 +201,7 @@ class Watch:
         until = time.monotonic() + self.timeout
         while not self.store.check([key]):
             if self.store.check([FAILURE]):
-                raise told(json.loads(self.store.get(FAILURE).decode()), self.rank, self._aloud)
+                raise error_for(json.loads(self.store.get(FAILURE).decode()), self.rank, self._aloud)
             if time.monotonic() > until:
                 raise RuntimeError(f"[c10d] wait timeout after {self.timeout:g} s, key: {key}")
             time.sleep(0.02)
@@ -272,7 +272,7 @@ class Watch:
             self._own.set(f"read-{self.rank}", "")
         if self._left.wait(0 if self._orphaned() else GRACE):
             return
-        error = told(failure, self.rank, self._aloud or failure["rank"] == self.rank)
+        error = error_for(failure, self.rank, self._aloud or failure["rank"] == self.rank)
         try:
             self.last_words(error)
             if str(error):

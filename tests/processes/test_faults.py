@@ -13,7 +13,7 @@ import torch.distributed as dist
 from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import watchdog
-from accordion_bench.processes.watchdog import ChildRefused, RankFailed, Watch, failure_of, first_failure, told
+from accordion_bench.processes.watchdog import ChildRefused, RankFailed, Watch, error_for, failure_of, first_failure
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, processes, tiny
 
@@ -218,10 +218,10 @@ def test_who_tells_what():
     """Rank 0 and the failing one everything, the first process of a machine one line, the others nothing."""
     failed = failure_of(ValueError("boom"), 2, 600)
     refused = failure_of(ConfigError("x must be y"), 2, 600)
-    assert str(told(failed, 0)).startswith("rank 2 failed:\n") and isinstance(told(failed, 0), RankFailed)
-    assert str(told(failed, 1)) == "rank 1 has stopped, because rank 2 did: boom"
-    assert str(told(failed, 1, aloud=False)) == ""
-    assert str(told(refused, 0)) == "x must be y" and isinstance(told(refused, 0), ChildRefused)
+    assert str(error_for(failed, 0)).startswith("rank 2 failed:\n") and isinstance(error_for(failed, 0), RankFailed)
+    assert str(error_for(failed, 1)) == "rank 1 has stopped, because rank 2 did: boom"
+    assert str(error_for(failed, 1, aloud=False)) == ""
+    assert str(error_for(refused, 0)) == "x must be y" and isinstance(error_for(refused, 0), ChildRefused)
 
 
 def test_waiting_hears_of_failures(store):

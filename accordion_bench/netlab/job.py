@@ -77,7 +77,7 @@ def run(
     with handling(lambda signum, frame: received.append(signum)), job as running:
         running.watch()
     seconds = time.monotonic() - begin
-    status, failed = running.told()
+    status, failed = running.conclude()
     if logs is None and (failed is None or status == REFUSED):
         shutil.rmtree(folder)
     spent = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(hosts.counters(), before, strict=True)]
@@ -230,7 +230,7 @@ class _Job:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signum)
 
-    def told(self) -> tuple[int, int | None]:
+    def conclude(self) -> tuple[int, int | None]:
         """Say what was held back; gives the exit status, and the host that failed first."""
         first = None if self.signals else self._first()
         if first:

@@ -33,7 +33,7 @@ def leave() -> None:
 
 
 @contextlib.contextmanager
-def through(interface: str | None) -> Iterator[None]:
+def use_interface(interface: str | None) -> Iterator[None]:
     """Let gloo and NCCL use this network interface; None: what they choose, or what the environment says."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
     before = {name: os.environ.get(name) for name in names}

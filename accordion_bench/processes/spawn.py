@@ -151,7 +151,7 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
     try:
         store = dist.FileStore(store_file, where.processes)
         watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
-        with process_group.through(interface):
+        with process_group.use_interface(interface):
             process_group.join(where, store, timeout)
             task(where, watch)
     except BaseException as error:

@@ -29,7 +29,7 @@ def joined(cfg: Config, where: Placement) -> Iterator[Watch | None]:
         yield None
         return
     watch = rendezvous.current()
-    with process_group.through(cfg["comm"].get("interface")):
+    with process_group.use_interface(cfg["comm"].get("interface")):
         process_group.join(where, watch.store, cfg["comm"]["timeout"])
         try:
             yield watch

@@ -94,9 +94,9 @@ def test_an_old_runs_options_of_comm():
 def test_the_interface_of_gloo(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    with process_group.through("lo"):
+    with process_group.use_interface("lo"):
         assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
-    with process_group.through(None):
+    with process_group.use_interface(None):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
     assert "NCCL_SOCKET_IFNAME" not in os.environ
 

@@ -52,7 +52,7 @@ def run(
         ConfigError: a value breaks a rule; nothing has been touched.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    with rendezvous.met(cfg) as watch:
+    with rendezvous.meet(cfg) as watch:
         return _run(cfg, typed or {}, {} if note is None else note, among, watch)
 
 

@@ -33,7 +33,7 @@ OWN = ("paths", "tracker", "choices", "resume")
 
 
 @contextlib.contextmanager
-def met(cfg: Config) -> Iterator[Watch | None]:
+def meet(cfg: Config) -> Iterator[Watch | None]:
     """Where torchrun or Slurm has started this process: meet the others and watch over them; else None.
 
     An error inside is published; what is raised is the first one of all processes.
@@ -77,7 +77,7 @@ def met(cfg: Config) -> Iterator[Watch | None]:
 
 def call_off(error: Exception) -> None:
     """Tell the others, who are about to wait, that this process will not come: its command line cannot be read."""
-    with contextlib.suppress(Exception), met({"comm": {"timeout": ANSWER}}):
+    with contextlib.suppress(Exception), meet({"comm": {"timeout": ANSWER}}):
         raise error
 
 

@@ -70,7 +70,7 @@ def _run(
         placed = {**cfg, "comm": {**cfg["comm"], "backend": where.backend}}
         for warning in without_effect(placed, set(typed)):
             print(f"warning: {warning}", file=sys.stderr)
-    with launch.joined(cfg, where):
+    with launch.join_process_group(cfg, where, watch):
         found, done = _earlier(cfg, leader, watch, among)
         if found and done:
             note |= {"folder": found, "status": "skipped"}

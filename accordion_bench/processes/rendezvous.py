@@ -25,7 +25,6 @@ from accordion_bench.runs import reuse
 Config = dict[str, Any]
 ANSWER = 20.0  # seconds within which a store that listens must answer
 _runs = itertools.count()
-_now: list[Watch] = []
 _door: list[tuple[Any, str]] = []  # of rank 0: the store, and the number of this launch
 _stores: dict[tuple[str, str], Any] = {}  # they outlive the runs of a sweep
 # what may differ between the machines of a run
@@ -64,26 +63,18 @@ def meet(cfg: Config) -> Iterator[Watch | None]:
         try:
             if new and rank == 0:
                 _answer(watch)
-            _now.append(watch)
             yield watch
         except BaseException as error:
             first = watch.first(error)
             if first is error:
                 raise
             raise first from None
-        finally:
-            _now.clear()
 
 
 def call_off(error: Exception) -> None:
     """Tell the others, who are about to wait, that this process will not come: its command line cannot be read."""
     with contextlib.suppress(Exception), meet({"comm": {"timeout": ANSWER}}):
         raise error
-
-
-def current() -> Watch:
-    """The watch over the run that this process is in, as one of several."""
-    return _now[0]
 
 
 def _knock(door: Any, rank: int, patience: float) -> str | None:

@@ -10,7 +10,7 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build
-from accordion_bench.processes import process_group, rendezvous
+from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import Stopper
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.signals import handling
@@ -23,16 +23,21 @@ Config = dict[str, Any]
 
 
 @contextlib.contextmanager
-def joined(cfg: Config, where: Placement) -> Iterator[Watch | None]:
-    """Where torchrun or Slurm has started this process: join its process group; gives the watch over it, else None."""
-    if where.launcher == "self":
-        yield None
+def join_process_group(cfg: Config, where: Placement, watch: Watch | None) -> Iterator[None]:
+    """Join the process group of the processes that torchrun or Slurm has started; without them there is none yet.
+
+    Args:
+        cfg: the resolved configuration.
+        where: the placement.
+        watch: over those processes; None without them.
+    """
+    if watch is None:
+        yield
         return
-    watch = rendezvous.current()
     with process_group.use_interface(cfg["comm"].get("interface")):
         process_group.join(where, watch.store, cfg["comm"]["timeout"])
         try:
-            yield watch
+            yield
         finally:
             process_group.leave()
 
@@ -58,7 +63,7 @@ def run(cfg: Config, where: Placement, folder: RunFolder, watch: Watch | None = 
         cfg: the resolved configuration.
         where: the placement.
         folder: the run folder.
-        watch: over the process group that `joined` has joined.
+        watch: over the process group that this process has joined; None where it is alone.
 
     Raises:
         Interrupted: stopped by a signal, state saved.

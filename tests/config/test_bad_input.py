@@ -27,10 +27,10 @@ from tests.kit.helpers import yaml_names, yaml_node
 def never_launched(monkeypatch, tmp_path):
     """What is not refused fails here, before a run folder is made."""
 
-    def joined(cfg, where):
+    def join_process_group(cfg, where, watch):
         raise AssertionError("not refused")
 
-    monkeypatch.setattr(launch, "joined", joined)
+    monkeypatch.setattr(launch, "join_process_group", join_process_group)
     monkeypatch.setattr(components.Dataset, "prepare", lambda self, root: None)
     monkeypatch.setattr("accordion_bench.datasets.cifar.Cifar.prepare", lambda self, root: None)
     monkeypatch.chdir(tmp_path)

@@ -65,7 +65,7 @@ def meet(cfg: Config) -> Iterator[Watch | None]:
                 _answer(watch)
             yield watch
         except BaseException as error:
-            first = watch.first(error)
+            first = watch.first_error(error)
             if first is error:
                 raise
             raise first from None

@@ -181,7 +181,7 @@ class Watch:
             if self._hosts_store:
                 self._wait_for_readers()
 
-    def first(self, error: BaseException) -> BaseException:
+    def first_error(self, error: BaseException) -> BaseException:
         """Publish that this process has failed; the error to raise, which is another one's if that failed first."""
         if isinstance(error, KeyboardInterrupt | ChildRefused | RankFailed):
             return error

@@ -104,7 +104,7 @@ def train(cfg: Config, where: Placement, folder: RunFolder, watch: Watch | None 
                 folder.finish(summary)
             comm.barrier()
         except BaseException as error:
-            first = watch.first(error) if watch else error
+            first = watch.first_error(error) if watch else error
             if comm.leader:
                 log.error("%s: %s", getattr(first, "kind", type(first).__name__), first)
             if first is error:

@@ -184,7 +184,7 @@ def test_who_lost_a_peer_waits_for_the_cause(store):
     late = failure_of(ValueError("the cause"), 1, 600)
     timer = threading.Timer(0.5, lambda: first_failure(store.clone(), late))
     timer.start()
-    error = Watch(store, 0, 2, 0, 600).first(RuntimeError(GLOO_LOST))
+    error = Watch(store, 0, 2, 0, 600).first_error(RuntimeError(GLOO_LOST))
     timer.join()
     assert isinstance(error, RankFailed) and error.kind == "ValueError" and "the cause" in str(error)
 

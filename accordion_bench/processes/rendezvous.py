@@ -25,10 +25,10 @@ from accordion_bench.runs import reuse
 Config = dict[str, Any]
 ANSWER = 20.0  # seconds within which a store that listens must answer
 _runs = itertools.count()
-_door: list[tuple[Any, str]] = []  # of rank 0: the store, and the number of this launch
+_hosted: list[tuple[Any, str]] = []  # of rank 0: the store of all launches, and the number of this one
 _stores: dict[tuple[str, str], Any] = {}  # they outlive the runs of a sweep
 # what may differ between the machines of a run
-OWN = ("paths", "tracker", "choices", "resume")
+MAY_DIFFER = ("paths", "tracker", "choices", "resume")
 
 
 @contextlib.contextmanager
@@ -56,13 +56,13 @@ def meet(cfg: Config) -> Iterator[Watch | None]:
     place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     new = place not in _stores
     if new:  # once, also for a sweep: rank 0 cannot listen at a port twice
-        _stores[place] = _find(*place, rank, timeout)
+        _stores[place] = _connect(*place, rank, timeout)
     store = dist.PrefixStore(f"run-{next(_runs)}", _stores[place])
-    watch = Watch(store, rank, processes, local_rank, timeout, hosts_store=rank == 0 and not _of_agent())
+    watch = Watch(store, rank, processes, local_rank, timeout, hosts_store=rank == 0 and not _agent_hosts_store())
     with watch:
         try:
             if new and rank == 0:
-                _answer(watch)
+                _let_all_in(watch)
             yield watch
         except BaseException as error:
             first = watch.first_error(error)
@@ -77,11 +77,11 @@ def call_off(error: Exception) -> None:
         raise error
 
 
-def _knock(door: Any, rank: int, patience: float) -> str | None:
+def _ask_to_join(store: Any, rank: int, patience: float) -> str | None:
     """Ask rank 0 for the number of this launch; the store may hold what an earlier one, before a restart, has left.
 
     Args:
-        door: the store, of all launches.
+        store: of all launches.
         rank: of this process, not 0.
         patience: seconds to wait for an answer.
 
@@ -89,26 +89,26 @@ def _knock(door: Any, rank: int, patience: float) -> str | None:
         the number; None where nobody has answered.
     """
     me, until = secrets.token_hex(8), time.monotonic() + patience
-    door.set(f"knock-{rank}", me)
+    store.set(f"asks-{rank}", me)
     while time.monotonic() < until:
-        if door.check(["answer"]):
-            launch, heard = json.loads(door.get("answer").decode())
+        if store.check(["answer"]):
+            launch, heard = json.loads(store.get("answer").decode())
             if heard[rank] == me:
-                door.set(f"in-{launch}-{rank}", "")
+                store.set(f"in-{launch}-{rank}", "")
                 return launch
         time.sleep(0.02)
     return None
 
 
-def _answer(watch: Watch) -> None:
+def _let_all_in(watch: Watch) -> None:
     """Let all processes in; those who are missing are named."""
-    door, launch = _door[0]
+    store, launch = _hosted[0]
     until, said, ranks = time.monotonic() + watch.timeout, [""], range(1, watch.processes)
-    while missing := [rank for rank in ranks if not door.check([f"in-{launch}-{rank}"])]:
-        keys = [f"knock-{rank}" for rank in range(watch.processes)]
-        heard = [door.get(key).decode() if door.check([key]) else "" for key in keys]
+    while missing := [rank for rank in ranks if not store.check([f"in-{launch}-{rank}"])]:
+        keys = [f"asks-{rank}" for rank in range(watch.processes)]
+        heard = [store.get(key).decode() if store.check([key]) else "" for key in keys]
         if heard != said:
-            door.set("answer", json.dumps([launch, heard]))
+            store.set("answer", json.dumps([launch, heard]))
             said = heard
         if time.monotonic() > until:
             raise ConfigError(
@@ -150,7 +150,7 @@ def comparable(cfg: Config, where: Placement) -> Config:
 
     comm = {key: value for key, value in cfg["comm"].items() if key != "interface"}
     comm |= {"backend": where.backend, "workers_per_process": where.workers_per_process}
-    kept = {key: value for key, value in cfg.items() if key not in OWN}
+    kept = {key: value for key, value in cfg.items() if key not in MAY_DIFFER}
     return {
         "version": importlib.metadata.version("accordion-bench"),
         "version of torch": torch.__version__,
@@ -184,7 +184,7 @@ def first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] 
 # ---- the store of the launcher, or of rank 0
 
 
-def _of_agent() -> bool:
+def _agent_hosts_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -193,17 +193,17 @@ def _job() -> str:
     return "-".join(os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
 
 
-def _find(address: str, port: str, rank: int, timeout: float) -> Any:
+def _connect(address: str, port: str, rank: int, timeout: float) -> Any:
     """The store where all processes meet: torchrun's, or that of rank 0."""
     import torch.distributed as dist
 
-    place, hosts = f"{address}:{port}", rank == 0 and not _of_agent()
+    place, hosts = f"{address}:{port}", rank == 0 and not _agent_hosts_store()
     if not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"MASTER_PORT must be a number from 1 to 65535, got {port}; type export MASTER_PORT=29500")
     other = f"type export MASTER_PORT={int(port) + 1 if int(port) < 65535 else 29500}"
-    if hosts and _taken(int(port)):
+    if hosts and _port_in_use(int(port)):
         raise ConfigError(f"MASTER_PORT must be free on {address}, got {port}, where another program listens; {other}")
-    if not hosts and not _listens(address, int(port), timeout):
+    if not hosts and not _wait_for_listener(address, int(port), timeout):
         raise ConfigError(
             f"MASTER_ADDR and MASTER_PORT must lead to rank 0, got {place}, where nobody has answered for "
             f"comm.timeout={timeout:g} s; start rank 0, or type export MASTER_ADDR=ITS_ADDRESS"
@@ -222,10 +222,10 @@ def _find(address: str, port: str, rank: int, timeout: float) -> Any:
     launch: str | None = None
     if answers and rank == 0:
         launch = secrets.token_hex(8)
-        _door[:] = [(answers[0], launch)]
+        _hosted[:] = [(answers[0], launch)]
     elif answers:  # rank 0 answers as soon as it is there, and where it hosts the store it is
-        launch = _knock(answers[0], rank, timeout if _of_agent() else min(timeout, ANSWER))
-    if launch is None and _of_agent():
+        launch = _ask_to_join(answers[0], rank, timeout if _agent_hosts_store() else min(timeout, ANSWER))
+    if launch is None and _agent_hosts_store():
         raise ConfigError(
             f"comm.timeout must leave rank 0 the time to start, got {timeout:g}; start it on its machine, or type "
             f"comm.timeout={2 * timeout:g}"
@@ -235,7 +235,7 @@ def _find(address: str, port: str, rank: int, timeout: float) -> Any:
     return dist.PrefixStore(launch, answers[0])
 
 
-def _taken(port: int) -> bool:
+def _port_in_use(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -245,7 +245,7 @@ def _taken(port: int) -> bool:
     return False
 
 
-def _listens(address: str, port: int, timeout: float) -> bool:
+def _wait_for_listener(address: str, port: int, timeout: float) -> bool:
     """Wait for somebody to listen there."""
     until = time.monotonic() + timeout
     while time.monotonic() < until:

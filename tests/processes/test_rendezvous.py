@@ -105,7 +105,7 @@ def test_the_interface_of_gloo(monkeypatch):
 
 
 def find(port: int, rank: int, timeout: float = 5.0):
-    return rendezvous._find("127.0.0.1", str(port), rank, timeout)
+    return rendezvous._connect("127.0.0.1", str(port), rank, timeout)
 
 
 def test_a_port_that_another_program_has(monkeypatch):
@@ -124,7 +124,7 @@ def test_nobody_at_the_port():
     with pytest.raises(ConfigError, match=r"MASTER_ADDR and MASTER_PORT must lead to rank 0, .* comm.timeout=0.5 s"):
         find(port, rank=1, timeout=0.5)
     with pytest.raises(ConfigError, match="MASTER_PORT must be a number from 1 to 65535, got http; type"):
-        rendezvous._find("127.0.0.1", "http", 0, 1.0)
+        rendezvous._connect("127.0.0.1", "http", 0, 1.0)
 
 
 def test_the_port_of_another_run(monkeypatch):
@@ -150,11 +150,11 @@ def test_a_restart_does_not_meet_what_was_left(monkeypatch):
     launches = []
     for _ in range(2):
         inside: list = []
-        follower = threading.Thread(target=lambda: inside.append(rendezvous._knock(server.clone(), 1, 5.0)))  # noqa: B023
+        follower = threading.Thread(target=lambda: inside.append(rendezvous._ask_to_join(server.clone(), 1, 5.0)))  # noqa: B023
         follower.start()
         number = f"launch {len(launches)}"
-        monkeypatch.setattr(rendezvous, "_door", [(server, number)])
-        rendezvous._answer(watches(dist.PrefixStore(number, server), 2)[0])
+        monkeypatch.setattr(rendezvous, "_hosted", [(server, number)])
+        rendezvous._let_all_in(watches(dist.PrefixStore(number, server), 2)[0])
         follower.join()
         launches += inside
     assert launches == ["launch 0", "launch 1"]
@@ -162,9 +162,9 @@ def test_a_restart_does_not_meet_what_was_left(monkeypatch):
 
 def test_a_rank_that_does_not_come(monkeypatch):
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    monkeypatch.setattr(rendezvous, "_door", [(server, "1")])
+    monkeypatch.setattr(rendezvous, "_hosted", [(server, "1")])
     with pytest.raises(ConfigError, match=r"all 3 processes .* got 0.3, and rank 1, 2 .*comm.timeout=0.6"):
-        rendezvous._answer(watches(server, 3, 0.3)[0])
+        rendezvous._let_all_in(watches(server, 3, 0.3)[0])
 
 
 # ---- what they compare

@@ -166,7 +166,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> "Watch":
-        self.store.set(f"place-{self.rank}", f"{_place()} {os.getpid()}")
+        self.store.set(f"place-{self.rank}", f"{_process_space()} {os.getpid()}")
         self._beat()
         self._thread.start()
         return self
@@ -248,7 +248,7 @@ class Watch:
             if not self._own.check(keys):
                 return None
             found = [value.decode().rpartition(" ") for value in self._own.multi_get(keys)]
-            here = _place()
+            here = _process_space()
             self._neighbours = {rank: int(pid) for rank, (place, _, pid) in enumerate(found) if here and place == here}
         gone = (rank for rank, pid in self._neighbours.items() if not _alive(pid))
         return next((rank for rank in gone if not self._own.check([f"left-{rank}"])), None)
@@ -297,7 +297,7 @@ def parent_to_obey(environ: Mapping[str, str]) -> int | None:
     return os.getppid() if {"TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"} & environ.keys() else None
 
 
-def _place() -> str:
+def _process_space() -> str:
     """Where process numbers mean the same: one machine since its start, one namespace; "" where that is not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -121,7 +121,7 @@ def _earlier(cfg: Config, leader: bool, watch: Watch | None, among: Sequence[str
     if not leader and watch is not None:
         found, done = json.loads(watch.get("earlier").decode())
         return found, done
-    folder = reuse.earlier(cfg, None if cfg["resume_sweep"] else among, wait=watch is None)
+    folder = reuse.find_earlier(cfg, None if cfg["resume_sweep"] else among, wait=watch is None)
     found, done = (str(folder.path), folder.done) if folder else ("", False)
     if watch is not None:
         watch.store.set("earlier", json.dumps([found, done]))

@@ -31,7 +31,7 @@ def decisive(cfg: Config) -> Config:
     return {"scale": "full", **kept}
 
 
-def earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) -> RunFolder | None:
+def find_earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) -> RunFolder | None:
     """The newest run with this configuration: a finished one, else one that can be continued.
 
     Args:
@@ -68,7 +68,7 @@ def earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) 
         print(f"waiting for the process that is running {running.path}", flush=True)
     with hold(running, wait):
         pass
-    return earlier(cfg, among, wait)
+    return find_earlier(cfg, among, wait)
 
 
 @functools.cache  # the cells of a sweep look at the same folders

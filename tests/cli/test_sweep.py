@@ -212,7 +212,7 @@ def cfg(tmp_path, monkeypatch):
 
 
 def found(cfg: dict) -> Path | None:
-    folder = reuse.earlier(cfg)
+    folder = reuse.find_earlier(cfg)
     return folder.path if folder else None
 
 
@@ -277,7 +277,7 @@ def test_a_run_that_another_process_is_running_is_left_alone(cfg):
     with running(folder, 100):
         for refused in (
             lambda: train.run({**cfg, "resume": str(folder.path)}),
-            lambda: reuse.earlier(cfg, wait=False),
+            lambda: reuse.find_earlier(cfg, wait=False),
         ):
             with pytest.raises(ConfigError, match=told):
                 refused()

@@ -121,7 +121,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
             from accordion_bench.cli import smoke
 
             return smoke.run(resolve(composed, hydra_config.runtime.choices), typed(overrides), tell)
-        return sweep.cell(overrides, run, tell)
+        return sweep.run_cell(overrides, run, tell)
 
     task()
 

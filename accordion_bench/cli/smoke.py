@@ -60,17 +60,17 @@ def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str],
         overrides = [f"+experiment={NAME}", f"compressor={compressor}", f"sync={scheme}", f"adaptive={adaptive}"]
         ended: list[bool] = []
 
-        def trained(note: dict[str, Any], cell: Cell = cell, ended: list[bool] = ended) -> float:
+        def train_cell(note: dict[str, Any], cell: Cell = cell, ended: list[bool] = ended) -> float:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 metric = train.run(pairwise.shortened(pairwise.cell(base, *cell)), {}, note)
             ended.append(True)
             return metric
 
-        def told(error: Exception, named: str = " ".join(overrides[1:])) -> int:
+        def tell_named(error: Exception, named: str = " ".join(overrides[1:])) -> int:
             return tell(error, f"{named}: ")
 
         start = time.monotonic()
-        sweep.cell(overrides, trained, told)
+        sweep.run_cell(overrides, train_cell, tell_named)
         ran += bool(ended)
         seconds, said = time.monotonic() - start, "ran" if ended else "FAILED"
         print(f"{number:>3} of {len(todo)}  {said:<6} {seconds:5.2f} s  {' '.join(overrides[1:])}", flush=True)

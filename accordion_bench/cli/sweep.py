@@ -124,7 +124,7 @@ class Sweep(Callback):
 current = Sweep()  # of this process
 
 
-def cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell: Callable[[Exception], int]) -> float:
+def run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell: Callable[[Exception], int]) -> float:
     """Run one cell and record what became of it.
 
     Args:
@@ -222,18 +222,18 @@ def close() -> int:
     lines = sweep.lines()
     if sweep.launcher not in ("basic", "joblib"):  # what cells have printed stands in the launcher's files
         for line in lines:
-            print(f"{line['status']:<12}{line['folder'] or _varying(line, lines)}")
+            print(f"{line['status']:<12}{line['folder'] or _differing_overrides(line, lines)}")
     missing = [line for line in lines if line["exit_status"]]
     if missing:
         print(f"{len(missing)} of {len(lines)} cells did not come to their end ({sweep.file}):", file=sys.stderr)
         for line in missing:
-            print(f"  {line['status']}: {_varying(line, lines)}: {line['error']}", file=sys.stderr)
+            print(f"  {line['status']}: {_differing_overrides(line, lines)}: {line['error']}", file=sys.stderr)
     if any(line["status"] != "refused" for line in missing):
         print("type the same command with resume_sweep=true to run what is missing", file=sys.stderr)
     return max([line["exit_status"] for line in lines], default=0)
 
 
-def _varying(line: dict[str, Any], lines: list[dict[str, Any]]) -> str:
+def _differing_overrides(line: dict[str, Any], lines: list[dict[str, Any]]) -> str:
     """The overrides in which a cell differs from others; all of them, where it is alone."""
     shared = set.intersection(*(set(other["overrides"]) for other in lines)) if len(lines) > 1 else set()
     return " ".join(item for item in line["overrides"] if item not in shared) or " ".join(line["overrides"])

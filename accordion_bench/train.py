@@ -89,7 +89,9 @@ def _run(
             watch.last_words = ended
         with reuse.hold(folder) if leader else contextlib.nullcontext():
             if leader:
-                print(*[f"going on with {found}"] * bool(found), header(cfg, where), sep="\n", flush=True)
+                if found:
+                    print(f"going on with {found}", flush=True)
+                print(header(cfg, where), flush=True)
             try:
                 launch.run(cfg, where, folder, watch)
             except BaseException as error:
@@ -215,11 +217,12 @@ def header(cfg: Config, where: Placement) -> str:
     momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.owns else ""
     local = ""
     if parts.sync.local:
-        driven = " at first" * any(policy.drives == "period" for policy in parts.policies.values())
-        period = parts.plan_for([]).period
-        momentum, local = "", f", sync {choices['sync']} (averaging every {period} steps{driven})"
+        driven = any(policy.drives == "period" for policy in parts.policies.values())
+        period = f"{parts.plan_for([]).period} steps{' at first' if driven else ''}"
+        momentum, local = "", f", sync {choices['sync']} (averaging every {period})"
     adaptive = ", ".join(cfg.get("adaptive") or {}) or "none"
-    place = f"{where.processes} process{'es' * (where.processes > 1)} x {where.workers_per_process} on {where.device}"
+    processes = "1 process" if where.processes == 1 else f"{where.processes} processes"
+    place = f"{processes} x {where.workers_per_process} on {where.device}"
     return (
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {cfg['epochs']} epochs of {cfg['batch_size']} "
@@ -251,26 +254,29 @@ def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
 
     judged = metric(summary["metric_name"])
     simulated = summary["comm_seconds"] is None and cfg["comm"].get("engine") != "ddp"
-    modelled = []
-    if summary["modelled_seconds"] is not None:
-        modelled = [
-            f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {cfg['choices']['network']}; "
-            f"{summary['modelled_comm_seconds']:.3g} s of communication (dense "
-            f"{summary['modelled_dense_comm_seconds']:.3g} s), {summary['modelled_exposed_seconds']:.3g} s not hidden, "
-            "codec included"
-        ]
+    remark = ""
+    if simulated and summary["processes"] == 1:
+        remark = " (workers share a process: no communication time)"
+    elif simulated:
+        remark = " (several workers in each process: communication in it)"
     lines = [
         f"{judged.name:<11}{judged.show(summary['metric'])} at the end, {judged.show(summary['best_metric'])} best "
         f"({summary['steps']} steps)",
         line("payload", summary["payload_bytes"], summary["dense_bytes"]),
         line("wire", summary["wire_bytes"], summary["dense_wire_bytes"]),
-        *([line("entropy", entropy, summary["dense_bytes"])] if (entropy := summary["entropy_bytes"]) else []),
+    ]
+    if entropy := summary["entropy_bytes"]:
+        lines.append(line("entropy", entropy, summary["dense_bytes"]))
+    lines += [
         f"{'control':<11}{human_bytes(summary['control_bytes'])} of decisions and checks, "
         f"{human_bytes(summary['eval_bytes'])} for evaluation",
-        f"{'time':<11}{summary['seconds']:.1f} s of training"
-        + (" (workers share a process: no communication time)" if simulated and summary["processes"] == 1 else "")
-        + (" (several workers in each process: communication in it)" if simulated and summary["processes"] > 1 else ""),
-        *modelled,
-        str(path),
+        f"{'time':<11}{summary['seconds']:.1f} s of training{remark}",
     ]
-    return "\n".join(lines)
+    if summary["modelled_seconds"] is not None:
+        lines.append(
+            f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {cfg['choices']['network']}; "
+            f"{summary['modelled_comm_seconds']:.3g} s of communication (dense "
+            f"{summary['modelled_dense_comm_seconds']:.3g} s), {summary['modelled_exposed_seconds']:.3g} s not hidden, "
+            "codec included"
+        )
+    return "\n".join([*lines, str(path)])

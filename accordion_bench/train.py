@@ -71,19 +71,19 @@ def _run(
         for warning in without_effect(placed, set(typed)):
             print(f"warning: {warning}", file=sys.stderr)
     with launch.join_process_group(cfg, where, watch):
-        found, done = _earlier(cfg, leader, watch, among)
+        found, done = _find_earlier(cfg, leader, watch, among)
         if found and done:
             note |= {"folder": found, "status": "skipped"}
-            return _skip(RunFolder(found)) if leader else float("nan")
+            return _tell_done(RunFolder(found)) if leader else float("nan")
         if found:
             cfg = {**cfg, "resume": found}
         launch.prepare_data(cfg, where, watch)
-        folder = _folder(cfg, leader, watch)
+        folder = _make_or_resume_folder(cfg, leader, watch)
         note["folder"] = str(folder.path)
 
         def ended(error: BaseException) -> None:
             if leader and not folder.done:
-                folder.write_json("summary.json", unfinished(folder, error))
+                folder.write_json("summary.json", unfinished_summary(folder, error))
 
         if watch is not None:
             watch.last_words = ended
@@ -108,7 +108,7 @@ def _run(
     return summary["metric"]
 
 
-def _earlier(cfg: Config, leader: bool, watch: Watch | None, among: Sequence[str] | None) -> tuple[str, bool]:
+def _find_earlier(cfg: Config, leader: bool, watch: Watch | None, among: Sequence[str] | None) -> tuple[str, bool]:
     """(folder, whether it is finished) of a run that is there already; the leader looks, the others hear of it.
 
     With `resume_sweep` it may be any run under `paths.runs`, else a finished one `among` those that are named.
@@ -130,13 +130,13 @@ def _earlier(cfg: Config, leader: bool, watch: Watch | None, among: Sequence[str
     return found, done
 
 
-def _skip(folder: RunFolder) -> float:
+def _tell_done(folder: RunFolder) -> float:
     """The metric of a run that is done already."""
     print(f"done already: {folder.path}", flush=True)
     return folder.read_json("summary.json")["metric"]
 
 
-def _folder(cfg: Config, leader: bool, watch: Watch | None) -> RunFolder:
+def _make_or_resume_folder(cfg: Config, leader: bool, watch: Watch | None) -> RunFolder:
     """The run folder: the resumed one, or a new one that the leader makes and names to the others."""
     if cfg["resume"] is not None:
         return RunFolder(cfg["resume"])
@@ -174,10 +174,12 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
         )
     for key in sorted(typed):  # a group's name comes before its options
         if key.split(".")[0] in FREE_ON_RESUME and key not in [f"comm.{own}" for own in OF_THE_STATE]:
-            merged = _with(merged, key, _at(cfg, key))
+            merged = _with_value(merged, key, _value_at(cfg, key))
             continue
-        old, new = (_at(c["choices"], key) for c in (saved, cfg))
-        difference = (key, old, new) if old != new else first_difference(_at(saved, key), _at(cfg, key), key)
+        old, new = (_value_at(c["choices"], key) for c in (saved, cfg))
+        difference = (
+            (key, old, new) if old != new else first_difference(_value_at(saved, key), _value_at(cfg, key), key)
+        )
         if difference:
             where, old, new = difference
             raise ConfigError(
@@ -192,18 +194,18 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
     return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
 
 
-def _with(cfg: Any, key: str, value: Any) -> Config:
+def _with_value(cfg: Any, key: str, value: Any) -> Config:
     head, _, rest = key.partition(".")
-    return {**cfg, head: _with(cfg[head], rest, value) if rest else value}
+    return {**cfg, head: _with_value(cfg[head], rest, value) if rest else value}
 
 
-def _at(cfg: Any, key: str) -> Any:
+def _value_at(cfg: Any, key: str) -> Any:
     for part in key.split("."):
         cfg = cfg.get(part) if isinstance(cfg, dict) else None
     return cfg
 
 
-def unfinished(folder: RunFolder, error: BaseException) -> dict[str, Any]:
+def unfinished_summary(folder: RunFolder, error: BaseException) -> dict[str, Any]:
     """summary.json of a run that did not come to its end: the last epoch's figures and what happened."""
     rows = folder.read_metrics()
     last = {k: v for k, v in rows[-1].items() if k not in ("plan", "decisions")} if rows else {}
@@ -226,11 +228,11 @@ def header(cfg: Config, where: Placement) -> str:
     return (
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {cfg['epochs']} epochs of {cfg['batch_size']} "
-        f"samples per worker and step{momentum}{exchanging(cfg, parts.wrapped, where)}"
+        f"samples per worker and step{momentum}{describe_exchange(cfg, parts.wrapped, where)}"
     )
 
 
-def exchanging(cfg: Config, wrapped: Wrapped, where: Placement) -> str:
+def describe_exchange(cfg: Config, wrapped: Wrapped, where: Placement) -> str:
     """How the processes of a run exchange gradients; nothing where there is one process."""
     if where.processes == 1 or not build_components(cfg, where.workers).sync.gradient_exchange:
         return ""

@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,17 @@ from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.exchange.overlap_rules import after_backward
 from accordion_bench.options.checks import ConfigError, show
+from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import human_bytes
 from accordion_bench.processes import rendezvous
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.processes.watchdog import Watch
+from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import metric
 from accordion_bench.training import launch
-
-Config = dict[str, Any]
 
 # what may differ between a run and its continuation
 FREE_ON_RESUME = (*reuse.FREE, "comm", "device")
@@ -52,7 +53,7 @@ def run(
         ConfigError: a value breaks a rule; nothing has been touched.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    with rendezvous.meet(cfg) as watch:
+    with rendezvous.meet(cfg["comm"]["timeout"]) as watch:
         return _run(cfg, typed or {}, {} if note is None else note, among, watch)
 
 
@@ -61,24 +62,25 @@ def _run(
 ) -> float:
     if cfg["resume"] is not None:
         cfg = resumed_config(cfg, set(typed))
-    where = place(cfg)
-    rendezvous.agree(cfg, where, watch)
-    validate(cfg)
-    cfg = {**cfg, "workers": where.workers}
+    config = RunConfig.from_dict(cfg)
+    where = place(config)
+    rendezvous.agree(config, where, watch)
+    validate(config)
+    config = replace(config, workers=where.workers)
     leader = where.rank == 0
     if leader:
-        placed = {**cfg, "comm": {**cfg["comm"], "backend": where.backend}}
-        for warning in without_effect(placed, set(typed)):
+        placed = replace(config, comm=replace(config.comm, backend=where.backend))
+        for warning in without_effect(placed.to_dict(), set(typed)):
             print(f"warning: {warning}", file=sys.stderr)
-    with launch.join_process_group(cfg, where, watch):
-        found, done = _find_earlier(cfg, leader, watch, among)
+    with launch.join_process_group(config, where, watch):
+        found, done = _find_earlier(config, leader, watch, among)
         if found and done:
             note |= {"folder": found, "status": "skipped"}
             return _tell_done(RunFolder(found)) if leader else float("nan")
         if found:
-            cfg = {**cfg, "resume": found}
-        launch.prepare_data(cfg, where, watch)
-        folder = _make_or_resume_folder(cfg, leader, watch)
+            config = replace(config, resume=found)
+        launch.prepare_data(config, where, watch)
+        folder = _make_or_resume_folder(config, leader, watch)
         note["folder"] = str(folder.path)
 
         def ended(error: BaseException) -> None:
@@ -91,9 +93,9 @@ def _run(
             if leader:
                 if found:
                     print(f"going on with {found}", flush=True)
-                print(header(cfg, where), flush=True)
+                print(header(config, where), flush=True)
             try:
-                launch.run(cfg, where, folder, watch)
+                launch.run(config, where, folder, watch)
             except BaseException as error:
                 ended(error)
                 if isinstance(error, KeyboardInterrupt):
@@ -104,11 +106,13 @@ def _run(
     if not leader:
         return float("nan")
     summary = folder.read_json("summary.json")
-    print(footer(summary, cfg, folder.path), flush=True)
+    print(footer(summary, config, folder.path), flush=True)
     return summary["metric"]
 
 
-def _find_earlier(cfg: Config, leader: bool, watch: Watch | None, among: Sequence[str] | None) -> tuple[str, bool]:
+def _find_earlier(
+    config: RunConfig, leader: bool, watch: Watch | None, among: Sequence[str] | None
+) -> tuple[str, bool]:
     """(folder, whether it is finished) of a run that is there already; the leader looks, the others hear of it.
 
     With `resume_sweep` it may be any run under `paths.runs`, else a finished one `among` those that are named.
@@ -118,12 +122,12 @@ def _find_earlier(cfg: Config, leader: bool, watch: Watch | None, among: Sequenc
     Raises:
         ConfigError: another process is running it, and this one is one of several, which do not wait.
     """
-    if cfg["resume"] is not None or not (cfg["resume_sweep"] or among is not None):
+    if config.resume is not None or not (config.resume_sweep or among is not None):
         return "", False
     if not leader and watch is not None:
         found, done = json.loads(watch.get("earlier").decode())
         return found, done
-    folder = reuse.find_earlier(cfg, None if cfg["resume_sweep"] else among, wait=watch is None)
+    folder = reuse.find_earlier(config.to_dict(), None if config.resume_sweep else among, wait=watch is None)
     found, done = (str(folder.path), folder.done) if folder else ("", False)
     if watch is not None:
         watch.store.set("earlier", json.dumps([found, done]))
@@ -136,16 +140,16 @@ def _tell_done(folder: RunFolder) -> float:
     return folder.read_json("summary.json")["metric"]
 
 
-def _make_or_resume_folder(cfg: Config, leader: bool, watch: Watch | None) -> RunFolder:
+def _make_or_resume_folder(config: RunConfig, leader: bool, watch: Watch | None) -> RunFolder:
     """The run folder: the resumed one, or a new one that the leader makes and names to the others."""
-    if cfg["resume"] is not None:
-        return RunFolder(cfg["resume"])
+    if config.resume is not None:
+        return RunFolder(config.resume)
     if not leader and watch is not None:
         return RunFolder(watch.get("run_folder").decode())
-    policies = list(cfg.get("adaptive") or {})
-    scheme = [cfg["choices"]["sync"]] if cfg["choices"]["sync"] not in ("every_step", *policies) else []
-    names = [*(cfg["choices"][group] for group in ("model", "dataset", "compressor")), *scheme, *policies]
-    folder = RunFolder.create(cfg["paths"]["runs"], f"{'-'.join(names)}-s{cfg['seed']}", cfg)
+    choices, policies = config.choices, list(config.adaptive)
+    scheme = [choices["sync"]] if choices["sync"] not in ("every_step", *policies) else []
+    names = [*(choices[group] for group in ("model", "dataset", "compressor")), *scheme, *policies]
+    folder = RunFolder.create(config.paths.runs, f"{'-'.join(names)}-s{config.seed}", config.to_dict())
     if watch is not None:
         watch.store.set("run_folder", str(folder.path))
     return folder
@@ -166,7 +170,8 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
             f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
             f"accordion_bench.report {cfg['resume']} to see it"
         )
-    merged = saved = folder.read_config()
+    moving = {key: cfg[key] for key in reuse.FREE if key in cfg}
+    merged = saved = completed({**moving, **folder.read_config()})
     if lacking := [key for key in cfg if key not in saved and key not in FREE_ON_RESUME]:
         raise ConfigError(
             f"resume must be a run of this version, got {cfg['resume']}, whose config.yaml says nothing of "
@@ -187,10 +192,9 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
                 f"type resume={cfg['resume']} alone"
             )
     if "comm" in typed or any(key.startswith("comm.") for key in typed):
-        own = {key: saved["comm"][key] for key in OF_THE_STATE if key in saved["comm"]}
+        own = {key: saved["comm"][key] for key in OF_THE_STATE}
         merged = {**merged, "comm": {**merged["comm"], **own}}
     moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
-    merged = {**{key: cfg[key] for key in reuse.FREE if key in cfg}, **merged}  # of runs from before there was that key
     return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
 
 
@@ -212,9 +216,9 @@ def unfinished_summary(folder: RunFolder, error: BaseException) -> dict[str, Any
     return {**last, "stopped_by": getattr(error, "kind", type(error).__name__), "reason": str(error)}
 
 
-def header(cfg: Config, where: Placement) -> str:
+def header(config: RunConfig, where: Placement) -> str:
     """One line: what runs where."""
-    choices, parts = cfg["choices"], build_components(cfg, where.workers)
+    choices, parts = config.choices, build_components(config.to_dict(), where.workers)
     compressor = parts.wrapped.compressor
     momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.owns else ""
     local = ""
@@ -222,27 +226,27 @@ def header(cfg: Config, where: Placement) -> str:
         driven = any(policy.drives == "period" for policy in parts.policies.values())
         period = f"{parts.plan_for([]).period} steps{' at first' if driven else ''}"
         momentum, local = "", f", sync {choices['sync']} (averaging every {period})"
-    adaptive = ", ".join(cfg.get("adaptive") or {}) or "none"
+    adaptive = ", ".join(config.adaptive) or "none"
     processes = "1 process" if where.processes == 1 else f"{where.processes} processes"
     place = f"{processes} x {where.workers_per_process} on {where.device}"
     return (
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
-        f"{where.workers} workers ({where.backend}, {place}), {cfg['epochs']} epochs of {cfg['batch_size']} "
-        f"samples per worker and step{momentum}{describe_exchange(cfg, parts.wrapped, where)}"
+        f"{where.workers} workers ({where.backend}, {place}), {config.epochs} epochs of {config.batch_size} "
+        f"samples per worker and step{momentum}{describe_exchange(config, parts.wrapped, where)}"
     )
 
 
-def describe_exchange(cfg: Config, wrapped: Wrapped, where: Placement) -> str:
+def describe_exchange(config: RunConfig, wrapped: Wrapped, where: Placement) -> str:
     """How the processes of a run exchange gradients; nothing where there is one process."""
-    if where.processes == 1 or not build_components(cfg, where.workers).sync.gradient_exchange:
+    if where.processes == 1 or not build_components(config.to_dict(), where.workers).sync.gradient_exchange:
         return ""
-    if cfg["comm"].get("engine") == "ddp":
+    if config.comm.engine == "ddp":
         return "; gradients are exchanged by DistributedDataParallel"
-    why = after_backward(cfg, wrapped, where.processes)
+    why = after_backward(config.to_dict(), wrapped, where.processes)
     return f"; gradients are exchanged {f'after the backward pass: {why}' if why else 'during the backward pass'}"
 
 
-def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
+def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
     """The closing lines; the last one is the run folder."""
 
     def line(name: str, sent: int, dense: int) -> str:
@@ -255,7 +259,7 @@ def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
         return f"{name:<11}{human_bytes(sent)} per worker ({ratio})"
 
     judged = metric(summary["metric_name"])
-    simulated = summary["comm_seconds"] is None and cfg["comm"].get("engine") != "ddp"
+    simulated = summary["comm_seconds"] is None and config.comm.engine != "ddp"
     remark = ""
     if simulated and summary["processes"] == 1:
         remark = " (workers share a process: no communication time)"
@@ -276,7 +280,7 @@ def footer(summary: dict[str, Any], cfg: Config, path: Path) -> str:
     ]
     if summary["modelled_seconds"] is not None:
         lines.append(
-            f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {cfg['choices']['network']}; "
+            f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {config.choices['network']}; "
             f"{summary['modelled_comm_seconds']:.3g} s of communication (dense "
             f"{summary['modelled_dense_comm_seconds']:.3g} s), {summary['modelled_exposed_seconds']:.3g} s not hidden, "
             "codec included"

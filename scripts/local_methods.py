@@ -36,6 +36,7 @@ from accordion_bench.report.render import captions
 from accordion_bench.report.render.figures.style import STYLE, save
 from accordion_bench.report.render.figures.tradeoff import tradeoff
 from accordion_bench.report.render.table import aligned
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 
 ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=1gbit"]
@@ -121,7 +122,7 @@ def planned(args: argparse.Namespace) -> tuple[list[Cell], list[str]]:
             typed = [*ALWAYS, *chosen, f"epochs={epochs}", *(option.format(**numbers) for option in options)]
             try:
                 cfg = compose([*typed, f"paths.runs={args.runs}"])
-                validate(cfg)
+                validate(RunConfig.from_dict(cfg))
             except Exception as error:  # e.g. a policy that this version does not have
                 refused.append(f"{setting}, {arm}: {explain.explain(error) or repr(error)}")
                 continue

@@ -11,6 +11,7 @@ from accordion_bench.exchange.ddp import bare
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.instantiate import Config
 from accordion_bench.processes.placement import Placement
+from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.every_step import EveryStep
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ INSTEAD = "comm.engine=exchange"
 
 def warnings(cfg: Config) -> list[str]:
     """What is done that nobody has asked for."""
-    one = cfg["comm"].get("engine") == "ddp" and cfg["comm"]["backend"] == "gloo"
+    one = cfg["comm"]["engine"] == "ddp" and cfg["comm"]["backend"] == "gloo"
     if not one or not isinstance(bare(cfg["compressor"]), PowerSGD):
         return []
     return [
@@ -31,13 +32,12 @@ def warnings(cfg: Config) -> list[str]:
     ]
 
 
-def refuse(cfg: Config, where: Placement, parts: "Components") -> None:
+def refuse(config: RunConfig, where: Placement, parts: "Components") -> None:
     """Refuse what DistributedDataParallel and its hooks cannot do.
 
     Raises:
         ConfigError: for the first such thing, with what to type instead.
     """
-    comm, choices = cfg["comm"], cfg.get("choices", {})
     if where.processes == 1:
         rule = "at least 2 with comm.engine=ddp, which puts one worker into each process"
         raise ConfigError(
@@ -46,32 +46,32 @@ def refuse(cfg: Config, where: Placement, parts: "Components") -> None:
     if where.workers_per_process > 1:
         rule = "1 with comm.engine=ddp, which has one worker in each process"
         raise ValueRefused("comm.workers_per_process", rule, where.workers_per_process, 1)
-    if comm.get("overlap") is False:
+    if config.comm.overlap is False:
         raise ValueRefused("comm.overlap", "null with comm.engine=ddp, which always overlaps", False, None)
     if not isinstance(parts.sync, EveryStep):
         raise ConfigError(
-            f"sync must be every_step with comm.engine=ddp, which exchanges gradients, got {choices.get('sync')}; "
+            f"sync must be every_step with comm.engine=ddp, which exchanges gradients, got {config.chosen('sync')}; "
             f"type sync=every_step, or {INSTEAD}"
         )
     for name, policy in parts.policies.items():
-        if policy.drives != "batch" or policy.needs_gradients or any(map(policy.needs, range(cfg["epochs"]))):
+        if policy.drives != "batch" or policy.needs_gradients or any(map(policy.needs, range(config.epochs))):
             raise ConfigError(
                 f"adaptive must be none with comm.engine=ddp, whose hooks neither change their levels nor show the "
                 f"workers' own gradients, got {name}; type adaptive=none, or {INSTEAD}"
             )
     for key in ("norms", "error"):
-        if cfg["measure"][key]:
+        if getattr(config.measure, key):
             rule = "false with comm.engine=ddp, which does not show the workers' own gradients"
             raise ValueRefused(f"measure.{key}", rule, True, False)
-    if cfg["clip_norm"] is not None and cfg["clip_at"] != "after":
+    if config.clip_norm is not None and config.clip_at != "after":
         rule = "after with comm.engine=ddp, whose gradients have been exchanged when the backward pass ends"
-        raise ValueRefused("clip_at", rule, cfg["clip_at"], "after")
-    _refuse_options(cfg, where, parts.wrapped.compressor)
+        raise ValueRefused("clip_at", rule, config.clip_at, "after")
+    _refuse_options(config, where, parts.wrapped.compressor)
 
 
-def _refuse_options(cfg: Config, where: Placement, wrapped: Compressor) -> None:
+def _refuse_options(config: RunConfig, where: Placement, wrapped: Compressor) -> None:
     """Refuse compressors without a hook, and options that their hooks do not have."""
-    node, compressor = cfg["compressor"], bare(cfg["compressor"])
+    node, compressor = config.compressor, bare(config.compressor)
     feeds_back, start_step = node.get("error_feedback", False), node.get("start_step", 0)
     must: list[tuple[str, bool, str, Any]] = [  # option, whether it fits, rule, what to type instead
         ("worker_momentum", not node.get("worker_momentum"), "false", False),
@@ -95,10 +95,9 @@ def _refuse_options(cfg: Config, where: Placement, wrapped: Compressor) -> None:
             ("orthonormalisation", compressor.orthonormalisation == "qr", fixed, "qr"),
         ]
     elif not isinstance(compressor, Dense):
-        name = cfg.get("choices", {}).get("compressor", "this one")
         raise ConfigError(
             "compressor must be none, fp16, bf16 or powersgd with comm.engine=ddp, which has hooks for these, got "
-            f"{name}; type compressor=bf16, or {INSTEAD}"
+            f"{config.chosen('compressor')}; type compressor=bf16, or {INSTEAD}"
         )
     if wrong := [(key, rule, instead) for key, fits, rule, instead in must if not fits]:
         key, rule, _ = wrong[0]
@@ -106,15 +105,13 @@ def _refuse_options(cfg: Config, where: Placement, wrapped: Compressor) -> None:
         raise ConfigError(f"compressor.{key} with comm.engine=ddp must be {rule}, got {show(node[key])}; type {typed}")
     if not isinstance(compressor, PowerSGD):
         return
-    if where.backend == "gloo" and cfg["comm"].get("bucket_cap_mb") is not None:
+    if where.backend == "gloo" and config.comm.bucket_cap_mb is not None:
         rule = "null: torch's PowerSGD hook aborts the process on gloo with more than one bucket"
-        raise ValueRefused("comm.bucket_cap_mb", rule, cfg["comm"]["bucket_cap_mb"], None)
-    if cfg["precision"] == "float16":
+        raise ValueRefused("comm.bucket_cap_mb", rule, config.comm.bucket_cap_mb, None)
+    if config.precision == "float16":
         rule = "float32 or bfloat16 with comm.engine=ddp and compressor=powersgd: torch's hook would keep an overflow"
         raise ValueRefused("precision", rule, "float16", "bfloat16")
-    for key, off in (("checkpoint.every", 0), ("resume", None)):
-        group, _, option = key.partition(".")
-        value = cfg[group][option] if option else cfg[group]
+    for key, value, off in (("checkpoint.every", config.checkpoint.every, 0), ("resume", config.resume, None)):
         if value != off:
             rule = "with comm.engine=ddp and compressor=powersgd, because the state of torch's hook cannot be saved"
             raise ValueRefused(key, f"{show(off)} {rule}", value, off)

@@ -1,4 +1,4 @@
-"""Whether every option is there, no unknown one is, and kinds of values agree with the YAML files."""
+"""Whether kinds of values agree with what is declared: by `RunConfig`, and by the YAML files of the config groups."""
 
 import functools
 import typing
@@ -9,28 +9,17 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config, target
+from accordion_bench.run_config import GROUPS, RunConfig, defaults
 
 
-def check_kinds(cfg: Config) -> None:
-    """Compare with the YAML files: every run-level option is there, no unknown one is, and kinds of values agree.
+def check_kinds(config: RunConfig) -> None:
+    """Compare the kinds of all values with the defaults.
 
     Raises:
         ConfigError: for the first option that differs.
     """
-    declared = _declared(cfg)
-    # options of other groups are their constructors' to refuse
-    for prefix in ("", "checkpoint.", "measure.", "paths.", "comm."):
-        here, there = (cfg.get(prefix[:-1]), declared.get(prefix[:-1])) if prefix else (cfg, declared)
-        if not isinstance(here, dict) or not there:
-            continue
-        for key in [key for key in there if key not in here]:
-            value = "NAME" if isinstance(there[key], dict) else checks.show(there[key])
-            raise ConfigError(f"{prefix}{key} must be there, got ~{prefix}{key}; type {prefix}{key}={value}")
-        for key in [key for key in here if key not in there and key != "choices"]:
-            near = checks.closest(key, list(there))
-            raise ConfigError(f"{prefix}{key} is no option here; type {prefix}{near}, or --help for all options")
-    _same_kinds(declared, cfg, "")
-    for name, node in (cfg["adaptive"] or {}).items():
+    _same_kinds({**defaults(), **_groups(config)}, config.to_dict(), "")
+    for name, node in config.adaptive.items():
         if not isinstance(node, dict):
             rule = "a policy's options"
             raise ConfigError(f"adaptive.{name} must be {rule}, got {checks.show(node)}; type adaptive={name}")
@@ -65,15 +54,13 @@ def _of_several_kinds(path: str | None) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if hint is Any or type(None) in typing.get_args(hint)}
 
 
-def _declared(cfg: Config) -> Config:
-    """What the YAML files say for the names that are chosen."""
-    declared = dict(_yaml(conf_dir() / "config.yaml"))
-    declared.pop("hydra")
-    entries = [entry for entry in declared.pop("defaults") if isinstance(entry, dict)]
-    for group in [group for entry in entries for group in entry if not group.startswith("override ")]:
-        names = cfg.get("choices", {}).get(group, "").split(",")
+def _groups(config: RunConfig) -> Config:
+    """What the YAML files say for the names that are chosen; those of other classes check theirs alone."""
+    declared: Config = {}
+    for group in GROUPS:
+        names = config.choices.get(group, "").split(",")
         nodes = {name: _yaml(conf_dir() / group / f"{name}.yaml") for name in names}
-        nodes = {name: node for name, node in nodes.items() if "_target_" in node or group == "comm"}
+        nodes = {name: node for name, node in nodes.items() if "_target_" in node}
         declared[group] = nodes if group == "adaptive" else next(iter(nodes.values()), {})
     return declared
 

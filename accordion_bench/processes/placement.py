@@ -3,16 +3,15 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from accordion_bench.network.interface import Interface
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
+from accordion_bench.run_config import RunConfig
 
-Config = dict[str, Any]
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
 ENGINES = ("exchange", "ddp")
 DEFAULT_WORKERS = 4
@@ -67,34 +66,38 @@ def processes_here(environ: Mapping[str, str]) -> int:
     return counts[min(node, len(counts) - 1)]
 
 
-def place(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Placement:
+def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Placement:
     """Decide where the workers live, from the configuration, the environment and the number of GPUs.
 
     Raises:
         ConfigError: the counts contradict each other or the machine.
     """
     gpus = torch.cuda.device_count() if gpus is None else gpus
-    comm = cfg["comm"]
-    checks.choice("comm.backend", comm["backend"], BACKENDS)
-    checks.number("comm.timeout", comm["timeout"], above=0, instead=600)
-    checks.choice("comm.engine", comm.get("engine", "exchange"), ENGINES)
-    if comm.get("overlap") is not None:
-        checks.boolean("comm.overlap", comm["overlap"])
-    if comm.get("bucket_cap_mb") is not None:
-        checks.number("comm.bucket_cap_mb", comm["bucket_cap_mb"], above=0, instead=25)
-    if comm.get("interface") is not None:
-        Interface(comm["interface"])
-    counts = {"workers": cfg["workers"], **{f"comm.{k}": comm[k] for k in ("processes", "workers_per_process")}}
+    comm = config.comm
+    checks.choice("comm.backend", comm.backend, BACKENDS)
+    checks.number("comm.timeout", comm.timeout, above=0, instead=600)
+    checks.choice("comm.engine", comm.engine, ENGINES)
+    if comm.overlap is not None:
+        checks.boolean("comm.overlap", comm.overlap)
+    if comm.bucket_cap_mb is not None:
+        checks.number("comm.bucket_cap_mb", comm.bucket_cap_mb, above=0, instead=25)
+    if comm.interface is not None:
+        Interface(comm.interface)
+    counts = {
+        "workers": config.workers,
+        "comm.processes": comm.processes,
+        "comm.workers_per_process": comm.workers_per_process,
+    }
     for key, value in counts.items():
         if value is not None:
             checks.integer(key, value, at_least=1)
     workers, processes, per_process = counts.values()
-    device = checks.choice("device", cfg["device"], ["auto", "cpu", "cuda"])
+    device = checks.choice("device", config.device, ["auto", "cpu", "cuda"])
     if device == "cuda" and not gpus:
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", device, "auto")
 
     ranks = environment_ranks(environ)
-    backend = comm["backend"]
+    backend = comm.backend
     local_processes = processes_here(environ)
     if backend == "auto":
         use_gpus = gpus >= (2 if ranks is None else local_processes) and device != "cpu"
@@ -146,10 +149,10 @@ def place(cfg: Config, environ: Mapping[str, str] = os.environ, gpus: int | None
     )
 
 
-def with_placement(cfg: Config, where: Placement) -> Config:
-    """The configuration with the numbers of processes and workers that have been decided."""
-    comm = {**cfg["comm"], "processes": where.processes, "workers_per_process": where.workers_per_process}
-    return {**cfg, "workers": where.workers, "comm": comm}
+def with_placement(config: RunConfig, where: Placement) -> RunConfig:
+    """The configuration with the numbers of workers that have been decided."""
+    comm = replace(config.comm, processes=where.processes, workers_per_process=where.workers_per_process)
+    return replace(config, workers=where.workers, comm=comm)
 
 
 def _fits(key: str, given: int | None, actual: int, why: str) -> int:

@@ -13,16 +13,18 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
+from accordion_bench.options.instantiate import Config
 from accordion_bench.processes.placement import Placement, environment_ranks
 from accordion_bench.processes.watchdog import Watch
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 
-Config = dict[str, Any]
 ANSWER = 20.0  # seconds within which a store that listens must answer
 _runs = itertools.count()
 _hosted: list[tuple[Any, str]] = []  # of rank 0: the store of all launches, and the number of this one
@@ -32,10 +34,13 @@ MAY_DIFFER = ("paths", "tracker", "choices", "resume")
 
 
 @contextlib.contextmanager
-def meet(cfg: Config) -> Iterator[Watch | None]:
+def meet(timeout: float) -> Iterator[Watch | None]:
     """Where torchrun or Slurm has started this process: meet the others and watch over them; else None.
 
     An error inside is published; what is raised is the first one of all processes.
+
+    Args:
+        timeout: seconds to wait for the others, `comm.timeout`.
 
     Raises:
         ConfigError: there is no meeting point, or somebody else is there.
@@ -45,7 +50,7 @@ def meet(cfg: Config) -> Iterator[Watch | None]:
         yield None
         return
     processes, rank, local_rank = ranks
-    timeout = checks.number("comm.timeout", cfg["comm"]["timeout"], above=0, instead=600)
+    timeout = checks.number("comm.timeout", timeout, above=0, instead=600)
     if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise ConfigError(
             "comm=gloo or nccl under Slurm needs the variables MASTER_ADDR and MASTER_PORT, got not both; type "
@@ -73,7 +78,7 @@ def meet(cfg: Config) -> Iterator[Watch | None]:
 
 def call_off(error: Exception) -> None:
     """Tell the others, who are about to wait, that this process will not come: its command line cannot be read."""
-    with contextlib.suppress(Exception), meet({"comm": {"timeout": ANSWER}}):
+    with contextlib.suppress(Exception), meet(ANSWER):
         raise error
 
 
@@ -119,11 +124,11 @@ def _let_all_in(watch: Watch) -> None:
         time.sleep(0.02)
 
 
-def agree(cfg: Config, where: Placement, watch: Watch | None) -> None:
+def agree(config: RunConfig, where: Placement, watch: Watch | None) -> None:
     """Refuse a process that is about to do something else than rank 0.
 
     Args:
-        cfg: as it was composed here.
+        config: as it was composed here.
         where: as it was decided here.
         watch: of the run; None with one launcher, which composes for all.
 
@@ -132,7 +137,7 @@ def agree(cfg: Config, where: Placement, watch: Watch | None) -> None:
     """
     if watch is None:
         return
-    mine = json.loads(json.dumps(comparable(cfg, where)))
+    mine = json.loads(json.dumps(comparable(config, where)))
     if where.rank == 0:
         watch.store.set("plan", json.dumps(mine))
         return
@@ -140,24 +145,27 @@ def agree(cfg: Config, where: Placement, watch: Watch | None) -> None:
         key, theirs, here = difference
         raise ConfigError(
             f"{key} must be {checks.show(theirs)} as on rank 0, got {checks.show(here)} on rank {where.rank}; "
-            + ("type the same command on every machine" if key in cfg or "." in key else "install the same everywhere")
+            + ("type the same command on every machine" if _is_option(key) else "install the same everywhere")
         )
 
 
-def comparable(cfg: Config, where: Placement) -> Config:
+def _is_option(key: str) -> bool:
+    return "." in key or key in RunConfig.__dataclass_fields__
+
+
+def comparable(config: RunConfig, where: Placement) -> Config:
     """What must be the same in all processes: the programs, and the configuration but for a machine's own affairs."""
     import torch
 
-    comm = {key: value for key, value in cfg["comm"].items() if key != "interface"}
-    comm |= {"backend": where.backend, "workers_per_process": where.workers_per_process}
-    kept = {key: value for key, value in cfg.items() if key not in MAY_DIFFER}
+    here = replace(config.comm, backend=where.backend, workers_per_process=where.workers_per_process, interface=None)
+    kept = {key: value for key, value in replace(config, comm=here).to_dict().items() if key not in MAY_DIFFER}
     return {
         "version": importlib.metadata.version("accordion-bench"),
         "version of torch": torch.__version__,
-        **reuse.decisive({**kept, "comm": comm}),
-        **{key: kept[key] for key in ("checkpoint", "profile", "resume_sweep") if key in kept},
+        **reuse.decisive(kept),
+        **{key: kept[key] for key in ("checkpoint", "profile", "resume_sweep")},
         "device": where.device,
-        "resume": "a run folder" if cfg.get("resume") else None,  # whose path may differ
+        "resume": "a run folder" if config.resume else None,  # whose path may differ
         "program": _fingerprint(),
     }
 

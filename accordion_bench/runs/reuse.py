@@ -4,15 +4,14 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.instantiate import Config
+from accordion_bench.run_config import completed
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.old_folders import in_todays_words
-
-Config = dict[str, Any]
 
 LOCK = "run.lock"  # in a run's folder; stays there, empty
 POLL = 0.2  # seconds between two looks at a lock that somebody holds
@@ -25,10 +24,11 @@ QUICK = ("seed", "epochs", "batch_size")
 def decisive(cfg: Config) -> Config:
     """Everything that decides the result, the seed included.
 
-    `choices` are only names; an option that is null is left out, as in runs from before there was that option.
+    `choices` are only names; an option that is null is left out, and one that is lacking has the value that was in
+    effect before there was that option.
     """
-    kept = {key: value for key, value in cfg.items() if key not in (*FREE, "choices") and value is not None}
-    return {"scale": "full", **kept}
+    free = (*FREE, "choices")
+    return {key: value for key, value in completed(cfg).items() if key not in free and value is not None}
 
 
 def find_earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) -> RunFolder | None:

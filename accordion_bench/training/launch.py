@@ -16,51 +16,50 @@ from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.signals import handling
 from accordion_bench.processes.spawn import spawn
 from accordion_bench.processes.watchdog import Watch
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder, log
 
-Config = dict[str, Any]
-
 
 @contextlib.contextmanager
-def join_process_group(cfg: Config, where: Placement, watch: Watch | None) -> Iterator[None]:
+def join_process_group(config: RunConfig, where: Placement, watch: Watch | None) -> Iterator[None]:
     """Join the process group of the processes that torchrun or Slurm has started; without them there is none yet.
 
     Args:
-        cfg: the resolved configuration.
+        config: the configuration.
         where: the placement.
         watch: over those processes; None without them.
     """
     if watch is None:
         yield
         return
-    with process_group.use_interface(cfg["comm"].get("interface")):
-        process_group.join(where, watch.store, cfg["comm"]["timeout"])
+    with process_group.use_interface(config.comm.interface):
+        process_group.join(where, watch.store, config.comm.timeout)
         try:
             yield
         finally:
             process_group.leave()
 
 
-def prepare_data(cfg: Config, where: Placement, watch: Watch | None) -> None:
+def prepare_data(config: RunConfig, where: Placement, watch: Watch | None) -> None:
     """Make sure that the data is there, once per machine; all processes wait.
 
     Raises:
         ConfigError: the data is missing here.
     """
     if where.local_rank == 0:
-        build(cfg["dataset"], "dataset").prepare(cfg["paths"]["data"])
+        build(config.dataset, "dataset").prepare(config.paths.data)
     if watch is not None:
         watch.store.set(f"data-{where.rank}", "")
         for rank in range(where.processes):
             watch.get(f"data-{rank}")
 
 
-def run(cfg: Config, where: Placement, folder: RunFolder, watch: Watch | None = None) -> None:
+def run(config: RunConfig, where: Placement, folder: RunFolder, watch: Watch | None = None) -> None:
     """Train in all processes that this one is responsible for; the leader has written the summary when it returns.
 
     Args:
-        cfg: the resolved configuration.
+        config: the configuration.
         where: the placement.
         folder: the run folder.
         watch: over the process group that this process has joined; None where it is alone.
@@ -70,19 +69,19 @@ def run(cfg: Config, where: Placement, folder: RunFolder, watch: Watch | None = 
         RuntimeError: a process failed.
     """
     if where.launcher != "self" or where.processes == 1:
-        train(cfg, where, folder, watch)
+        train(config, where, folder, watch)
         return
-    task = functools.partial(_train_spawned, cfg, folder.path)
-    error = spawn(task, where, cfg["comm"]["timeout"], cfg["comm"].get("interface")).error()
+    task = functools.partial(_train_spawned, config, folder.path)
+    error = spawn(task, where, config.comm.timeout, config.comm.interface).error()
     if error is not None and not folder.done:
         raise error
 
 
-def _train_spawned(cfg: Config, folder: Path, where: Placement, watch: Watch) -> None:
-    train(cfg, where, RunFolder(folder), watch)
+def _train_spawned(config: RunConfig, folder: Path, where: Placement, watch: Watch) -> None:
+    train(config, where, RunFolder(folder), watch)
 
 
-def train(cfg: Config, where: Placement, folder: RunFolder, watch: Watch | None = None) -> None:
+def train(config: RunConfig, where: Placement, folder: RunFolder, watch: Watch | None = None) -> None:
     """Train in this process, as one of possibly several that have joined a process group."""
     from accordion_bench.training.trainer import Trainer
 
@@ -92,12 +91,12 @@ def train(cfg: Config, where: Placement, folder: RunFolder, watch: Watch | None 
         torch.cuda.set_device(device)
     stopper = Stopper(leader=where.rank == 0, store=watch.store if watch else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
-    comm.timeout = cfg["comm"]["timeout"]
+    comm.timeout = config.comm.timeout
     handler = folder.log_to_file() if comm.leader else None
     with handling(stopper.note):
         try:
-            trainer = Trainer(cfg, comm, folder, stopper)
-            if cfg["resume"]:
+            trainer = Trainer(config.to_dict(), comm, folder, stopper)
+            if config.resume:
                 resume(trainer, folder)
             summary = trainer.fit()
             if comm.leader:

@@ -261,7 +261,7 @@ def test_refused_in_one_sentence(overrides, told):
     (["sync=hierarchical"], "sync hierarchical (averaging every 16 steps), adaptive none"),
 ])  # fmt: skip
 def test_the_header_tells_the_first_period(overrides, told):
-    assert told in train.header(composed.cfg(*overrides), Placement("simulated", 1, 4))
+    assert told in train.header(composed.config(*overrides), Placement("simulated", 1, 4))
 
 
 # ---- real runs: 24 steps, 6 an epoch

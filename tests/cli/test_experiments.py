@@ -22,6 +22,7 @@ from accordion_bench.config.compose import compose, resolve
 from accordion_bench.exchange.partition import sent_specs
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import tiny
@@ -130,7 +131,7 @@ def check_cell(preset: str, arm: str, monkeypatch) -> None:
     """Validated at tiny, put together at the other scales; the network is tests/models/test_models.py's to build."""
     monkeypatch.setattr(validate, "build_model", lambda cfg, dataset: torch.nn.Linear(1, 1))
     cfg = cfg_of(preset, arm, "tiny")
-    validate.validate(cfg)
+    validate.validate(RunConfig.from_dict(cfg))
     assert (cfg["choices"]["experiment"], cfg["choices"]["arm"]) == (preset, arm)
     for at in ("full", "small"):
         parts_of(cfg_of(preset, arm, at))

@@ -23,6 +23,7 @@ from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from tests.kit.composed import parts_of, swept, unresolved
 from tests.kit.helpers import compressor as wrapped
@@ -159,7 +160,7 @@ def check_cell(preset: str, arm: str, monkeypatch) -> None:
     monkeypatch.setattr(validate, "build_model", small_model)
     for faithful in (False, True):
         cfg = cfg_of(preset, arm, "tiny", faithful)
-        validate.validate(cfg)
+        validate.validate(RunConfig.from_dict(cfg))
         names = cfg["choices"]
         assert names["experiment"] == preset + ", faithful" * faithful and names["arm"] == arm
     for at in ("full", "small"):

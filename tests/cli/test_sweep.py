@@ -20,6 +20,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
 from accordion_bench.report.read.load import find_runs
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import tiny
@@ -397,7 +398,7 @@ def test_a_cell_is_one_task_of_slurm(tmp_path):
     """submitit starts a cell with srun, as one task: no process group is waited for, and it may spawn its own."""
     environ = {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     for overrides, place in (((), ("simulated", 1, 4)), (("comm=gloo", "comm.processes=2"), ("gloo", 2, 2))):
-        where = placement.place(tiny.cfg(tmp_path, "comm=auto", *overrides), environ, gpus=0)
+        where = placement.place(RunConfig.from_dict(tiny.cfg(tmp_path, "comm=auto", *overrides)), environ, gpus=0)
         assert (where.backend, where.processes, where.workers_per_process) == place
         assert where.launcher == "self"
 

@@ -16,6 +16,7 @@ from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from scripts import matrix
@@ -155,10 +156,10 @@ def test_one_sentence(overrides, told):
 def test_more_processes_than_gpus():
     cfg = compose(["comm=nccl", "comm.processes=2"])
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2; type comm.processes=1"):
-        placement.place(cfg, environ={}, gpus=1)
+        placement.place(RunConfig.from_dict(cfg), environ={}, gpus=1)
     started = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2"):
-        placement.place(compose(["comm=nccl"]), environ=started, gpus=1)
+        placement.place(RunConfig.from_dict(compose(["comm=nccl"])), environ=started, gpus=1)
 
 
 def test_one_experiment_and_one_of_its_arms():
@@ -276,7 +277,7 @@ def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
     assert cfg["checkpoint"]["every"] == 3
     typed = [f"resume={stopped.path}", "comm=simulated"]
     cfg = train.resumed_config(compose(typed), set(command.typed(typed)))
-    assert placement.place(cfg, environ={}, gpus=0) == placement.Placement("simulated", 1, 4)
+    assert placement.place(RunConfig.from_dict(cfg), environ={}, gpus=0) == placement.Placement("simulated", 1, 4)
     assert cfg["choices"]["comm"] == "simulated"
 
 

@@ -13,6 +13,7 @@ from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
@@ -196,12 +197,12 @@ REFUSED = {
 @pytest.mark.parametrize("overrides", REFUSED)
 def test_refused_in_one_sentence(tmp_path, overrides):
     with pytest.raises(ConfigError, match=REFUSED[overrides]):
-        validate(composed.run(tmp_path, *DDP, *overrides.split()))
+        validate(RunConfig.from_dict(composed.run(tmp_path, *DDP, *overrides.split())))
 
 
 @pytest.mark.parametrize("overrides", ["", " ".join(HOOK), "adaptive=adabatch", "bn=local", "comm.bucket_cap_mb=2"])
 def test_allowed(tmp_path, overrides):
-    validate(composed.run(tmp_path, *DDP, *overrides.split()))
+    validate(RunConfig.from_dict(composed.run(tmp_path, *DDP, *overrides.split())))
 
 
 def test_what_is_done_about_gloo_and_powersgd_is_said(tmp_path):

@@ -141,10 +141,10 @@ TEXT = ["model=lstm_small", "dataset=synthetic_text"]
 )
 def test_refused(tmp_path, overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        validate(composed.cfg(f"paths.runs={tmp_path}", *overrides))
+        validate(composed.config(f"paths.runs={tmp_path}", *overrides))
 
 
 def test_no_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler, got no no-such-compiler here; type compile=null"):
-        validate(composed.cfg(*TINY, f"paths.runs={tmp_path}", "compile=inductor", "device=cpu"))
+        validate(composed.config(*TINY, f"paths.runs={tmp_path}", "compile=inductor", "device=cpu"))

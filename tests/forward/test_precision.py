@@ -14,6 +14,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.config.validate import validate
 from accordion_bench.forward.precision import LossScale
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
@@ -300,4 +301,4 @@ def test_a_language_model_in_bfloat16(tmp_path):
 )
 def test_refused(tmp_path, overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        validate(composed.run(tmp_path, *overrides))
+        validate(RunConfig.from_dict(composed.run(tmp_path, *overrides)))

@@ -27,6 +27,7 @@ from accordion_bench.models.lstm import LSTM
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
@@ -337,10 +338,10 @@ def _in_each_process(rank: int, meeting: str, cfgs: dict[str, dict], folders: di
         dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
         where = placement.Placement("gloo", processes, 4 // processes, rank, rank, "environment")
         for arm, cfg in cfgs.items():
-            launch.train(cfg, where, RunFolder(folders[f"{arm} {processes}"]))
+            launch.train(RunConfig.from_dict(cfg), where, RunFolder(folders[f"{arm} {processes}"]))
         if processes == 2:
             folder = folders["resumed"]
-            launch.train({**cfgs["topk"], "resume": str(folder)}, where, RunFolder(folder))
+            launch.train(RunConfig.from_dict({**cfgs["topk"], "resume": str(folder)}), where, RunFolder(folder))
         dist.destroy_process_group()
 
 
@@ -561,5 +562,5 @@ def test_metrics_are_plain_json(tmp_path):
 )  # fmt: skip
 def test_refused(tmp_path, overrides, message):
     with pytest.raises(ConfigError) as refused:
-        validate(cfg_for(tmp_path, *overrides))
+        validate(RunConfig.from_dict(cfg_for(tmp_path, *overrides)))
     assert str(refused.value) == message

@@ -11,6 +11,7 @@ from accordion_bench.config import by_scale
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.config.compose import compose
 from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.run_config import RunConfig
 
 _once = functools.cache(compose)
 
@@ -44,6 +45,11 @@ def cfg(*overrides: str) -> dict[str, Any]:
             return compose(overrides)
         node[last] = copy.deepcopy(_value(option))
     return out
+
+
+def config(*overrides: str) -> RunConfig:
+    """`cfg` of the same arguments, typed."""
+    return RunConfig.from_dict(cfg(*overrides))
 
 
 def run(runs: Path, *overrides: str) -> dict[str, Any]:

@@ -84,7 +84,7 @@ DECISIONS = [
 
 @pytest.mark.parametrize("overrides, environ, gpus, decision", DECISIONS)
 def test_layout(overrides, environ, gpus, decision):
-    where = placement.place(composed.cfg(*overrides.split()), environ, gpus)
+    where = placement.place(composed.config(*overrides.split()), environ, gpus)
     assert f"{where.backend} {where.processes} {where.workers_per_process} {where.device}" == decision
     ranks = placement.environment_ranks(environ) or (1, 0, 0)
     assert (where.launcher, where.rank, where.local_rank) == ("environment" if len(environ) > 2 else "self", *ranks[1:])
@@ -101,7 +101,7 @@ def test_layout(overrides, environ, gpus, decision):
 )
 def test_what_contradicts_the_launcher_is_refused(overrides, environ, told):
     with pytest.raises(ConfigError, match=told):
-        placement.place(composed.cfg(*overrides.split()), environ, gpus=0)
+        placement.place(composed.config(*overrides.split()), environ, gpus=0)
 
 
 def test_slurm_without_an_address(monkeypatch, tmp_path):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import placement, process_group, rendezvous
+from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, processes, tiny
 
@@ -59,15 +60,15 @@ def slurm(rank: int, tasks: int, per_node: str, node: int = 0) -> dict[str, str]
 
 def test_more_tasks_than_gpus():
     """Slurm's tasks count like torchrun's processes: nccl for one GPU each, gloo where two share one."""
-    where = placement.place(composed.cfg(), slurm(0, 8, "4(x2)"), 4)
+    where = placement.place(composed.config(), slurm(0, 8, "4(x2)"), 4)
     assert (where.backend, where.processes, where.device) == ("nccl", 8, "cuda")
-    assert placement.place(composed.cfg(), slurm(0, 8, "8"), 4).backend == "gloo"
+    assert placement.place(composed.config(), slurm(0, 8, "8"), 4).backend == "gloo"
     several = slurm(0, 8, "8"), {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
     for environ in several:
         with pytest.raises(ConfigError, match=r"comm.processes must be at most 4, the GPUs here, .*, got 8; type"):
-            placement.place(composed.cfg("comm=nccl"), environ, 4)
+            placement.place(composed.config("comm=nccl"), environ, 4)
         with pytest.raises(ConfigError, match=r"comm must be gloo or simulated on a machine without .*, got nccl"):
-            placement.place(composed.cfg("comm=nccl"), environ, 0)
+            placement.place(composed.config("comm=nccl"), environ, 0)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +82,14 @@ def test_more_tasks_than_gpus():
 )
 def test_options_of_comm(override, told):
     with pytest.raises(ConfigError, match=told):
-        placement.place(composed.cfg(override), {}, 0)
+        placement.place(composed.config(override), {}, 0)
 
 
 def test_an_old_runs_options_of_comm():
     cfg = composed.cfg()
     for key in ("overlap", "bucket_cap_mb", "engine", "interface"):
         del cfg["comm"][key]
-    assert placement.place(cfg, {}, 0).backend == "simulated"
+    assert placement.place(RunConfig.from_dict(completed(cfg)), {}, 0).backend == "simulated"
 
 
 def test_the_interface_of_gloo(monkeypatch):
@@ -175,8 +176,8 @@ WHERE = placement.Placement("gloo", 2, 2, launcher="environment")
 def compare(cfg: dict, other: dict, where: placement.Placement = WHERE) -> None:
     """Rank 0 with `cfg`, rank 1 with `other`."""
     leader, follower = watches(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 2)
-    rendezvous.agree(cfg, WHERE, leader)
-    rendezvous.agree(other, replace(where, rank=1, local_rank=1), follower)
+    rendezvous.agree(RunConfig.from_dict(cfg), WHERE, leader)
+    rendezvous.agree(RunConfig.from_dict(other), replace(where, rank=1, local_rank=1), follower)
 
 
 @pytest.mark.parametrize(
@@ -206,10 +207,10 @@ def test_other_programs_and_devices_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="device must be cpu as on rank 0, got cuda on rank 1"):
         compare(cfg, cfg, placement.Placement("gloo", 2, 2, device="cuda"))
     leader, follower = watches(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 2)
-    rendezvous.agree(cfg, WHERE, leader)
+    rendezvous.agree(RunConfig.from_dict(cfg), WHERE, leader)
     monkeypatch.setattr("torch.__version__", "2.11.0")
     with pytest.raises(ConfigError, match=r"version of torch must be .* got 2.11.0 on rank 1; install the"):
-        rendezvous.agree(cfg, replace(WHERE, rank=1, local_rank=1), follower)
+        rendezvous.agree(RunConfig.from_dict(cfg), replace(WHERE, rank=1, local_rank=1), follower)
 
 
 # ---- the whole way

@@ -11,6 +11,7 @@ import torch
 from accordion_bench import train
 from accordion_bench.processes import placement
 from accordion_bench.processes.interrupt import Interrupted
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
@@ -239,16 +240,17 @@ def _in_each_process(rank: int, store_file: str, cfgs: dict[str, dict], folders:
 
     def stopped(cfg: dict, folder: Path) -> None:
         with stopping_after(13), contextlib.suppress(KeyboardInterrupt):
-            launch.train({**cfg, "checkpoint": {"every": 5}}, where, RunFolder(folder))
+            launch.train(RunConfig.from_dict({**cfg, "checkpoint": {"every": 5}}), where, RunFolder(folder))
         dist.barrier()
 
     for arm, cfg in cfgs.items():
         straight, resumed = folders[arm]
-        launch.train(cfg, where, RunFolder(straight))
+        launch.train(RunConfig.from_dict(cfg), where, RunFolder(straight))
         stopped(cfg, resumed)
-        launch.train({**cfg, "resume": str(resumed)}, where, RunFolder(resumed))
+        launch.train(RunConfig.from_dict({**cfg, "resume": str(resumed)}), where, RunFolder(resumed))
     cfg = cfgs["powersgd accordion"]
-    launch.train({**cfg, "resume": str(folders["one to two"])}, where, RunFolder(folders["one to two"]))
+    there = folders["one to two"]
+    launch.train(RunConfig.from_dict({**cfg, "resume": str(there)}), where, RunFolder(there))
     stopped(cfg, folders["two to one"])
     dist.destroy_process_group()
 

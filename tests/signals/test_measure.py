@@ -11,6 +11,7 @@ from accordion_bench import train
 from accordion_bench.config.validate import validate
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.training.trainer import Trainer
@@ -229,5 +230,5 @@ def test_on_text(tmp_path):
 @pytest.mark.parametrize("key", ["norms", "error"])
 def test_refused(tmp_path, key):
     with pytest.raises(ConfigError) as refused:
-        validate(cfg_for(tmp_path, f"measure.{key}=3"))
+        validate(RunConfig.from_dict(cfg_for(tmp_path, f"measure.{key}=3")))
     assert str(refused.value) == f"measure.{key} must be true or false, got 3; type measure.{key}=false"

@@ -57,10 +57,10 @@ REFUSED = [
 def test_refused_in_one_sentence(tmp_path, overrides, told):
     typed = tiny.typed(tmp_path, "sync=local_sgd", *overrides)
     with pytest.raises(ConfigError, match=told) as caught:
-        validate(composed.cfg(*typed))
+        validate(composed.config(*typed))
     assert "\n" not in str(caught.value) and str(caught.value).count("; type ") == 1
     for followed in advised(typed, str(caught.value)):
-        validate(composed.cfg(*followed))
+        validate(composed.config(*followed))
 
 
 def advised(typed: list[str], sentence: str) -> list[list[str]]:

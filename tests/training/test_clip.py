@@ -16,6 +16,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from tests.forward.test_text import cfg_for, fitted, trainer_for
 from tests.kit import local, tiny
@@ -197,7 +198,7 @@ def test_two_processes_of_two_workers_equal_one_of_four(tmp_path):
 @pytest.mark.parametrize("value", ["0", "-1", "big", "true"])
 def test_refused(value):
     with pytest.raises(ConfigError) as refused:
-        validate(cfg_for(Path("nowhere"), f"clip_norm={value}"))
+        validate(RunConfig.from_dict(cfg_for(Path("nowhere"), f"clip_norm={value}")))
     assert str(refused.value) == f"clip_norm must be a number above 0, got {value}; type clip_norm=1.0"
 
 
@@ -279,7 +280,7 @@ def test_after_the_exchange_leaves_the_overlap(tmp_path):
 )
 def test_after_the_exchange_is_refused_where_the_update_is_no_gradient(tmp_path, overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        validate(tiny.cfg(tmp_path, "clip_norm=1", *overrides))
+        validate(RunConfig.from_dict(tiny.cfg(tmp_path, "clip_norm=1", *overrides)))
 
 
 def test_where_without_a_norm_is_warned_of(tmp_path):

@@ -15,6 +15,7 @@ from accordion_bench.config.validate import validate
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.processes import placement
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
@@ -24,7 +25,7 @@ SMALL = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=200", "datas
 
 def trainer_for(tmp_path, overrides, workers=4):
     cfg = compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
-    validate(cfg)
+    validate(RunConfig.from_dict(cfg))
     return Trainer(cfg, Comm(workers), RunFolder.create(str(tmp_path), "test", cfg))
 
 
@@ -167,7 +168,7 @@ class TestBatchNorm:
 def test_metrics_and_summary_have_every_column(tmp_path):
     trainer = trainer_for(tmp_path, ["compressor=powersgd", "adaptive=accordion", "target=0.01"])
     cfg = trainer.cfg
-    launch.train(cfg, placement.place(cfg, {}, 0), trainer.folder)
+    launch.train(RunConfig.from_dict(cfg), placement.place(RunConfig.from_dict(cfg), {}, 0), trainer.folder)
     rows = trainer.folder.read_metrics()
     assert [row["epoch"] for row in rows] == [0, 1]
     bytes_columns = ["payload", "wire", "inner_wire", "control", "control_wire", "eval", "setup", "dense", "dense_wire"]

@@ -4,8 +4,7 @@ import importlib
 from typing import Any
 
 from accordion_bench.compressors.traits import declared_by
-
-Config = dict[str, Any]
+from accordion_bench.options.instantiate import Config
 
 KNOBS = ("rank", "density", "bits")
 SCHEMES = {

@@ -189,7 +189,7 @@ def test_every_cell_is_valid(preset, monkeypatch):
         check_cell(preset, arm, monkeypatch)
 
 
-@pytest.mark.parametrize("preset", ["accordion/base", "accordion/base_images", "accordion/faithful"])
+@pytest.mark.parametrize("preset", [*PARTS, "accordion/families/powersgd"])
 def test_a_part_is_no_experiment(preset):
     with pytest.raises(ConfigError) as refused:
         compose([f"+experiment={preset}"])

@@ -92,19 +92,19 @@ def codec(name: str, yaml_name: str, changes: dict, specs: list[TensorSpec], xs_
     ctx = exchange.context(plan, 1000, 0.1, 1000.0)
     payload = sum(compressor.payload_bytes(s, level, 1) for s, level in zip(ctx.specs, ctx.levels, strict=True))
     if isinstance(compressor, OneShot) and compressor.traits.fixed_size:
-        return Codec(name, one_shot(compressor, xs_W, ctx), payload)
+        return Codec(name, one_shot(compressor, xs_W, ctx, comm), payload)
     state = exchange.state
     return Codec(name, {"both": lambda: compressor.exchange(xs_W, ctx, state, comm)}, payload)
 
 
-def one_shot(compressor: OneShot, xs_W: list[torch.Tensor], ctx: Context) -> dict[str, Callable[[], None]]:
+def one_shot(compressor: OneShot, xs_W: list[torch.Tensor], ctx: Context, comm: Comm) -> dict[str, Callable[[], None]]:
     """Encode all tensors, and decode one message of each into a sum."""
     levels = {i: v for i, v in enumerate(ctx.levels) if v is not None and compressor.compresses(ctx.specs[i], v)}
-    groups: list[Group] = compressor.encode_groups(xs_W, ctx, levels, [0])
+    groups: list[Group] = compressor.encode_groups(xs_W, ctx, levels, comm)
     totals = [torch.zeros(len(g.ids), ctx.specs[g.ids[0]].numel, device=xs_W[0].device) for g in groups]
 
     def encode() -> None:
-        groups[:] = compressor.encode_groups(xs_W, ctx, levels, [0])
+        groups[:] = compressor.encode_groups(xs_W, ctx, levels, comm)
 
     def decode() -> None:
         for total, group in zip(totals, groups, strict=True):

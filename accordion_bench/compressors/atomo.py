@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import Context, dense_bytes
-from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng

@@ -6,9 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import stochastic_rounding
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.rounding.norms import bucket_norms
 from accordion_bench.compressors.tiles import bucket_tiles
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -67,7 +68,7 @@ class Blockwise(OneShot):
 
     def scales(self, x_R: Tensor, spec: TensorSpec) -> Tensor:
         """s_b of every bucket, float32 [R, m]; a bucket whose s_b would be no normal float32 counts as zero."""
-        scales_R = stochastic_rounding.bucket_norms(x_R, self.size(spec), "linf") / LARGEST[self.format]
+        scales_R = bucket_norms(x_R, self.size(spec), "linf") / LARGEST[self.format]
         if not scales_R.isfinite().all():
             raise NonFiniteRow(int((~scales_R.isfinite()).any(1).nonzero()[0]))
         return torch.where(scales_R >= torch.finfo(torch.float32).tiny, scales_R, 0)

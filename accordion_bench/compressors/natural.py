@@ -8,7 +8,8 @@ from torch import Tensor
 
 from accordion_bench.compressors import index_codes, packed_codes
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.tiles import tiles
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -83,7 +84,7 @@ class Natural(OneShot):
         for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
             for part in tiles(n, total.device):
                 count = part.stop - part.start
-                packed = slice(packed_codes.code_bytes(part.start, K), packed_codes.code_bytes(part.stop, K))
+                packed = packed_codes.code_place(part, K)
                 signs = slice(header + part.start // 8, header + -(-part.stop // 8))
                 for message in message_A:
                     bits = packed_codes.unpack_codes(message[None, packed].contiguous(), K, count)[0].int()

@@ -6,9 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import stochastic_rounding
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.rounding.signs import encode_signs
+from accordion_bench.compressors.rounding.sums import add_signs_
 from accordion_bench.compressors.tiles import bucket_tiles
 from accordion_bench.plan import TensorSpec
 
@@ -54,9 +56,7 @@ class OneBit(OneShot):
         middle_R, half_R = (high_R + low_R) / 2, (high_R - low_R) / 2
         if not (middle_R.isfinite() & half_R.isfinite()).all():
             raise NonFiniteRow(int((~(middle_R.isfinite() & half_R.isfinite())).any(1).nonzero()[0]))
-        return torch.cat(
-            [middle_R.view(torch.uint8), half_R.view(torch.uint8), stochastic_rounding.encode_signs(x_R)], dim=1
-        )
+        return torch.cat([middle_R.view(torch.uint8), half_R.view(torch.uint8), encode_signs(x_R)], dim=1)
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
@@ -68,4 +68,4 @@ class OneBit(OneShot):
                 middle, half = (message[:header].clone().view(torch.float32) * alpha).chunk(2)
                 for part, shape, columns in bucket_tiles(spec.numel, size, total.device):
                     total[part].view(shape).add_(middle[columns, None])
-                stochastic_rounding.add_signs_(total, message[None, header:], half[None], size)
+                add_signs_(total, message[None, header:], half[None], size)

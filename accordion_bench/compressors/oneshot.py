@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import entropy, packed_codes
+from accordion_bench.compressors import packed_codes
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
-from accordion_bench.compressors.stochastic_rounding import NonFiniteInput as NonFiniteRow
+from accordion_bench.compressors.entropy import coded_bytes
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng, large_pages
@@ -202,7 +203,7 @@ class OneShot(Compressor):
         for g in range(len(group.ids)):
             codes_A, levels = self.codes_of(group.message[:, g], spec, group.level, ctx)  # type: ignore[call-overload]
             packed = packed_codes.code_bytes(spec.numel, len(levels))
-            saved += sum(packed - entropy.coded_bytes(row, levels, self.entropy) for row in codes_A)
+            saved += sum(packed - coded_bytes(row, levels, self.entropy) for row in codes_A)
         return saved
 
     def _means(self, group: Group, ctx: Context, workers: int, dtype: torch.dtype) -> Tensor:

@@ -48,25 +48,30 @@ def code_bytes(n: int, levels: int) -> int:
     return -(-n // (8 // width)) if 8 % width == 0 else width * -(-n // 8)
 
 
+def code_place(columns: slice, levels: int) -> slice:
+    """Where the packed codes of some columns of a row lie in its message; whole bytes, see above."""
+    return slice(code_bytes(columns.start, levels), code_bytes(columns.stop, levels))
+
+
 def pack_codes(codes_R: Tensor, levels: int) -> Tensor:
     """Codes below `levels`, uint8 [R, N], as bytes [R, code_bytes(N, levels)]."""
     if codes_R.device.type == "cpu":
-        return torch.from_numpy(_pack_on_cpu(codes_R.numpy(), levels))
-    return _pack_on_device(codes_R, levels)
+        return torch.from_numpy(pack_on_cpu(codes_R.numpy(), levels))
+    return pack_on_device(codes_R, levels)
 
 
 def unpack_codes(bytes_R: Tensor, levels: int, count: int) -> Tensor:
     """The inverse of `pack_codes`: the first `count` codes of each row, uint8 [R, count]."""
     if bytes_R.device.type == "cpu":
-        return torch.from_numpy(_unpack_on_cpu(bytes_R.numpy(), levels, count))
-    return _unpack_on_device(bytes_R, levels, count)
+        return torch.from_numpy(unpack_on_cpu(bytes_R.numpy(), levels, count))
+    return unpack_on_device(bytes_R, levels, count)
 
 
 def look_up(bytes_R: Tensor, values: tuple[float, ...], count: int, factor: float = 1.0) -> Tensor:
     """factor x values[code] of the first `count` packed codes of each row, one value per level: float32 [R, count]."""
     if bytes_R.device.type == "cpu":
-        return torch.from_numpy(_look_up_on_cpu(bytes_R.numpy(), values, count, factor))
-    return _look_up_on_device(bytes_R, values, count, factor)
+        return torch.from_numpy(look_up_on_cpu(bytes_R.numpy(), values, count, factor))
+    return look_up_on_device(bytes_R, values, count, factor)
 
 
 @functools.cache
@@ -92,7 +97,7 @@ def _table(values: tuple[float, ...]) -> np.ndarray:
     return np.array(values, np.float32)[fields.clip(max=levels - 1)]
 
 
-def _pack_on_cpu(codes: np.ndarray, levels: int) -> np.ndarray:
+def pack_on_cpu(codes: np.ndarray, levels: int) -> np.ndarray:
     rows, n = codes.shape
     width, size = code_width(levels), code_bytes(n, levels)
     if width == 1:
@@ -126,7 +131,7 @@ def _powers_of_3() -> np.ndarray:
 
 
 def _words_on_cpu(message: np.ndarray, width: int) -> np.ndarray:
-    """The words that `_pack_on_cpu` had before it dropped their empty bytes."""
+    """The words that `pack_on_cpu` had before it dropped their empty bytes."""
     if width in _WORDS:
         return message.astype(_WORDS[width])
     words = np.zeros((len(message), message.shape[1] // width), np.uint64)
@@ -135,12 +140,12 @@ def _words_on_cpu(message: np.ndarray, width: int) -> np.ndarray:
     return words
 
 
-def _unpack_on_cpu(message: np.ndarray, levels: int, count: int) -> np.ndarray:
+def unpack_on_cpu(message: np.ndarray, levels: int, count: int) -> np.ndarray:
     width = code_width(levels)
     if width == 1:
         return np.unpackbits(message, axis=1, count=count, bitorder="little")
     if levels == 3:
-        return _look_up_on_cpu(message, (0.0, 1.0, 2.0), count).astype(np.uint8)
+        return look_up_on_cpu(message, (0.0, 1.0, 2.0), count).astype(np.uint8)
     if width == 8:
         return message[:, :count].copy()
     words = _words_on_cpu(message, width)
@@ -152,7 +157,7 @@ def _unpack_on_cpu(message: np.ndarray, levels: int, count: int) -> np.ndarray:
     return words.view(np.uint8)[:, :count]
 
 
-def _look_up_on_cpu(message: np.ndarray, values: tuple[float, ...], count: int, factor: float = 1.0) -> np.ndarray:
+def look_up_on_cpu(message: np.ndarray, values: tuple[float, ...], count: int, factor: float = 1.0) -> np.ndarray:
     table, width = _table(values), code_width(len(values))
     if factor != 1:
         table = table * np.float32(factor)
@@ -162,13 +167,13 @@ def _look_up_on_cpu(message: np.ndarray, values: tuple[float, ...], count: int, 
         np.bitwise_and(words, 0xFFF, out=fields[..., 0])
         np.right_shift(words, 12, out=fields[..., 1])
     elif width >= 5:
-        fields = _unpack_on_cpu(message, len(values), count)
+        fields = unpack_on_cpu(message, len(values), count)
     else:
         fields = message
     return table.take(fields, axis=0, mode="clip").reshape(len(message), -1)[:, :count]
 
 
-def _pack_on_device(codes_R: Tensor, levels: int) -> Tensor:
+def pack_on_device(codes_R: Tensor, levels: int) -> Tensor:
     rows, n = codes_R.shape
     width, size = code_width(levels), code_bytes(n, levels)
     if width == 1:
@@ -187,7 +192,7 @@ def _pack_on_device(codes_R: Tensor, levels: int) -> Tensor:
     return used_bytes[:, :size].contiguous()
 
 
-def _unpack_on_device(bytes_R: Tensor, levels: int, count: int) -> Tensor:
+def unpack_on_device(bytes_R: Tensor, levels: int, count: int) -> Tensor:
     width = code_width(levels)
     if width == 1:
         return unpack_bits(bytes_R, count).to(torch.uint8)
@@ -205,7 +210,7 @@ def _unpack_on_device(bytes_R: Tensor, levels: int, count: int) -> Tensor:
     return codes.view(len(bytes_R), len(codes) // max(1, len(bytes_R)))[:, :count]
 
 
-def _look_up_on_device(bytes_R: Tensor, values: tuple[float, ...], count: int, factor: float = 1.0) -> Tensor:
-    codes = _unpack_on_device(bytes_R, len(values), count)
+def look_up_on_device(bytes_R: Tensor, values: tuple[float, ...], count: int, factor: float = 1.0) -> Tensor:
+    codes = unpack_on_device(bytes_R, len(values), count)
     table = torch.tensor(values, dtype=torch.float32).mul_(factor).to(codes.device)
     return table.index_select(0, codes.flatten().int()).view(codes.shape)

@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import codebooks, packed_codes, stochastic_rounding
+from accordion_bench.compressors import codebooks, packed_codes
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.entropy import check_entropy
-from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.rounding.norms import bucket_norms
+from accordion_bench.compressors.rounding.stochastic import encode_levels
+from accordion_bench.compressors.rounding.sums import add_levels_
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
@@ -135,16 +139,14 @@ class Quantiser(OneShot):
         Raises:
             NonFiniteRow: a row has a NaN or an infinity, or its norm is beyond float32.
         """
-        norms_R = stochastic_rounding.bucket_norms(x_R, self.size(x_R.shape[1]), self.norm)
+        norms_R = bucket_norms(x_R, self.size(x_R.shape[1]), self.norm)
         if not norms_R.isfinite().all():
             raise NonFiniteRow(int((~norms_R.isfinite()).any(1).nonzero()[0]))
         return norms_R
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         norms_R = self.norms(x_R)
-        codes_R = stochastic_rounding.encode_levels(
-            x_R, norms_R, self.size(spec.numel), self.in_force(level, ctx), keys
-        )
+        codes_R = encode_levels(x_R, norms_R, self.size(spec.numel), self.in_force(level, ctx), keys)
         return torch.cat([norms_R.view(torch.uint8), codes_R], dim=1)
 
     def add_decoded_(
@@ -152,9 +154,7 @@ class Quantiser(OneShot):
     ) -> None:
         header, messages = 4 * self.buckets(spec.numel), message_AR.flatten(0, 1)
         norms = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32) * alpha
-        stochastic_rounding.add_levels_(
-            total_R, messages[:, header:], norms, self.size(spec.numel), self.in_force(level, ctx)
-        )
+        add_levels_(total_R, messages[:, header:], norms, self.size(spec.numel), self.in_force(level, ctx))
 
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]]:
         tables: list[list[Buckets]] = [[] for _ in range(len(xs_W[0]) if xs_W else 0)]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.oneshot import NonFiniteRow
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
 
 CHUNK = 1 << 16  # entries whose magnitudes are compared at a time on a CPU: what fits into its second-level cache
 PREFILTER = 1 << 15  # rows from this length on are searched in two passes

@@ -6,9 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import stochastic_rounding
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.rounding.signs import encode_scaled_signs, encode_signs
+from accordion_bench.compressors.rounding.sums import add_signs_
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
@@ -63,8 +64,8 @@ class Sign(OneShot):
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         if not self.traits.scaled:
-            return stochastic_rounding.encode_signs(x_R)
-        bits_R, scales_R = stochastic_rounding.encode_scaled_signs(x_R, self.chunk)
+            return encode_signs(x_R)
+        bits_R, scales_R = encode_scaled_signs(x_R, self.chunk)
         return torch.cat([scales_R.view(torch.uint8), bits_R], dim=1)
 
     def add_decoded_(
@@ -75,4 +76,4 @@ class Sign(OneShot):
             scales = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
         else:
             scales = torch.ones(len(messages), 1, device=total_R.device)
-        stochastic_rounding.add_signs_(total_R, messages[:, header:], scales * alpha, self.chunk)
+        add_signs_(total_R, messages[:, header:], scales * alpha, self.chunk)

@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import packed_codes, stochastic_rounding
+from accordion_bench.compressors import packed_codes
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import OneShot, rows_of
+from accordion_bench.compressors.rounding.norms import bucket_norms
+from accordion_bench.compressors.rounding.stochastic import encode_levels
+from accordion_bench.compressors.rounding.sums import add_levels_
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -38,7 +41,7 @@ class TernaryCodes(OneShot):
         x_R = rows_of([xs_W[i] for i in ids])
         scale_R = torch.stack([self.scales[ctx.specs[i].name] for i in ids]).repeat(comm.local_workers)
         keys = [self.keys(ctx, ctx.specs[i].name, [worker])[0] for worker in comm.local for i in ids]
-        message_R = stochastic_rounding.encode_levels(x_R, scale_R[:, None], None, TERNARY, keys)
+        message_R = encode_levels(x_R, scale_R[:, None], None, TERNARY, keys)
         return message_R.unflatten(0, (comm.local_workers, len(ids)))
 
     def codes_of(
@@ -51,7 +54,7 @@ class TernaryCodes(OneShot):
     ) -> None:
         scale_A = (self.scales[spec.name] * alpha).expand(len(message_AR), 1).contiguous()
         for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
-            stochastic_rounding.add_levels_(total, message_A, scale_A, None, TERNARY)
+            add_levels_(total, message_A, scale_A, None, TERNARY)
 
 
 class TernGrad(Compressor):
@@ -98,10 +101,10 @@ class TernGrad(Compressor):
     def largest(self, x_W: Tensor) -> Tensor:
         """min(max |v_w|, clip sigma_w) of the local workers, the largest of them."""
         rows_W = x_W.flatten(1)
-        largest_W = stochastic_rounding.bucket_norms(rows_W, None, "linf")[:, 0]
+        largest_W = bucket_norms(rows_W, None, "linf")[:, 0]
         n = rows_W.shape[1]
         if self.clip is not None and n > 1:
-            square_W = stochastic_rounding.bucket_norms(rows_W, None, "l2")[:, 0].double().square()
+            square_W = bucket_norms(rows_W, None, "l2")[:, 0].double().square()
             sum_W = rows_W.sum(1).double()
             sigma_W = ((square_W - sum_W.square() / n).clamp_min(0) / (n - 1)).sqrt()
             # all entries alike have no sigma: nothing sticks out, nothing is cut

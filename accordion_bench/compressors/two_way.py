@@ -13,7 +13,8 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
-from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot, non_finite
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.oneshot import OneShot, non_finite
 from accordion_bench.compressors.tiles import tiles
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks

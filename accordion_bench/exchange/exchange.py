@@ -11,7 +11,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
 from accordion_bench.compressors.buckets import Buckets
-from accordion_bench.compressors.stochastic_rounding import NonFiniteInput as NonFiniteRow
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.exchange.partition import bucketed, levelled, sent_units, unit_spec
 from accordion_bench.plan import Ladder, Measured, Plan, TensorSpec
 

@@ -8,7 +8,7 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import assemble
-from accordion_bench.compressors.stochastic_rounding import encode_scaled_signs
+from accordion_bench.compressors.rounding.signs import encode_scaled_signs
 from accordion_bench.compressors.two_way import layout
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import Ladder, Plan, TensorSpec

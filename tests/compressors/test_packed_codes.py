@@ -31,9 +31,9 @@ def test_round_trip_of_all_lengths_on_both_devices(levels):
         rows = drawn(2, n, levels)
         packed = packed_codes.pack_codes(rows, levels)
         assert packed.dtype == torch.uint8 and packed.shape == (2, packed_codes.code_bytes(n, levels))
-        assert torch.equal(packed, packed_codes._pack_on_device(rows, levels))
+        assert torch.equal(packed, packed_codes.pack_on_device(rows, levels))
         assert torch.equal(packed_codes.unpack_codes(packed, levels, n), rows)
-        assert torch.equal(packed_codes._unpack_on_device(packed, levels, n), rows)
+        assert torch.equal(packed_codes.unpack_on_device(packed, levels, n), rows)
 
 
 @pytest.mark.parametrize("levels", LEVELS)
@@ -92,4 +92,4 @@ def test_look_up_is_indexing(levels):
             for factor in (1.0, -0.3):
                 expected = values[rows.long()] * factor
                 assert torch.equal(packed_codes.look_up(message, table, n, factor), expected)
-                assert torch.equal(packed_codes._look_up_on_device(message, table, n, factor), expected)
+                assert torch.equal(packed_codes.look_up_on_device(message, table, n, factor), expected)

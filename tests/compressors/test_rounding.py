@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.compressors import packed_codes, stochastic_rounding
+from accordion_bench.compressors import packed_codes
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.rounding.norms import NORMS, bucket_norms
+from accordion_bench.compressors.rounding.passes import CPU, DEVICE
+from accordion_bench.compressors.rounding.signs import encode_scaled_signs, encode_signs
+from accordion_bench.compressors.rounding.stochastic import encode_levels
+from accordion_bench.compressors.rounding.sums import add_levels_, add_signs_
+from accordion_bench.compressors.rounding.thresholds import rounding_to
+from accordion_bench.compressors.rounding.tiling import bucket_count
 from accordion_bench.tensors import counter_rng
 
 
@@ -56,15 +64,15 @@ def spread(per_bucket_R: torch.Tensor, n: int, size: int | None) -> torch.Tensor
 
 def decoded(message_R, norms_R, n, size, book) -> torch.Tensor:
     total_R = torch.zeros(len(message_R), n)
-    stochastic_rounding.add_levels_(total_R, message_R, norms_R, size, book)
+    add_levels_(total_R, message_R, norms_R, size, book)
     return total_R
 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that a few ten thousand coordinates make several."""
-    monkeypatch.setattr(stochastic_rounding, "_TILE_ON_CPU", 10 * counter_rng.BLOCK)
-    monkeypatch.setattr(stochastic_rounding, "_TILE_ON_DEVICE", 5 * counter_rng.BLOCK)
+    monkeypatch.setattr(CPU, "tile", 10 * counter_rng.BLOCK)
+    monkeypatch.setattr(DEVICE, "tile", 5 * counter_rng.BLOCK)
 
 
 # random bits
@@ -94,7 +102,7 @@ def test_both_devices_draw_alike_and_leave_the_global_generators():
     lanes = torch.empty(2, 2, counter_rng.BLOCK, dtype=torch.int32)
     counter_rng._fill_on_device(lanes, keys)
     assert torch.equal(lanes.flatten(1), counter_rng.fill_bits_(torch.empty_like(lanes).flatten(1), keys))
-    stochastic_rounding.encode_levels(torch.ones(1, 9), torch.ones(1, 1), None, even(3), [1])
+    encode_levels(torch.ones(1, 9), torch.ones(1, 1), None, even(3), [1])
     assert torch.equal(torch.get_rng_state(), before) and str(np.random.get_state()) == numpy_before
 
 
@@ -134,13 +142,13 @@ def test_random_bits_of_many_keys_are_uncorrelated():
 # norms
 
 
-@pytest.mark.parametrize("norm", stochastic_rounding.NORMS)
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("size", [None, 7, 64, 5000])
 def test_norms_equal_exact_ones(norm, size, small_tiles):
     for n in (1, 63, 64, 65, 50_000):
         x_R = rows(3, n)
-        out_R = stochastic_rounding.bucket_norms(x_R, size, norm)
-        assert out_R.dtype == torch.float32 and out_R.shape == (3, stochastic_rounding.bucket_count(n, size))
+        out_R = bucket_norms(x_R, size, norm)
+        assert out_R.dtype == torch.float32 and out_R.shape == (3, bucket_count(n, size))
         for row, out in zip(x_R.double().abs(), out_R, strict=True):
             for bucket, got in zip(row.split(size or n), out.tolist(), strict=True):
                 exact = {
@@ -149,7 +157,7 @@ def test_norms_equal_exact_ones(norm, size, small_tiles):
                     "linf": lambda b: b.max().item(),
                 }[norm](bucket)
                 assert got == pytest.approx(exact, rel=0 if norm == "linf" else 2.5e-7, abs=0)
-        torch.testing.assert_close(stochastic_rounding._bucket_norms(x_R, size, norm, True), out_R, rtol=2.5e-7, atol=0)
+        torch.testing.assert_close(bucket_norms(x_R, size, norm, DEVICE), out_R, rtol=2.5e-7, atol=0)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-38, 1e30, 1e35])
@@ -157,21 +165,19 @@ def test_norms_neither_overflow_nor_underflow(scale):
     x_R, length = torch.full((2, 10), scale), 4
     for norm, factor in (("l1", length), ("l2", math.sqrt(length)), ("linf", 1)):
         expected = torch.full((2,), scale * factor)
-        torch.testing.assert_close(
-            stochastic_rounding.bucket_norms(x_R, length, norm)[:, 0], expected, rtol=3e-7, atol=0
-        )
+        torch.testing.assert_close(bucket_norms(x_R, length, norm)[:, 0], expected, rtol=3e-7, atol=0)
 
 
 def test_norms_of_bad_values_tell():
     for bad in (math.nan, math.inf, -math.inf):
-        for norm in stochastic_rounding.NORMS:
+        for norm in NORMS:
             x_R = torch.ones(2, 10)
             x_R[1, 7] = bad
-            finite = stochastic_rounding.bucket_norms(x_R, 4, norm).isfinite()
+            finite = bucket_norms(x_R, 4, norm).isfinite()
             assert finite.tolist() == [[True] * 3, [True, False, True]]
-    assert stochastic_rounding.bucket_norms(torch.full((1, 100), 3e38), None, "l2").isinf().all()
+    assert bucket_norms(torch.full((1, 100), 3e38), None, "l2").isinf().all()
     with pytest.raises(ValueError, match="l1, l2, linf"):
-        stochastic_rounding.bucket_norms(torch.ones(1, 1), None, "l3")
+        bucket_norms(torch.ones(1, 1), None, "l3")
 
 
 # levels
@@ -200,8 +206,8 @@ def rounded_slowly(x: torch.Tensor, norm: torch.Tensor, book: tuple[float, ...],
 def test_codes_equal_slow_ones(book, size):
     n, keys = 1201, [11, 12]
     x_R = rows(2, n)
-    norms_R = stochastic_rounding.bucket_norms(x_R, size, "linf") * 0.9  # some coordinates lie beyond the outer levels
-    message_R = stochastic_rounding.encode_levels(x_R, norms_R, size, book, keys)
+    norms_R = bucket_norms(x_R, size, "linf") * 0.9  # some coordinates lie beyond the outer levels
+    message_R = encode_levels(x_R, norms_R, size, book, keys)
     codes_R = packed_codes.unpack_codes(message_R, len(book), n)
     bits = 24 - (len(book) - 1).bit_length()
     for row, norm, key, got in zip(x_R, spread(norms_R, n, size), keys, codes_R, strict=True):
@@ -216,8 +222,8 @@ def test_codes_equal_slow_ones(book, size):
 def test_rounding_is_unbiased_with_the_variance_of_the_formula(book, n, size, norm):
     draws = 4096
     x = torch.randn(1, n, generator=torch.Generator().manual_seed(n))
-    norms_R = stochastic_rounding.bucket_norms(x, size, norm).expand(draws, -1)
-    message_R = stochastic_rounding.encode_levels(x.expand(draws, -1), norms_R, size, book, range(draws))
+    norms_R = bucket_norms(x, size, norm).expand(draws, -1)
+    message_R = encode_levels(x.expand(draws, -1), norms_R, size, book, range(draws))
     values_R = decoded(message_R, norms_R, n, size, book).double()
     norm_ = spread(norms_R[:1], n, size)[0].double()
     r, ends = (x[0].double() / norm_).clamp(-1, 1), torch.tensor(book, dtype=torch.float32).double()
@@ -236,8 +242,8 @@ def test_one_huge_coordinate_leaves_the_others_unbiased():
     x = torch.full((1, n), 1e-3)
     x[0, 3] = -1e4
     for book in (even(3), even(8), CODEBOOKS["exponential8"], CODEBOOKS["asymmetric"]):
-        norms_R = stochastic_rounding.bucket_norms(x, None, "linf").expand(draws, 1)
-        message_R = stochastic_rounding.encode_levels(x.expand(draws, -1), norms_R, None, book, range(draws))
+        norms_R = bucket_norms(x, None, "linf").expand(draws, 1)
+        message_R = encode_levels(x.expand(draws, -1), norms_R, None, book, range(draws))
         values_R = decoded(message_R, norms_R, n, None, book).double()
         assert (values_R[:, 3] == -1e4).all()
         others = torch.cat([values_R[:, :3], values_R[:, 4:]], dim=1)
@@ -251,7 +257,7 @@ def test_one_huge_coordinate_leaves_the_others_unbiased():
 def test_who_sits_on_a_level_keeps_it(book):
     ends = torch.tensor(book)
     x_R = ends.expand(3000, -1)
-    message_R = stochastic_rounding.encode_levels(x_R, torch.ones(3000, 1), None, book, range(3000))
+    message_R = encode_levels(x_R, torch.ones(3000, 1), None, book, range(3000))
     if book == even(len(book)) and len(book) > 3:  # their float32 neighbours are not exactly on the grid
         inner = decoded(message_R, torch.ones(3000, 1), len(book), None, book)[:, [0, -1]]
         assert torch.equal(inner, x_R[:, [0, -1]])
@@ -259,15 +265,15 @@ def test_who_sits_on_a_level_keeps_it(book):
         assert torch.equal(decoded(message_R, torch.ones(3000, 1), len(book), None, book), x_R)
     for norm in (3.0, 1e-30, 0.1, 7e29):  # the largest coordinate of a bucket, whatever the rounding of 1 / norm
         largest_R = torch.full((3000, 2), norm) * torch.tensor([1.0, -1.0])
-        norms_R = stochastic_rounding.bucket_norms(largest_R, None, "linf")
-        message_R = stochastic_rounding.encode_levels(largest_R, norms_R, None, book, range(3000))
+        norms_R = bucket_norms(largest_R, None, "linf")
+        message_R = encode_levels(largest_R, norms_R, None, book, range(3000))
         assert torch.equal(decoded(message_R, norms_R, 2, None, book), largest_R)
 
 
 def test_thresholds_never_reach_the_next_level():
     """Not for the largest uniform either, fused multiply-add or not."""
     for book in CODEBOOKS.values():
-        made = stochastic_rounding._codebook(book)
+        made = rounding_to(book)
         for thresholds in filter(None, (made.intervals, made.central)):
             u = torch.tensor(2.0**made.bits - 1)
             for j, (start, width) in enumerate(zip(thresholds.starts, thresholds.widths, strict=True)):
@@ -281,8 +287,8 @@ def test_zero_buckets_decode_to_zero(book):
     x_R = rows(2, 30)
     x_R[:, 10:20] = 0
     for norm in ("l2", "linf"):
-        norms_R = stochastic_rounding.bucket_norms(x_R, 10, norm)
-        out_R = decoded(stochastic_rounding.encode_levels(x_R, norms_R, 10, book, [1, 2]), norms_R, 30, 10, book)
+        norms_R = bucket_norms(x_R, 10, norm)
+        out_R = decoded(encode_levels(x_R, norms_R, 10, book, [1, 2]), norms_R, 30, 10, book)
         assert norms_R[:, 1].eq(0).all() and out_R[:, 10:20].eq(0).all() and out_R.isfinite().all()
 
 
@@ -292,49 +298,45 @@ def test_tiles_rows_and_devices_do_not_matter(book, size, monkeypatch):
     """One large tile, several small ones, row by row, and the path that a GPU takes: the same bytes, the same sums."""
     n, keys = 45_000, [7, 8]
     x_R = rows(2, n)
-    norms_R = stochastic_rounding.bucket_norms(x_R, size, "l2")
-    message_R = stochastic_rounding.encode_levels(x_R, norms_R, size, book, keys)
+    norms_R = bucket_norms(x_R, size, "l2")
+    message_R = encode_levels(x_R, norms_R, size, book, keys)
     total_R = torch.ones(2, n, dtype=torch.float64)
-    stochastic_rounding.add_levels_(total_R, message_R, norms_R, size, book)
-    monkeypatch.setattr(stochastic_rounding, "_TILE_ON_CPU", 10 * counter_rng.BLOCK)
-    monkeypatch.setattr(stochastic_rounding, "_TILE_ON_DEVICE", 5 * counter_rng.BLOCK)
-    for on_device in (False, True):
-        assert torch.equal(stochastic_rounding._encode_levels(x_R, norms_R, size, book, keys, on_device), message_R)
+    add_levels_(total_R, message_R, norms_R, size, book)
+    monkeypatch.setattr(CPU, "tile", 10 * counter_rng.BLOCK)
+    monkeypatch.setattr(DEVICE, "tile", 5 * counter_rng.BLOCK)
+    for passes in (CPU, DEVICE):
+        assert torch.equal(encode_levels(x_R, norms_R, size, book, keys, passes), message_R)
         again_R = torch.ones(2, n, dtype=torch.float64)
-        stochastic_rounding._add_levels_(again_R, message_R, norms_R, size, book, on_device)
+        add_levels_(again_R, message_R, norms_R, size, book, passes)
         assert torch.equal(again_R, total_R)
     for x, norms, key, message in zip(x_R, norms_R, keys, message_R, strict=True):
-        assert torch.equal(stochastic_rounding.encode_levels(x[None], norms[None], size, book, [key])[0], message)
+        assert torch.equal(encode_levels(x[None], norms[None], size, book, [key])[0], message)
 
 
-@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("passes", [CPU, DEVICE], ids=["cpu", "device"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_types_are_read_as_float32(dtype, on_device):
+def test_other_types_are_read_as_float32(dtype, passes):
     wide_R = rows(2, 100).to(dtype)
     single_R = wide_R.float()
-    for norm in stochastic_rounding.NORMS:
-        norms_R = stochastic_rounding._bucket_norms(single_R, 30, norm, on_device)
-        assert torch.equal(stochastic_rounding._bucket_norms(wide_R, 30, norm, on_device), norms_R)
+    for norm in NORMS:
+        norms_R = bucket_norms(single_R, 30, norm, passes)
+        assert torch.equal(bucket_norms(wide_R, 30, norm, passes), norms_R)
     for book in (even(4), CODEBOOKS["sixteen"]):
-        message_R = stochastic_rounding._encode_levels(single_R, norms_R, 30, book, [1, 2], on_device)
-        assert torch.equal(stochastic_rounding._encode_levels(wide_R, norms_R, 30, book, [1, 2], on_device), message_R)
-    assert torch.equal(
-        stochastic_rounding._encode_signs(wide_R, on_device), stochastic_rounding._encode_signs(single_R, on_device)
-    )
-    for wide, single in zip(
-        *(stochastic_rounding._encode_scaled_signs(x, 30, on_device) for x in (wide_R, single_R)), strict=True
-    ):
+        message_R = encode_levels(single_R, norms_R, 30, book, [1, 2], passes)
+        assert torch.equal(encode_levels(wide_R, norms_R, 30, book, [1, 2], passes), message_R)
+    assert torch.equal(encode_signs(wide_R, passes), encode_signs(single_R, passes))
+    for wide, single in zip(*(encode_scaled_signs(x, 30, passes) for x in (wide_R, single_R)), strict=True):
         assert torch.equal(wide, single)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("passes", [CPU, DEVICE], ids=["cpu", "device"])
 @pytest.mark.parametrize("size", [None, 60])
-def test_sums_are_decodings_added_one_by_one(dtype, on_device, size):
+def test_sums_are_decodings_added_one_by_one(dtype, passes, size):
     A, n = 6, 203
     for book in (even(3), even(8), even(4), CODEBOOKS["sixteen"], CODEBOOKS["asymmetric"], (1.0, -1.0)):
         x_A = rows(A, n)
-        norms_A = stochastic_rounding.bucket_norms(x_A, size, "l2")
+        norms_A = bucket_norms(x_A, size, "l2")
         bytes_A = torch.zeros(
             A, packed_codes.code_bytes(n, len(book)) + 3, dtype=torch.uint8
         )  # as cut out of a message
@@ -347,76 +349,73 @@ def test_sums_are_decodings_added_one_by_one(dtype, on_device, size):
             expected_R = total_R.clone()
             for a, values in enumerate(each_A):
                 expected_R[a % targets] += values
-            stochastic_rounding._add_levels_(total_R, message_A, norms_A, size, book, on_device)
+            add_levels_(total_R, message_A, norms_A, size, book, passes)
             assert torch.equal(total_R, expected_R)
         flat = torch.full((n,), 0.1, dtype=dtype)
-        stochastic_rounding._add_levels_(flat, message_A, norms_A, size, book, on_device)
+        add_levels_(flat, message_A, norms_A, size, book, passes)
         assert torch.equal(flat, sum(each_A, torch.full((n,), 0.1, dtype=dtype)))
 
 
 def test_empty_and_strided_inputs():
-    for on_device in (False, True):
+    for passes in (CPU, DEVICE):
         empty = torch.zeros(2, 0)
-        norms_R = stochastic_rounding._bucket_norms(empty, None, "l2", on_device)
-        assert stochastic_rounding._encode_levels(empty, norms_R, None, even(3), [1, 2], on_device).shape == (2, 0)
-        assert [t.shape for t in stochastic_rounding._encode_scaled_signs(empty, None, on_device)] == [(2, 0), (2, 0)]
-        stochastic_rounding._add_levels_(empty, torch.zeros(2, 0, dtype=torch.uint8), norms_R, None, even(3), on_device)
+        norms_R = bucket_norms(empty, None, "l2", passes)
+        assert encode_levels(empty, norms_R, None, even(3), [1, 2], passes).shape == (2, 0)
+        assert [t.shape for t in encode_scaled_signs(empty, None, passes)] == [(2, 0), (2, 0)]
+        add_levels_(empty, torch.zeros(2, 0, dtype=torch.uint8), norms_R, None, even(3), passes)
         strided_R, whole_R = rows(100, 3).T, rows(100, 3).T.contiguous()
         assert torch.equal(
-            stochastic_rounding._bucket_norms(strided_R, 7, "l2", on_device),
-            stochastic_rounding._bucket_norms(whole_R, 7, "l2", on_device),
+            bucket_norms(strided_R, 7, "l2", passes),
+            bucket_norms(whole_R, 7, "l2", passes),
         )
-        norms_R = stochastic_rounding.bucket_norms(whole_R, 7, "l2")
-        encoded = [
-            stochastic_rounding._encode_levels(x, norms_R, 7, even(8), [1, 2, 3], on_device)
-            for x in (strided_R, whole_R)
-        ]
+        norms_R = bucket_norms(whole_R, 7, "l2")
+        encoded = [encode_levels(x, norms_R, 7, even(8), [1, 2, 3], passes) for x in (strided_R, whole_R)]
         assert torch.equal(*encoded)
         assert torch.equal(
-            stochastic_rounding._encode_signs(strided_R, on_device),
-            stochastic_rounding._encode_signs(whole_R, on_device),
+            encode_signs(strided_R, passes),
+            encode_signs(whole_R, passes),
         )
 
 
 @pytest.mark.parametrize("bad", [(), (-1.0,), (-1.0, 0.5), (-1.0, 0.5, 0.5, 1.0), (0.0, 1.0), even(257)])
 def test_bad_codebooks_are_refused(bad):
     with pytest.raises(ValueError, match="ascending order from -1 to 1"):
-        stochastic_rounding.encode_levels(torch.ones(1, 4), torch.ones(1, 1), None, bad, [1])
+        encode_levels(torch.ones(1, 4), torch.ones(1, 1), None, bad, [1])
 
 
 # signs
 
 
-@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("passes", [CPU, DEVICE], ids=["cpu", "device"])
 @pytest.mark.parametrize("size", [None, 7, 1000])
-def test_signs(on_device, size, small_tiles):
+def test_signs(passes, size, small_tiles):
     for n in (1, 8, 9, 45_001):
         x_R = rows(2, n)
-        bits_R = stochastic_rounding._encode_signs(x_R, on_device)
+        bits_R = encode_signs(x_R, passes)
         assert bits_R.shape == (2, -(-n // 8))
         assert torch.equal(packed_codes.unpack_codes(bits_R, 2, n).bool(), x_R < 0)  # 0.0 and -0.0 are positive
-        again_R, means_R = stochastic_rounding._encode_scaled_signs(x_R, size, on_device)
+        again_R, means_R = encode_scaled_signs(x_R, size, passes)
         assert torch.equal(again_R, bits_R)
         for row, means in zip(x_R.double().abs(), means_R, strict=True):
             exact = torch.stack([bucket.mean() for bucket in row.split(size or n)])
             torch.testing.assert_close(means.double(), exact, rtol=2.5e-7, atol=0)
         total_R = torch.ones(2, n)
-        stochastic_rounding.add_signs_(total_R, bits_R, means_R, size)
+        add_signs_(total_R, bits_R, means_R, size)
         assert torch.equal(total_R, 1 + torch.where(x_R < 0, -1.0, 1.0) * spread(means_R, n, size))
 
 
-@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("passes", [CPU, DEVICE], ids=["cpu", "device"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_values_without_a_code_are_refused(on_device, bad, small_tiles):
+def test_values_without_a_code_are_refused(passes, bad, small_tiles):
     for n, place in ((1, 0), (9, 8), (45_000, 0), (45_000, 44_999), (45_000, 20_000)):
         x_R = rows(3, n)
         x_R[1, place] = bad
-        norms_R = stochastic_rounding.bucket_norms(x_R, 100, "l2")
+        norms_R = bucket_norms(x_R, 100, "l2")
         for encode in (
-            lambda: stochastic_rounding._encode_signs(x_R, on_device),  # noqa: B023
-            lambda: stochastic_rounding._encode_scaled_signs(x_R, 100, on_device),  # noqa: B023
-            lambda: stochastic_rounding._encode_levels(x_R, norms_R, 100, even(3), [1, 2, 3], on_device),  # noqa: B023
+            lambda: encode_signs(x_R, passes),  # noqa: B023
+            lambda: encode_scaled_signs(x_R, 100, passes),  # noqa: B023
+            lambda: encode_levels(x_R, norms_R, 100, even(3), [1, 2, 3], passes),  # noqa: B023
         ):
-            with pytest.raises(stochastic_rounding.NonFiniteInput) as caught:
+            with pytest.raises(NonFiniteRow) as caught:
                 encode()
             assert caught.value.row == 1

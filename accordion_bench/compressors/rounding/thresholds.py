@@ -1,0 +1,96 @@
+"""Thresholds: what a coordinate must exceed to be rounded up, for each codebook.
+
+With r = x / norm clamped to [-1, 1], u uniform in [0, 1) and levels a <= r <= c, the code is that of c with probability
+(r - a) / (c - a), else that of a: E[level] = r, Var[level] = (c - r)(r - a). Three ways to the same distribution:
+
+    even grid         floor(r s + s + u), s = (K - 1) / 2
+    symmetric levels  the magnitude: how many j have |r| > l_j + u (l_{j+1} - l_j); the sign is that of r. Without
+                      a zero level it is + where r > l_1 (2 u - 1), which draws it between -l_1 and l_1, nowhere else
+    any levels        how many j have r > L_j + u (L_{j+1} - L_j)
+
+For one u these thresholds ascend with j, so their count is a code. A coordinate on a level keeps that level. Norm 0
+stands for a bucket of zeros: whatever its codes, it decodes to zeros.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The thresholds l_j + v width_j of the intervals between adjacent levels.
+
+    v = u 2^bits is an integer below 2^bits, so width_j = (l_{j+1} - l_j) 2^-bits. It is lowered, where rounding asks
+    for it, until l_j + v width_j < l_{j+1} for every v: who sits on a level keeps it.
+    """
+
+    starts: Tensor
+    widths: Tensor
+
+    @classmethod
+    def between(cls, levels: Sequence[float], bits: int) -> "Thresholds":
+        """Those of ascending levels, for `bits` of u."""
+        ends, largest = np.array(levels, np.float32), np.float32(2**bits - 1)
+        starts, widths = ends[:-1], (ends[1:] - ends[:-1]) * np.float32(2.0**-bits)
+        while True:
+            fused = (starts + largest * widths.astype(np.float64)).astype(np.float32)  # the product is exact
+            wide = np.maximum(fused, starts + largest * widths) >= ends[1:]
+            if not wide.any():
+                return cls(torch.from_numpy(starts.copy()), torch.from_numpy(widths))
+            widths = np.where(wide, np.nextafter(widths, np.float32(0)), widths)
+
+    def at(self, j: int, v: Tensor, out: Tensor) -> Tensor:
+        """Threshold j: one fused multiply-add."""
+        return torch.add(self.starts[j], v, alpha=float(self.widths[j]), out=out)
+
+    def around(self, r: Tensor, v: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        """The index of the interval that holds each r, int32, and its threshold."""
+        j = torch.bucketize(r, self.starts[1:].to(r.device), out_int32=True)
+        starts, widths = (
+            per_interval.to(r.device).index_select(0, j.view(-1)).view(r.shape)
+            for per_interval in (self.starts, self.widths)
+        )
+        return j, torch.mul(v, widths, out=out).add_(starts)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How to round to K levels.
+
+    kind: `even`, `symmetric` or `any`.
+    scale: what coordinates are normalised to, s for an even grid, else 1.
+    bits: of u; K - 1 + u is then exact in float32.
+    intervals: between the levels; `symmetric`: between the positive ones, and zero where it is a level.
+    central: from -l_1 to l_1 where zero is none, its threshold decides on the sign.
+    """
+
+    K: int
+    kind: str
+    scale: float
+    bits: int
+    intervals: Thresholds
+    central: Thresholds | None = None
+
+
+@functools.lru_cache(maxsize=256)
+def rounding_to(levels: tuple[float, ...]) -> Rounding:
+    """How to round to these levels.
+
+    Raises:
+        ValueError: not 2 to 256 of them in ascending order from -1 to 1.
+    """
+    K, singles = len(levels), np.array(levels, np.float32)
+    if not 2 <= K <= 256 or levels[0] != -1 or levels[-1] != 1 or not (singles[1:] > singles[:-1]).all():
+        raise ValueError(f"levels must be 2 to 256 numbers in ascending order from -1 to 1, got {levels}")
+    bits = 24 - (K - 1).bit_length()
+    if np.abs(np.linspace(-1, 1, K) - levels).max() <= 2.0**-25:  # half the spacing of float32 numbers below 1
+        return Rounding(K, "even", (K - 1) / 2, bits, Thresholds.between(levels, bits))
+    if (singles == -singles[::-1]).all():
+        central = None if K % 2 else Thresholds.between(levels[K // 2 - 1 : K // 2 + 1], bits)
+        return Rounding(K, "symmetric", 1, bits, Thresholds.between(levels[K // 2 :], bits), central)
+    return Rounding(K, "any", 1, bits, Thresholds.between(levels, bits))

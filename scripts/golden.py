@@ -244,10 +244,11 @@ def command(overrides: Sequence[str]) -> None:
     """
     from accordion_bench import config, train
 
+    typed = {key: value for key, _, value in (item.partition("=") for item in overrides)}
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            train.run(config.compose(list(overrides)))
+            train.run(config.compose(list(overrides)), typed)
     except Exception as error:
         raise RuntimeError(f"{error!r} of {' '.join(overrides)}\n{said.getvalue()}") from error
 

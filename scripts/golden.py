@@ -242,13 +242,14 @@ def command(overrides: Sequence[str]) -> None:
     Raises:
         RuntimeError: the run did not come to its end; with what it has said.
     """
-    from accordion_bench import config, train
+    from accordion_bench import train
+    from accordion_bench.config.compose import compose
 
     typed = {key: value for key, _, value in (item.partition("=") for item in overrides)}
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            train.run(config.compose(list(overrides)), typed)
+            train.run(compose(list(overrides)), typed)
     except Exception as error:
         raise RuntimeError(f"{error!r} of {' '.join(overrides)}\n{said.getvalue()}") from error
 

@@ -12,7 +12,7 @@ allowed, all were.
 import pytest
 
 from scripts import golden
-from tests.processes import forked
+from tests.kit.processes import forked
 
 RECORDS = golden.records()
 

@@ -28,6 +28,7 @@ class Policy(Component):
         level_keys: the options that say its strongest level and its others.
         syncs: synchronisation schemes (names of YAML files) of which it needs one; empty = any.
         needs_gradients: what it looks at must be gradients, which local methods do not exchange.
+        detects: it tells critical epochs from others.
         intervals: how many times its option `interval`, in epochs, must pass before it can decide; 0 = has none.
     """
 
@@ -38,6 +39,7 @@ class Policy(Component):
     level_keys: tuple[str, str] = ("strong", "weak")
     syncs: tuple[str, ...] = ()
     needs_gradients: bool = False
+    detects: bool = False
     intervals: int = 0
 
     @classmethod

@@ -105,6 +105,7 @@ class Detecting(Policy):
         eta, interval, lr_drop_ratio, min_hold: the detector's, see `CriticalRegime`.
     """
 
+    detects = True
     intervals = 1
 
     def __init__(

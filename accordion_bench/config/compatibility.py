@@ -8,10 +8,9 @@ import functools
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.compressors.assemble import pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
-from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config
-from accordion_bench.plan import RunFacts
 from accordion_bench.sync.base import Sync
 
 
@@ -36,26 +35,6 @@ def refuse_pairs(cfg: Config, compressor: Compressor, policies: dict[str, Policy
                 f"compressor must leave the momentum to the optimizer in synchronous steps before local ones, got "
                 f"{name}, which would leave the inner optimizers without a momentum at the switch; type {instead}"
             )
-
-
-def refuse_driven(policies: dict[str, Policy], sync: Sync, run: RunFacts) -> None:
-    """Refuse options of a local method that a policy would contradict in mid-run.
-
-    Raises:
-        ValueRefused: with what goes together.
-    """
-    drivers = {policy.drives: name for name, policy in policies.items()}
-    if "period" in drivers and getattr(sync, "merge", "") == "pull_back" and getattr(sync, "merge_alpha", 0) == 1:
-        rule = (
-            f"below 1 where adaptive={drivers['period']} drives the period, or the consensus would stay where it is as "
-            "soon as the delay is a whole period"
-        )
-        raise ValueRefused("sync.merge_alpha", rule, 1, 0.6)
-    step, drop = getattr(sync, "switch_step", 0), run.first_drop()
-    if "batch" in drivers and (step or (step is None and drop is None)):
-        until = "null (until the first drop of the learning rate) or " if drop is not None else ""
-        rule = f"{until}0 where adaptive={drivers['batch']} drives the batch and with it the steps per epoch"
-        raise ValueRefused("sync.switch_step", rule, step, 0 if drop is None else None)
 
 
 def two_drivers(policies: dict[str, Policy]) -> None:
@@ -102,7 +81,7 @@ def needs_sync(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) 
             f"adaptive={name} drives the period between averagings, got sync={scheme}, which exchanges in every step; "
             f"type sync=local_sgd adaptive={name}"
         )
-    if getattr(sync, "groups", None):
+    if sync.groups:
         raise ConfigError(
             f"adaptive={name} drives one period, got sync={scheme}, whose groups have one each; type "
             f"sync=local_sgd adaptive={name}"

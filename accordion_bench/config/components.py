@@ -9,7 +9,7 @@ from torch import nn
 from accordion_bench.adaptive.base import Policy, in_order, tell_followers
 from accordion_bench.compressors.assemble import Wrapped, optimizer_node, pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
-from accordion_bench.config.compatibility import refuse_driven, refuse_pairs
+from accordion_bench.config.compatibility import refuse_pairs
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.exchange.partition import levelled, sent_specs
 from accordion_bench.optimizers.torch_optim import without_dynamo
@@ -76,7 +76,7 @@ def build_components(cfg: Config, workers: int) -> Components:
     wrapped = wrapped if sync.gradient_exchange else differences()
     policies = in_order(policies)
     run = RunFacts(cfg["epochs"], workers, dataset.train_count, cfg["batch_size"], schedule, schedule.rises_until)
-    refuse_driven(policies, sync, run)
+    sync.refuse_driven({policy.drives: name for name, policy in policies.items()}, run)
     sync.check(cfg, run)
     ladder = _ladder(wrapped.compressor, policies)
     parts = Components(

@@ -75,12 +75,11 @@ def _seldom(cfg: Config, typed: set[str]) -> list[str]:
     """A warning where the run ends before its first averaging, and with it the only outer step that may be."""
     parts = build_components(cfg, cfg["workers"])
     period, sync, run = parts.plan_for([]).period, parts.sync, parts.run
-    switch = getattr(sync, "switch_step", 0)
-    steps = run.steps - ((run.first_drop() or 0) * run.steps_per_epoch() if switch is None else switch)
+    steps = sync.local_steps(run)
     if not sync.local or period <= steps:
         return []
-    name, outer = cfg["choices"]["sync"], cfg["sync"].get("outer_optimizer", "none")
-    if outer != "none":
+    if sync.outer_optimizer != "none":
+        name = cfg["choices"]["sync"]
         return [f"sync={name} takes no outer step here: a round has {period} steps, and the workers only {steps}"]
     if "sync.period" in typed and cfg["sync"]["period"] == period:
         return [f"sync.period has no effect here: workers take only {steps} steps, and meet at the end alone"]

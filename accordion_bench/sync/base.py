@@ -1,5 +1,6 @@
 """What every synchronisation scheme is."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
@@ -26,15 +27,21 @@ class Sync(Component):
 
     Class attributes:
         local: workers take steps of their own, between exchanges of differences of parameters.
+        spelled: how reports write its schemes, by name of their YAML; others as they are, without underscores.
 
     Attributes:
         gradient_exchange: whether gradients are exchanged at any time of a run.
         period: H, where the plan has one.
+        groups: (period, size) of every group of workers, where they have periods of their own.
+        outer_optimizer: what takes a step at every averaging; `none` = the mean stays as it is.
     """
 
     local: bool = False
+    spelled: Mapping[str, str] = {}
     gradient_exchange: bool = True
     period: int | None = None
+    groups: Sequence[tuple[int, int]] | None = None
+    outer_optimizer: str = "none"
 
     def check(self, cfg: Config, run: RunFacts) -> None:
         """Refuse options that do not fit the run.
@@ -42,6 +49,21 @@ class Sync(Component):
         Raises:
             ConfigError: with what to type instead.
         """
+
+    def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
+        """Refuse options that a policy would contradict in mid-run.
+
+        Args:
+            drivers: by what they drive (see `Policy`), the names of the run's policies.
+            run: what is known of the run.
+
+        Raises:
+            ValueRefused: with what goes together.
+        """
+
+    def local_steps(self, run: RunFacts) -> int:
+        """Steps of the run that workers take by themselves, where the learning rate falls as scheduled."""
+        return run.steps if self.local else 0
 
     def start(self, plan: Plan) -> Plan:
         """The plan before the first step."""

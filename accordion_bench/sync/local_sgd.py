@@ -7,7 +7,7 @@ units of the parameters.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,13 @@ class LocalSGD(Sync):
     """
 
     local = True
+    spelled = {
+        "local_sgd": "local SGD",
+        "post_local_sgd": "post-local SGD",
+        "slowmo": "SlowMo",
+        "diloco": "DiLoCo",
+        "hierarchical": "hierarchical local SGD",
+    }
 
     def __init__(
         self,
@@ -118,6 +125,18 @@ class LocalSGD(Sync):
             raise ValueRefused("sync.switch_step", rule, self.switch_step, run.steps // 2)
         if self.groups is not None:
             refuse_groups(self.groups, cfg, run)
+
+    def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
+        step, drop = self.switch_step, run.first_drop()
+        if "batch" in drivers and (step or (step is None and drop is None)):
+            until = "null (until the first drop of the learning rate) or " if drop is not None else ""
+            rule = f"{until}0 where adaptive={drivers['batch']} drives the batch and with it the steps per epoch"
+            raise ValueRefused("sync.switch_step", rule, step, 0 if drop is None else None)
+
+    def local_steps(self, run: RunFacts) -> int:
+        if self.switch_step is None:
+            return run.steps - (run.first_drop() or 0) * run.steps_per_epoch()
+        return run.steps - self.switch_step
 
     def start(self, plan: Plan) -> Plan:
         return replace(plan, period=self.period or 1)

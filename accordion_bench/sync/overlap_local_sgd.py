@@ -1,6 +1,6 @@
 """Overlap Local-SGD and CoCoD-SGD: averages are used some steps late, to travel behind the computation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.plan import RunFacts
 from accordion_bench.sync.buffers import treat_buffers
 from accordion_bench.sync.local_sgd import LocalSGD, exact_average
 from accordion_bench.tensors.same_shape import Blocks
@@ -37,6 +38,8 @@ class OverlapLocalSGD(LocalSGD):
 
     Source: Wang, Liang, Joshi 2020 (arXiv 2002.09539) and its official code; Shen et al. 2019 (CoCoD).
     """
+
+    spelled = {"overlap_local_sgd": "overlap local SGD"}
 
     def __init__(
         self,
@@ -75,6 +78,15 @@ class OverlapLocalSGD(LocalSGD):
         yield from super().idle(options, around)
         if options.get("merge") == "cocod":
             yield "merge_alpha", "sync.merge is cocod"
+
+    def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
+        if "period" in drivers and self.merge == "pull_back" and self.merge_alpha == 1:
+            rule = (
+                f"below 1 where adaptive={drivers['period']} drives the period, or the consensus would stay where it "
+                "is as soon as the delay is a whole period"
+            )
+            raise ValueRefused("sync.merge_alpha", rule, 1, 0.6)
+        super().refuse_driven(drivers, run)
 
     def fork(self, trainer: "Trainer") -> None:
         super().fork(trainer)

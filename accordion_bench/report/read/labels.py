@@ -7,14 +7,6 @@ from accordion_bench.compressors.traits import declared_by
 from accordion_bench.options.instantiate import Config
 
 KNOBS = ("rank", "density", "bits")
-SCHEMES = {
-    "local_sgd": "local SGD",
-    "post_local_sgd": "post-local SGD",
-    "slowmo": "SlowMo",
-    "diloco": "DiLoCo",
-    "hierarchical": "hierarchical local SGD",
-    "overlap_local_sgd": "overlap local SGD",
-}
 
 
 def label(config: Config) -> str:
@@ -37,7 +29,7 @@ def label(config: Config) -> str:
 def policies_of(config: Config) -> dict[str, Config]:
     """The policies that decide something: a preset is another word for its scheme."""
     policies = config.get("adaptive") or {}
-    return {key: node for key, node in policies.items() if not str(node.get("_target_")).endswith(".Preset")}
+    return {key: node for key, node in policies.items() if drives(node)}
 
 
 def scheme_of(config: Config) -> str:
@@ -48,13 +40,18 @@ def scheme_of(config: Config) -> str:
     driven = any(drives(policy) == "period" for policy in policies_of(config).values())
     own = [period for period, _ in node["groups"]] if node.get("groups") else [node.get("period")]
     periods = pair_of(config, "period") or ([] if driven or own == [None] else own)
-    name = SCHEMES.get(choice, choice.replace("_", " "))
+    name = getattr(_class(node), "spelled", {}).get(choice, choice.replace("_", " "))
     return f"{name}, H {'/'.join(f'{period:g}' for period in periods)}" if periods else name
 
 
 def drives(policy: Config) -> str:
     """What a policy steers; levels, where this version no longer has it."""
     return getattr(_class(policy), "drives", "level")
+
+
+def detects(policy: Config) -> bool:
+    """Whether a policy tells critical epochs from others."""
+    return getattr(_class(policy), "detects", False)
 
 
 def is_dense(config: Config) -> bool:

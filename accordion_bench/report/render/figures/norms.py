@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.read.labels import drives, pair_of, policies_of
+from accordion_bench.report.read.labels import detects, drives, pair_of, policies_of
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.levels import MAPS
@@ -70,7 +70,7 @@ def critical_share(run: Run) -> list[float] | None:
             return [float(any(first <= epoch < end for first, end in spans)) for epoch in range(len(plans))]
     if periods:
         return [float(plan.get("period") == periods[0]) for plan in plans]
-    if any(name == "accordion_batch" and drives(node) == "batch" for name, node in policies_of(run.config).items()):
+    if any(detects(node) and drives(node) == "batch" for node in policies_of(run.config).values()):
         return [float(plan.get("batch_size") == run.config["batch_size"]) for plan in plans]
     return None
 

@@ -172,7 +172,7 @@ class Signals:
         exchange: exchanges made before the one that has just been made; with sync=every_step, the step.
         steps_left: optimizer steps to the end of the run, at the present batch size.
         warming_up: the schedule still raises the learning rate, at the time of the next step.
-        statistics: what was collected of the quantiser's buckets, see `statistics.py`.
+        statistics: what was collected of the quantiser's buckets, see `signals/bucket_statistics.py`.
         loss: training loss of all workers, mean over the steps since it was last read; where `loss` was asked for.
         probes: per index into the ladder, per tensor name, what that level would cost and lose; where asked for.
         square_norms: of this exchange's gradients, where asked for; None at the end of an epoch.

@@ -59,7 +59,7 @@ class Policy(Component):
         """On every process, at the start of every epoch: the exchanges made so far, and the plan that is in force."""
 
     def needs(self, epoch: int) -> frozenset[str]:
-        """The signals to collect during this epoch, see `signals.py`; what nobody needs is not computed."""
+        """The signals to collect in this epoch, see `signals/gradient_sums.py`; what nobody needs is not computed."""
         return frozenset()
 
     def due(self, exchange: int) -> bool:
@@ -72,10 +72,11 @@ class Policy(Component):
     def needs_at(self, exchange: int) -> frozenset[str]:
         """What to look at in this exchange.
 
-        Bucket statistics (see `statistics.py`).
+        Bucket statistics (see `signals/bucket_statistics.py`).
         `probe:I`: what level I of the ladder would cost and lose of what worker 0 sends, residual included.
         `recent`: this exchange counts into a mean, which a later `recent` with `probe:I` looks at instead, and forgets.
-        `square_norms`, in an exchange that is due: squared norms of the gradients and of their mean, see `noise.py`.
+        `square_norms`, in an exchange that is due: squared norms of the gradients and of their mean, see
+        `signals/square_norms.py`.
         `loss`, in an exchange that is due: the training loss since it was last read.
         """
         return frozenset()

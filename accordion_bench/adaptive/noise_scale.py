@@ -16,9 +16,9 @@ class NoiseScale(Policy):
     """B_simple = tr Sigma / |G|^2, both estimated from the workers' gradients; B_simple > threshold x A B -> B <- 2 B.
 
     Every `every` exchanges the mean of |g_w|^2 and |mean g|^2 give unbiased estimates of tr Sigma and |G|^2 (see
-    `noise.py`); their exponential averages over the measurements of the run are divided at the end of an epoch. The
-    batch doubles at most once per epoch, never shrinks, and ends at the largest doubling within `cap`. An estimate of
-    |G|^2 that is not positive says that the noise is beyond measure, and counts as a large noise scale.
+    `noise_and_signal`); their exponential averages over the measurements of the run are divided at the end of an
+    epoch. The batch doubles at most once per epoch, never shrinks, and ends at the largest doubling within `cap`. An
+    estimate of |G|^2 that is not positive says that the noise is beyond measure, and counts as a large noise scale.
 
     With a dense exchange a measurement costs 8 bytes and the broadcast of the plan; any other exchange does not know
     the mean gradient, and one dense all-reduce per measurement is charged to control_bytes.

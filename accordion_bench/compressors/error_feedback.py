@@ -16,6 +16,11 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
+GROWS = (
+    "compressor.error_feedback=true keeps what an unbiased compressor has lost, maybe more than there was: the "
+    "residual can grow without end (qsgd at its defaults: to 3,000 gradients in 100 steps)"
+)
+
 
 class ErrorFeedback(Wrapper):
     """Wraps a compressor C: p_w = g_w + e_w; send C(p_w); e_w <- p_w - sent_w.

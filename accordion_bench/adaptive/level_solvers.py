@@ -46,15 +46,6 @@ def psi(dist: Distribution, levels: Sequence[float] | Tensor) -> Tensor:
     return interval_variance(dist, levels[..., :-1], levels[..., 1:]).sum(-1)
 
 
-def symbol_probabilities(dist: Distribution, levels: Sequence[float] | Tensor) -> Tensor:
-    """The probability of each symbol of a full codebook [K]; they sum to the mass of the distribution, 1."""
-    levels = torch.as_tensor(levels, dtype=torch.float64, device=dist.like.device)
-    a, c = levels[:-1], levels[1:]
-    m0, m1, _ = dist.moments(a, c)
-    up, down = ((m1 - a * m0) / (c - a)).clamp_min(0), ((c * m0 - m1) / (c - a)).clamp_min(0)
-    return torch.nn.functional.pad(up, (1, 0)) + torch.nn.functional.pad(down, (0, 1))
-
-
 def beta(dist: Distribution, a: Tensor, c: Tensor) -> Tensor:
     """The best level between fixed neighbours a < c, elementwise: beta(a, c) = F^-1(F(c) - (M1 - a M0) / (c - a)).
 

@@ -44,18 +44,6 @@ def huffman_bits(counts: Tensor) -> float:
     return (counts * huffman_lengths(counts)).sum().item()
 
 
-def shannon_bits(counts: Tensor) -> float:
-    """The entropy of the whole stream in bits: - sum of count x log2(count / total)."""
-    counts = counts.double()
-    shares = counts / counts.sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return max(0.0, -torch.special.xlogy(counts, shares).sum().item() / math.log(2))
-
-
-def elias_gamma_length(n: Tensor) -> Tensor:
-    """Bits of the Elias gamma code of integers n >= 1, elementwise: 2 floor(log2 n) + 1."""
-    return 2 * _floor_log2(n) + 1
-
-
 def elias_omega_length(n: Tensor) -> Tensor:
     """Bits of the Elias omega code of integers n >= 1, elementwise: 1, 3, 3, 6, 6, 6, 6, 7 for n = 1 ... 8."""
     length = torch.ones_like(n, dtype=torch.int64)
@@ -88,12 +76,6 @@ def ans_encode(codes: np.ndarray, counts: Any) -> bytes:
     coder = _constriction().stream.stack.AnsCoder()
     coder.encode_reverse(np.ascontiguousarray(codes, dtype=np.int32), _model(counts))
     return coder.get_compressed().astype("<u4").tobytes()
-
-
-def ans_decode(stream: bytes, counts: Any, n: int) -> np.ndarray:
-    """The inverse of `ans_encode` with the same table: the n symbols, uint8."""
-    coder = _constriction().stream.stack.AnsCoder(np.frombuffer(stream, dtype="<u4").astype(np.uint32))
-    return coder.decode(_model(counts), n).astype(np.uint8)
 
 
 def _model(counts: Any) -> Any:

@@ -19,12 +19,6 @@ BLOCK = 4096
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def random_bits(key: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Values start to start + count - 1 of a key's stream: 32 random bits each, int32 [count]."""
-    words = _words(key, start, count, device)
-    return words ^ ((words >> 16) & 0xFFFF)
-
-
 def uniforms(key: int, start: int, count: int, device: torch.device | str = "cpu", bits: int = 24) -> Tensor:
     """Values start to start + count - 1 of a key's stream: float32 [count], multiples of 2^-bits in [0, 1)."""
     words = _words(key, start, count, device)

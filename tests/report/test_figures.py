@@ -27,6 +27,7 @@ from accordion_bench.report.render.figures.norms import critical_share, norms_by
 from accordion_bench.report.render.figures.tradeoff import front
 from accordion_bench.report.render.figures.workers import by_method
 from accordion_bench.runs.metrics import METRICS
+from tests.kit.figures import figures_of
 
 LAYERS = [f"stages.0.{i}.conv.weight" for i in range(6)]
 WORDS_AS_AXES = ("layer", "method", "method and payload")  # axes whose numbers are names
@@ -142,7 +143,7 @@ def drawn():
     """Every figure of one setting by name, and the one across settings."""
     arms = everything()
     with mpl.rc_context(figures.STYLE):
-        found = figures.figures_of(arms) | {"workers": figures.workers(across())}
+        found = figures_of(arms) | {"workers": figures.workers(across())}
         for figure in found.values():
             figure.draw_without_rendering()
         yield found
@@ -241,12 +242,10 @@ def test_small_scales_are_told_in_every_figure(perplexing):
 
 def test_what_would_say_nothing_is_not_drawn():
     one = arms_of(run())
-    assert not {"forest", "pareto", "period", "bits_bucket", "levels", "norms", "variance"} & set(
-        figures.figures_of(one)
-    )
-    short = figures.figures_of(arms_of(run(epochs=1), run("topk", epochs=1)))
+    assert not {"forest", "pareto", "period", "bits_bucket", "levels", "norms", "variance"} & set(figures_of(one))
+    short = figures_of(arms_of(run(epochs=1), run("topk", epochs=1)))
     assert not {"accuracy_epoch", "accuracy_bytes", "accuracy_wire", "accuracy_time", "accuracy_modelled"} & set(short)
-    assert "accuracy_time" not in figures.figures_of(arms_of(run(), run("topk", shared=True)))
+    assert "accuracy_time" not in figures_of(arms_of(run(), run("topk", shared=True)))
     assert figures.workers(settings(everything())) is None
     assert figures.draw_across([], Path("nowhere")) == []
 
@@ -334,7 +333,7 @@ def test_colours_are_apart_under_colour_blindness(palette, vision):
 @pytest.fixture(scope="module")
 def perplexing():
     with mpl.rc_context(figures.STYLE):
-        yield figures.figures_of(everything("perplexity", scale="tiny"))
+        yield figures_of(everything("perplexity", scale="tiny"))
 
 
 def metric_axes(found):

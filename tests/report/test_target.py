@@ -5,7 +5,7 @@ import math
 import pytest
 
 from accordion_bench.report.compare.target import clock_of, reached, target_of, to_target
-from accordion_bench.report.render.figures import figures_of
+from tests.kit.figures import figures_of
 from tests.report.test_figures import arms_of, run
 
 

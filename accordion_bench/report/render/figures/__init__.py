@@ -72,12 +72,6 @@ def draw_one(
         return None if figure is None else save(figure, out / f"{name}{suffix}", pdf)
 
 
-def figures_of(arms: Sequence[Arm], bandwidths: Sequence[float] = BANDWIDTHS) -> dict[str, Figure]:
-    """The figures of one setting by name, in the order of NAMES; those that would say nothing are left out."""
-    drawn = {name: draw() for name, draw in rooms(arms, bandwidths).items()}
-    return {name: figure for name, figure in drawn.items() if figure is not None}
-
-
 def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], Figure | None]]:
     """What draws each figure of one setting."""
     return {

@@ -171,7 +171,7 @@ def bench_ddp(rounds: int) -> None:
 PEAK = """
 import re, sys
 from scripts.bench_step import our_step, trainer_for
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 trainer = trainer_for(sys.argv[2:], Comm(int(sys.argv[1])))
 step = our_step(trainer)
 for _ in range(3):
@@ -198,7 +198,7 @@ BESIDE = """
 import os, re, sys
 import torch, torch.distributed as dist
 from scripts.bench_step import our_step, trainer_for
-from accordion_bench.comm import Comm
+from accordion_bench.comm.collectives import Comm
 torch.set_num_threads(1)
 rank, meeting, *overrides = sys.argv[1:]
 dist.init_process_group("gloo", store=dist.FileStore(meeting, 2), rank=int(rank), world_size=2)
@@ -244,7 +244,7 @@ def bench_beside(rounds: int) -> None:
 
 FIRST_STEP = """
 import sys, time
-from accordion_bench import trainer
+from accordion_bench.training import trainer
 step = trainer.Trainer.train_step
 def first(self):
     print("FIRST", time.time(), flush=True)

@@ -32,8 +32,8 @@ class Accordion(Detecting):
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         strong = pair[0] if self.strong is None else self.strong
         weak = pair[1] if self.weak is None else self.weak
-        for name, value in (("strong", strong), ("weak", weak)):
-            checks.number(name, value, above=0, instead=pair[name == "weak"])
+        checks.number("strong", strong, above=0, instead=pair[0])
+        checks.number("weak", weak, above=0, instead=pair[1])
         if not strong < weak and pair[0] < weak:
             raise checks.ValueRefused("strong", f"a {knob} below weak={checks.show(weak)}", strong, pair[0])
         if not strong < weak:

@@ -139,8 +139,16 @@ class Detecting(Policy):
         if norms is None and found is None:
             self._decision = {}
             return None
-        skipped = "held" if held else "first check" if before is None else "other batch size"
-        reason = "learning-rate drop" if found is True else "norm" if alike and not held else skipped
+        if found is True:
+            reason = "learning-rate drop"
+        elif held:
+            reason = "held"
+        elif alike:
+            reason = "norm"
+        elif before is None:
+            reason = "first check"
+        else:
+            reason = "other batch size"
         critical = [found] * len(names) if isinstance(found, bool) else found
         self._decision = {"norm_before": before, "norm": norms, "critical": critical, "reason": reason}
         return critical

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.adaptive.distributions import Distribution, Histogram, increasing_root
-from accordion_bench.compressors.codebooks import codebook, exponential, positives, uniform
+from accordion_bench.compressors.codebooks import codebook, exponential, positive_count, uniform
 
 GAP = 2.0**-22  # between neighbours: levels stay strictly ascending in fp32, whose spacing below 1 is 2^-24
 RANGE = (1e-3, 0.999)  # of the multiplier p
@@ -112,13 +112,14 @@ def initial_levels(dist: Distribution, bits: int, zero_level: bool, previous: Se
 
     Descent moves many levels slowly; from the last start, optimal for many levels, 6 and 8 bits need few sweeps too.
     """
-    count = positives(bits, zero_level)
+    count = positive_count(bits, zero_level)
     upper = torch.arange(count, dtype=torch.float64, device=dist.like.device)
     last = 2 * count if zero_level else 2 * count - 1
     quantiles = dist.quantile((upper + (last - count + 1)) / last)
     fixed = [quantiles.new_tensor(made(bits, zero_level)[-count:]) for made in (exponential, uniform)]
-    if previous is not None and len(previous) != 2 * count + zero_level:
-        raise ValueError(f"the previous codebook has {len(previous)} levels, this form has {2 * count + zero_level}")
+    whole = 2 * count + 1 if zero_level else 2 * count
+    if previous is not None and len(previous) != whole:
+        raise ValueError(f"the previous codebook has {len(previous)} levels, this form has {whole}")
     first = [] if previous is None else [quantiles.new_tensor(previous[-count:])]
     return _separate(torch.stack([*first, *fixed, quantiles, _companded(dist, count, zero_level)]))
 
@@ -164,7 +165,8 @@ def _by_parity(grid: Tensor, zero_level: bool) -> Iterator[tuple[Tensor, Tensor,
     for first in (1, 2):
         x = grid[:, first:-1:2]
         central = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
-        central[:1] = first == 1 and not zero_level
+        if first == 1 and not zero_level:
+            central[:1] = True
         if x.numel():
             yield x, grid[:, first - 1 : -2 : 2], grid[:, first + 1 :: 2], central
 
@@ -230,7 +232,7 @@ def amq(dist: Distribution, bits: int, zero_level: bool, previous_p: float | Non
     if solver == "official":
         return _official_amq(dist, bits, zero_level, previous_p)
     dist = dist.symmetric()
-    count = positives(bits, zero_level)
+    count = positive_count(bits, zero_level)
     lowest = max(RANGE[0], TINY ** (1 / max(1, count - 1)))
     powers = torch.arange(count - 1, -1, -1, dtype=torch.float64, device=dist.like.device)
 

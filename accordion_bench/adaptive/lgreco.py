@@ -64,7 +64,7 @@ class LGreCo(Policy):
         self.samples = checks.integer("samples", samples, at_least=1, instead=10)
         self.every = None if every is None else checks.integer("every", every, at_least=1, instead=100)
         self.reference, self.levels = reference, levels
-        self.level_keys = ("reference",) * 2 if levels is None else ("levels",) * 2
+        self.level_keys = ("reference", "reference") if levels is None else ("levels", "levels")
         self.follows = False
         self.budget: dict[str, int] = {}  # b, as indices into the ladder
         self.window = samples  # exchanges that count, with `every` or without

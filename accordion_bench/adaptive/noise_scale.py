@@ -100,7 +100,13 @@ class NoiseScale(Policy):
         if not self.weight:
             return plan
         noise, signal = self.noise / self.weight, self.signal / self.weight
-        scale = None if noise <= 0 and signal <= 0 else noise / signal if signal > 0 else math.inf
+        scale: float | None
+        if noise <= 0 and signal <= 0:
+            scale = None
+        elif signal > 0:
+            scale = noise / signal
+        else:
+            scale = math.inf
         grows = scale is not None and scale > self.threshold * self.workers * plan.batch_size
         finite = scale if scale is not None and math.isfinite(scale) else None
         self._decision = {"noise": noise, "signal": signal, "noise_scale": finite, "grows": grows}

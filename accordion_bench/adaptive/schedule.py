@@ -66,8 +66,11 @@ class LevelSchedule(Policy):
 
     def value(self, key: str, level: Any, knob: str, pair: tuple[float, float]) -> float:
         """The knob's value for a word or a number."""
-        if level in ("weak", "strong"):
-            return pair[level == "weak"]
+        strong, weak = pair
+        if level == "strong":
+            return strong
+        if level == "weak":
+            return weak
         instead = [[*r[:2], "weak" if r[2] == level else r[2]] for r in self.ranges or []] or "weak"
         if level == "dense" and knob not in DENSE:
             raise ValueRefused(key, f"made of weak, strong and a number of {knob}, which has no dense", level, instead)

@@ -11,7 +11,7 @@ from accordion_bench.options import checks
 
 def uniform(bits: int, zero_level: bool) -> tuple[float, ...]:
     """Evenly spaced levels; 3 bits: +-1/7, 3/7, 5/7, 1, or 0, +-1/3, 2/3, 1. `uniform(2, True)` is ternary."""
-    count = positives(bits, zero_level)
+    count = positive_count(bits, zero_level)
     if zero_level:
         return codebook([j / count for j in range(1, count + 1)], zero_level)
     return codebook([(2 * j - 1) / (2 * count - 1) for j in range(1, count + 1)], zero_level)
@@ -19,19 +19,25 @@ def uniform(bits: int, zero_level: bool) -> tuple[float, ...]:
 
 def exponential(bits: int, zero_level: bool, p: float = 0.5) -> tuple[float, ...]:
     """Levels +-p^j, j = 0, 1, ..., and 0 where `zero_level`; p in (0, 1)."""
-    return codebook([p**j for j in reversed(range(positives(bits, zero_level)))], zero_level)
+    return codebook([p**j for j in reversed(range(positive_count(bits, zero_level)))], zero_level)
 
 
-def codebook(ascending: Sequence[float], zero_level: bool) -> tuple[float, ...]:
+def codebook(positives: Sequence[float], zero_level: bool) -> tuple[float, ...]:
     """The full codebook with these ascending positive levels."""
-    return (*(-level for level in reversed(ascending)), *([0.0] if zero_level else []), *ascending)
+    negatives = [-level for level in reversed(positives)]
+    if zero_level:
+        return (*negatives, 0.0, *positives)
+    return (*negatives, *positives)
 
 
-def positives(bits: int, zero_level: bool) -> int:
+def positive_count(bits: int, zero_level: bool) -> int:
     """The number of positive levels, 1 among them."""
-    if bits < 1 + zero_level:
-        raise ValueError(f"a codebook {'with' if zero_level else 'without'} a zero level needs {1 + zero_level} bits")
-    return 2 ** (bits - 1) - int(zero_level)
+    fewest, kind = (2, "with") if zero_level else (1, "without")
+    if bits < fewest:
+        raise ValueError(f"a codebook {kind} a zero level needs {fewest} bits")
+    if zero_level:
+        return 2 ** (bits - 1) - 1
+    return 2 ** (bits - 1)
 
 
 def bits_of(levels: Sequence[float]) -> int:

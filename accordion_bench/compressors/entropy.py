@@ -128,10 +128,9 @@ def coded_bytes(codes: Tensor, levels: Sequence[float], method: str) -> int:
 
 def elias_code_lengths(levels: Sequence[float]) -> Tensor:
     """Bits of each level [K]: the omega code of how many levels lie between it and zero, and a sign bit."""
-    negative, zero = sum(level < 0 for level in levels), int(0.0 in levels)
-    index = torch.arange(len(levels))
-    above = (index - negative - zero).clamp_min(0)
-    magnitude = torch.where(index < negative, negative - 1 - index, above) + zero
-    if zero:
-        magnitude[negative] = 0
-    return elias_omega_length(magnitude + 1) + torch.where(magnitude > 0, 1, 1 - zero)
+    negative, index = sum(level < 0 for level in levels), torch.arange(len(levels))
+    if 0.0 in levels:  # which has no sign
+        magnitude = (index - negative).abs()
+        return elias_omega_length(magnitude + 1) + torch.where(magnitude > 0, 1, 0)
+    magnitude = torch.where(index < negative, negative - 1 - index, index - negative)
+    return elias_omega_length(magnitude + 1) + 1

@@ -17,7 +17,12 @@ def tiles(n: int, device: torch.device, unit: int = 1) -> Iterator[slice]:
         device: where they are.
         unit: coordinates that must stay together, e.g. a bucket; 1 keeps `TILE`s.
     """
-    size = max(n, 1) if device.type != "cpu" else TILE if unit == 1 else max(1, TILE // unit) * unit
+    if device.type != "cpu":
+        size = max(n, 1)
+    elif unit == 1:
+        size = TILE
+    else:
+        size = max(1, TILE // unit) * unit
     for start in range(0, n, size):
         yield slice(start, min(start + size, n))
 

@@ -231,15 +231,14 @@ class TwoWay(Wrapper):
             answers.append(torch.cat(answer))
 
         # 4 everybody gets all pieces
-        sizes_A = [sum(self.inner.message_bytes(p.spec, levels[i]) for p, i in entries) for entries in owned]
         for i in levels:
             update[i] = large_pages.zeros(1, ctx.specs[i].numel, comm.device, xs_W[i].dtype).view(ctx.specs[i].shape)
-        for entries, answer_ in zip(
-            owned, comm.all_gather_uneven(answers, sizes_A) if levels else [], strict=bool(levels)
-        ):
-            for (piece, i), part in zip(entries, self._split(answer_[None], entries, levels), strict=True):
-                target = update[i].view(1, -1)[:, piece.start : piece.stop]
-                self.inner.add_decoded_(target, part[None], piece.spec, levels[i], ctx)
+        if levels:
+            sizes_A = [sum(self.inner.message_bytes(p.spec, levels[i]) for p, i in entries) for entries in owned]
+            for entries, answer_ in zip(owned, comm.all_gather_uneven(answers, sizes_A), strict=True):
+                for (piece, i), part in zip(entries, self._split(answer_[None], entries, levels), strict=True):
+                    target = update[i].view(1, -1)[:, piece.start : piece.stop]
+                    self.inner.add_decoded_(target, part[None], piece.spec, levels[i], ctx)
 
         if self.traits.reduces == "sum":
             for i in levels:

@@ -26,7 +26,8 @@ def main(overrides: Sequence[str]) -> int:
     failed = 0
     for check in conformance.CHECKS:
         outcome = conformance.run(check, make)
-        failed += outcome.status == "fail"
+        if outcome.status == "fail":
+            failed += 1
         print(f"{outcome.name:<12} {outcome.status:<5} {outcome.text}", flush=True)
     return 1 if failed else 0
 

@@ -122,7 +122,8 @@ def _telescope(setup: Setup, other: float | None) -> float:
     total = [torch.zeros(spec.shape, dtype=torch.float64) for spec in exchange.sent]
     target, largest = [t.clone() for t in total], 0.0
     for step, lr in enumerate(LRS):
-        setup.plan = setup.plan.with_levels(dict.fromkeys(setup.plan.levels, int(step == 1 and other is not None)))
+        index = 1 if step == 1 and other is not None else 0
+        setup.plan = setup.plan.with_levels(dict.fromkeys(setup.plan.levels, index))
         updates, _ = setup.contributions(gradients(step=step), step, lr)
         for i, x_W in enumerate(exchange.as_sent(gradients(step=step))):
             total[i] += updates[i]

@@ -42,7 +42,9 @@ def _limits(setup: Setup, xs_W: tuple[torch.Tensor, ...], norm: float) -> tuple[
         if level is None or not setup.compressor.compresses(spec, level):
             continue
         delta, variance = inner.contraction(spec, level), inner.variance(rows_W, spec, level, ctx)
-        deltas += [] if delta is None else [delta]
-        square += 0.0 if variance is None else float(variance.mean())
+        if delta is not None:
+            deltas.append(delta)
+        if variance is not None:
+            square += float(variance.mean())
     low = min(SMALLEST, math.sqrt(min(deltas, default=1.0)) / 3)
     return low, max(LARGEST, LARGEST * math.sqrt(square) / norm)

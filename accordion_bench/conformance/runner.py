@@ -73,7 +73,11 @@ def run(check: Check, make: Maker, levels: Sequence[float | None] | None = None)
     in OFTEN some more.
     """
     name, told, why = name_of(check), [], ""
-    for level in [None] if check in ONCE else levels or levels_of(make, more=check in OFTEN):
+    if check in ONCE:
+        levels = [None]
+    elif not levels:
+        levels = levels_of(make, more=check in OFTEN)
+    for level in levels:
         where = "" if level is None else f" at {make().compressor.traits.knob}={level:g}"
         try:
             told.append(check(make, level) + where)
@@ -85,4 +89,6 @@ def run(check: Check, make: Maker, levels: Sequence[float | None] | None = None)
             return Outcome(name, "fail", f"stops with {type(error).__name__}: {error}{where}")
     if not told:
         return Outcome(name, "n/a", why)
-    return Outcome(name, "pass", told[0] + (f" ({len(told)} levels)" if len(told) > 1 else ""))
+    if len(told) == 1:
+        return Outcome(name, "pass", told[0])
+    return Outcome(name, "pass", f"{told[0]} ({len(told)} levels)")

@@ -4,6 +4,7 @@ Tensor suffixes: W local workers, A all workers, N elements, M rows, K columns, 
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -68,6 +69,14 @@ class Compressor(Component, Claims):
     """
 
     traits: Traits = Traits()
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a trait that is written as an attribute of the class, where nobody would read it."""
+        for field in dataclasses.fields(Traits):
+            if field.name in vars(cls):
+                raise TypeError(
+                    f"{cls.__name__}.{field.name} is a trait; write traits = replace(..., {field.name}=...)"
+                )
 
     @classmethod
     def idle(cls, options: Config, around: Surroundings) -> Idle:

@@ -94,6 +94,13 @@ def test_it_passes_in_every_wrapper(options, check):
 # ---- mistakes
 
 
+def test_a_trait_beside_the_traits_is_refused():
+    with pytest.raises(TypeError, match=r"Careless.unbiased is a trait; write traits = replace\(..., unbiased=...\)"):
+
+        class Careless(EverySecond):
+            unbiased = True
+
+
 class Sum(EverySecond):
     def exchange(self, xs_W, ctx, state, comm):
         out = super().exchange(xs_W, ctx, state, comm)

@@ -72,11 +72,9 @@ class Compressor(Component, Claims):
 
     def __init_subclass__(cls) -> None:
         """Refuse a trait that is written as an attribute of the class, where nobody would read it."""
-        for field in dataclasses.fields(Traits):
-            if field.name in vars(cls):
-                raise TypeError(
-                    f"{cls.__name__}.{field.name} is a trait; write traits = replace(..., {field.name}=...)"
-                )
+        for name in (field.name for field in dataclasses.fields(Traits)):
+            if name in vars(cls):
+                raise TypeError(f"{cls.__name__}.{name} is a trait; write traits = replace(..., {name}=...)")
 
     @classmethod
     def idle(cls, options: Config, around: Surroundings) -> Idle:

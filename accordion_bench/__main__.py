@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from accordion_bench.config.explain import explain
+from accordion_bench.options.explain import explain
 from accordion_bench.processes.signals import handle, handling
 
 # Hydra is imported inside main: spawned processes import this module, and must not pay for it

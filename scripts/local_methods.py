@@ -22,9 +22,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 
-from accordion_bench.config import explain
 from accordion_bench.config.compose import compose
 from accordion_bench.config.validate import validate
+from accordion_bench.options import explain
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm, fingerprint, group
 from accordion_bench.report.compare.provenance import provenance

@@ -20,7 +20,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from accordion_bench.config.explain import explain
+from accordion_bench.options.explain import explain
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.signals import STOP, handle, handling
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from accordion_bench.config.explain import explain
+from accordion_bench.options.explain import explain
 
 
 def main(overrides: Sequence[str]) -> int:

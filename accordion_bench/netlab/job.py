@@ -14,13 +14,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from accordion_bench.netlab.options import Cut
 from accordion_bench.processes.signals import handling
-
-if TYPE_CHECKING:
-    from accordion_bench.netlab.hosts import Hosts
 
 LATE = 1.0  # seconds that host 0's words are held back, so that the host that fails first is heard first
 GRACE = 3.0  # seconds in which the others may say why they stop, after the first failure
@@ -34,6 +31,27 @@ KILLED = 129  # smallest exit status of those that a signal has ended
 LOST_PEER = re.compile(
     r"closed by peer|reset by peer|broken pipe|timed? ?out|connection (refused|closed)", re.IGNORECASE
 )
+
+
+class Lab(Protocol):
+    """The hosts that a job runs in, numbered from 0: `hosts.Hosts`."""
+
+    number: int
+
+    @property
+    def interface(self) -> str: ...
+
+    def namespace(self, host: int) -> str: ...
+
+    def address(self, host: int) -> str: ...
+
+    def environment(self, host: int) -> dict[str, str]: ...
+
+    def counters(self) -> list[tuple[int, int]]: ...
+
+    def cut(self, host: int) -> None: ...
+
+    def join(self, host: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,7 @@ class Outcome:
 
 
 def run(
-    hosts: "Hosts",
+    hosts: Lab,
     argv: Sequence[str],
     env: Mapping[str, str] | None = None,
     cuts: Sequence[Cut] = (),
@@ -87,7 +105,7 @@ def run(
 class _Job:
     def __init__(
         self,
-        hosts: "Hosts",
+        hosts: Lab,
         argv: Sequence[str],
         env: Mapping[str, str],
         cuts: Sequence[Cut],

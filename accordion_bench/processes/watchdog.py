@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from accordion_bench.config.explain import explain
+from accordion_bench.options.explain import explain
 
 LOOK = 1.0  # seconds between two looks into the store, and between two heartbeats
 SILENCE = 20.0  # seconds without a heartbeat after which a process counts as gone: machines may be busy

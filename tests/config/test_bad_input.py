@@ -11,8 +11,9 @@ import yaml
 from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.cli import experiments
-from accordion_bench.config import components, declared, explain
+from accordion_bench.config import components, declared
 from accordion_bench.config.compose import compose
+from accordion_bench.options import explain
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement

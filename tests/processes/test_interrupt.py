@@ -13,7 +13,7 @@ import yaml
 
 from accordion_bench import __main__ as command
 from accordion_bench import train
-from accordion_bench.config import explain
+from accordion_bench.options import explain
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import interrupt
 from accordion_bench.processes.interrupt import Interrupted, Stopper

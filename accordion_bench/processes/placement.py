@@ -106,13 +106,13 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
     if backend == "nccl" and device == "cpu":
         raise ValueRefused("comm", "gloo or simulated with device=cpu", "nccl", "gloo")
     if ranks is not None:
-        why = "the number of processes that the launcher has started"
+        why = f"{ranks[0]}, the number of processes that the launcher has started"
         processes = _fits("comm.processes", processes, ranks[0], why)
         if backend == "simulated":
             rule = f"gloo, nccl or auto in one of {ranks[0]} processes of torchrun or Slurm"
             raise ValueRefused("comm", rule, "simulated", "auto")
     if backend == "simulated":
-        processes = _fits("comm.processes", processes, 1, "with comm=simulated")
+        processes = _fits("comm.processes", processes, 1, "1 with comm=simulated")
     if processes is None and per_process is not None and workers is not None:
         if workers % per_process:
             raise ValueRefused("workers", f"a multiple of comm.workers_per_process={per_process}", workers, per_process)
@@ -155,9 +155,9 @@ def with_placement(config: RunConfig, where: Placement) -> RunConfig:
     return replace(config, workers=where.workers, comm=comm)
 
 
-def _fits(key: str, given: int | None, actual: int, why: str) -> int:
+def _fits(key: str, given: int | None, actual: int, rule: str) -> int:
     if given is not None and given != actual:
-        raise ValueRefused(key, f"{actual}, {why}" if why[0] == "t" else f"{actual} {why}", given, actual)
+        raise ValueRefused(key, rule, given, actual)
     return actual
 
 

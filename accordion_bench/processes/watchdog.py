@@ -111,7 +111,7 @@ def first_failure(store: Any, mine: Failure) -> Failure:
         mine: of this process; who has only lost a peer waits a moment for that one's.
     """
     try:
-        until = time.monotonic() + CAUSE * (mine["kind"] == LOST)
+        until = time.monotonic() + (CAUSE if mine["kind"] == LOST else 0)
         while time.monotonic() < until and not store.check([FAILURE]):
             time.sleep(0.1)
         return json.loads(store.compare_set(FAILURE, "", json.dumps(mine)).decode())

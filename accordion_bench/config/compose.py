@@ -36,7 +36,7 @@ def resolve(composed: Any, choices: Any) -> Config:
                 f"experiment must be a whole one, got {chosen}; type +experiment=accordion/table1_resnet18, or another "
                 "of docs/experiments.md"
             )
-        names["experiment"] = setup["experiment"] + ", faithful" * bool(setup.get("faithful"))
+        names["experiment"] = f"{setup['experiment']}, faithful" if setup.get("faithful") else setup["experiment"]
     return {**cfg, "choices": {key: _listed(value) for key, value in names.items()}}
 
 

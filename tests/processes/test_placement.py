@@ -208,7 +208,7 @@ def multirun(monkeypatch, *overrides: str) -> int | str | None:
 
 
 def test_multirun_over_compressors(tmp_path, monkeypatch, capsys):
-    """One of them has a momentum of its own. That all of them train is tested with every policy, in test_matrix.py."""
+    """One of them has a momentum of its own. That all train is tested with every policy, in cli/test_pairwise.py."""
     compressors = ["demo", "none", "powersgd"]
     typed = tiny.typed(tmp_path, "epochs=1", "optimizer.momentum=0", "compressor=" + ",".join(compressors))
     assert multirun(monkeypatch, *typed) == 0

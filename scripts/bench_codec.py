@@ -28,6 +28,7 @@ from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.runs.environment import environment
 
 NETWORKS = {1: "squeezenet1_1", 11: "resnet18", 25: "resnet50", 138: "vgg16"}
@@ -89,7 +90,7 @@ def codec(name: str, yaml_name: str, changes: dict, specs: list[TensorSpec], xs_
     ladder = Ladder(compressor.traits.knob or "", (compressor.level,) if compressor.traits.knob else ())
     exchange = Exchange(compressor, specs, ladder, comm, xs_W[0], 0)
     plan = Plan(dict.fromkeys(levelled(compressor, exchange.sent), 0))
-    ctx = exchange.context(plan, 1000, 0.1, 1000.0)
+    ctx = exchange.context(StepInfo(plan, 1000, 0.1, 1000.0))
     payload = sum(compressor.payload_bytes(s, level, 1) for s, level in zip(ctx.specs, ctx.levels, strict=True))
     if isinstance(compressor, OneShot) and compressor.traits.fixed_size:
         return Codec(name, one_shot(compressor, xs_W, ctx, comm), payload)

@@ -65,7 +65,7 @@ def plain_loop(trainer, model, aggregate: Callable[[], None] = lambda: None) -> 
         nonlocal count
         count += 1
         rank = trainer.comm.rank
-        x, y = trainer.data.train_batch(trainer.sampler.batch(rank, count % (trainer.steps_per_epoch - 1)))
+        x, y = trainer.data.train_batch(trainer.sampler.batch(rank, count % (trainer.position.steps_per_epoch - 1)))
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         aggregate()

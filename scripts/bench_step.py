@@ -45,8 +45,8 @@ def our_step(trainer: Trainer) -> Callable[[], None]:
     """One step of this project, its data included."""
 
     def step() -> None:
-        if trainer.step_in_epoch >= trainer.steps_per_epoch - 1:
-            trainer.step_in_epoch = 0
+        if trainer.position.step_in_epoch >= trainer.position.steps_per_epoch - 1:
+            trainer.position.step_in_epoch = 0
             trainer.begin_epoch()
         trainer.train_step()
 
@@ -60,7 +60,7 @@ def plain_step(trainer: Trainer, model: torch.nn.Module, row: int = 0) -> Callab
     counter = iter(range(10**9))
 
     def step() -> None:
-        indices = trainer.sampler.batch(row, next(counter) % (trainer.steps_per_epoch - 1))
+        indices = trainer.sampler.batch(row, next(counter) % (trainer.position.steps_per_epoch - 1))
         x, y = trainer.data.train_batch(indices)
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -125,14 +125,14 @@ def bench_detector(rounds: int) -> None:
     for setting, overrides in {**MODELS, **BIG}.items():
         trainer = trainer_for([*overrides, "compressor=powersgd", "adaptive=accordion"], Comm(1))
         trainer.fast = our_step(trainer)
-        sums = trainer.decisions.epoch_sums.sums
+        sums = trainer.policy_runner.epoch_sums.sums
 
         def collecting(trainer=trainer, sums=sums) -> None:
-            trainer.decisions.epoch_sums.sums = sums
+            trainer.policy_runner.epoch_sums.sums = sums
             trainer.fast()
 
         def idle(trainer=trainer) -> None:
-            trainer.decisions.epoch_sums.sums = {}
+            trainer.policy_runner.epoch_sums.sums = {}
             trainer.fast()
 
         times = interleaved({"collecting": collecting, "idle": idle}, 2 * rounds)

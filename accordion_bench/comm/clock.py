@@ -181,6 +181,14 @@ class Clock:
             self._spans.clear()
         return dict(self.totals)
 
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"clock": self.read()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.totals.update(state["clock"])
+
     def events(self) -> list[dict[str, Any]]:
         """The timeline in the format of Chrome's traces, from its first span on; waits for the device."""
         spans = self.timeline or []

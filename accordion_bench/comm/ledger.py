@@ -119,6 +119,14 @@ class Ledger:
             self.counts["control_wire"] += wire
             self.counts["control_rounds"] += rounds
 
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"ledger": dict(self.counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.counts.update(state["ledger"])
+
     def columns(self) -> dict[str, Any]:
         """The ledger as it stands in every metrics row; bytes of one worker. Unsettled, it is this process's view.
 

@@ -266,6 +266,28 @@ class WorkerAxis:
         self._use_values(values)
         self._current = None
 
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values that all workers have in common."""
+        named = zip(self.specs, self.shared, strict=True)
+        return {"parameters": {spec.name: value.clone() for spec, value in named}}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        for spec, value in zip(self.specs, self.shared, strict=True):
+            value.copy_(state["parameters"][spec.name])
+
+    def worker_state(self, row: int) -> dict[str, Any]:
+        """One local worker's buffers."""
+        return {"buffers": {name: buffer_W[row].clone() for name, buffer_W in self.buffers_W.items()}}
+
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
+        """Continue from `worker_state()`."""
+        for name, buffer in state["buffers"].items():
+            self.buffers_W[name][row].copy_(buffer)
+
 
 def _home(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, attribute = name.rpartition(".")

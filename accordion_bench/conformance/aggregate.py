@@ -23,7 +23,9 @@ from accordion_bench.conformance.subject import (
     plain,
 )
 from accordion_bench.conformance.tensors import gradients, repeated
+from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.position import StepInfo
 
 ROUNDING = 1e-10  # of sums in float64
 
@@ -63,7 +65,7 @@ def check_identical(make: Maker, level: float | None = None) -> str:
     told = []
     for kind, xs in (("gradient", [x[0] for x in gradients()]), ("of rank 1", _rank_one())):
         setup = Setup(plain(make), level, 4)
-        lost = max(setup.exchange.probe(repeated(xs, 4), setup.plan, 0, 1000.0).error)
+        lost = max(probe_exchange(setup.exchange, repeated(xs, 4), StepInfo(setup.plan, 0, epoch=1000.0)).error)
         updates = setup(repeated(xs, 4))
         if alike:
             alone = Setup(plain(make), level, 1)([x[None] for x in xs])

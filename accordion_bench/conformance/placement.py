@@ -16,7 +16,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, same_bits
 from accordion_bench.conformance.tensors import gradients
-from accordion_bench.runs.checkpoint import PER_WORKER
+from accordion_bench.sync.state import PER_WORKER
 
 STEPS = 3
 WORKERS = 4

@@ -22,6 +22,8 @@ from accordion_bench.conformance.subject import (
     same_state,
 )
 from accordion_bench.conformance.tensors import SPECS, gradients, repeated
+from accordion_bench.exchange.probe import probe_exchange
+from accordion_bench.position import StepInfo
 
 
 def check_inputs(make: Maker, level: float | None = None) -> str:
@@ -51,7 +53,7 @@ def check_global_rng(make: Maker, level: float | None = None) -> str:
     setup = Setup(make(), level)
     for step in range(2):
         setup(gradients(step=step), step)
-    setup.exchange.probe(gradients(), setup.plan, 2, 1000.0)
+    probe_exchange(setup.exchange, gradients(), StepInfo(setup.plan, 2, epoch=1000.0))
     for name, state in states().items():
         demand(
             state == before[name],
@@ -67,7 +69,7 @@ def check_probe(make: Maker, level: float | None = None) -> str:
         each(gradients(), 0)
     state, counts = setup.snapshot(), dict(setup.comm.ledger.counts)
     xs_W = gradients(step=1)
-    probe = setup.exchange.probe(xs_W, setup.plan, 1, 1000.0)
+    probe = probe_exchange(setup.exchange, xs_W, StepInfo(setup.plan, 1, epoch=1000.0))
     differs = same_state(setup.snapshot(), state)
     demand(differs is None, f"probe() has changed {differs}")
     demand(setup.comm.ledger.counts == counts, "probe() was charged to the ledger")
@@ -81,7 +83,7 @@ def check_probe(make: Maker, level: float | None = None) -> str:
     demand(same, "after probe() the next update is another one")
     # as one of two processes: nobody would answer
     part = Setup(make(), level, comm=Comm(2, processes=2, rank=1))
-    part.exchange.probe([x[2:] for x in xs_W], part.plan, 0, 1000.0)
+    probe_exchange(part.exchange, [x[2:] for x in xs_W], StepInfo(part.plan, 0, epoch=1000.0))
     return f"error up to {max(probe.error):.3g}"
 
 

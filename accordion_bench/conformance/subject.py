@@ -22,6 +22,7 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.position import StepInfo
 
 Maker = Callable[..., Wrapped]
 """Called with options of the wrappers to replace (`error_feedback=False`), gives a fresh compressor in its wrappers."""
@@ -171,11 +172,11 @@ class Setup:
 
     def __call__(self, xs_W: Sequence[Tensor], step: int = 0, lr: float = 1.0) -> list[Tensor]:
         """The updates [...] of gradients [W, ...], through `Exchange`."""
-        return self.exchange(xs_W, self.plan, step, lr, LATE)
+        return self.exchange(xs_W, StepInfo(self.plan, step, lr, LATE))
 
     def context(self, step: int = 0, lr: float = 1.0) -> Context:
         """What the compressor sees besides the tensors."""
-        return self.exchange.context(self.plan, step, lr, LATE)
+        return self.exchange.context(StepInfo(self.plan, step, lr, LATE))
 
     def contributions(
         self, xs_W: Sequence[Tensor], step: int = 0, lr: float = 1.0

@@ -21,7 +21,8 @@ from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import MB
 from accordion_bench.options.instantiate import Config
-from accordion_bench.plan import Ladder, Plan
+from accordion_bench.plan import Ladder
+from accordion_bench.position import StepInfo
 
 if TYPE_CHECKING:
     pass
@@ -50,6 +51,8 @@ class DDPExchange(Exchange):
         hook_state: torch's, of PowerSGD.
         resumable: whether nothing is lost with the process; torch's PowerSGD state cannot be put into new buckets.
     """
+
+    waited_in_backward = True
 
     def __init__(self, axis: WorkerAxis, cfg: Config, ladder: Ladder, comm: Comm) -> None:
         node = cfg["compressor"]
@@ -86,26 +89,24 @@ class DDPExchange(Exchange):
         self._calls = 0
         self._shapes: list[list[torch.Size]] = []  # of each bucket's gradients
 
-    def hushed(self) -> contextlib.AbstractContextManager:
+    def no_sync(self) -> contextlib.AbstractContextManager:
         """Around the forward pass of a micro-batch whose gradients are only added up."""
         return self.module.no_sync()
 
-    def __call__(
-        self, xs_W: Sequence[Tensor], plan: Plan, step: int, lr: float | Sequence[float], epoch: float = 0
-    ) -> list[Tensor]:
+    def __call__(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
         """The gradients as DistributedDataParallel has left them.
 
         Raises:
             NonFinite: a mean gradient is NaN or infinite, which all workers see.
         """
-        self.charge(plan, step, epoch)
+        self.charge(info)
         if bad := self.non_finite(xs_W):
             raise NonFinite(f"{bad} is not finite")
         return [x_W[0] for x_W in xs_W]
 
-    def charge(self, plan: Plan, step: int, epoch: float) -> None:
+    def charge(self, info: StepInfo) -> None:
         """Count what the hook has sent in this step's backward pass."""
-        self.comm.ledger.paper_count(self.paper_floats(self.levels(plan, step, epoch)))
+        self.comm.ledger.paper_count(self.paper_floats(self.levels(info)))
         if self._calls < 2:  # before its second forward pass it puts the gradients into new buckets, once
             buckets = self.module.reducer._get_zeros_like_grad_buckets()
             self._shapes = [[gradient.shape for gradient in bucket.gradients()] for bucket in buckets]

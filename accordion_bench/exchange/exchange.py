@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, NonFinite, Probe, State
-from accordion_bench.compressors.buckets import Buckets
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
 from accordion_bench.exchange.partition import bucketed, levelled, sent_units, unit_spec
-from accordion_bench.plan import Ladder, Measured, Plan, TensorSpec
+from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.position import StepInfo
 
 
 class Exchange:
@@ -43,7 +42,12 @@ class Exchange:
         buckets: which units are exchanged together, in the order in which they travel.
         members: which tensors, by index, are in a bucket.
         bucket_of: in which bucket a tensor is.
+
+    Class attributes:
+        waited_in_backward: whether the waiting is over when the backward pass ends.
     """
+
+    waited_in_backward = False
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class Exchange:
         """Payload of each sent tensor at the weakest level that a plan may choose."""
         names = levelled(self.compressor, self.sent)
         weakest = Plan(dict.fromkeys(names, len(self.ladder.values) - 1) if self.ladder.values else {}, 1)
-        levels = self.levels(weakest, self.start_step, epoch=math.inf)
+        levels = self.levels(StepInfo(weakest, self.start_step, epoch=math.inf))
         pairs = zip(self.sent, levels, strict=True)
         return [self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs]
 
@@ -87,23 +91,23 @@ class Exchange:
         """For the clock."""
         return f"{self.what}-{self.comm.workers}"
 
-    def levels(self, plan: Plan, step: int, epoch: float = 0) -> list[float | None]:
+    def levels(self, info: StepInfo) -> list[float | None]:
         """The knob's value for each sent tensor, 1 without a knob; None = dense."""
         compressor = self.compressor
 
         def level(spec: TensorSpec) -> float | None:
-            if step < self.start_step or not spec.numel:
+            if info.step < self.start_step or not spec.numel:
                 return None
             if compressor.traits.knob:
-                index = plan.levels.get(spec.name)
-                return None if index is None else compressor.scheduled(self.ladder.values[index], epoch)
+                index = info.plan.levels.get(spec.name)
+                return None if index is None else compressor.scheduled(self.ladder.values[index], info.epoch)
             return 1 if spec.ndim >= compressor.traits.min_ndim else None
 
         return [level(spec) for spec in self.sent]
 
-    def predicted_bytes(self, plan: Plan, step: int, epoch: float = 0) -> int:
+    def predicted_bytes(self, info: StepInfo) -> int:
         """Payload that this step will hand to the collectives, from sizes alone."""
-        levels = self.levels(plan, step, epoch)
+        levels = self.levels(info)
         pairs = zip(self.sent, levels, strict=True)
         return round(sum(self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs))
 
@@ -117,17 +121,12 @@ class Exchange:
         return self._counted[1]
 
     @torch.no_grad()
-    def __call__(
-        self, xs_W: Sequence[Tensor], plan: Plan, step: int, lr: float | Sequence[float], epoch: float = 0
-    ) -> list[Tensor]:
+    def __call__(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
         """Exchange tensors [W, ...], one per spec.
 
         Args:
             xs_W: gradients.
-            plan: levels and codebooks.
-            step: optimizer steps taken before.
-            lr: learning rate of this step, one for all tensors or one for each.
-            epoch: epochs passed, for warm-ups.
+            info: of this step.
 
         Returns:
             the updates [...], one per spec.
@@ -138,16 +137,16 @@ class Exchange:
         """
         if bad := self.non_finite(xs_W):
             raise NonFinite(f"{bad} is not finite")
-        ctx = self.begin(plan, step, lr, epoch)
+        ctx = self.begin(info)
         updates: list[Tensor | None] = [None] * len(self.specs)
         for bucket, members in enumerate(self.members):
             for i, update in zip(members, self.bucket(bucket, [xs_W[i] for i in members], ctx), strict=True):
                 updates[i] = update
         return updates  # type: ignore[return-value]
 
-    def begin(self, plan: Plan, step: int, lr: float | Sequence[float], epoch: float = 0) -> Context:
+    def begin(self, info: StepInfo) -> Context:
         """What the compressor may know of this step; the exchange of all buckets is counted with it."""
-        ctx = self.context(plan, step, lr, epoch)
+        ctx = self.context(info)
         self.comm.ledger.paper_count(self.paper_floats(list(ctx.levels)))
         return ctx
 
@@ -172,7 +171,7 @@ class Exchange:
         )
         counts = [len(self.units[u]) for u in units]
         with self.comm.clock.exchanging(self.name, number, self.comm.ledger):
-            updates = self.compressor.exchange(self._joined(xs_W, counts), own, self.state, self.comm).update
+            updates = self.compressor.exchange(self._join(xs_W, counts), own, self.state, self.comm).update
         out, first = [], 0
         for update, count in zip(updates, counts, strict=True):
             shapes = [x_W.shape[1:] for x_W in xs_W[first : first + count]]
@@ -181,97 +180,21 @@ class Exchange:
             first += count
         return out
 
-    @torch.no_grad()
-    def probe(
-        self,
-        xs_W: Sequence[Tensor],
-        plan: Plan,
-        step: int,
-        epoch: float = 0,
-        lr: float | Sequence[float] = 1.0,
-        first: bool = False,
-    ) -> Probe:
-        """Error and bytes per sent tensor as under the plan; changes and sends nothing.
-
-        Args:
-            xs_W, plan, step, epoch, lr: as for an exchange.
-            first: of the first local worker alone, not of all.
-        """
-        ctx, state = self.context(plan, step, lr, epoch), self.state
-        if first:
-            xs_W, state = [x_W[:1] for x_W in xs_W], self._of_first()
-        return self.compressor.probe(self.as_sent(xs_W), ctx, state, self.comm.workers)
-
-    @torch.no_grad()
-    def fed(
-        self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0, lr: float | Sequence[float] = 1.0
-    ) -> list[Tensor]:
-        """What the first local worker would compress, with its residual and momentum, [1, ...] as it travels."""
-        own, ctx = self.as_sent([x_W[:1] for x_W in xs_W]), self.context(plan, step, lr, epoch)
-        fed = self.compressor.fed(own, ctx, self._of_first(), self.comm.workers)
-        # not a view of gradients that the next step overwrites
-        return [p.clone() if p.data_ptr() == x.data_ptr() else p for p, x in zip(fed, own, strict=True)]
-
-    def _of_first(self) -> State:
-        """The state of the first local worker alone, not copied."""
-        return {
-            name: {key: value[:1] if key.endswith("_W") else value for key, value in entries.items()}
-            for name, entries in self.state.items()
-        }
-
-    @torch.no_grad()
-    def measured(
-        self,
-        xs_W: Sequence[Tensor],
-        level: int,
-        plan: Plan,
-        step: int,
-        epoch: float = 0,
-        lr: float = 1.0,
-        fed: bool = False,
-    ) -> dict[str, Measured]:
-        """What one level of the ladder would cost and lose on the first local worker, per tensor that has levels.
-
-        Args:
-            xs_W: what is to be exchanged, or, where `fed`, what `fed` has made of it.
-            level: index into the ladder.
-            plan, step, epoch, lr: as for an exchange.
-            fed: residual, momentum and learning rate are in `xs_W`.
-        """
-        everywhere = plan.with_levels(dict.fromkeys(plan.levels, level))
-        ctx = self.context(everywhere, step, lr, epoch)
-        own, probe_of = list(xs_W), self.compressor.probe_fed
-        if not fed:
-            own, probe_of = self.as_sent([x_W[:1] for x_W in xs_W]), self.compressor.probe
-        probe = probe_of(own, ctx, self._of_first(), self.comm.workers)
-        named = zip(self.sent, probe.measured, strict=True)
-        return {spec.name: found for spec, found in named if spec.name in plan.levels}
-
-    def quantised(self, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float = 0) -> list[list[Buckets]]:
-        """The quantiser's buckets of each local worker's tensors, where a policy asks for them."""
-        if bad := self.non_finite(xs_W):
-            raise NonFinite(f"{bad} is not finite")
-        try:
-            buckets_W = self.compressor.buckets_of(self.as_sent(xs_W), self.context(plan, step, 1.0, epoch))
-        except NonFiniteRow:
-            raise NonFinite("the norm of a bucket of gradients is beyond float32") from None
-        assert buckets_W is not None
-        return buckets_W
-
-    def context(self, plan: Plan, step: int, lr: float | Sequence[float], epoch: float = 0) -> Context:
+    def context(self, info: StepInfo) -> Context:
         """What the compressor may know of this step."""
+        lr = info.lr
         lrs = [lr] * len(self.specs) if isinstance(lr, int | float) else list(lr)
         if any(lrs[i] != lrs[unit[0]] for unit in self.units for i in unit):
             raise ValueError("tensors that travel as one vector must have one learning rate; use scope=tensor")
         of_unit = [lrs[unit[0]] for unit in self.units]
-        return Context(step, self.sent, self.levels(plan, step, epoch), self.seed, of_unit, plan.codebooks)
+        return Context(info.step, self.sent, self.levels(info), self.seed, of_unit, info.plan.codebooks)
 
     def as_sent(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
         """All tensors as they travel: in the units of the scope, half precision as float32."""
-        return self._joined(xs_W, [len(unit) for unit in self.units])
+        return self._join(xs_W, [len(unit) for unit in self.units])
 
-    def _joined(self, xs_W: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        """So many tensors each as one unit."""
+    def _join(self, xs_W: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        """Join so many tensors each to one unit."""
         wide_W = [x.float() if x.element_size() == 2 else x for x in xs_W]
         if self.scope == "tensor":
             return wide_W

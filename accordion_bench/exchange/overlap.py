@@ -12,7 +12,7 @@ from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.plan import Plan
+from accordion_bench.position import StepInfo
 
 
 class Armed(NamedTuple):
@@ -97,15 +97,13 @@ class Overlap:
         (exchange, _, _, under_way), self.armed = self.armed, None
         return self._landed(exchange, under_way)
 
-    def launch(
-        self, exchange: Exchange, xs_W: Sequence[Tensor], plan: Plan, step: int, epoch: float
-    ) -> Callable[[], list[Tensor]]:
+    def launch(self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> Callable[[], list[Tensor]]:
         """Hand over tensors that are there, and that nobody will touch; returns what waits for the updates.
 
         Args:
-            exchange, xs_W, plan, step, epoch: as for `Exchange`, in the units of the parameters.
+            exchange, xs_W, info: as for `Exchange`, in the units of the parameters.
         """
-        ctx, clock = exchange.begin(plan, step, 1.0, epoch), self.comm.clock
+        ctx, clock = exchange.begin(info), self.comm.clock
         alone = self.comm.local_workers == 1
         if alone:
             since = clock.launched(len(exchange.members))
@@ -120,7 +118,7 @@ class Overlap:
             try:
                 return self._landed(exchange, under_way)
             except NonFinite as bad:
-                raise NonFinite(f"{bad}, in the average that was launched after step {step}") from None
+                raise NonFinite(f"{bad}, in the average that was launched after step {info.step}") from None
 
         return land
 

@@ -54,8 +54,10 @@ class LossScale:
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""
-        return {"value": self.value, "good_steps": self.good_steps, "skipped": self.skipped}
+        kept = {"value": self.value, "good_steps": self.good_steps, "skipped": self.skipped}
+        return {"loss_scale": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.value, self.good_steps, self.skipped = state["value"], state["good_steps"], state["skipped"]
+        kept = state["loss_scale"]
+        self.value, self.good_steps, self.skipped = kept["value"], kept["good_steps"], kept["skipped"]

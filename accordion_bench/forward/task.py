@@ -38,11 +38,11 @@ class Task(Generic[DataT]):
         """Evaluation columns of a metrics row: `test_loss`, the metric, and others."""
         raise NotImplementedError
 
-    def worker_state(self, row: int) -> dict[Any, Any]:
+    def worker_state(self, row: int) -> dict[str, Any]:
         """What belongs to one local worker in mid-epoch."""
-        return {}
+        return {"task": {}}
 
-    def load_worker_state(self, row: int, state: dict[Any, Any], device: torch.device) -> None:
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         """Continue from `worker_state()`."""
 
 
@@ -78,12 +78,13 @@ class Text(Task[TextData]):
 
     Args:
         metric_split: the split that `perplexity` is of, `test` or `valid`.
+        device: where the state is.
     """
 
     metric = METRICS["perplexity"]
 
-    def __init__(self, metric_split: str = "test") -> None:
-        self.metric_split = metric_split
+    def __init__(self, metric_split: str = "test", device: torch.device | None = None) -> None:
+        self.metric_split, self.device = metric_split, device
         self.states: dict[int, dict[int, tuple[Tensor, ...]]] = {}
 
     def begin_epoch(self) -> None:
@@ -115,13 +116,15 @@ class Text(Task[TextData]):
             **{f"{split}_perplexity": perplexity[split] for split in ("test", "valid")},
         }
 
-    def worker_state(self, row: int) -> dict[Any, Any]:
-        return {micro: [part.clone() for part in state] for micro, state in self.states.get(row, {}).items()}
+    def worker_state(self, row: int) -> dict[str, Any]:
+        states = self.states.get(row, {})
+        return {"task": {micro: [part.clone() for part in state] for micro, state in states.items()}}
 
-    def load_worker_state(self, row: int, state: dict[Any, Any], device: torch.device) -> None:
-        self.states[row] = {micro: tuple(part.to(device) for part in parts) for micro, parts in state.items()}
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
+        micros = state["task"].items()
+        self.states[row] = {micro: tuple(part.to(self.device) for part in parts) for micro, parts in micros}
 
 
-def task_of(dataset: Dataset) -> Task[Any]:
+def task_of(dataset: Dataset, device: torch.device | None = None) -> Task[Any]:
     """The task of a data set."""
-    return Text(getattr(dataset, "metric_split", "test")) if dataset.task == "text" else Images()
+    return Text(getattr(dataset, "metric_split", "test"), device) if dataset.task == "text" else Images()

@@ -39,6 +39,14 @@ class Meter:
             self.totals = [t + now - then for t, now, then in zip(self.totals, self._read(), self._began, strict=True)]
             self._began = None
 
+    def worker_state(self, row: int) -> dict[str, list[int]]:
+        """The counts, kept by the first local worker."""
+        return {"link": self.totals if row == 0 else [0, 0]}
+
+    def load_worker_state(self, row: int, state: dict[str, list[int]]) -> None:
+        """Continue from `worker_state()`."""
+        self.totals = [a + b for a, b in zip(self.totals, state["link"], strict=True)]
+
     def columns(self) -> dict[str, int | None]:
         """`link_sent_bytes` and `link_received_bytes`, means over the processes; every process calls it.
 

@@ -21,3 +21,10 @@ def in_todays_words(config: Any) -> Any:
             for key, value in config.items()
         }
     return [in_todays_words(item) for item in config] if isinstance(config, list) else config
+
+
+def checkpoint_in_todays_words(shared: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's common state: version 0.1 kept the loss scale with the scheme."""
+    if "loss_scale" in shared["sync"]:
+        return {**shared, "loss_scale": shared["sync"]["loss_scale"]}
+    return shared

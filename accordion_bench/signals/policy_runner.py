@@ -1,8 +1,8 @@
 """Decisions: what policies want to know, collected; what they decide, taken once on the leader and broadcast."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,26 +10,32 @@ from torch import Tensor
 from accordion_bench.adaptive.base import Policy, tell_followers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.probe import compressor_input, cut_into_buckets, measure_level, probe_exchange
+from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.plan import WHOLE_MODEL, Measured, Signals, SquareNorms, TensorSpec
+from accordion_bench.position import Position, StepInfo
 from accordion_bench.signals.bucket_statistics import BucketStatistics
 from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.signals.square_norms import square_norms
 
-if TYPE_CHECKING:
-    from accordion_bench.training.trainer import Trainer
-
 NORMS = "norm_of_sum_local"
+KEPT = ("compression_error", "made", "exchanges", "loss_read_at", "recent_count")
+SUMMED = ("norm_of_sum_mean",)  # signals that are sums over the local workers; the others are the leader's
 BUCKET_STATISTICS = ("bucket_moments", "pooled_moments", "histogram")
 
 
-class Decisions:
-    """Stands between the trainer and its policies; what nobody wants to know costs nothing.
+class PolicyRunner:
+    """Asks the policies of a run and does what they decide; what nobody wants to know costs nothing.
 
     Args:
         policies: by name, in order.
         specs: the trained tensors.
         comm: collectives; what policies cost is charged to control_bytes.
         like: gives type and device.
+        position: where training stands; its plan is replaced by what is decided.
+        loss_sum: training loss of this epoch, float64 [], which the loop adds to in place.
+        count_samples: samples behind each gradient of the coming exchange.
+        warmup_epochs: in which the learning rate still rises.
         measure: what is to be recorded whatever policies want to know, as in the configuration.
 
     Attributes:
@@ -49,9 +55,14 @@ class Decisions:
         specs: Sequence[TensorSpec],
         comm: Comm,
         like: Tensor,
+        position: Position,
+        loss_sum: Tensor,
+        count_samples: Callable[[], int],
+        warmup_epochs: float = 0,
         measure: dict[str, bool] | None = None,
     ) -> None:
-        self.policies, self.comm = policies, comm
+        self.policies, self.comm, self.position = policies, comm, position
+        self.loss_sum, self.count_samples, self.warmup_epochs = loss_sum, count_samples, warmup_epochs
         self.measure = measure or {}
         self.norms: dict[str, float] = {}
         self.compression_error: float | None = None
@@ -76,13 +87,13 @@ class Decisions:
         """Of the exchange that is to come."""
         return frozenset().union(*(policy.needs_at(self.exchanges) for policy in self.policies.values()))
 
-    def begin_epoch(self, trainer: "Trainer") -> None:
-        """Start the epoch's sums; the trainer is about to forget the last epoch's loss."""
-        self.unread_loss += trainer.loss_sum
+    def begin_epoch(self) -> None:
+        """Start the epoch's sums; the loop is about to forget the last epoch's loss."""
+        self.unread_loss += self.loss_sum
         self.compression_error = None
         for policy in self.policies.values():
-            policy.begin_epoch(trainer.epoch, self.exchanges, trainer.plan)
-        self.epoch_sums.begin(self.needs(trainer.epoch))
+            policy.begin_epoch(self.position.epoch, self.exchanges, self.position.plan)
+        self.epoch_sums.begin(self.needs(self.position.epoch))
 
     @property
     def wanted(self) -> bool:
@@ -96,50 +107,36 @@ class Decisions:
             name == "recent" or name.startswith((*BUCKET_STATISTICS, "probe:")) for name in self.needs_at()
         )
 
-    def look_at(
-        self, trainer: "Trainer", exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: float
-    ) -> None:
+    def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
         """Before an exchange: look at what each local group is to exchange, tensors [rows, ...]."""
-        needs, plan = self.needs_at(), trainer.plan
-        self.asked = needs
+        needs = self.asked = self.needs_at()
         if self.comm.leader and self.measure.get("error") and self.compression_error is None:
-            probe = exchanges[0].probe(xs_W[0], plan, trainer.step, trainer.now, lr, first=True)
-            self.compression_error = probe.total_error
+            self.compression_error = probe_exchange(exchanges[0], xs_W[0], info, first=True).total_error
         if statistics := frozenset(name for name in needs if name.startswith(BUCKET_STATISTICS)):
             pairs = zip(exchanges, xs_W, strict=True)
-            buckets = [rows for e, x_W in pairs for rows in e.quantised(x_W, plan, trainer.step, trainer.now)]
+            buckets = [rows for exchange, x_W in pairs for rows in cut_into_buckets(exchange, x_W, info)]
             self.statistics.add(statistics, buckets)
         levels = sorted(int(name.removeprefix("probe:")) for name in needs if name.startswith("probe:"))
         if self.comm.leader and "recent" in needs:
-            own = exchanges[0].fed(xs_W[0], plan, trainer.step, trainer.now, lr)
+            own = compressor_input(exchanges[0], xs_W[0], info)
             self.recent = [a + b for a, b in zip(self.recent, own, strict=True)] if self.recent else own
             self.recent_count += 1
         if self.comm.leader and levels:
-            self.probes = self._probed(trainer, exchanges[0], xs_W[0], levels, lr, "recent" in needs)
+            self.probes = self._probe(exchanges[0], xs_W[0], levels, info, "recent" in needs)
 
-    def _probed(
-        self,
-        trainer: "Trainer",
-        exchange: Exchange,
-        xs_W: Sequence[Tensor],
-        levels: Sequence[int],
-        lr: float,
-        mean: bool,
+    def _probe(
+        self, exchange: Exchange, xs_W: Sequence[Tensor], levels: Sequence[int], info: StepInfo, mean: bool
     ) -> dict[int, dict[str, Measured]]:
         """What some levels would cost and lose on worker 0; of `xs_W`, or of the mean of the recent exchanges."""
         if mean:
             xs_W = [total / self.recent_count for total in self.recent]
             self.recent, self.recent_count = [], 0
-        step, now = trainer.step, trainer.now
-        return {i: exchange.measured(xs_W, i, trainer.plan, step, now, lr, fed=mean) for i in levels}
+        return {level: measure_level(exchange, xs_W, level, info, fed=mean) for level in levels}
 
-    def look_back(
-        self, trainer: "Trainer", exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]
-    ) -> None:
+    def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
         """After the exchange: look at what the first local group has got."""
         if "square_norms" in self.asked:
-            samples = len(trainer.sampler.batch(self.comm.first_worker, trainer.step_in_epoch))
-            self.square_norms = square_norms(exchange, xs_W, updates, samples)
+            self.square_norms = square_norms(exchange, xs_W, updates, self.count_samples())
         self.epoch_sums.add_updates(updates)
 
     def units_change(self) -> None:
@@ -147,54 +144,54 @@ class Decisions:
         self.recent, self.recent_count = [], 0
         self.epoch_sums.forget_updates()
 
-    def read_loss(self, trainer: "Trainer") -> float:
+    def read_loss(self) -> float:
         """Training loss of all workers since it was last read, mean over steps."""
-        steps = trainer.step + 1 - self.loss_read_at
-        total = self.comm.sum_(self.unread_loss + trainer.loss_sum, "control")
-        self.unread_loss, self.loss_read_at = -trainer.loss_sum, trainer.step + 1
+        steps = self.position.step + 1 - self.loss_read_at
+        total = self.comm.sum_(self.unread_loss + self.loss_sum, "control")
+        self.unread_loss, self.loss_read_at = -self.loss_sum, self.position.step + 1
         return float(total) / (steps * self.comm.workers)
 
     # ---- what they decide
 
-    def after_exchange(self, trainer: "Trainer", exchange: Exchange, xs_W: Sequence[Tensor]) -> None:
+    def after_exchange(self, completed: CompletedExchange, averaging: bool) -> None:
         """Let the policies that are due edit the plan, and note what new codebooks cost in error.
 
         Args:
-            trainer: whose plan is edited.
-            exchange: the one that has been made, of the first local group.
-            xs_W: what it has exchanged.
+            completed: the exchange that has been made, of the first local group.
+            averaging: it was an averaging of local steps.
         """
         policies = {name: policy for name, policy in self.policies.items() if policy.due(self.exchanges)}
         if policies:
+            position = self.position
             needs = frozenset().union(*(policy.needs_at(self.exchanges) for policy in policies.values()))
-            lr, next_lr = (trainer.lr(trainer.step_in_epoch + ahead) for ahead in (0, 1))
+            lr, next_lr = (position.lr(position.step_in_epoch + ahead) for ahead in (0, 1))
             signals = Signals(
-                trainer.epoch,
+                position.epoch,
                 lr,
                 next_lr,
-                step=trainer.step,
+                step=position.step,
                 exchange=self.exchanges,
-                steps_left=trainer.steps_left - 1,
-                warming_up=trainer.at(trainer.step_in_epoch + 1) < trainer.run.warmup_epochs,
+                steps_left=position.steps_left - 1,
+                warming_up=position.at(position.step_in_epoch + 1) < self.warmup_epochs,
                 statistics=self.statistics.read(needs),
-                loss=self.read_loss(trainer) if "loss" in needs else None,
+                loss=self.read_loss() if "loss" in needs else None,
                 probes=self.probes,
                 square_norms=self.square_norms,
-                local=trainer.sync.averaging,
+                local=averaging,
             )
-            decisions = self._agreed(trainer, policies, signals)
-            if books := trainer.plan.codebooks:
+            decisions = self._agree(policies, signals)
+            if books := position.plan.codebooks:
                 levels = torch.tensor([level for book in books.values() for level in book], dtype=torch.float32)
                 self.comm.agree(int(levels.view(torch.int32).sum(dtype=torch.int64)), "the codebooks")
             for name, decision in decisions.items():
                 if policies[name].drives == "codebook":
-                    probe = exchange.probe(xs_W, trainer.plan, trainer.step, trainer.now, lr)
-                    decision["measured_error"] = probe.total_error
+                    found = probe_exchange(completed.exchange, completed.xs_W, position.info(lr))
+                    decision["measured_error"] = found.total_error
                 self.made.setdefault(name, []).append(decision)
         self.probes, self.square_norms = {}, None
         self.exchanges += 1
 
-    def end_epoch(self, trainer: "Trainer") -> dict[str, Any]:
+    def end_epoch(self) -> dict[str, Any]:
         """Let the policies that decide per epoch edit the plan; returns what was decided in this epoch, by policy."""
         decisions: dict[str, Any] = {name: {"updates": made} for name, made in self.made.items()}
         self.made = {}
@@ -203,26 +200,27 @@ class Decisions:
         policies = {name: policy for name, policy in self.policies.items() if policy.when == "epoch"}
         if not policies:
             return decisions
+        position = self.position
         signals = Signals(
-            trainer.epoch,
-            trainer.lr(0),
-            trainer.lr(0, trainer.epoch + 1),
+            position.epoch,
+            position.lr(0),
+            position.lr(0, position.epoch + 1),
             sums,
-            trainer.step,
+            position.step,
             self.exchanges,
-            trainer.steps_left,
-            epoch_steps=trainer.step_in_epoch,
+            position.steps_left,
+            epoch_steps=position.step_in_epoch,
         )
-        return decisions | self._agreed(trainer, policies, signals)
+        return decisions | self._agree(policies, signals)
 
     def measured(self) -> dict[str, Any]:
         """Columns that `measure` asks for, of the epoch that has ended."""
         columns: dict[str, Any] = {"norms": self.norms} if self.measure.get("norms") else {}
         return columns | ({"compression_error": self.compression_error} if self.measure.get("error") else {})
 
-    def _agreed(self, trainer: "Trainer", policies: dict[str, Policy], signals: Signals) -> dict[str, Any]:
+    def _agree(self, policies: dict[str, Policy], signals: Signals) -> dict[str, Any]:
         """Update on the leader, then broadcast; returns what was decided."""
-        decisions, plan = {}, trainer.plan
+        decisions, plan = {}, self.position.plan
         if self.comm.leader:
             for name, policy in policies.items():
                 before, plan = plan, policy.update(signals, plan)
@@ -234,5 +232,45 @@ class Decisions:
                     decisions[name] = decision
         numbers = torch.tensor(plan.pack(), dtype=torch.float32, device=self.comm.device)
         self.comm.broadcast_([numbers], "control")
-        trainer.plan = plan.unpack(numbers.tolist())
+        self.position.plan = plan.unpack(numbers.tolist())
         return decisions
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all workers have in common."""
+        return {
+            "policies": {name: policy.state_dict() for name, policy in self.policies.items()},
+            "signals": sorted(self.needs(self.position.epoch)),
+            **{key: getattr(self, key) for key in KEPT},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        for name, policy in self.policies.items():
+            policy.load_state_dict(state["policies"][name])
+        for key in KEPT:
+            setattr(self, key, state[key])
+        self.epoch_sums.begin(frozenset(state["signals"]))
+
+    def worker_state(self, row: int) -> dict[str, Any]:
+        """One local worker's share of the sums; what is summed over the local workers is the first one's."""
+        first, nothing = row == 0, torch.zeros_like(self.unread_loss)
+        sums = self.epoch_sums.state_dict() if first else {}
+        return {
+            "signals": {name: total for name, total in sums.items() if self.comm.leader or name in SUMMED},
+            "statistics": {name: total[row].clone() for name, total in self.statistics.sums.items()},
+            "recent": [x.clone() for x in self.recent] if first else [],
+            "unread_loss": self.unread_loss.clone() if first else nothing,
+        }
+
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
+        """Continue from `worker_state()`."""
+        device = self.comm.device
+        self.epoch_sums.add_state(state["signals"])
+        for name, total in state["statistics"].items():
+            empty = torch.zeros(self.comm.local_workers, *total.shape, dtype=total.dtype, device=device)
+            self.statistics.sums.setdefault(name, empty)[row].copy_(total)
+        if state["recent"]:
+            self.recent = [x.to(device) for x in state["recent"]]
+        self.unread_loss += state["unread_loss"].to(device)

@@ -1,17 +1,42 @@
 """What every synchronisation scheme is."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
+from accordion_bench.optimizers.inner import InnerOptimizers
 from accordion_bench.options.component import Component
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts
+from accordion_bench.position import Position
 
-if TYPE_CHECKING:
-    from accordion_bench.training.trainer import Trainer
+
+@dataclass(frozen=True)
+class SyncContext:
+    """What a scheme works with.
+
+    Args:
+        axis: model, gradients and replicas of the local workers.
+        position: where training stands.
+        runner: makes exchanges and runs them.
+        inner: the optimizers.
+        run: what was known before the run.
+        weight_decay: for a compressor that takes the step itself.
+        clip_mean: largest global L2 norm of an exchanged mean gradient; None = any.
+    """
+
+    axis: WorkerAxis
+    position: Position
+    runner: ExchangeRunner
+    inner: InnerOptimizers
+    run: RunFacts
+    weight_decay: float = 0.0
+    clip_mean: float | None = None
 
 
 class Placed(NamedTuple):
@@ -23,7 +48,7 @@ class Placed(NamedTuple):
 
 
 class Sync(Component):
-    """Takes one optimizer step from the gradients that the trainer has collected, and exchanges what it must.
+    """Takes one optimizer step from the gradients that were collected, and exchanges what it must.
 
     Class attributes:
         local: workers take steps of their own, between exchanges of differences of parameters.
@@ -69,25 +94,27 @@ class Sync(Component):
         """The plan before the first step."""
         return plan
 
-    def begin(self, trainer: "Trainer") -> None:
+    def begin(self, context: SyncContext) -> None:
         """Before the first step, or before a checkpoint is loaded."""
+        self.context = context
+        self.axis, self.position, self.runner = context.axis, context.position, context.runner
+        self.inner, self.comm, self.clock = context.inner, context.axis.comm, context.axis.comm.clock
+
+    def step(self, lr: float) -> CompletedExchange | None:
+        """From gradients [W, ...] to parameters; returns what was exchanged and waited for, None = nothing."""
         raise NotImplementedError
 
-    def step(self, trainer: "Trainer", lr: float) -> None:
-        """From gradients [W, ...] to parameters."""
-        raise NotImplementedError
-
-    def land(self, trainer: "Trainer") -> None:
+    def land(self) -> None:
         """Wait for what has been launched, if there is anything."""
 
-    def finish(self, trainer: "Trainer") -> None:
+    def finish(self) -> None:
         """After the last step: leave one consensus model behind."""
 
-    def consensus(self, trainer: "Trainer") -> list[Tensor]:
+    def consensus(self) -> list[Tensor]:
         """The parameters [...] to evaluate; training state stays as it is."""
-        return trainer.axis.shared
+        return self.axis.shared
 
-    def gradients_go_to(self, trainer: "Trainer") -> Exchange | None:
+    def gradients_go_to(self) -> Exchange | None:
         """The exchange that the gradients of the coming step will go to as they are; None = none."""
         return None
 
@@ -109,7 +136,7 @@ class Sync(Component):
         """What all workers have in common: tensors, numbers, strings and containers."""
         return {}
 
-    def load_state_dict(self, trainer: "Trainer", state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
 
     def worker_state(self, row: int) -> dict[str, Any]:

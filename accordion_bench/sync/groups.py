@@ -2,18 +2,16 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.runner import ExchangeRunner
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import RunFacts
 from accordion_bench.tensors import keyed_rng
-
-if TYPE_CHECKING:
-    from accordion_bench.training.trainer import Trainer
 
 
 class Group(NamedTuple):
@@ -67,17 +65,17 @@ def refuse_groups(groups: Sequence[tuple[int, int]], cfg: Config, run: RunFacts)
         raise ValueRefused("sync.groups", rule, shown, whole)
 
 
-def tiers(trainer: "Trainer", groups: Sequence[tuple[int, int]] | None) -> list[Tier]:
+def tiers(runner: ExchangeRunner, groups: Sequence[tuple[int, int]] | None) -> list[Tier]:
     """The groups of every size with workers here, the last one being everybody with the shared parameters as z."""
-    axis, comm = trainer.axis, trainer.comm
+    axis, comm = runner.axis, runner.comm
     made = []
     for _, size in (groups or [])[:-1]:
         tier, first = Tier(size, []), comm.first_worker // size
         for i, inner in enumerate(comm.groups(size)):
             rows = range(i * inner.local_workers, (i + 1) * inner.local_workers)
             # groups draw different numbers, and the same ones wherever they live
-            exchange = trainer.new_exchange(True, inner, keyed_rng.key(trainer.cfg["seed"], "group", size, first + i))
+            exchange = runner.new_exchange(True, inner, keyed_rng.key(runner.seed, "group", size, first + i))
             tier.groups.append(Group(rows, exchange, [value.clone() for value in axis.shared]))
         made.append(tier)
-    everybody = Group(range(comm.local_workers), trainer.new_exchange(True), axis.shared)
+    everybody = Group(range(comm.local_workers), runner.new_exchange(True), axis.shared)
     return [*made, Tier(comm.workers, [everybody])]

@@ -9,26 +9,25 @@ units of the parameters.
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts
-from accordion_bench.sync.base import Placed, Sync
+from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.buffers import BUFFERS, treat_buffers
 from accordion_bench.sync.every_step import EveryStep
 from accordion_bench.sync.groups import Tier, checked_groups, refuse_groups, tiers
 from accordion_bench.sync.outer import OUTER, Average
-
-if TYPE_CHECKING:
-    from accordion_bench.training.trainer import Trainer
 
 
 class LocalSGD(Sync):
@@ -141,23 +140,24 @@ class LocalSGD(Sync):
     def start(self, plan: Plan) -> Plan:
         return replace(plan, period=self.period or 1)
 
-    def begin(self, trainer: "Trainer") -> None:
-        self.names = [spec.name for spec in trainer.axis.specs]
+    def begin(self, context: SyncContext) -> None:
+        super().begin(context)
+        self.names = [spec.name for spec in self.axis.specs]
         if not self.buffers:
-            is_sgd = isinstance(trainer.optimizer, torch.optim.SGD)
+            is_sgd = isinstance(self.inner.common, torch.optim.SGD)
             self.buffers = "reset" if self.outer_optimizer == "slowmo" and is_sgd else "keep"
         self.every_step = EveryStep()
         if self.gradient_exchange:
-            self.every_step.begin(trainer)
-        self.switch = trainer.run.first_drop() if self.switch_step is None else None
+            self.every_step.begin(context)
+        self.switch = context.run.first_drop() if self.switch_step is None else None
         if not self.gradient_exchange:
-            self.fork(trainer)
+            self.fork()
 
-    def fork(self, trainer: "Trainer") -> None:
+    def fork(self) -> None:
         """From here on each worker has parameters and an inner optimizer of its own."""
-        trainer.axis.fork()
-        trainer.fork_optimizer()
-        self.tiers = tiers(trainer, self.groups)
+        self.axis.fork()
+        self.inner.fork()
+        self.tiers = tiers(self.runner, self.groups)
         self.every_step = EveryStep()  # and its residuals are given up
         self.forked = True
 
@@ -172,53 +172,56 @@ class LocalSGD(Sync):
 
     # ---- the steps
 
-    def gradients_go_to(self, trainer: "Trainer") -> Exchange | None:
-        return None if self.forked or self.switched(trainer) else self.every_step.exchange
+    def gradients_go_to(self) -> Exchange | None:
+        return None if self.forked or self.switched() else self.every_step.exchange
 
     @property
     def averaging(self) -> bool:
         return self.count > 0
 
-    def switched(self, trainer: "Trainer") -> bool:
+    def switched(self) -> bool:
         """Whether the synchronous steps are over."""
-        return trainer.now >= self.switch if self.switch is not None else trainer.step >= (self.switch_step or 0)
+        return (
+            self.position.now >= self.switch
+            if self.switch is not None
+            else self.position.step >= (self.switch_step or 0)
+        )
 
-    def step(self, trainer: "Trainer", lr: float) -> None:
-        local = self.switched(trainer)
+    def step(self, lr: float) -> CompletedExchange | None:
+        local = self.switched()
         if local and not self.forked:
-            trainer.decisions.units_change()
-            self.fork(trainer)
+            self.runner.units_change()
+            self.fork()
         if not self.forked:
-            self.every_step.step(trainer, lr)
-            return
+            return self.every_step.step(lr)
         if local and not self.count and (self.phase1 == "model" or self.buffers == "reset"):
-            treat_buffers(trainer, self.buffers)  # the last synchronous step was an averaging, too
+            treat_buffers(self.inner, self.buffers)  # the last synchronous step was an averaging, too
         if self.since == 0:
-            self.round_lr, self.period = lr, trainer.plan.period
-        if bad := self.exchange.non_finite(trainer.axis.gradients_W, "gradient"):
+            self.round_lr, self.period = lr, self.position.plan.period
+        if bad := self.exchange.non_finite(self.axis.gradients_W, "gradient"):
             raise NonFinite(f"{bad} is not finite")
-        self.local_step(trainer, lr)
-        trainer.clock.lap("update")
+        self.local_step(lr)
+        self.clock.lap("update")
         self.since += 1
         self.count += local
-        self.after_local_step(trainer)
-        trainer.clock.lap("update")
+        completed = self.after_local_step()
+        self.clock.lap("update")
+        return completed
 
-    def local_step(self, trainer: "Trainer", lr: float) -> None:
+    def local_step(self, lr: float) -> None:
         """x_w <- inner optimizer(x_w, g_w) for each local worker."""
-        axis = trainer.axis
-        for row, optimizer in enumerate(trainer.optimizers):
+        axis = self.axis
+        for row, optimizer in enumerate(self.inner.of_replicas):
             for replica, gradient_W in zip(axis.replicas[row], axis.gradients_W, strict=True):
                 replica.grad = gradient_W[row]
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
 
-    def after_local_step(self, trainer: "Trainer") -> None:
+    def after_local_step(self) -> CompletedExchange | None:
         """Average where a period has passed."""
         tier = self.due_tier()
-        if tier is not None:
-            self.average(trainer, tier)
+        return None if tier is None else self.average(tier)
 
     def due_tier(self) -> int | None:
         """The largest groups whose period has passed with this step."""
@@ -230,14 +233,14 @@ class LocalSGD(Sync):
         return max((i for i, (period, _) in enumerate(self.groups) if self.count % period == 0), default=None)
 
     @torch.no_grad()
-    def average(self, trainer: "Trainer", tier: int) -> None:
+    def average(self, tier: int) -> CompletedExchange:
         """Average within the groups of one tier, take the outer step, and let the replicas go on from there."""
-        axis, groups = trainer.axis, self.tiers[tier].groups
+        axis, groups = self.axis, self.tiers[tier].groups
         differences = [axis.differences(group.anchor, group.rows) for group in groups]
-        updates = trainer.exchanged([group.exchange for group in groups], differences, 1.0)
+        completed = self.runner.run([group.exchange for group in groups], differences)
         top = tier == len(self.tiers) - 1
         outer = self.outer if top and self.count else Average()
-        for group, update in zip(groups, updates, strict=True):
+        for group, update in zip(groups, completed.updates, strict=True):
             outer.step(group.anchor, update, self.round_lr)
             axis.restart(group.anchor, group.rows)
         for lower in [group for below in self.tiers[:tier] for group in below.groups]:
@@ -246,19 +249,20 @@ class LocalSGD(Sync):
         if top:
             self.since = 0
         if top and self.count:
-            treat_buffers(trainer, self.buffers)
+            treat_buffers(self.inner, self.buffers)
+        return completed
 
     # ---- the end, and in between
 
-    def consensus(self, trainer: "Trainer") -> list[Tensor]:
+    def consensus(self) -> list[Tensor]:
         if not self.forked or not self.since:
-            return trainer.axis.shared
-        return trainer.axis.mean_replica("eval")
+            return self.axis.shared
+        return self.axis.mean_replica("eval")
 
-    def finish(self, trainer: "Trainer") -> None:
+    def finish(self) -> None:
         """One exact average of what the workers have become since the last one."""
         if self.forked and self.since and self.final:
-            exact_average(trainer)
+            exact_average(self.axis)
             self.since = 0
 
     # ---- checkpoints
@@ -269,13 +273,13 @@ class LocalSGD(Sync):
         kept = ("since", "count", "round_lr", "period", "forked")
         return {**{key: getattr(self, key) for key in kept}, "outer": outer}
 
-    def load_state_dict(self, trainer: "Trainer", state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["forked"] and not self.forked:
-            self.fork(trainer)
+            self.fork()
         for key in ("since", "round_lr", "period", "count"):
             setattr(self, key, state[key])
         outer = {key: [values[name] for name in self.names] for key, values in state["outer"].items()}
-        self.outer.load_state_dict(outer, trainer.axis.shared)
+        self.outer.load_state_dict(outer, self.axis.shared)
 
     def worker_state(self, row: int) -> dict[str, Any]:
         anchors = {}
@@ -292,10 +296,10 @@ class LocalSGD(Sync):
 
 
 @torch.no_grad()
-def exact_average(trainer: "Trainer") -> None:
+def exact_average(axis: WorkerAxis) -> None:
     """z <- mean x_w, uncompressed; x_w <- z."""
-    axis, everyone = trainer.axis, range(trainer.comm.local_workers)
-    means = trainer.comm.all_reduce_mean(axis.differences(axis.shared, everyone))
+    everyone = range(axis.comm.local_workers)
+    means = axis.comm.all_reduce_mean(axis.differences(axis.shared, everyone))
     torch._foreach_sub_(axis.shared, means)
     axis.restart(axis.shared, everyone)
-    trainer.clock.lap("exposed")
+    axis.comm.clock.lap("exposed")

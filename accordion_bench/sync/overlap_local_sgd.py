@@ -1,11 +1,12 @@
 """Overlap Local-SGD and CoCoD-SGD: averages are used some steps late, to travel behind the computation."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
@@ -14,9 +15,6 @@ from accordion_bench.plan import RunFacts
 from accordion_bench.sync.buffers import treat_buffers
 from accordion_bench.sync.local_sgd import LocalSGD, exact_average
 from accordion_bench.tensors.same_shape import Blocks
-
-if TYPE_CHECKING:
-    from accordion_bench.training.trainer import Trainer
 
 
 class OverlapLocalSGD(LocalSGD):
@@ -88,58 +86,58 @@ class OverlapLocalSGD(LocalSGD):
             raise ValueRefused("sync.merge_alpha", rule, 1, 0.6)
         super().refuse_driven(drivers, run)
 
-    def fork(self, trainer: "Trainer") -> None:
-        super().fork(trainer)
-        axis = trainer.axis
-        rows = trainer.comm.local_workers
+    def fork(self) -> None:
+        super().fork()
+        axis = self.axis
+        rows = self.comm.local_workers
         if self.beta:
             self.momentum_W = Blocks(axis.specs, rows, axis.shared[0]).tensors
         if self.merge == "cocod":
             self.launched_W = Blocks(axis.specs, rows, axis.shared[0]).tensors
-            self.note_launched(trainer)
+            self.note_launched()
         # the average of equal workers, launched at the start
         self.in_flight = [torch.zeros_like(value) for value in axis.shared]
 
-    def after_local_step(self, trainer: "Trainer") -> None:
+    def after_local_step(self) -> CompletedExchange | None:
         period = self.period or 1
         if (self.in_flight or self.landing) and self.since >= min(self.delay or period, period):
-            self.use(trainer)
-        if self.since >= period:
-            self.launch(trainer)
+            self.use()
+        return self.launch() if self.since >= period else None
 
     @torch.no_grad()
-    def launch(self, trainer: "Trainer") -> None:
-        """Send what the workers have moved since the consensus."""
-        axis, gamma = trainer.axis, self.round_lr
+    def launch(self) -> CompletedExchange | None:
+        """Send what the workers have moved since the consensus; returns the exchange where it was waited for."""
+        axis, gamma = self.axis, self.round_lr
         if self.merge == "cocod":
-            self.note_launched(trainer)
-        moved_W = axis.differences(axis.shared, range(trainer.comm.local_workers))
+            self.note_launched()
+        moved_W = axis.differences(axis.shared, range(self.comm.local_workers))
         if self.beta and gamma:
             torch._foreach_mul_(self.momentum_W, self.beta)
             torch._foreach_add_(self.momentum_W, moved_W, alpha=1 / gamma)
             for moved, v_W in zip(moved_W, self.momentum_W, strict=True):
                 torch.mul(v_W, gamma, out=moved)
-        if trainer.comm.transport is not None and not trainer.decisions.wanted:
-            if trainer.comm.local_workers > 1:  # the storage of gradients, which the next step needs
-                moved_W = [x_W.clone() for x_W in moved_W]
-            trainer.clock.lap("update")
-            self.landing = trainer.overlap.launch(self.exchange, moved_W, trainer.plan, trainer.step, trainer.now)
-        else:
-            (self.in_flight,) = trainer.exchanged([self.exchange], [moved_W], 1.0)
         self.since = 0
+        if self.runner.may_launch:
+            if self.comm.local_workers > 1:  # the storage of gradients, which the next step needs
+                moved_W = [x_W.clone() for x_W in moved_W]
+            self.landing = self.runner.launch(self.exchange, moved_W)
+            return None
+        completed = self.runner.run([self.exchange], [moved_W])
+        (self.in_flight,) = completed.updates
+        return completed
 
-    def land(self, trainer: "Trainer") -> None:
+    def land(self) -> None:
         """Wait for what has been launched."""
         if self.landing is not None:
-            trainer.clock.lap("update")
+            self.clock.lap("update")
             self.in_flight, self.landing = self.landing(), None
-            trainer.clock.lap("exposed")
+            self.clock.lap("exposed")
 
     @torch.no_grad()
-    def use(self, trainer: "Trainer") -> None:
+    def use(self) -> None:
         """Let the workers know of the average that was launched last."""
-        axis = trainer.axis
-        self.land(trainer)
+        axis = self.axis
+        self.land()
         torch._foreach_sub_(axis.shared, self.in_flight)
         self.in_flight = []
         if self.merge == "cocod":
@@ -149,30 +147,30 @@ class OverlapLocalSGD(LocalSGD):
                 torch._foreach_sub_(values, [x_W[row] for x_W in self.launched_W])
         else:
             axis.pull(axis.shared, self.merge_alpha)
-        treat_buffers(trainer, self.buffers)
+        treat_buffers(self.inner, self.buffers)
 
-    def note_launched(self, trainer: "Trainer") -> None:
-        for row, replica in enumerate(trainer.axis.replicas):
+    def note_launched(self) -> None:
+        for row, replica in enumerate(self.axis.replicas):
             torch._foreach_copy_([x_W[row] for x_W in self.launched_W], [x.data for x in replica])
 
-    def consensus(self, trainer: "Trainer") -> list[Tensor]:
-        return trainer.axis.mean_replica("eval") if self.forked and not self.finished else trainer.axis.shared
+    def consensus(self) -> list[Tensor]:
+        return self.axis.mean_replica("eval") if self.forked and not self.finished else self.axis.shared
 
-    def finish(self, trainer: "Trainer") -> None:
+    def finish(self) -> None:
         """Drop what is in flight, then one exact average."""
-        self.land(trainer)
+        self.land()
         if self.forked and self.final:
             self.in_flight = []
-            exact_average(trainer)
+            exact_average(self.axis)
             self.finished = True
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "in_flight": dict(zip(self.names, self.in_flight, strict=False))}
 
-    def load_state_dict(self, trainer: "Trainer", state: dict[str, Any]) -> None:
-        super().load_state_dict(trainer, state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         if state["forked"]:
-            self.in_flight = [value.to(trainer.device) for value in state["in_flight"].values()]
+            self.in_flight = [value.to(self.comm.device) for value in state["in_flight"].values()]
 
     def worker_state(self, row: int) -> dict[str, Any]:
         kept = {"momentum": self.momentum_W, "launched": self.launched_W}

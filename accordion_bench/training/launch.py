@@ -119,7 +119,7 @@ def resume(trainer: Any, folder: RunFolder) -> None:
     """Continue from the newest checkpoint, or from the start where there is none yet."""
     path = checkpoint.latest(folder.path)
     if path is not None:
-        checkpoint.load(path, trainer)
+        trainer.load(path)
     if trainer.comm.leader:
-        folder.keep_metrics_before(trainer.epoch)
-        log.info("resumed at step %d", trainer.step)
+        folder.keep_metrics_before(trainer.position.epoch)
+        log.info("resumed at step %d", trainer.position.step)

@@ -2,15 +2,14 @@
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
+from torch import Tensor
 from tqdm import tqdm
 
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.units import human_bytes
+from accordion_bench.position import Position
 from accordion_bench.runs.metrics import Metric
-
-if TYPE_CHECKING:
-    from accordion_bench.training.trainer import Trainer
 
 REFRESH_SECONDS = 0.5
 
@@ -33,16 +32,22 @@ class Progress:
         if self.shown:
             self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, leave=False)
 
-    def step(self, trainer: "Trainer") -> None:
-        """One more step; the figures are refreshed twice a second."""
+    def step(self, position: Position, loss_sum: Tensor, comm: Comm) -> None:
+        """One more step; the figures are refreshed twice a second.
+
+        Args:
+            position: where training stands.
+            loss_sum: training loss of this epoch, summed over steps and local workers.
+            comm: whose ledger tells what was sent.
+        """
         if self.bar is None:
             return
-        self.bar.total = trainer.step + trainer.steps_left  # larger batches mean fewer steps
+        self.bar.total = position.step + position.steps_left  # larger batches mean fewer steps
         self.bar.update()
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REFRESH_SECONDS
-            mean = trainer.loss_sum.item() / (max(trainer.step_in_epoch, 1) * trainer.comm.local_workers)
-            payload = trainer.comm.ledger.columns()["payload_bytes"]
+            mean = loss_sum.item() / (max(position.step_in_epoch, 1) * comm.local_workers)
+            payload = comm.ledger.columns()["payload_bytes"]
             figures = {"loss": f"{mean:.3f}", "sent": human_bytes(payload)}
             if self.evaluated:
                 metric, value = self.evaluated

@@ -18,6 +18,7 @@ from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
+from accordion_bench.position import StepInfo
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.cosine import Cosine
@@ -196,7 +197,7 @@ class TestNoiseScale:
         """The same numbers behind every compressor; the mean is paid for where the exchange does not know it."""
         exchange, plan = exchange_for(name)
         g = gradients().tensors
-        updates = exchange(g, plan, 0, 1.0)
+        updates = exchange(g, StepInfo(plan, 0, 1.0))
         found = square_norms(exchange, g, updates, 32)
         rows = torch.cat([x.flatten(1) for x in g], dim=1)
         assert found.small == pytest.approx(float(rows.square().sum(1).mean()))
@@ -473,8 +474,8 @@ def test_the_bar_ends_at_the_steps_that_were_taken(tmp_path, monkeypatch):
     totals = []
     original = progress.Progress.step
 
-    def noted(self, of):
-        original(self, of)
+    def noted(self, *of):
+        original(self, *of)
         totals.append((self.bar.total, self.bar.n))
 
     monkeypatch.setattr(progress.Progress, "step", noted)

@@ -16,11 +16,13 @@ from accordion_bench.adaptive.gravac import GraVAC
 from accordion_bench.adaptive.lgreco import LGreCo
 from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.config.no_effect import without_effect
+from accordion_bench.exchange.probe import compressor_input, measure_level, state_of_first
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Signals
+from accordion_bench.position import StepInfo
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.signals.policy_runner import Decisions
+from accordion_bench.signals.policy_runner import PolicyRunner
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, tiny
 from tests.kit.helpers import SPECS, compressor, exchange_for, gradients, yaml_names
@@ -43,12 +45,12 @@ WIRE = {name: WIRE.get(name, [{}]) for name in SIZED}
 @pytest.mark.parametrize(("name", "options"), [(name, o) for name, found in WIRE.items() for o in found], ids=str)
 def test_wire_bytes_are_the_ledgers(name, options, workers):
     exchange, plan = exchange_for(name, workers, dtype=torch.float32, **options)
-    exchange(gradients(workers=workers, dtype=torch.float32).tensors, plan, 0, 0.1)
-    levels = zip(exchange.sent, exchange.levels(plan, 0), strict=True)
+    exchange(gradients(workers=workers, dtype=torch.float32).tensors, StepInfo(plan, 0, 0.1))
+    levels = zip(exchange.sent, exchange.levels(StepInfo(plan, 0)), strict=True)
     said = sum(exchange.compressor.wire_bytes(spec, level, workers) for spec, level in levels)
     assert said * workers == pytest.approx(exchange.comm.ledger.counts["wire"], rel=1e-12)
     if exchange.compressor.traits.knob:
-        probed = exchange.measured(gradients(workers=workers, dtype=torch.float32).tensors, 0, plan, 1)
+        probed = measure_level(exchange, gradients(workers=workers, dtype=torch.float32).tensors, 0, StepInfo(plan, 1))
         dense = sum(4 * s.numel for s in exchange.sent if s.name not in probed) * 2 * (workers - 1) / workers
         assert sum(found.wire_bytes for found in probed.values()) + dense == pytest.approx(said)
 
@@ -70,28 +72,32 @@ def test_what_is_measured_is_what_would_be_sent(name):
     """With residual, momentum and learning rate, applied once: a mean over one exchange is that exchange."""
     exchange, plan = exchange_for(name, **FED[name])
     for step in range(3):
-        exchange(gradients(step=step).tensors, plan, step, 0.3)
+        exchange(gradients(step=step).tensors, StepInfo(plan, step, 0.3))
     xs_W = gradients(step=3).tensors
     before = copy.deepcopy(exchange.state)
-    fed = exchange.fed(xs_W, plan, 3, lr=0.3)
+    fed = compressor_input(exchange, xs_W, StepInfo(plan, 3, 0.3))
     direct = exchange.compressor.probe(
-        [x_W[:1] for x_W in xs_W], exchange.context(plan, 3, 0.3), exchange._of_first(), 4
+        [x_W[:1] for x_W in xs_W], exchange.context(StepInfo(plan, 3, 0.3)), state_of_first(exchange), 4
     ).measured
-    again = exchange.compressor.probe_fed(fed, exchange.context(plan, 3, 1.0), exchange._of_first(), 4).measured
+    again = exchange.compressor.probe_fed(
+        fed, exchange.context(StepInfo(plan, 3, 1.0)), state_of_first(exchange), 4
+    ).measured
     assert again == direct
     assert [found.norm for found in again] == pytest.approx([float(p.norm()) for p in fed])
     if exchange.compressor.traits.knob:
-        assert exchange.measured(fed, 0, plan, 3, fed=True) == exchange.measured(xs_W, 0, plan, 3, 0, 0.3)
+        assert measure_level(exchange, fed, 0, StepInfo(plan, 3), fed=True) == measure_level(
+            exchange, xs_W, 0, StepInfo(plan, 3, 0.3, 0)
+        )
     for name_, entries in before.items():
         assert all(torch.equal(value, exchange.state[name_][key]) for key, value in entries.items())
 
 
 def test_demo_is_fed_its_momentum_and_the_learning_rate():
     exchange, plan = exchange_for("demo", k=4)
-    exchange(gradients().tensors, plan, 0, 0.3)
+    exchange(gradients().tensors, StepInfo(plan, 0, 0.3))
     xs_W = gradients(step=1).tensors
     demo = exchange.compressor
-    for spec, x_W, p in zip(SPECS, xs_W, exchange.fed(xs_W, plan, 1, lr=0.3), strict=True):
+    for spec, x_W, p in zip(SPECS, xs_W, compressor_input(exchange, xs_W, StepInfo(plan, 1, 0.3)), strict=True):
         d = demo.chunks(spec).inverse(exchange.state[spec.name]["delta_W"][:1]).view(p.shape)
         assert torch.allclose(p, 0.999 * d + 0.3 * x_W[:1])
 
@@ -99,10 +105,10 @@ def test_demo_is_fed_its_momentum_and_the_learning_rate():
 def test_dgc_is_fed_all_that_it_has_not_sent():
     """Of what it is fed, entries are sent (rounded to float32) or stay as they are."""
     exchange, plan = exchange_for("dgc", density=0.05, warmup_epochs=0)
-    exchange(gradients().tensors, plan, 0, 0.3)
+    exchange(gradients().tensors, StepInfo(plan, 0, 0.3))
     xs_W = gradients(step=1).tensors
-    fed = exchange.fed(xs_W, plan, 1)
-    exchange(xs_W, plan, 1, 0.3)
+    fed = compressor_input(exchange, xs_W, StepInfo(plan, 1))
+    exchange(xs_W, StepInfo(plan, 1, 0.3))
     for spec, p in zip(SPECS, fed, strict=True):
         left = exchange.state[spec.name]["v_W"][:1]
         assert bool(((left == p) | (left.abs() <= 1e-6 * p.abs())).all())
@@ -239,7 +245,7 @@ def test_trains_and_goes_on_bit_for_bit(arm, straight, tmp_path):
     original, stop = Trainer.train_step, 9 if arm == "lgreco local" else 7
 
     def train_step(self):
-        if self.step == stop:
+        if self.position.step == stop:
             raise KeyboardInterrupt
         original(self)
 
@@ -282,14 +288,14 @@ def test_accordions_decisions_are_what_is_refined(straight):
 def test_only_worker_0_is_asked(straight, tmp_path, monkeypatch):
     """Other workers' gradients may be anything: the probes that decide are those of the first row."""
     expected = {arm: straight(arm).read_metrics() for arm in ("gravac", "lgreco")}
-    original, seen = Decisions.look_at, []
+    original, seen = PolicyRunner.look_at, []
 
     def look_at(self, trainer, exchanges, xs_W, lr):
         poisoned = [[torch.cat([x_W[:1], x_W[1:] * 100 + 7]) for x_W in own] for own in xs_W]
         original(self, trainer, exchanges, poisoned, lr)
-        seen.append(trainer.step)
+        seen.append(trainer.position.step)
 
-    monkeypatch.setattr(Decisions, "look_at", look_at)
+    monkeypatch.setattr(PolicyRunner, "look_at", look_at)
     for arm, rows in expected.items():
         again = trained(tmp_path / arm, arm).read_metrics()
         assert [without_times(row) for row in again] == [without_times(row) for row in rows]

@@ -273,7 +273,7 @@ def averagings(tmp_path, *overrides):
 
     def watch(trainer):
         if trainer.sync.since == 0:
-            steps.append(trainer.step)
+            steps.append(trainer.position.step)
         elif trainer.sync.since > 1:  # constant in a round
             assert trainer.sync.period == periods[-1]
         periods.append(trainer.sync.period)

@@ -18,11 +18,13 @@ from accordion_bench.config.by_scale import SCALES
 from accordion_bench.config.components import build_model
 from accordion_bench.config.compose import compose, resolve
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from tests.kit.composed import parts_of, swept, unresolved
@@ -448,12 +450,12 @@ def test_volume_of_figure_2():
     like = torch.zeros((), device="meta")
     exchange = Exchange(parts.wrapped.compressor, specs, parts.ladder, Comm(4), like)
     for epoch in range(300):
-        levels = exchange.levels(plan, 0)
+        levels = exchange.levels(StepInfo(plan, 0))
         total += 98 * exchange.paper_floats(levels)
         critical = epoch < 20 or 150 <= epoch < 170
         dense = sum(4 * spec.numel for spec in specs)
-        assert (exchange.predicted_bytes(plan, 0) < dense / 200) is critical
-        assert critical or exchange.predicted_bytes(plan, 0) == dense  # full rank is sent as it is
+        assert (exchange.predicted_bytes(StepInfo(plan, 0)) < dense / 200) is critical
+        assert critical or exchange.predicted_bytes(StepInfo(plan, 0)) == dense  # full rank is sent as it is
         plan = policy.update(Signals(epoch, 0.1, 0.1), plan)
     assert total == 98 * (40 * 46_115 + 260 * 11_220_132) and total == pytest.approx(2.85e11, rel=0.01)
 
@@ -552,11 +554,11 @@ def test_one_exchange_is_counted_once():
     exchange, plan = exchange_for("powersgd", level=1)
     once = sum(compressor("powersgd").paper_floats(s, 1 if s.name in plan.levels else None, 4) for s in exchange.specs)
     for step in range(3):
-        exchange(gradients(step=step).tensors, plan, step, lr=0.1)
-        exchange.probe(gradients().tensors, plan, step)
+        exchange(gradients(step=step).tensors, StepInfo(plan, step, 0.1))
+        probe_exchange(exchange, gradients().tensors, StepInfo(plan, step))
         assert exchange.comm.ledger.columns()["paper_floats"] == (step + 1) * once
     exchange.ladder = Ladder("rank", (2,))  # another plan, another count
-    exchange(gradients().tensors, Plan(plan.levels, 1), 3, lr=0.1)
+    exchange(gradients().tensors, StepInfo(Plan(plan.levels, 1), 3, 0.1))
     assert exchange.comm.ledger.columns()["paper_floats"] > 4 * once
 
 

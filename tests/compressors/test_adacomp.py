@@ -6,8 +6,10 @@ import torch
 from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.adacomp import HEADER, AdaComp, SparseSigns, selected
 from accordion_bench.compressors.base import Context
+from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
+from accordion_bench.position import StepInfo
 from tests.kit.helpers import SPECS, compressor, exchange_for, gradients, residuals
 
 SHORT = {"bin_conv": 7, "bin_dense": 50}  # several bins in every tensor, the last one shorter
@@ -47,7 +49,7 @@ def test_equals_its_twin(bins):
     for step in range(5):
         xs_W = gradients(step=step).tensors
         expected = twin_step(kept, xs_W, bins)
-        for spec, update, other in zip(SPECS, exchange(xs_W, plan, step, lr=0.1), expected, strict=True):
+        for spec, update, other in zip(SPECS, exchange(xs_W, StepInfo(plan, step, 0.1)), expected, strict=True):
             assert torch.allclose(update, other, rtol=1e-12, atol=1e-14), (spec.name, step)
     for name, e_W in residuals(exchange).items():
         for w, e in enumerate(e_W):
@@ -62,7 +64,7 @@ def test_no_gradient_is_lost(workers):
     target = [x.clone() for x in total]
     for step in range(4):
         xs_W = gradients(workers=workers, step=step).tensors
-        for i, update in enumerate(exchange([x.clone() for x in xs_W], plan, step, lr=0.1)):
+        for i, update in enumerate(exchange([x.clone() for x in xs_W], StepInfo(plan, step, 0.1))):
             total[i] += update
             target[i] += xs_W[i].mean(0)
     kept = residuals(exchange)
@@ -92,7 +94,7 @@ def test_longer_bins_cost_less():
     for size in (5, 50, 500):
         exchange, plan = exchange_for("adacomp", bin_conv=size, bin_dense=size)
         for step in range(3):
-            exchange(gradients(step=step).tensors, plan, step, lr=0.1)
+            exchange(gradients(step=step).tensors, StepInfo(plan, step, 0.1))
         sent.append(exchange.comm.ledger.counts["payload"])
     assert sent[0] > sent[1] > sent[2]
 
@@ -112,11 +114,11 @@ def test_a_message_is_exact_and_no_longer_than_promised(numel, density):
 
 def test_probe_tells_the_next_exchange():
     exchange, plan = exchange_for("adacomp", **SHORT)
-    exchange(gradients().tensors, plan, 0, lr=0.1)
+    exchange(gradients().tensors, StepInfo(plan, 0, 0.1))
     xs_W = gradients(step=1).tensors
     fed_W = [x_W + residuals(exchange).get(spec.name, 0) for spec, x_W in zip(SPECS, xs_W, strict=True)]
-    probe = exchange.probe(xs_W, plan, 1)
-    exchange(xs_W, plan, 1, lr=0.1)
+    probe = probe_exchange(exchange, xs_W, StepInfo(plan, 1))
+    exchange(xs_W, StepInfo(plan, 1, 0.1))
     for spec, fed, error, measured in zip(SPECS, fed_W, probe.error, probe.measured, strict=True):
         lost = residuals(exchange).get(spec.name, torch.zeros_like(fed))
         shares = lost.flatten(1).square().sum(1) / fed.flatten(1).square().sum(1)

@@ -8,6 +8,7 @@ from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
+from accordion_bench.position import StepInfo
 from tests.kit.helpers import SPECS, exchange_for, gradients
 
 SPEC = TensorSpec("m", (7, 3, 4))
@@ -119,8 +120,8 @@ def test_bytes(rank):
         n, m = spec.matrix
         message = 4 * rank * (n + m + 1)
         expected += message if spec.ndim > 1 and message < 4 * n * m else 4 * n * m
-    assert exchange.predicted_bytes(plan, 0) == expected
-    exchange(gradients(workers=2, dtype=torch.float32).tensors, plan, 0, 0.1)
+    assert exchange.predicted_bytes(StepInfo(plan, 0)) == expected
+    exchange(gradients(workers=2, dtype=torch.float32).tensors, StepInfo(plan, 0, 0.1))
     assert exchange.comm.ledger.columns()["payload_bytes"] == expected
 
 
@@ -128,7 +129,7 @@ def test_full_rank_loses_nothing():
     exchange, plan = exchange_for("atomo", rank=1000)
     dense, plan0 = exchange_for("none")
     xs_W = gradients().tensors
-    for a, b in zip(exchange(xs_W, plan, 0, 0.1), dense(xs_W, plan0, 0, 0.1), strict=True):
+    for a, b in zip(exchange(xs_W, StepInfo(plan, 0, 0.1)), dense(xs_W, StepInfo(plan0, 0, 0.1)), strict=True):
         assert torch.equal(a, b)
 
 
@@ -163,7 +164,7 @@ def test_what_has_no_code_is_refused():
 def test_workers_draw_for_themselves():
     xs_W = [x[:1].expand_as(x).clone() for x in gradients().tensors]
     exchange, plan = exchange_for("atomo", rank=1)
-    ctx = exchange.context(plan, 0, 0.1)
+    ctx = exchange.context(StepInfo(plan, 0, 0.1))
     keys = [exchange.compressor.keys(ctx, "a", [worker])[0] for worker in range(4)]
     messages = [exchange.compressor.encode(xs_W[1][:1].flatten(1), SPECS[1], 1, ctx, [key]) for key in keys]
     assert len({bytes(message.numpy()) for message in messages}) > 1

@@ -5,6 +5,7 @@ import pytest
 from accordion_bench import conformance
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compatibility import knobs
+from accordion_bench.position import StepInfo
 from tests.conformance.test_conformance import owed
 from tests.kit.helpers import exchange_for, gradients, yaml_names
 
@@ -45,7 +46,7 @@ def test_gpu_equals_cpu(name):
 
 def test_single_worker_sends_nothing_over_the_wire():
     exchange, plan = exchange_for("none", comm=Comm(1))
-    exchange(gradients(workers=1).tensors, plan, 0, lr=0.1)
+    exchange(gradients(workers=1).tensors, StepInfo(plan, 0, 0.1))
     assert exchange.comm.ledger.columns()["wire_bytes"] == 0
 
 

@@ -12,8 +12,10 @@ from accordion_bench.compressors.dct import Chunks, dct_matrix, largest_divisor
 from accordion_bench.compressors.demo import DeMo, Group, Sent, answer_bytes, pack_signs, unpack_signs
 from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
+from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.runs.folder import RunFolder
 from tests.kit.helpers import SPECS, exchange_for, gradients
 
@@ -116,7 +118,7 @@ def test_equals_the_twin(options):
     for step, lr in enumerate([0.1, 0.1, 0.05, 0.2]):
         xs_W = gradients(step=step).tensors
         expected = twin.step(xs_W, lr)
-        for spec, update, mean in zip(SPECS, exchange(xs_W, plan, step, lr), expected, strict=True):
+        for spec, update, mean in zip(SPECS, exchange(xs_W, StepInfo(plan, step, lr)), expected, strict=True):
             assert update.shape == spec.shape
             clear = mean.abs() > 1e-12
             assert torch.equal(update[clear], mean[clear].sign())
@@ -134,7 +136,7 @@ def test_momentum_and_what_was_sent_add_up(k, value_dtype):
     for step, lr in enumerate([0.1, 0.3, 0.02]):
         xs_W = gradients(step=step).tensors
         before = momenta(exchange)
-        ctx = exchange.context(plan, step, lr)
+        ctx = exchange.context(StepInfo(plan, step, lr))
         out = exchange.compressor.exchange(xs_W, ctx, exchange.state, exchange.comm)
         after = momenta(exchange)
         for i, spec in enumerate(SPECS):
@@ -149,7 +151,7 @@ def test_whole_chunks_without_memory_give_the_sign_of_the_gradient():
     exchange, plan = exchange_for("demo", workers=1, k=64 * 64, decay=0)
     for step in range(3):
         xs_W = gradients(workers=1, step=step).tensors
-        for update, x_W in zip(exchange(xs_W, plan, step, lr=0.1), xs_W, strict=True):
+        for update, x_W in zip(exchange(xs_W, StepInfo(plan, step, 0.1)), xs_W, strict=True):
             assert torch.equal(update, x_W[0].sign())
 
 
@@ -191,10 +193,10 @@ def test_the_ledger_has_exactly_the_predicted_bytes(k, value_dtype, workers):
         elif (workers - 1) * one > 2 * (workers - 1) / workers * 4 * numel:  # a dense all-reduce costs less wire
             one += 2 * math.ceil(numel / 8) / workers
         expected += n * m // numel * one
-    exchange(gradients(workers=workers, dtype=torch.float32).tensors, plan, 0, 0.1)
+    exchange(gradients(workers=workers, dtype=torch.float32).tensors, StepInfo(plan, 0, 0.1))
     exchange.comm.ledger.dense_step(exchange.numel)
     columns = exchange.comm.ledger.columns()
-    assert columns["payload_bytes"] == exchange.predicted_bytes(plan, 0) == round(expected)
+    assert columns["payload_bytes"] == exchange.predicted_bytes(StepInfo(plan, 0)) == round(expected)
     assert columns["wire_bytes"] <= columns["dense_wire_bytes"]
 
 
@@ -205,7 +207,9 @@ def test_how_the_messages_travel_changes_nothing(monkeypatch, workers):
     for gathers in (True, False):
         monkeypatch.setattr(DeMo, "gathers", lambda self, chunks, k, workers, fixed=gathers: fixed)
         exchange, plan = exchange_for("demo", workers, k=5, chunk=24)
-        updates[gathers] = [exchange(gradients(workers=workers, step=i).tensors, plan, i, 0.1) for i in range(3)]
+        updates[gathers] = [
+            exchange(gradients(workers=workers, step=i).tensors, StepInfo(plan, i, 0.1)) for i in range(3)
+        ]
     for ours, theirs in zip(updates[True], updates[False], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -228,7 +232,7 @@ def test_k_may_change_between_steps():
     exchange.ladder = Ladder("k", (2, 8, 1000))
     for step, level in enumerate([0, 2, 1, 0]):
         plan = Plan(dict.fromkeys(plan.levels, level), 1)
-        updates = exchange(gradients(step=step).tensors, plan, step, 0.1)
+        updates = exchange(gradients(step=step).tensors, StepInfo(plan, step, 0.1))
         assert all(((u == 0) | (u.abs() == 1)).all() for u in updates)
         assert all((delta == 0).all() for delta in momenta(exchange).values()) == (level == 2)
 
@@ -238,7 +242,7 @@ def test_what_16_bits_cannot_express_stays_in_the_momentum():
     for scale in (1e-9, 1e8):
         exchange, plan = exchange_for("demo", specs=specs, workers=1, value_dtype="float16", dtype=torch.float32)
         xs_W = [x * scale for x in gradients(specs, 1, dtype=torch.float32).tensors]
-        (update,) = exchange(xs_W, plan, 0, lr=1.0)
+        (update,) = exchange(xs_W, StepInfo(plan, 0, 1.0))
         assert update.isfinite().all()
         left = momenta(exchange)["m"].norm() / xs_W[0].norm()
         assert left > 0.99
@@ -246,12 +250,12 @@ def test_what_16_bits_cannot_express_stays_in_the_momentum():
 
 def test_probe_measures_what_is_compressed():
     exchange, plan = exchange_for("demo", k=4)
-    exchange(gradients().tensors, plan, 0, 1.0)
+    exchange(gradients().tensors, StepInfo(plan, 0, 1.0))
     xs_W = gradients(step=1).tensors
     before = {name: delta_W.clone() for name, delta_W in momenta(exchange).items()}
-    probe = exchange.probe(xs_W, plan, 1)
+    probe = probe_exchange(exchange, xs_W, StepInfo(plan, 1))
     assert all(torch.equal(before[name], delta_W) for name, delta_W in momenta(exchange).items())
-    exchange(xs_W, plan, 1, 1.0)
+    exchange(xs_W, StepInfo(plan, 1, 1.0))
     for spec, x_W, error in zip(SPECS, xs_W, probe.error, strict=True):
         lost = momenta(exchange)[spec.name].flatten(1).square().sum(1)
         whole = (0.999 * before[spec.name] + x_W).flatten(1).square().sum(1)
@@ -264,7 +268,7 @@ def test_an_overflow_of_the_transform_is_refused():
         xs_W = torch.zeros(4, 64, 64)
         xs_W[2] = 3e38
         xs_W[2, ::2] *= -1
-        exchange([xs_W], plan, 0, 1.0)
+        exchange([xs_W], StepInfo(plan, 0, 1.0))
 
 
 @pytest.mark.parametrize("options", [{"k": 0}, {"decay": 1.5}, {"chunk": 0}, {"value_dtype": "fp8"}, {"k": 1.5}])

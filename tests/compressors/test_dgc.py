@@ -16,6 +16,7 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.runs import checkpoint
 from tests.kit import tiny
 from tests.kit.helpers import SGD, SPECS, compressor, exchange_for, gradients
@@ -69,7 +70,7 @@ def test_small_tensors_equal_the_twin(density, nesterov):
     twin = Twin(density, 0.9, nesterov)
     for step in range(6):
         xs_W = gradients(step=step).tensors
-        updates = exchange(xs_W, plan, step, 0.1, LATE)
+        updates = exchange(xs_W, StepInfo(plan, step, 0.1, LATE))
         for ours, theirs in zip(updates, twin.step(xs_W, SPECS), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
         for spec in SPECS:
@@ -96,7 +97,7 @@ def test_density_one_is_dense_sgd_with_momentum(nesterov, weight_decay):
             optimizer.param_groups[0]["lr"] = lr
         for x, y, x_W in zip(ours, theirs, xs_W, strict=True):
             x.grad, y.grad = torch.zeros_like(x), x_W.mean(0)
-        updates = exchange(xs_W, plan, step, lr, LATE)
+        updates = exchange(xs_W, StepInfo(plan, step, lr, LATE))
         decay.step(), dense.step()
         with torch.no_grad():
             torch._foreach_sub_(ours, updates, alpha=lr)
@@ -126,7 +127,7 @@ def test_every_gradient_is_accounted_for(momentum, nesterov):
     for step in range(7):
         xs_W = gradients(step=step).tensors
         before = [exchange.state[spec.name]["u_W"].clone() for spec in SPECS]
-        ctx = exchange.context(plan, step, 0.1, LATE)
+        ctx = exchange.context(StepInfo(plan, step, 0.1, LATE))
         out = exchange.compressor.exchange(xs_W, ctx, exchange.state, exchange.comm)
         for i, (spec, x_W) in enumerate(zip(SPECS, xs_W, strict=True)):
             minus_sent = torch.zeros_like(x_W)
@@ -148,7 +149,7 @@ def test_memories_are_empty_where_an_entry_was_sent():
     exchange, plan = dgc(specs, workers=2, dtype=torch.float32, density=0.01, momentum=0.9)
     for step in range(3):
         xs_W = [torch.randn(2, 300, 400, generator=torch.Generator().manual_seed(step))]
-        ctx = exchange.context(plan, step, 0.1, LATE)
+        ctx = exchange.context(StepInfo(plan, step, 0.1, LATE))
         out = exchange.compressor.exchange(xs_W, ctx, exchange.state, exchange.comm)
         sent_W = torch.zeros_like(xs_W[0])
         out.subtract_sent_(0, sent_W)
@@ -184,10 +185,10 @@ def test_density_falls_over_the_warm_up():
     for epoch in range(6):
         x_W = torch.randn(4, 400, 500, generator=torch.Generator().manual_seed(epoch))
         before = exchange.comm.ledger.counts["payload"]
-        exchange([x_W], plan, epoch, 0.1, epoch)
+        exchange([x_W], StepInfo(plan, epoch, 0.1, epoch))
         counts.append((exchange.comm.ledger.counts["payload"] - before) / 4)
-        assert 0.5 * exchange.predicted_bytes(plan, epoch, epoch) < counts[-1]
-        assert counts[-1] <= exchange.predicted_bytes(plan, epoch, epoch)
+        assert 0.5 * exchange.predicted_bytes(StepInfo(plan, epoch, epoch=epoch)) < counts[-1]
+        assert counts[-1] <= exchange.predicted_bytes(StepInfo(plan, epoch, epoch=epoch))
     assert counts[0] > 3 * counts[1] > 9 * counts[2] > 27 * counts[3] and counts[3] > 3 * counts[4]
 
 
@@ -209,7 +210,9 @@ def test_each_worker_clips_to_its_share(workers):
     ours, plan = dgc(workers=workers, density=0.1, clip=clip)
     theirs, _ = dgc(workers=workers, density=0.1)
     for step in range(2):
-        for a, b in zip(ours(xs_W, plan, step, 0.1, LATE), theirs(after_W, plan, step, 0.1, LATE), strict=True):
+        for a, b in zip(
+            ours(xs_W, StepInfo(plan, step, 0.1, LATE)), theirs(after_W, StepInfo(plan, step, 0.1, LATE)), strict=True
+        ):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     assert ours.comm.ledger.counts == theirs.comm.ledger.counts  # clipping sends nothing
 
@@ -226,7 +229,7 @@ def test_clipping_survives_zero_and_huge_gradients():
 def test_saved_and_loaded_it_goes_on_with_equal_bits():
     straight, plan = exchange_for("dgc", density=0.02)
     for step in range(4):
-        straight(gradients(step=step).tensors, plan, step, 0.1, step)
+        straight(gradients(step=step).tensors, StepInfo(plan, step, 0.1, step))
     file = io.BytesIO()
     torch.save(straight.state, file)
     file.seek(0)
@@ -237,7 +240,9 @@ def test_saved_and_loaded_it_goes_on_with_equal_bits():
             resumed.state[name][key].copy_(value)
     for step in range(4, 8):
         xs_W = gradients(step=step).tensors
-        pairs = zip(straight(xs_W, plan, step, 0.1, step), resumed(xs_W, plan, step, 0.1, step), strict=True)
+        pairs = zip(
+            straight(xs_W, StepInfo(plan, step, 0.1, step)), resumed(xs_W, StepInfo(plan, step, 0.1, step)), strict=True
+        )
         assert all(torch.equal(a, b) for a, b in pairs)
 
 

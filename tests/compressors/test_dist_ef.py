@@ -11,7 +11,9 @@ from accordion_bench.compressors import assemble
 from accordion_bench.compressors.rounding.signs import encode_scaled_signs
 from accordion_bench.compressors.two_way import layout
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.sync.every_step import EveryStep
 from tests.kit.helpers import exchange_for, residuals, server_residuals
 
@@ -64,7 +66,7 @@ def deviation(schedule, **options):
         lr, before = schedule(step), virtual(lr_before)
         grads = problem.gradients(xs)
         momenta = [MU * m + g for m, g in zip(momenta, grads, strict=True)]
-        updates = exchange(grads, plan, step, lr)
+        updates = exchange(grads, StepInfo(plan, step, lr))
         factor = 1.0 if options.get("residual_units") != "gradient" else lr
         xs = [x - factor * u for x, u in zip(xs, updates, strict=True)]
         exact = [y - lr * (g + MU * m).mean(0) for y, g, m in zip(before, grads, momenta, strict=True)]
@@ -101,7 +103,9 @@ def test_units_agree_at_a_constant_rate():
         exchange, plan = exchange_for("distefblocksgd", WORKERS, specs=SPECS, residual_units=units)
         xs = [torch.zeros(s.shape, dtype=torch.float64) for s in SPECS]
         for step in range(30):
-            updates = exchange(problem.gradients(xs), plan, step, 0.125)  # a power of two: the units differ exactly
+            updates = exchange(
+                problem.gradients(xs), StepInfo(plan, step, 0.125)
+            )  # a power of two: the units differ exactly
             xs = [x - (1 if units == "parameter" else 0.125) * u for x, u in zip(xs, updates, strict=True)]
         runs.append(xs)
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
@@ -133,7 +137,7 @@ def test_collectives_equal_the_literal_server(workers, specs, server, align):
     xs, ys = ([torch.zeros(s.shape, dtype=torch.float64) for s in specs] for _ in range(2))
     for step in range(STEPS):
         lr = 0.1 if step < 30 else 0.01
-        updates = exchange(problem.gradients(xs), plan, step, lr)
+        updates = exchange(problem.gradients(xs), StepInfo(plan, step, lr))
         xs = [x - u for x, u in zip(xs, updates, strict=True)]
         grads = [g.flatten(1) for g in twin_problem.gradients(ys)]
         steps = zeros()
@@ -172,12 +176,14 @@ def test_one_worker_and_equal_workers_have_no_server_error():
     exchange, plan = exchange_for("distefblocksgd", 1, specs=SPECS)
     problem = Problem(1)
     xs = [torch.zeros(s.shape, dtype=torch.float64) for s in SPECS]
-    largest = max(float(u.abs().max()) for step in range(5) for u in exchange(problem.gradients(xs), plan, step, 0.1))
+    largest = max(
+        float(u.abs().max()) for step in range(5) for u in exchange(problem.gradients(xs), StepInfo(plan, step, 0.1))
+    )
     rounding = 2.0**-23 * largest  # of a float32 scale
     assert max(float(e.abs().max()) for e in server_residuals(exchange).values()) < 5 * rounding
     equal, _ = exchange_for("distefblocksgd", 4, specs=SPECS)
     single = problem.gradients(xs)
-    equal([g.expand(4, *g.shape[1:]).clone() for g in single], plan, 0, 0.1)
+    equal([g.expand(4, *g.shape[1:]).clone() for g in single], StepInfo(plan, 0, 0.1))
     assert max(float(e.abs().max()) for e in server_residuals(equal).values()) < rounding
 
 
@@ -186,13 +192,13 @@ def test_payload_is_the_formula():
     for workers in (1, 2, 4, 7, 8):
         exchange, plan = exchange_for("distefblocksgd", workers, specs=SPECS, comm=Comm(workers), dtype=torch.float32)
         xs_W = [g.float() for g in Problem(workers).gradients([torch.zeros(s.shape) for s in SPECS])]
-        exchange(xs_W, plan, 0, 0.1)
+        exchange(xs_W, StepInfo(plan, 0, 0.1))
         pieces = [p for p in layout(SPECS, workers) if exchange.compressor.inner.inner.pays(_spec(p.name), 1)]
         message = sum(-(-(p.stop - p.start) // 8) + 4 for p in pieces)
         dense = sum(4 * s.numel for s in SPECS if s.name not in {p.name for p in pieces})
         columns = exchange.comm.ledger.columns()
         payload = round(message * (1 + 1 / workers) + dense)
-        assert columns["payload_bytes"] == payload == exchange.predicted_bytes(plan, 0)
+        assert columns["payload_bytes"] == payload == exchange.predicted_bytes(StepInfo(plan, 0))
         wire = 2 * (workers - 1) * message / workers + 2 * (workers - 1) * dense / workers
         assert columns["wire_bytes"] == round(wire)
         assert sum(p.stop - p.start for p in layout(SPECS, workers)) == 1003
@@ -222,21 +228,26 @@ def trained(workers, schedule, momentum, nesterov, decay, steps=60, **options):
     kept = {key: value for key, value in left.items() if key != "_target_"}
     exchange = Exchange(around.compressor, SPECS, Ladder(), Comm(workers), mine[0])
     sync = EveryStep()
-    trainer: Any = SimpleNamespace(
-        axis=SimpleNamespace(params=mine, gradients_W=[], apply=lambda us: _set_grads(mine, us)),
-        new_exchange=lambda: exchange,
-        exchanged=lambda exchanges, xs_W, lr: [exchange(xs_W[0], Plan(), trainer.step, lr)],
-        optimizer=torch.optim.SGD(mine, lr=1.0, **kept),
-        cfg={"optimizer": optimizer},
-        clock=SimpleNamespace(lap=lambda part: None),
+    position = SimpleNamespace(step=0)
+
+    def run(exchanges, xs_W, lr) -> CompletedExchange:
+        return CompletedExchange(exchange, xs_W[0], [exchange(xs_W[0], StepInfo(Plan(), position.step, lr))])
+
+    context: Any = SimpleNamespace(
+        axis=SimpleNamespace(params=mine, gradients_W=[], apply=lambda us: _set_grads(mine, us), comm=exchange.comm),
+        position=position,
+        runner=SimpleNamespace(new_exchange=lambda: exchange, run=run),
+        inner=SimpleNamespace(common=torch.optim.SGD(mine, lr=1.0, **kept)),
+        weight_decay=optimizer.get("weight_decay", 0),
+        clip_mean=None,
     )
-    sync.begin(trainer)
+    sync.begin(context)
     sgd = torch.optim.SGD(reference, lr=1.0, momentum=momentum, nesterov=nesterov, weight_decay=decay)
     problem, twin = Problem(workers), Problem(workers)
-    for trainer.step in range(steps):
-        lr = schedule(trainer.step)
-        trainer.axis.gradients_W = problem.gradients([p.detach() for p in mine])
-        sync.step(trainer, lr)
+    for position.step in range(steps):
+        lr = schedule(position.step)
+        context.axis.gradients_W = problem.gradients([p.detach() for p in mine])
+        sync.step(lr)
         _set_grads(reference, [g.mean(0) for g in twin.gradients([p.detach() for p in reference])])
         sgd.param_groups[0]["lr"] = lr
         sgd.step()
@@ -277,7 +288,7 @@ def test_two_learning_rates_are_two_runs():
     problem = Problem(4)
     for step in range(10):
         grads = problem.gradients([torch.zeros(s.shape, dtype=torch.float64) for s in SPECS])
-        updates = exchange(grads, plan, step, rates)
-        alone = [half(grads, plan, step, rate) for half, rate in zip(halves, (0.1, 0.02), strict=True)]
+        updates = exchange(grads, StepInfo(plan, step, rates))
+        alone = [half(grads, StepInfo(plan, step, rate)) for half, rate in zip(halves, (0.1, 0.02), strict=True)]
         for i, update in enumerate(updates):
             assert torch.equal(update, alone[i % 2][i])

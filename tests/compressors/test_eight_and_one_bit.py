@@ -12,6 +12,7 @@ from accordion_bench.compressors.onebit import OneBit
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.compressors.terngrad import TernGrad
 from accordion_bench.plan import TensorSpec
+from accordion_bench.position import StepInfo
 from tests.kit.helpers import exchange_for, gradients, residuals
 
 
@@ -68,12 +69,12 @@ def test_majority_vote_is_the_sign_of_the_sum_of_signs(workers):
     voted = exchange.compressor
     assert voted.traits.reduces == "vote"
     ups = 0
-    for x_W, spec, update in zip(xs_W, exchange.sent, exchange(xs_W, plan, 0, 0.1), strict=True):
+    for x_W, spec, update in zip(xs_W, exchange.sent, exchange(xs_W, StepInfo(plan, 0, 0.1)), strict=True):
         if voted.pays(spec, 1):
             total = torch.where(x_W < 0, -1, 1).sum(0)
             assert torch.equal(update, torch.where(total < 0, -1.0, 1.0))
             ups += sum(-(-(p.stop - p.start) // 8) for p in voted.pieces[spec.name])
-    assert exchange.comm.ledger.columns()["payload_bytes"] == exchange.predicted_bytes(plan, 0)
+    assert exchange.comm.ledger.columns()["payload_bytes"] == exchange.predicted_bytes(StepInfo(plan, 0))
     assert ups * 20 < 4 * sum(s.numel for s in exchange.sent)
 
 
@@ -82,18 +83,18 @@ def test_tied_votes_are_fair_coins():
     specs = [TensorSpec("x", (1, 20_000))]
     exchange, plan = exchange_for("signsgd", 2, specs=specs, collective="two_way", dtype=torch.float32)
     x = normal(1, 1, 20_000)
-    votes = [exchange([torch.cat([x, -x])], plan, step, 0.1)[0] for step in range(2)]
+    votes = [exchange([torch.cat([x, -x])], StepInfo(plan, step, 0.1))[0] for step in range(2)]
     for vote in votes:
         assert abs(float(vote.mean())) < 4 / math.sqrt(20_000)
     assert abs(float((votes[0] * votes[1]).mean())) < 4 / math.sqrt(20_000)
-    assert torch.equal(exchange([torch.cat([x, x])], plan, 2, 0.1)[0], torch.where(x[0] < 0, -1.0, 1.0))
+    assert torch.equal(exchange([torch.cat([x, x])], StepInfo(plan, 2, 0.1))[0], torch.where(x[0] < 0, -1.0, 1.0))
 
 
 def test_blocks_of_whole_buckets_share_a_scale():
     """block=bucket: consecutive tensors as one vector, as in a flattened bucket."""
     exchange, plan = exchange_for("efsignsgd", 2, block="bucket", block_size=3000, error_feedback=False)
     xs_W = gradients(workers=2).tensors
-    updates = exchange(xs_W, plan, 0, 0.1)
+    updates = exchange(xs_W, StepInfo(plan, 0, 0.1))
     assert 1 < len(exchange.sent) < len(exchange.specs) and all(s.numel <= 3000 for s in exchange.sent)
     first = [i for unit in exchange.units[:1] for i in unit]
     flat_W = torch.cat([xs_W[i].flatten(1) for i in first], dim=1)
@@ -109,7 +110,7 @@ def test_a_constant_gradient_gets_through(name, workers):
     xs_W = gradients(workers=workers).tensors
     steps, total = 200, [torch.zeros_like(x[0]) for x in xs_W]
     for step in range(steps):
-        for t, u in zip(total, exchange(xs_W, plan, step, 0.1), strict=True):
+        for t, u in zip(total, exchange(xs_W, StepInfo(plan, step, 0.1)), strict=True):
             t += u
     for t, x in zip(total, xs_W, strict=True):
         assert (t / steps - x.mean(0)).norm() <= 0.2 * x.mean(0).norm()
@@ -140,7 +141,7 @@ def test_onebit_centroids_are_the_means_of_each_column():
 def test_terngrad_shares_one_scale_and_sends_five_to_a_byte():
     exchange, plan = exchange_for("terngrad", 4, clip=None, dtype=torch.float32)
     xs_W = gradients(dtype=torch.float32).tensors
-    updates = exchange(xs_W, plan, 0, 0.1)
+    updates = exchange(xs_W, StepInfo(plan, 0, 0.1))
     for x_W, update, spec in zip(xs_W, updates, exchange.sent, strict=True):
         if exchange.compressor.pays(spec, 4):
             steps = update * 4 / x_W.abs().max()
@@ -245,5 +246,5 @@ def test_buckets_of_any_size_have_their_own_scale(n, bucket):
 def test_residuals_of_signs_stay_bounded():
     exchange, plan = exchange_for("efsignsgd", 4)
     for step in range(50):
-        exchange(gradients(step=step).tensors, plan, step, 0.1)
+        exchange(gradients(step=step).tensors, StepInfo(plan, step, 0.1))
     assert all(float(e.norm()) < 20 * float(e.numel()) ** 0.5 for e in residuals(exchange).values())

@@ -6,6 +6,7 @@ import torch
 from accordion_bench.models.resnet import ResNet18
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
 from tests.kit.helpers import SPECS, exchange_for, gradients, residuals
 
@@ -48,7 +49,7 @@ def test_equals_the_twin(rank, residual):
     for step in range(20):
         xs_W = gradients(step=step).tensors
         expected = twin.step([x.clone() for x in xs_W], SPECS, step)
-        for update, other in zip(exchange(xs_W, plan, step, lr=0.1), expected, strict=True):
+        for update, other in zip(exchange(xs_W, StepInfo(plan, step, 0.1)), expected, strict=True):
             torch.testing.assert_close(update, other, rtol=1e-9, atol=1e-10)
     for (name, worker), e in twin.e.items():
         ours = residuals(exchange)[name][worker].reshape(e.shape)
@@ -61,7 +62,7 @@ def test_local_and_aggregate_residuals_give_equal_updates():
     aggregate, _ = exchange_for("powersgd", residual="aggregate")
     for step in range(20):
         xs_W = gradients(step=step).tensors
-        ours, theirs = local(xs_W, plan, step, 0.1), aggregate(xs_W, plan, step, 0.1)
+        ours, theirs = local(xs_W, StepInfo(plan, step, 0.1)), aggregate(xs_W, StepInfo(plan, step, 0.1))
         for spec, a, b in zip(SPECS, ours, theirs, strict=True):
             compressed = residuals(local).get(spec.name)
             scale = b.norm() if compressed is None else b.norm() + compressed.norm()  # both enter the arithmetic
@@ -73,7 +74,9 @@ def test_full_rank_equals_dense():
     dense, plan0 = exchange_for("none")
     for step in range(3):
         xs_W = gradients(step=step).tensors
-        for a, b in zip(exchange(xs_W, plan, step, 0.1), dense(xs_W, plan0, step, 0.1), strict=True):
+        for a, b in zip(
+            exchange(xs_W, StepInfo(plan, step, 0.1)), dense(xs_W, StepInfo(plan0, step, 0.1)), strict=True
+        ):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
@@ -88,7 +91,7 @@ def test_exact_on_matrices_of_that_rank(rank, count):
     for scale, x in enumerate(xs_W, start=1):
         left = torch.randn(12, rank, generator=generator, dtype=torch.float64) * 10.0**scale
         x.copy_((left @ torch.randn(rank, 20, generator=generator, dtype=torch.float64)).expand_as(x))
-    for update, x in zip(exchange(xs_W, plan, 0, 0.1), xs_W, strict=True):
+    for update, x in zip(exchange(xs_W, StepInfo(plan, 0, 0.1)), xs_W, strict=True):
         torch.testing.assert_close(update, x[0], rtol=1e-9, atol=1e-9)
 
 
@@ -100,7 +103,7 @@ def test_rank_deficient_gradients_are_not_counted_twice():
     xs_W[0].copy_(torch.outer(u, v).expand(4, 12, 20))
     exchange, plan = exchange_for("powersgd", specs=specs, rank=2, dtype=torch.float32)
     for step in range(5):
-        (update,) = exchange(xs_W, plan, step, 0.1)
+        (update,) = exchange(xs_W, StepInfo(plan, step, 0.1))
         torch.testing.assert_close(update, xs_W[0][0], rtol=1e-4, atol=1e-4)
 
 
@@ -108,8 +111,8 @@ def test_warm_start_improves_the_second_step():
     def error_of_second_step(warm_start):
         exchange, plan = exchange_for("powersgd", rank=2, warm_start=warm_start, error_feedback=False)
         xs_W = gradients(specs=SPECS).tensors
-        exchange(xs_W, plan, 0, 0.1)
-        updates = exchange(xs_W, plan, 1, 0.1)
+        exchange(xs_W, StepInfo(plan, 0, 0.1))
+        updates = exchange(xs_W, StepInfo(plan, 1, 0.1))
         return sum((u - x.mean(0)).square().sum() for u, x in zip(updates, xs_W, strict=True))
 
     assert error_of_second_step(True) < error_of_second_step(False)
@@ -121,9 +124,9 @@ def test_a_layer_without_gradient_recovers():
     for rank in (1, 2):
         exchange, plan = exchange_for("powersgd", specs=specs, rank=rank, error_feedback=False)
         xs_W = gradients(specs).tensors
-        exchange(xs_W, plan, 0, 0.1)
-        exchange([torch.zeros_like(x) for x in xs_W], plan, 1, 0.1)
-        (update,) = exchange(xs_W, plan, 2, 0.1)
+        exchange(xs_W, StepInfo(plan, 0, 0.1))
+        exchange([torch.zeros_like(x) for x in xs_W], StepInfo(plan, 1, 0.1))
+        (update,) = exchange(xs_W, StepInfo(plan, 2, 0.1))
         assert update.norm() > 0.3 * xs_W[0].mean(0).norm()
 
 
@@ -134,7 +137,7 @@ class TestSwitch:
         queries = []
         for step, level in enumerate(levels):
             plan = Plan(dict.fromkeys(plan.levels, level), 1)
-            exchange(gradients(step=step).tensors, plan, step, 0.1)
+            exchange(gradients(step=step).tensors, StepInfo(plan, step, 0.1))
             queries.append({name: entry["q"].clone() for name, entry in exchange.state.items() if "q" in entry})
         return exchange, queries
 
@@ -174,16 +177,16 @@ class TestSwitch:
             xs_W = gradients(step=step).tensors
             given = given + xs_W[3].mean(0)
             plan = Plan(dict.fromkeys(plan.levels, level), 1)
-            sent = sent + exchange(xs_W, plan, step, 0.1)[3]
+            sent = sent + exchange(xs_W, StepInfo(plan, step, 0.1))[3]
         torch.testing.assert_close(sent + residuals(exchange)["b"].mean(0), given, rtol=1e-11, atol=1e-11)
 
     def test_to_dense_and_back_flushes_the_residual_and_keeps_q(self):
         exchange, plan = exchange_for("powersgd")
-        exchange(gradients(step=0).tensors, plan, 0, 0.1)
+        exchange(gradients(step=0).tensors, StepInfo(plan, 0, 0.1))
         q = exchange.state["a"]["q"].clone()
         left = residuals(exchange)["a"].clone()
         xs_W = gradients(step=1).tensors
-        updates = exchange(xs_W, Plan({}, 1), 1, 0.1)
+        updates = exchange(xs_W, StepInfo(Plan({}, 1), 1, 0.1))
         torch.testing.assert_close(updates[1], (xs_W[1] + left).mean(0))
         assert (residuals(exchange)["a"] == 0).all()
         assert torch.equal(exchange.state["a"]["q"], q)
@@ -199,12 +202,12 @@ class TestVolume:
     def test_per_step(self, rank, floats):
         exchange, plan = exchange_for("powersgd", 1, self.specs, rank=rank, min_compression_rate=0, dtype=torch.float32)
         assert len(plan.levels) == 21
-        assert exchange.predicted_bytes(plan, 0) == 4 * floats
+        assert exchange.predicted_bytes(StepInfo(plan, 0)) == 4 * floats
 
     @pytest.mark.parametrize(("rank", "printed"), [(1, 1350.4), (2, 2418.4)])
     def test_over_the_run_as_printed(self, rank, printed):
         exchange, plan = exchange_for("powersgd", 1, self.specs, rank=rank, min_compression_rate=0, dtype=torch.float32)
-        exchange([torch.ones(1, *spec.shape) for spec in self.specs], plan, 0, 0.1)
+        exchange([torch.ones(1, *spec.shape) for spec in self.specs], StepInfo(plan, 0, 0.1))
         million_floats = exchange.comm.ledger.columns()["payload_bytes"] / 4 * 98 * 300 / 1e6
         assert int(million_floats * 10) / 10 == printed  # the paper truncates
 
@@ -223,12 +226,12 @@ def test_faithful_gram_schmidt():
     zeros = [torch.zeros_like(x) for x in gradients().tensors]
     for eps, finite in ((0, False), (1e-8, True)):
         exchange, plan = exchange_for("powersgd", orthonormalisation="gramschmidt", eps=eps)
-        assert all(u.isfinite().all() for u in exchange(zeros, plan, 0, 0.1)) == finite
+        assert all(u.isfinite().all() for u in exchange(zeros, StepInfo(plan, 0, 0.1))) == finite
     qr, plan = exchange_for("powersgd")
     gs, _ = exchange_for("powersgd", orthonormalisation="gramschmidt")
     for step in range(5):
         xs_W = gradients(step=step).tensors
-        for a, b in zip(qr(xs_W, plan, step, 0.1), gs(xs_W, plan, step, 0.1), strict=True):
+        for a, b in zip(qr(xs_W, StepInfo(plan, step, 0.1)), gs(xs_W, StepInfo(plan, step, 0.1)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
@@ -245,6 +248,6 @@ def test_any_scale_of_gradient_is_approximated_alike(rank, scale):
     exchange, plan = exchange_for("powersgd", rank=rank, dtype=torch.float32)
     for step in range(3):
         xs_W = [x * scale for x in gradients(dtype=torch.float32, step=step).tensors]
-        for x, update in zip(xs_W, exchange(xs_W, plan, step, 0.1), strict=True):
+        for x, update in zip(xs_W, exchange(xs_W, StepInfo(plan, step, 0.1)), strict=True):
             assert update.isfinite().all()
             assert update.abs().max() <= 20 * x.abs().max()

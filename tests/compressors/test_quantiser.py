@@ -16,8 +16,10 @@ from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
+from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import BucketStatistics
 from tests.kit.helpers import exchange_for, gradients
@@ -139,13 +141,13 @@ def test_entropy_column_recounts_the_real_codes(method):
     exchange, plan = exchange_for("qsgd", 4, level=3, dtype=torch.float32, entropy=method, bucket_size=512)
     plain, _ = exchange_for("qsgd", 4, level=3, dtype=torch.float32, bucket_size=512)
     xs_W = gradients(dtype=torch.float32).tensors
-    for a, b in zip(exchange(xs_W, plan, 0, 0.1), plain(xs_W, plan, 0, 0.1), strict=True):
+    for a, b in zip(exchange(xs_W, StepInfo(plan, 0, 0.1)), plain(xs_W, StepInfo(plan, 0, 0.1)), strict=True):
         assert torch.equal(a, b)
     columns, without = exchange.comm.ledger.columns(), plain.comm.ledger.columns()
     assert without["entropy_bytes"] is None
     assert columns["payload_bytes"] == without["payload_bytes"]
     quantiser, total = exchange.compressor, 0
-    ctx = exchange.context(plan, 0, 0.1)
+    ctx = exchange.context(StepInfo(plan, 0, 0.1))
     for x_W, spec, level in zip(xs_W, exchange.sent, ctx.levels, strict=True):
         if not quantiser.gathers(spec, level, 4):
             total += 4 * 4 * spec.numel
@@ -301,14 +303,16 @@ def test_a_gradient_that_is_not_finite_is_named_before_its_statistics(tmp_path):
 def test_sums_stay_sums_and_rates_reach_the_probe():
     xs_W = [x.new_ones(4, *x.shape[1:]) for x in gradients().tensors]
     exchange, plan = exchange_for("topk", level=1.0, reduce="sum", collective="two_way", error_feedback=False)
-    updates = exchange(xs_W, plan, 0, 0.1)
+    updates = exchange(xs_W, StepInfo(plan, 0, 0.1))
     for spec, update in zip(exchange.sent, updates, strict=True):
         sums = spec.ndim > 1 and exchange.compressor.pays(spec, 1.0)
         assert torch.allclose(update, torch.full_like(update, 4.0 if sums else 1.0))
     exchange, plan = exchange_for("distefblocksgd")
     for step in range(3):
-        exchange(gradients(step=step).tensors, plan, step, 0.01)
-    small, large = (exchange.probe(gradients(step=3).tensors, plan, 3, 0, lr).total_error for lr in (0.01, 1.0))
+        exchange(gradients(step=step).tensors, StepInfo(plan, step, 0.01))
+    small, large = (
+        probe_exchange(exchange, gradients(step=3).tensors, StepInfo(plan, 3, lr, 0)).total_error for lr in (0.01, 1.0)
+    )
     assert small != large
 
 
@@ -318,8 +322,8 @@ def test_probe_tells_error_bytes_and_buckets_at_any_level():
     probes = {}
     for bits in (2, 4, 8):
         exchange.ladder = Ladder("bits", (bits,))
-        probes[bits] = exchange.probe(xs_W, plan, 0)
-        assert round(sum(probes[bits].payload_bytes)) == exchange.predicted_bytes(plan, 0)
+        probes[bits] = probe_exchange(exchange, xs_W, StepInfo(plan, 0))
+        assert round(sum(probes[bits].payload_bytes)) == exchange.predicted_bytes(StepInfo(plan, 0))
     assert probes[2].total_error > 10 * probes[4].total_error > 100 * probes[8].total_error > 0
     assert all(torch.equal(a, b) for a, b in zip(probes[2].buckets, probes[8].buckets, strict=True))
     buckets = sum(-(-spec.numel // 512) for spec in exchange.sent)
@@ -328,4 +332,6 @@ def test_probe_tells_error_bytes_and_buckets_at_any_level():
     first = xs_W[0][1].flatten()[:512]
     assert norm == pytest.approx(float(first.norm()), rel=1e-6)
     assert mean == pytest.approx(float((first / first.norm()).mean()), rel=1e-4)
-    assert exchange_for("topk")[0].probe(gradients().tensors, exchange_for("topk")[1], 0).buckets == []
+    assert (
+        probe_exchange(exchange_for("topk")[0], gradients().tensors, StepInfo(exchange_for("topk")[1], 0)).buckets == []
+    )

@@ -8,6 +8,7 @@ import torch
 
 from accordion_bench.compressors.randomk import RandomK, draw_distinct
 from accordion_bench.plan import TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
 from tests.kit.helpers import SPECS, compressor, exchange_for, gradients, residuals
 
@@ -40,8 +41,8 @@ def test_update_is_the_mean_at_the_drawn_entries(density, error_feedback):
     for step in range(2):
         kept_W = {name: x.clone() for name, x in residuals(exchange).items()}
         xs_W = gradients(step=step).tensors
-        ctx = exchange.context(plan, step, 0.1)
-        for spec, x_W, update in zip(SPECS, xs_W, exchange(xs_W, plan, step, 0.1), strict=True):
+        ctx = exchange.context(StepInfo(plan, step, 0.1))
+        for spec, x_W, update in zip(SPECS, xs_W, exchange(xs_W, StepInfo(plan, step, 0.1)), strict=True):
             if spec.ndim < 2:
                 torch.testing.assert_close(update, x_W.mean(0))
                 continue
@@ -60,7 +61,7 @@ def test_update_is_the_mean_at_the_drawn_entries(density, error_feedback):
 
 def test_one_all_reduce_of_values_alone():
     exchange, plan = exchange_for("randomk", 4, density=0.1, dtype=torch.float32)
-    exchange(gradients(dtype=torch.float32).tensors, plan, 0, 0.1)
+    exchange(gradients(dtype=torch.float32).tensors, StepInfo(plan, 0, 0.1))
     columns = exchange.comm.ledger.columns()
     values = sum(max(1, spec.numel // 10) if spec.ndim > 1 else spec.numel for spec in SPECS)
     assert columns["payload_bytes"] == 4 * values
@@ -70,7 +71,7 @@ def test_one_all_reduce_of_values_alone():
 def test_every_step_and_tensor_has_a_draw_of_its_own():
     exchange, plan = exchange_for("randomk")
     drawn = [
-        tuple(RandomK().drawn(TensorSpec(name, (50, 20)), 0.1, exchange.context(plan, step, 0.1)).tolist())
+        tuple(RandomK().drawn(TensorSpec(name, (50, 20)), 0.1, exchange.context(StepInfo(plan, step, 0.1))).tolist())
         for name in "ab"
         for step in range(3)
     ]
@@ -83,7 +84,7 @@ def test_error_feedback_sends_everything_in_the_end():
     xs_W = gradients().tensors
     total = [torch.zeros_like(x[0]) for x in xs_W]
     for step in range(60):
-        for t, update in zip(total, exchange(xs_W, plan, step, 0.1), strict=True):
+        for t, update in zip(total, exchange(xs_W, StepInfo(plan, step, 0.1)), strict=True):
             t += update
     for t, x_W in zip(total, xs_W, strict=True):
         assert (t / 60 - x_W.mean(0)).norm() < 0.15 * x_W.mean(0).norm()

@@ -9,6 +9,7 @@ from accordion_bench.compressors.selection import at_least, sampled_top, strided
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
+from accordion_bench.position import StepInfo
 from tests.kit.helpers import SPECS, exchange_for, gradients
 
 N = 200_001
@@ -101,7 +102,7 @@ def test_bytes_are_recounted_from_what_arrived():
     specs = [TensorSpec("a", (300, 200)), TensorSpec("b", (100, 300))]
     exchange, plan = exchange_for("threshold", 3, specs=specs, density=0.05, error_feedback=False, dtype=torch.float32)
     xs_W = [torch.randn(3, *s.shape, generator=torch.Generator().manual_seed(5)) for s in specs]
-    out = exchange.compressor.exchange(xs_W, exchange.context(plan, 0, 0.1), {}, exchange.comm)
+    out = exchange.compressor.exchange(xs_W, exchange.context(StepInfo(plan, 0, 0.1)), {}, exchange.comm)
     expected, counts = 0, set()
     for i, spec in enumerate(specs):
         sent_W = torch.zeros_like(xs_W[i])
@@ -113,12 +114,12 @@ def test_bytes_are_recounted_from_what_arrived():
             expected += 4 + 4 * k + index_codes.index_bytes(spec.numel, k)[1]
     assert len(counts) > 3
     assert exchange.comm.ledger.counts["payload"] == expected
-    assert expected < 3 * exchange.predicted_bytes(plan, 0)
+    assert expected < 3 * exchange.predicted_bytes(StepInfo(plan, 0))
 
 
 def test_without_gradient_nothing_but_sizes_is_sent():
     exchange, plan = exchange_for("threshold", density=0.05)
-    exchange([torch.zeros_like(x) for x in gradients().tensors], plan, 0, 0.1)
+    exchange([torch.zeros_like(x) for x in gradients().tensors], StepInfo(plan, 0, 0.1))
     sparse = [s for s in SPECS if exchange.compressor.inner.gathers(s, 0.05, 4) and s.ndim > 1]
     assert exchange.comm.ledger.columns()["payload_bytes"] == 4 * len(sparse) + 8 * sum(
         s.numel for s in SPECS if s not in sparse
@@ -132,7 +133,7 @@ def test_small_tensors_are_sent_as_topk_sends_them(density):
     topk, _ = exchange_for("topk", density=density)
     for step in range(4):
         xs_W = gradients(step=step).tensors
-        for a, b in zip(ours(xs_W, plan, step, 0.1), topk(xs_W, plan, step, 0.1), strict=True):
+        for a, b in zip(ours(xs_W, StepInfo(plan, step, 0.1)), topk(xs_W, StepInfo(plan, step, 0.1)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 

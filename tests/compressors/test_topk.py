@@ -10,6 +10,7 @@ from accordion_bench.compressors import index_codes, selection
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.topk import TopK, top_indices
 from accordion_bench.plan import TensorSpec
+from accordion_bench.position import StepInfo
 from tests.kit.helpers import SPECS, exchange_for, gradients
 
 
@@ -72,7 +73,7 @@ def test_not_a_number_is_refused_by_name(n):
     for value in (math.nan, math.inf):
         exchange.state["bad"]["residual_W"][2, 0, 7] = value
         with pytest.raises(NonFinite, match="worker 2 was to send of bad"):
-            exchange(xs_W, plan, 0, 0.1)
+            exchange(xs_W, StepInfo(plan, 0, 0.1))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 12, 257, 1382, 357_710])
@@ -150,7 +151,7 @@ def test_no_format_without_bit_coding_is_smaller(density):
 def test_update_is_the_mean_of_sorted_tops(density, workers):
     exchange, plan = exchange_for("topk", workers, density=density, error_feedback=False)
     xs_W = gradients(workers=workers).tensors
-    for spec, x_W, update in zip(SPECS, xs_W, exchange(xs_W, plan, 0, 0.1), strict=True):
+    for spec, x_W, update in zip(SPECS, xs_W, exchange(xs_W, StepInfo(plan, 0, 0.1)), strict=True):
         if spec.ndim < 2:
             torch.testing.assert_close(update, x_W.mean(0))
             continue
@@ -177,9 +178,9 @@ def test_faithful_switches():
     xs_W = gradients(spec).tensors
     mean, plan = exchange_for("topk", specs=spec, density=0.3, error_feedback=False)
     total, _ = exchange_for("topk", specs=spec, density=0.3, error_feedback=False, reduce="sum")
-    torch.testing.assert_close(4 * mean(xs_W, plan, 0, 0.1)[0], total(xs_W, plan, 0, 0.1)[0])
+    torch.testing.assert_close(4 * mean(xs_W, StepInfo(plan, 0, 0.1))[0], total(xs_W, StepInfo(plan, 0, 0.1))[0])
     floor, plan = exchange_for("topk", specs=spec, density=0.01, error_feedback=False, count="floor")
-    assert (floor(xs_W, plan, 0, 0.1)[0] == 0).all()
+    assert (floor(xs_W, StepInfo(plan, 0, 0.1))[0] == 0).all()
     assert floor.comm.ledger.columns()["payload_bytes"] == 0
 
 

@@ -13,8 +13,8 @@ from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed
@@ -58,9 +58,9 @@ def _trained(rank: int, cases: list, folder: str) -> None:
             trainer.train_step()
         found[name, engine] = {
             "parameters": [p.detach().clone() for p in trainer.axis.params],
-            "loss": float(trainer.loss_sum),
+            "loss": float(trainer.score.loss_sum),
             "ledger": dict(trainer.comm.ledger.counts),
-            "predicted": [trainer.exchange.predicted_bytes(trainer.plan, step) for step in range(5)],
+            "predicted": [trainer.exchange.predicted_bytes(StepInfo(trainer.position.plan, step)) for step in range(5)],
             "times": trainer.clock.read(),
             "sent by the hook": getattr(getattr(trainer.ddp, "hook_state", None), "total_numel_after_compression", 0),
         }
@@ -75,7 +75,7 @@ def _trained(rank: int, cases: list, folder: str) -> None:
 def _resumed(cfg: dict, rank: int, folder: str, saved: Path) -> list[torch.Tensor]:
     """Parameters after the fifth step, from a checkpoint after the third."""
     trainer = Trainer(cfg, Comm(1, 2, rank), RunFolder(Path(folder)))
-    checkpoint.load(saved, trainer)
+    trainer.load(saved)
     trainer.begin_epoch()
     for _ in range(2):
         trainer.train_step()

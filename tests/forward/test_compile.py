@@ -11,6 +11,7 @@ from accordion_bench.config.validate import validate
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan
+from accordion_bench.position import StepInfo
 from tests.exchange.test_overlap import TINY, left_early, same, trained  # noqa: F401
 from tests.kit import composed
 from tests.kit.helpers import yaml_names, yaml_node
@@ -74,7 +75,7 @@ def test_channels_last_is_contiguous_up_to_rounding(tmp_path, arm, workers):
     if arm != "local sgd":  # replicas lie side by side
         weights = [p for p in ours.axis.params if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
         assert weights and all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
-        momenta = [ours.optimizer.state[p]["momentum_buffer"] for p in weights]
+        momenta = [ours.inner.common.state[p]["momentum_buffer"] for p in weights]
         assert all(m.stride() == p.stride() for m, p in zip(momenta, weights, strict=True))
 
 
@@ -110,7 +111,7 @@ def exchanged(name: str, workers: int, memory_format: torch.memory_format) -> tu
                 )
 
             axis.backward(row, step, loss, 1)
-        updates += exchange(axis.gradients_W, plan, step, 0.1)
+        updates += exchange(axis.gradients_W, StepInfo(plan, step, 0.1))
     axis.apply(updates[-len(axis.params) :])
     return updates, exchange.state, [p.grad for p in axis.params]
 

@@ -15,7 +15,6 @@ from accordion_bench.config.validate import validate
 from accordion_bench.forward.precision import LossScale
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, tiny
@@ -50,7 +49,7 @@ def overflow_at(trainer: Trainer, step: int, worker: int) -> None:
     axis = trainer.axis
 
     def hook(gradient):
-        here = trainer.step == step and axis._current == worker - trainer.comm.first_worker
+        here = trainer.position.step == step and axis._current == worker - trainer.comm.first_worker
         return gradient * float("inf") if here else gradient
 
     axis.params[2].register_hook(hook)
@@ -58,14 +57,14 @@ def overflow_at(trainer: Trainer, step: int, worker: int) -> None:
 
 def state(trainer: Trainer) -> dict:
     """Everything that a skipped step must leave as it is."""
-    exchange, optimizer = trainer.exchange.state, trainer.optimizer.state
+    exchange, optimizer = trainer.exchange.state, trainer.inner.common.state
     return copy.deepcopy(
         {
             "parameters": [p.detach() for p in trainer.axis.params],
             "compressor": [value for name in sorted(exchange) for _, value in sorted(exchange[name].items())],
             "optimizer": [value for p in trainer.axis.params for _, value in sorted(optimizer[p].items())],
-            "sums": [x for x in trainer.decisions.epoch_sums.state_dict().values() if isinstance(x, torch.Tensor)],
-            "exchanges": [torch.tensor(trainer.decisions.exchanges)],
+            "sums": [x for x in trainer.policy_runner.epoch_sums.state_dict().values() if isinstance(x, torch.Tensor)],
+            "exchanges": [torch.tensor(trainer.policy_runner.exchanges)],
             "payload": [torch.tensor([trainer.comm.ledger.counts[key] for key in ("payload", "wire", "dense")])],
         }
     )
@@ -82,11 +81,11 @@ def plain(trainer: Trainer, epochs: int, interval: int = 2000) -> tuple[torch.nn
     scaler = torch.amp.GradScaler("cpu", init_scale=trainer.loss_scale.value, growth_interval=interval)
     scales = []
     for epoch in range(epochs):
-        trainer.sampler.begin_epoch(epoch, trainer.plan.batch_size)
+        trainer.sampler.begin_epoch(epoch, trainer.position.plan.batch_size)
         trainer.data.begin_epoch(epoch)
-        for step in range(trainer.steps_per_epoch):
+        for step in range(trainer.position.steps_per_epoch):
             x, y = trainer.data.train_batch(trainer.sampler.batch(0, step))
-            optimizer.param_groups[0]["lr"] = trainer.lr(step, epoch)
+            optimizer.param_groups[0]["lr"] = trainer.position.lr(step, epoch)
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.float16):
                 loss = F.cross_entropy(model(x), y)
@@ -130,7 +129,7 @@ def test_a_skipped_step_changes_nothing(tmp_path, arm):
     scale = trainer.loss_scale.value
     after = state(steps(trainer, 1))
     assert same(before, after)
-    assert trainer.step == trainer.step_in_epoch == 4
+    assert trainer.position.step == trainer.position.step_in_epoch == 4
     assert trainer.loss_scale.value == scale / 2 and trainer.loss_scale.skipped == 1
     assert not same(after, state(steps(trainer, 1)))
     assert trainer.loss_scale.value == scale / 2 and trainer.loss_scale.skipped == 1
@@ -172,7 +171,7 @@ def test_a_resumed_run_goes_on_with_the_scale(tmp_path):
     overflow_at(straight, step=1, worker=0)
     saved = steps(straight, 3).save()
     again = begun(tmp_path, HALF, "compressor=topk")
-    checkpoint.load(saved, again)
+    again.load(saved)
     assert (
         again.loss_scale.state_dict()
         == straight.loss_scale.state_dict()
@@ -282,7 +281,7 @@ def test_a_language_model_in_bfloat16(tmp_path):
     trainer = Trainer(cfg, Comm(2), RunFolder.create(str(tmp_path), "run", cfg))
     trainer.begin_epoch()
     steps(trainer, 3)
-    assert bool(trainer.loss_sum.isfinite())
+    assert bool(trainer.score.loss_sum.isfinite())
 
 
 @pytest.mark.parametrize(

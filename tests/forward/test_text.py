@@ -194,8 +194,8 @@ def test_truncated_backpropagation_is_that_of_plain_pytorch(tmp_path, period):
     options = [*DOUBLE, *PLAIN_SGD, "schedule.lr_scaling=none", *local]
     expected = reference(trainer_for(tmp_path, *options), period)
     trainer = fitted(tmp_path, *options)
-    assert trainer.step == 2 * STEPS
-    for ours, plain in zip(trainer.sync.consensus(trainer), expected[0], strict=True):
+    assert trainer.position.step == 2 * STEPS
+    for ours, plain in zip(trainer.sync.consensus(), expected[0], strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-11, atol=1e-13)
 
 
@@ -210,7 +210,7 @@ def test_states_in_an_epoch(tmp_path):
     hs = [task.states[row][0][0] for row in range(4)]
     assert all(h.shape == (2, 2, 8) and not h.requires_grad and h.abs().max() > 0 for h in hs)
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(hs, 2))
-    trainer.epoch, trainer.step_in_epoch = 1, 0
+    trainer.position.epoch, trainer.position.step_in_epoch = 1, 0
     trainer.begin_epoch()
     assert not task.states
 
@@ -235,7 +235,7 @@ def test_evaluation_disturbs_nothing(tmp_path, every):
 
     def and_evaluate() -> None:
         train_step()
-        if trainer.step % every == 0:
+        if trainer.position.step % every == 0:
             trainer.evaluate()
             trainer.axis.model.train()
 
@@ -473,7 +473,7 @@ def test_nothing_is_run_through_a_model_without_batch_norm_to_recompute_it(tmp_p
     trainer = fitted(tmp_path, "bn=recompute", "epochs=1")
     calls: list[bool] = []
     trainer.axis.model.register_forward_hook(lambda model, *_: calls.append(model.training))
-    trainer.step_in_epoch = STEPS
+    trainer.position.step_in_epoch = STEPS
     trainer.evaluate()
     assert calls and not any(calls)
 

@@ -106,7 +106,7 @@ def fitted(trainer: Trainer, watch: Callable | None = None) -> Trainer:
 
 
 def consensus(trainer: Trainer) -> list[Tensor]:
-    return [value.clone() for value in trainer.sync.consensus(trainer)]
+    return [value.clone() for value in trainer.sync.consensus()]
 
 
 def replicas(trainer: Trainer) -> list[list[Tensor]]:
@@ -128,7 +128,7 @@ def deviation(a: list[Tensor], b: list[Tensor]) -> float:
 
 def momenta(trainer: Trainer, row: int | None = None) -> list[Tensor]:
     """Of the common optimizer, or of one replica's."""
-    optimizer = trainer.optimizer if row is None else trainer.optimizers[row]
+    optimizer = trainer.inner.common if row is None else trainer.inner.of_replicas[row]
     own = trainer.axis.params if row is None else trainer.axis.replicas[row]
     return [optimizer.state[x]["momentum_buffer"] for x in own]
 
@@ -155,10 +155,10 @@ def twin(trainer: Trainer, after_step: Callable, kind=torch.optim.SGD, **optimiz
     optimizers = [kind(own, lr=0.0, **options) for own in params]
     taken = 0
     for epoch in range(trainer.cfg["epochs"]):
-        trainer.sampler.begin_epoch(epoch, trainer.plan.batch_size)
+        trainer.sampler.begin_epoch(epoch, trainer.position.plan.batch_size)
         trainer.data.begin_epoch(epoch)
-        for step in range(trainer.steps_per_epoch):
-            lr = trainer.lr(step, epoch)
+        for step in range(trainer.position.steps_per_epoch):
+            lr = trainer.position.lr(step, epoch)
             for worker, (model, inner) in enumerate(zip(models, optimizers, strict=True)):
                 x, y = trainer.data.train_batch(trainer.sampler.batch(worker, step))
                 inner.zero_grad()

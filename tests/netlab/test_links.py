@@ -22,6 +22,7 @@ from accordion_bench.netlab import fit, hosts, janitor
 from accordion_bench.network.interface import Interface
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
+from accordion_bench.position import StepInfo
 from tests.kit.helpers import exchange_for, yaml_names
 from tests.kit.paths import ROOT
 
@@ -115,7 +116,7 @@ def measure(file: str) -> None:
         exchange, plan = exchange_for(name, specs=SPECS, dtype=torch.float32, comm=comm, **OPTIONS.get(name, {}))
         rows.append({"what": f"compressor={name}"})
         with counted(comm, rows[-1]):
-            exchange(xs_W, plan, 0, 0.1)
+            exchange(xs_W, StepInfo(plan, 0, 0.1))
     if comm.leader:
         Path(file).write_text(json.dumps(rows))
     dist.barrier()

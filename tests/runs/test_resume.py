@@ -63,7 +63,7 @@ def stopping_after(steps: int):
     original = Trainer.train_step
 
     def train_step(self: Trainer) -> None:
-        if self.step == steps:
+        if self.position.step == steps:
             raise KeyboardInterrupt
         original(self)
 

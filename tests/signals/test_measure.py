@@ -44,10 +44,10 @@ def summed_by_hand(trainer: Trainer, period: int | None = None) -> list[list[flo
     models = [copy.deepcopy(trainer.axis.model) for _ in range(4)]
     found, taken = [], 0
     for epoch in range(trainer.cfg["epochs"]):
-        trainer.sampler.begin_epoch(epoch, trainer.plan.batch_size)
+        trainer.sampler.begin_epoch(epoch, trainer.position.plan.batch_size)
         trainer.data.begin_epoch(epoch)  # type: ignore[attr-defined]
         total = [torch.zeros_like(p) for p in models[0].parameters()]
-        for step in range(trainer.steps_per_epoch):
+        for step in range(trainer.position.steps_per_epoch):
             gradients = []
             for worker, model in enumerate(models):
                 x, y = trainer.data.train_batch(trainer.sampler.batch(worker, step))  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def summed_by_hand(trainer: Trainer, period: int | None = None) -> list[list[flo
             with torch.no_grad():
                 for model, own in zip(models, gradients, strict=True):
                     for p, g in zip(model.parameters(), mean if period is None else own, strict=True):
-                        p -= trainer.lr(step, epoch) * g
+                        p -= trainer.position.lr(step, epoch) * g
                 if period and taken % period == 0:
                     for ps in zip(*(model.parameters() for model in models), strict=True):
                         for p, value in zip(ps, [sum(ps) / 4] * 4, strict=True):
@@ -142,7 +142,7 @@ def first_of_each_epoch(tmp_path, *options: str) -> tuple[list[float], list[tupl
     step, seen = trainer.sync.step, []
 
     def watched(*args) -> None:
-        if trainer.step_in_epoch == 0:
+        if trainer.position.step_in_epoch == 0:
             gradients = [g_W[0].clone() for g_W in trainer.axis.gradients_W]
             state = trainer.exchange.state
             names = [spec.name for spec in trainer.axis.specs]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.plan import TensorSpec
+from accordion_bench.position import StepInfo
 from tests.kit import local
 from tests.kit.helpers import exchange_for, gradients
 from tests.kit.local import deviation, trained, trainer_for
@@ -22,7 +23,7 @@ def test_bytes_are_the_formula(tmp_path):
     """sum_l 2 (n_l - 1) / n_l 4 d (1 / p_l - 1 / p_(l+1)) = 1.59375 d per worker and step."""
     run = trained(tmp_path, HIERARCHICAL, "sync.groups=[[4,4],[16,16]]", *SIXTEEN, workers=16)
     columns, d = run.comm.ledger.columns(), sum(spec.numel for spec in run.axis.specs)
-    assert run.step == 16
+    assert run.position.step == 16
     inner, outer = 2 * 3 / 4 * 4 * (1 / 4 - 1 / 16), 2 * 15 / 16 * 4 / 16
     assert inner + outer == 1.59375
     assert columns["wire_bytes"] == 1.59375 * 16 * d and columns["inner_wire_bytes"] == inner * 16 * d
@@ -37,7 +38,7 @@ def test_only_the_largest_due_groups_act(tmp_path):
 
     def watch(trainer):
         a, b, c, d = local.replicas(trainer)
-        seen[trainer.step] = (local.all_equal([a, b]), local.all_equal([c, d]), local.all_equal([a, c]))
+        seen[trainer.position.step] = (local.all_equal([a, b]), local.all_equal([c, d]), local.all_equal([a, c]))
 
     run = trained(tmp_path, HIERARCHICAL, "sync.groups=[[2,2],[6,4]]", "dataset.train_size=64", watch=watch)
     pairs, everybody = (True, True, False), (True, True, True)
@@ -100,7 +101,7 @@ def test_buffers_are_treated_where_all_average(tmp_path):
     kept = []
 
     def watch(trainer):
-        kept.append(all(len(optimizer.state) > 0 for optimizer in trainer.optimizers))
+        kept.append(all(len(optimizer.state) > 0 for optimizer in trainer.inner.of_replicas))
 
     trained(tmp_path, HIERARCHICAL, "sync.groups=[[2,2],[4,4]]", "sync.buffers=reset", "epochs=2", watch=watch)
     assert kept == [True, True, True, False] * 3
@@ -110,27 +111,27 @@ def test_every_tier_keeps_residuals_of_its_own(tmp_path):
     """z_group - mean e is the exact average in every group: nothing of a group is lost or given to another."""
     options = ["sync.groups=[[2,2],[4,4]]", "compressor=topk", "compressor.density=0.2"]
     run = trainer_for(tmp_path, HIERARCHICAL, *options)
-    exchanged, checked = run.exchanged, []
+    exchanged, checked = run.runner.run, []
 
-    def spied(exchanges, xs_W, lr):
+    def spied(exchanges, xs_W):
         sums = []
         for exchange, x_W in zip(exchanges, xs_W, strict=True):
             state = [exchange.state.get(s.name, {}).get("residual_W") for s in exchange.specs]
             sums.append([x.mean(0) + (0 if e is None else e.mean(0)) for x, e in zip(x_W, state, strict=True)])
-        updates = exchanged(exchanges, xs_W, lr)
-        for exchange, update, before in zip(exchanges, updates, sums, strict=True):
+        completed = exchanged(exchanges, xs_W)
+        for exchange, update, before in zip(exchanges, completed.updates, sums, strict=True):
             state = [exchange.state.get(s.name, {}).get("residual_W") for s in exchange.specs]
             after = [u + (0 if e is None else e.mean(0)) for u, e in zip(update, state, strict=True)]
             checked.append((len(exchanges), deviation(before, after)))
-        return updates
+        return completed
 
     def anchored(trainer):
         """Who has averaged goes on from there, and measures the next differences from there."""
         for tier, period in zip(trainer.sync.tiers, (2, 4), strict=True):
-            for group in tier.groups if trainer.step % period == 0 else ():
+            for group in tier.groups if trainer.position.step % period == 0 else ():
                 assert local.all_equal([list(group.anchor), *(local.replicas(trainer)[row] for row in group.rows)])
 
-    run.exchanged = spied
+    run.runner.run = spied
     local.fitted(run, anchored)
     assert [count for count, _ in checked] == [2, 2, 1] * 6 and max(apart for _, apart in checked) < SAME
     names = [place.name for place in run.sync.exchanges()]
@@ -150,7 +151,7 @@ def test_errors_inside_a_group_name_the_worker_of_the_run(name, options):
     residuals = exchange.state.get("m", {}).get("residual_W")
     (xs_W[0] if residuals is None else residuals)[1, 0, 0] = math.inf
     with pytest.raises(NonFinite, match="worker 5"):
-        exchange(xs_W, plan, 0, 0.1)
+        exchange(xs_W, StepInfo(plan, 0, 0.1))
 
 
 def test_groups_of_processes_know_the_run(monkeypatch):

@@ -8,7 +8,6 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
-from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests.kit import local
@@ -41,10 +40,10 @@ def outcome(cfg: dict, comm: Comm, folder: Path, moved: bool = False) -> tuple:
     """
     run = Trainer({**cfg, "workers": 4}, comm, RunFolder(folder))
     if moved:
-        checkpoint.load(folder / "checkpoint" / "step-00000005", run)
+        run.load(folder / "checkpoint" / "step-00000005")
     replicas: list = []
     local.fitted(run, lambda t: replicas.__setitem__(slice(None), local.replicas(t)))
-    return run.comm.ledger.counts, run.plan, [x.clone() for x in run.axis.shared], replicas
+    return run.comm.ledger.counts, run.position.plan, [x.clone() for x in run.axis.shared], replicas
 
 
 def _in_each_process(rank: int, root: str, folders: dict[str, Path], cfgs: dict[str, dict]) -> None:

@@ -71,7 +71,7 @@ def test_workers_average_after_every_period_and_at_the_end(tmp_path, overrides, 
 
     def watch(trainer):
         if trainer.axis.replicas and local.all_equal(local.replicas(trainer)):
-            seen.append(trainer.step)
+            seen.append(trainer.position.step)
 
     run = trained(tmp_path, "dataset.train_size=64", LOCAL, *overrides, watch=watch)
     assert seen == averaged
@@ -113,7 +113,7 @@ def test_before_the_switch_it_is_synchronous_bit_for_bit(tmp_path, compressor):
 
     def note(into):
         return lambda t: into.append(
-            ([x.clone() for x in t.axis.shared], dict(t.comm.ledger.counts)) if t.step <= 12 else None
+            ([x.clone() for x in t.axis.shared], dict(t.comm.ledger.counts)) if t.position.step <= 12 else None
         )
 
     trained(tmp_path, f"compressor={compressor}", watch=note(dense))
@@ -121,7 +121,7 @@ def test_before_the_switch_it_is_synchronous_bit_for_bit(tmp_path, compressor):
     assert run.sync.switch == 2  # the epoch of the drop: 12 steps
     for (a, bytes_a), (b, bytes_b) in zip(dense[:12], post[:12], strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True)) and bytes_a == bytes_b
-    assert run.optimizer.state == {} and len(run.optimizers) == 4
+    assert run.inner.common.state == {} and len(run.inner.of_replicas) == 4
     assert [place.name for place in run.sync.exchanges()] == ["pseudo_gradient-4"]
 
 
@@ -145,7 +145,7 @@ def test_reset_begins_with_the_first_round_and_leaves_synchronous_steps_alone(tm
 
     def watch(trainer):
         seen.append([x.clone() for x in trainer.axis.shared])
-        if trainer.step == 7:  # one step after a reset: the momentum is the gradient
+        if trainer.position.step == 7:  # one step after a reset: the momentum is the gradient
             for row, own in enumerate(trainer.axis.replicas):
                 gradients = [g_W[row] for g_W in trainer.axis.gradients_W]
                 decayed = [g + 1e-4 * z for g, z in zip(gradients, trainer.axis.shared, strict=True)]
@@ -162,7 +162,7 @@ def test_sums_of_gradients_do_not_go_on_with_differences(tmp_path):
 
     def watch(trainer):
         shared.append([x.clone() for x in trainer.axis.shared])
-        counts.append(trainer.decisions.recent_count)
+        counts.append(trainer.policy_runner.recent_count)
 
     options = ["compressor=topk", "epochs=2", "sync.switch_step=3", "adaptive=[lgreco,accordion_sync]"]
     options += ["adaptive.accordion_sync.statistic=update", "adaptive.accordion_sync.interval=1"]
@@ -178,10 +178,10 @@ def test_sums_of_gradients_do_not_go_on_with_differences(tmp_path):
 def test_a_compressor_with_momentum_leaves_it_to_any_inner_optimizer(tmp_path, sync):
     """Where no gradients are exchanged; dist-EF's own momentum is taken out, and its step."""
     run = trained(tmp_path, f"sync={sync}", "sync.period=4", "compressor=distefblocksgd", "optimizer=adamw", "epochs=1")
-    assert run.parts.wrapped.compressor.traits.owns == frozenset()
-    assert "exp_avg" in run.optimizers[0].state[run.axis.replicas[0][0]]
+    assert run.runner.gradients.compressor.traits.owns == frozenset()
+    assert "exp_avg" in run.inner.of_replicas[0].state[run.axis.replicas[0][0]]
     plain = trained(tmp_path, f"sync={sync}", "sync.period=4", "compressor=distefblocksgd")
-    assert plain.optimizer.param_groups[0]["momentum"] == 0.9
+    assert plain.inner.common.param_groups[0]["momentum"] == 0.9
 
 
 # ---- buffers
@@ -192,8 +192,8 @@ def test_buffers_follow_their_policy(tmp_path):
         found = []
 
         def watch(trainer):
-            if trainer.step == 3:
-                states = [trainer.optimizers[w].state[trainer.axis.replicas[w][0]] for w in range(4)]
+            if trainer.position.step == 3:
+                states = [trainer.inner.of_replicas[w].state[trainer.axis.replicas[w][0]] for w in range(4)]
                 found.extend({k: v.clone() for k, v in state.items()} for state in states)
 
         trained(tmp_path, "sync.period=3", "epochs=1", *overrides, watch=watch)
@@ -309,15 +309,15 @@ def test_a_parameter_that_one_worker_does_not_reach(tmp_path):
 
 def exchanges_of(run, see):
     """Let `see` look at every exchange: called before with (exchange, differences), and its result with the updates."""
-    exchanged = run.exchanged
+    exchanged = run.runner.run
 
-    def spied(exchanges, xs_W, lr):
+    def spied(exchanges, xs_W):
         after = see(exchanges[0], [x.clone() for x in xs_W[0]])
-        updates = exchanged(exchanges, xs_W, lr)
-        after(updates[0])
-        return updates
+        completed = exchanged(exchanges, xs_W)
+        after(completed.updates[0])
+        return completed
 
-    run.exchanged = spied
+    run.runner.run = spied
 
 
 def test_two_way_signs_with_error_feedback_lose_nothing(tmp_path):
@@ -338,7 +338,7 @@ def test_two_way_signs_with_error_feedback_lose_nothing(tmp_path):
 
     exchanges_of(run, see)
     apart = []
-    local.fitted(run, lambda t: apart.append(deviation(virtual(), worst[-1])) if t.step % 4 == 0 else None)
+    local.fitted(run, lambda t: apart.append(deviation(virtual(), worst[-1])) if t.position.step % 4 == 0 else None)
     assert len(apart) == 6 and max(apart) < SAME
     assert max(float(e.abs().max()) for e in server_residuals(run.exchange).values()) > 1e-4
 
@@ -443,7 +443,7 @@ def test_memory_beyond_local_sgd(tmp_path, sync, models):
         run = trained(tmp_path, "sync.buffers=keep", *overrides, "epochs=2")
         model = sum(spec.numel for spec in run.axis.specs) * 8
         run.just_exchanged = None
-        return sum(stored([run.axis, run.sync, run.optimizers]).values()) / model
+        return sum(stored([run.axis, run.sync, run.inner.of_replicas]).values()) / model
 
     base = held(LOCAL, "sync.period=4")
     groups = ["sync.groups=[[2,2],[4,4]]"] if sync == "hierarchical" else ["sync.period=4"]
@@ -453,4 +453,4 @@ def test_memory_beyond_local_sgd(tmp_path, sync, models):
 
 def test_dist_ef_goes_with_models_first(tmp_path):
     run = trained(tmp_path, LOCAL, "compressor=distefblocksgd", "sync.switch_step=6", "sync.phase1=model", "epochs=2")
-    assert all(optimizer.defaults["momentum"] == 0.9 for optimizer in run.optimizers)
+    assert all(optimizer.defaults["momentum"] == 0.9 for optimizer in run.inner.of_replicas)

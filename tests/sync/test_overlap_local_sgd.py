@@ -68,7 +68,7 @@ def test_without_momentum_the_next_consensus_is_the_mean_of_the_pulled_back(tmp_
     apart, moved = [], []
 
     def watch(trainer):
-        if trainer.step % 3 == 0:
+        if trainer.position.step % 3 == 0:
             coming = [z - d for z, d in zip(trainer.axis.shared, trainer.sync.in_flight, strict=True)]
             apart.append(deviation(coming, local.mean(local.replicas(trainer))))
             moved.append(deviation(coming, trainer.axis.shared))
@@ -102,9 +102,9 @@ def test_cocod_keeps_the_mean_of_the_workers(tmp_path, delay):
     run = trainer_for(tmp_path, OVERLAP, "sync.period=3", f"sync.delay={delay}", "sync.merge=cocod", "sync.beta=0")
     use, apart, launched = run.sync.use, [], []
 
-    def spied(trainer):
+    def spied():
         before = local.replicas(run)
-        use(trainer)
+        use()
         after = local.replicas(run)
         apart.append(deviation(local.mean(before), local.mean(after)))
         if launched:
@@ -115,7 +115,9 @@ def test_cocod_keeps_the_mean_of_the_workers(tmp_path, delay):
             assert max(deviation(a, b) for a, b in zip(after, expected, strict=True)) < SAME
 
     run.sync.use = spied
-    local.fitted(run, lambda t: launched.__setitem__(slice(None), local.replicas(t)) if t.step % 3 == 0 else None)
+    local.fitted(
+        run, lambda t: launched.__setitem__(slice(None), local.replicas(t)) if t.position.step % 3 == 0 else None
+    )
     assert len(apart) == 8 and max(apart) < SAME
 
 
@@ -155,8 +157,8 @@ def test_buffers_follow_their_policy_when_an_average_is_used(tmp_path):
     for buffers in ("keep", "reset", "average"):
 
         def watch(trainer, buffers=buffers):
-            if trainer.step == 2:
-                found[buffers] = [trainer.optimizers[w].state[trainer.axis.replicas[w][0]] for w in range(4)]
+            if trainer.position.step == 2:
+                found[buffers] = [trainer.inner.of_replicas[w].state[trainer.axis.replicas[w][0]] for w in range(4)]
                 found[buffers] = [dict(state) for state in found[buffers]]
 
         trained(tmp_path, OVERLAP, f"sync.buffers={buffers}", "epochs=1", watch=watch)

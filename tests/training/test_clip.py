@@ -107,10 +107,10 @@ def test_what_is_not_finite_is_left_alone(bad):
 def reference(trainer, limit: float) -> list[Tensor]:
     """One worker's epoch in plain PyTorch, with torch's clipping."""
     model = copy.deepcopy(trainer.axis.model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=trainer.lr(0), momentum=0.9, weight_decay=1e-4)
-    trainer.sampler.begin_epoch(0, trainer.plan.batch_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=trainer.position.lr(0), momentum=0.9, weight_decay=1e-4)
+    trainer.sampler.begin_epoch(0, trainer.position.plan.batch_size)
     state = None
-    for step in range(trainer.steps_per_epoch):
+    for step in range(trainer.position.steps_per_epoch):
         x, y = trainer.data.train_batch(trainer.sampler.batch(0, step))
         logits, state = model(x, state)
         state = tuple(part.detach() for part in state)
@@ -142,9 +142,9 @@ def test_what_everybody_sees_is_clipped(tmp_path, sync):
     trainer = trainer_for(tmp_path, *TEXT, "clip_norm=0.1", f"sync={sync}", "measure.norms=true")
     step, seen = trainer.sync.step, []
 
-    def watched(*args) -> None:
+    def watched(*args):
         seen.append([g_W.clone() for g_W in trainer.axis.gradients_W])
-        step(*args)
+        return step(*args)
 
     trainer.sync.step = watched  # type: ignore[method-assign]
     trainer.fit()
@@ -152,7 +152,7 @@ def test_what_everybody_sees_is_clipped(tmp_path, sync):
         torch.testing.assert_close(norms(gradients_W), torch.full((4,), 0.1).double())
     for i, spec in enumerate(trainer.axis.specs):
         total = sum(gradients_W[i][0] for gradients_W in seen)
-        assert trainer.decisions.norms[spec.name] == pytest.approx(float(total.norm()), rel=1e-9)
+        assert trainer.policy_runner.norms[spec.name] == pytest.approx(float(total.norm()), rel=1e-9)
 
 
 def test_accordion_decides_on_clipped_gradients(tmp_path):
@@ -211,10 +211,10 @@ def test_after_the_exchange_is_clip_grad_norm(tmp_path, workers):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     cut = 0
     for epoch in range(trainer.cfg["epochs"]):
-        trainer.sampler.begin_epoch(epoch, trainer.plan.batch_size)
+        trainer.sampler.begin_epoch(epoch, trainer.position.plan.batch_size)
         trainer.data.begin_epoch(epoch)
-        for step in range(trainer.steps_per_epoch):
-            optimizer.param_groups[0]["lr"] = trainer.lr(step, epoch)
+        for step in range(trainer.position.steps_per_epoch):
+            optimizer.param_groups[0]["lr"] = trainer.position.lr(step, epoch)
             optimizer.zero_grad()
             for worker in range(workers):
                 x, y = trainer.data.train_batch(trainer.sampler.batch(worker, step))
@@ -222,7 +222,7 @@ def test_after_the_exchange_is_clip_grad_norm(tmp_path, workers):
             cut += bool(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05) > 0.05)
             optimizer.step()
     trainer.fit()
-    assert cut > trainer.step // 2
+    assert cut > trainer.position.step // 2
     for ours, plain in zip(trainer.axis.params, model.parameters(), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)  # it divides by the norm + 1e-6
 

@@ -14,6 +14,7 @@ from accordion_bench.config.compose import compose
 from accordion_bench.config.validate import validate
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.models.resnet import CifarResNet, ResNet18
+from accordion_bench.position import StepInfo
 from accordion_bench.processes import placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
@@ -41,7 +42,7 @@ def test_single_worker_without_compression_is_plain_sgd_bit_for_bit(tmp_path, ne
         optimizer.param_groups[0]["lr"] = (0.1, 0.1 * 0.1)[epoch]
         trainer.sampler.begin_epoch(epoch, 32)
         trainer.data.begin_epoch(epoch)
-        for step in range(trainer.steps_per_epoch):
+        for step in range(trainer.position.steps_per_epoch):
             x, y = trainer.data.train_batch(trainer.sampler.batch(0, step))
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
@@ -222,7 +223,7 @@ def test_payload_is_the_prediction_over_a_whole_run(tmp_path):
 
     def counted():
         nonlocal predicted
-        predicted += trainer.exchange.predicted_bytes(trainer.plan, trainer.step)
+        predicted += trainer.exchange.predicted_bytes(StepInfo(trainer.position.plan, trainer.position.step))
         train_step()
 
     trainer.train_step = counted

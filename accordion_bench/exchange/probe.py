@@ -1,0 +1,85 @@
+"""Looking at what an exchange would do: nothing is sent, and no state changes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from accordion_bench.compressors.base import NonFinite, Probe, State
+from accordion_bench.compressors.buckets import Buckets
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.plan import Measured
+from accordion_bench.position import StepInfo
+
+
+@torch.no_grad()
+def probe_exchange(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo, first: bool = False) -> Probe:
+    """Error and bytes per sent tensor as under the plan.
+
+    Args:
+        exchange: that would be made.
+        xs_W, info: as for an exchange.
+        first: of the first local worker alone, not of all.
+    """
+    state = exchange.state
+    if first:
+        xs_W, state = [x_W[:1] for x_W in xs_W], state_of_first(exchange)
+    return exchange.compressor.probe(exchange.as_sent(xs_W), exchange.context(info), state, exchange.comm.workers)
+
+
+@torch.no_grad()
+def compressor_input(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
+    """What the first local worker would compress, with its residual and momentum, [1, ...] as it travels."""
+    own, ctx = exchange.as_sent([x_W[:1] for x_W in xs_W]), exchange.context(info)
+    found = exchange.compressor.fed(own, ctx, state_of_first(exchange), exchange.comm.workers)
+    # not a view of gradients that the next step overwrites
+    return [p.clone() if p.data_ptr() == x.data_ptr() else p for p, x in zip(found, own, strict=True)]
+
+
+def state_of_first(exchange: Exchange) -> State:
+    """The state of the first local worker alone, not copied."""
+    return {
+        name: {key: value[:1] if key.endswith("_W") else value for key, value in entries.items()}
+        for name, entries in exchange.state.items()
+    }
+
+
+@torch.no_grad()
+def measure_level(
+    exchange: Exchange, xs_W: Sequence[Tensor], level: int, info: StepInfo, fed: bool = False
+) -> dict[str, Measured]:
+    """What one level of the ladder would cost and lose on the first local worker, per tensor that has levels.
+
+    Args:
+        exchange: that would be made.
+        xs_W: what is to be exchanged, or, where `fed`, what `compressor_input` has made of it.
+        level: index into the ladder.
+        info: as for an exchange.
+        fed: residual, momentum and learning rate are in `xs_W`.
+    """
+    plan = info.plan
+    ctx = exchange.context(replace(info, plan=plan.with_levels(dict.fromkeys(plan.levels, level))))
+    own, probe_of = list(xs_W), exchange.compressor.probe_fed
+    if not fed:
+        own, probe_of = exchange.as_sent([x_W[:1] for x_W in xs_W]), exchange.compressor.probe
+    found = probe_of(own, ctx, state_of_first(exchange), exchange.comm.workers)
+    named = zip(exchange.sent, found.measured, strict=True)
+    return {spec.name: measure for spec, measure in named if spec.name in plan.levels}
+
+
+def cut_into_buckets(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[list[Buckets]]:
+    """The quantiser's buckets of each local worker's tensors, where a policy asks for them.
+
+    Raises:
+        NonFinite: a tensor, or the norm of a bucket, is NaN or infinite.
+    """
+    if bad := exchange.non_finite(xs_W):
+        raise NonFinite(f"{bad} is not finite")
+    try:
+        buckets_W = exchange.compressor.buckets_of(exchange.as_sent(xs_W), exchange.context(replace(info, lr=1.0)))
+    except NonFiniteRow:
+        raise NonFinite("the norm of a bucket of gradients is beyond float32") from None
+    assert buckets_W is not None
+    return buckets_W

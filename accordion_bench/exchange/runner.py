@@ -1,0 +1,134 @@
+"""The runner: makes exchanges and runs them, for whatever scheme decides when."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.exchange.ddp import DDPExchange
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.overlap import Overlap
+from accordion_bench.plan import Ladder
+from accordion_bench.position import Position, StepInfo
+
+
+class CompletedExchange(NamedTuple):
+    """An exchange that has been made; of groups side by side, the first one's.
+
+    exchange: that was run.
+    xs_W: what it has exchanged, tensors [rows, ...].
+    updates: what came of it [...], for each group.
+    """
+
+    exchange: Exchange
+    xs_W: list[Tensor]
+    updates: list[list[Tensor]]
+
+
+class Observer(Protocol):
+    """Who looks at what is exchanged."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody may want to look at an exchange, at any time."""
+
+    def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
+        """Before an exchange."""
+
+    def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
+        """After an exchange."""
+
+    def units_change(self) -> None:
+        """From here on differences of parameters are exchanged, no more gradients."""
+
+
+class ExchangeRunner:
+    """Makes the exchanges of a run, and runs them between the laps of the clock.
+
+    Args:
+        axis: whose tensors are exchanged.
+        position: where training stands.
+        overlap: the buckets that leave during the backward pass.
+        observer: looks at every exchange before and after it.
+        ladder: the values behind the plan's levels.
+        gradients: the compressor of gradients.
+        differences: makes the compressor of differences of parameters.
+        seed: for keyed draws.
+        bucket_mb: MB of messages in the first bucket and in the others.
+        ddp: exchanges gradients in the place of our own exchange, where it is there.
+    """
+
+    def __init__(
+        self,
+        axis: WorkerAxis,
+        position: Position,
+        overlap: Overlap,
+        observer: Observer,
+        ladder: Ladder,
+        gradients: Wrapped,
+        differences: Callable[[], Wrapped],
+        seed: int,
+        bucket_mb: tuple[float, float],
+        ddp: DDPExchange | None = None,
+    ) -> None:
+        self.axis, self.comm, self.position = axis, axis.comm, position
+        self.overlap, self.observer, self.ladder = overlap, observer, ladder
+        self.gradients, self.differences = gradients, differences
+        self.seed, self.bucket_mb, self.ddp = seed, bucket_mb, ddp
+
+    def new_exchange(self, of_differences: bool = False, comm: Comm | None = None, seed: int | None = None) -> Exchange:
+        """An exchange of gradients, or of differences of parameters, among the workers of `comm` (default: all)."""
+        if self.ddp is not None:
+            return self.ddp
+        wrapped = self.differences() if of_differences else self.gradients
+        seed = self.seed if seed is None else seed
+        specs, like, comm = self.axis.specs, self.axis.params[0], comm or self.comm
+        options = {**wrapped.for_exchange, "bucket_mb": self.bucket_mb}
+        exchange = Exchange(wrapped.compressor, specs, self.ladder, comm, like, seed, **options)
+        exchange.what = "difference" if of_differences else "gradient"
+        return exchange
+
+    def run(
+        self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: float = 1.0
+    ) -> CompletedExchange:
+        """One exchange: of all workers, or of groups side by side.
+
+        Args:
+            exchanges: one for each local group.
+            xs_W: what each is to exchange, tensors [rows, ...].
+            lr: learning rate, where `xs_W` are gradients; 1 where they are in the units of the parameters.
+        """
+        clock, info = self.comm.clock, self.position.info(lr)
+        clock.lap("update")
+        self.observer.look_at(exchanges, xs_W, info)
+        clock.lap("policy")
+        for exchange in exchanges:
+            if not exchange.waited_in_backward:
+                clock.waits(exchange.name)
+        if self.overlap.armed:
+            updates = [self.overlap.join()]
+        else:
+            updates = [exchange(x_W, info) for exchange, x_W in zip(exchanges, xs_W, strict=True)]
+        if exchanges[0].comm is not self.comm:
+            self.comm.ledger.absorb([exchange.comm.ledger for exchange in exchanges])
+        clock.lap("exposed")
+        self.observer.look_back(exchanges[0], xs_W[0], updates[0])
+        clock.lap("policy")
+        return CompletedExchange(exchanges[0], list(xs_W[0]), updates)
+
+    def units_change(self) -> None:
+        """From here on differences of parameters are exchanged, no more gradients."""
+        self.observer.units_change()
+
+    @property
+    def may_launch(self) -> bool:
+        """Whether an exchange may travel while training goes on: it has a thread, and nobody wants to look at it."""
+        return self.comm.transport is not None and not self.observer.wanted
+
+    def launch(self, exchange: Exchange, xs_W: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Hand over differences that nobody will touch; returns what waits for the updates."""
+        self.comm.clock.lap("update")
+        return self.overlap.launch(exchange, xs_W, self.position.info())

@@ -1,0 +1,86 @@
+"""Inner optimizers: the common one, and since workers have parameters of their own, one for each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accordion_bench.comm.worker_axis import WorkerAxis
+
+Optimizer = torch.optim.Optimizer
+
+
+class InnerOptimizers:
+    """The optimizer of the parameters that all workers share; since `fork`, one for each local replica.
+
+    Args:
+        axis: whose parameters are trained.
+        build: makes the common optimizer for some parameters.
+        build_for_replica: makes one for a replica.
+
+    Attributes:
+        common: the optimizer of the shared parameters.
+        of_replicas: one per local worker, since `fork`.
+    """
+
+    def __init__(
+        self,
+        axis: WorkerAxis,
+        build: Callable[[list[nn.Parameter]], Optimizer],
+        build_for_replica: Callable[[list[nn.Parameter]], Optimizer],
+    ) -> None:
+        self.axis, self.build_for_replica = axis, build_for_replica
+        self.common = build(axis.params)
+        self.of_replicas: list[Optimizer] = []
+
+    def fork(self) -> None:
+        """One optimizer for each replica, in the state of the common one, which is given up."""
+        for replica in self.axis.replicas:
+            optimizer = self.build_for_replica(replica)
+            for mine, common in zip(replica, self.axis.params, strict=True):
+                state = self.common.state.get(common, {})
+                optimizer.state[mine] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+            self.of_replicas.append(optimizer)
+        self.common.state.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The common optimizer's state by parameter name."""
+        state, named = self.common.state, zip(self.axis.specs, self.axis.params, strict=True)
+        return {"optimizer": {spec.name: dict(state[param]) for spec, param in named}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`; replicas have states of their own."""
+        if not self.of_replicas:
+            self._load(self.common, self.axis.params, state["optimizer"])
+
+    def worker_state(self, row: int) -> dict[str, Any]:
+        """One local worker's replica and its optimizer's state."""
+        if not self.of_replicas:
+            return {"replica": {}}
+        named = [(spec.name, x) for spec, x in zip(self.axis.specs, self.axis.replicas[row], strict=True)]
+        state = self.of_replicas[row].state
+        return {
+            "replica": {
+                "parameters": {name: x.detach().clone() for name, x in named},
+                "optimizer": {name: dict(state.get(x, {})) for name, x in named},
+            }
+        }
+
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
+        """Continue from `worker_state()`."""
+        replica = state["replica"]
+        if not replica:
+            return
+        own = self.axis.replicas[row]
+        with torch.no_grad():
+            for spec, x in zip(self.axis.specs, own, strict=True):
+                x.copy_(replica["parameters"][spec.name])
+        self.of_replicas[row].state.clear()
+        self._load(self.of_replicas[row], own, replica["optimizer"])
+
+    def _load(self, optimizer: Optimizer, params: Sequence[nn.Parameter], state: dict[str, Any]) -> None:
+        for spec, param in zip(self.axis.specs, params, strict=True):
+            for key, value in state[spec.name].items():
+                on_device = isinstance(value, Tensor) and key != "step"  # Adam counts its steps on the CPU
+                optimizer.state[param][key] = value.to(param.device) if on_device else value

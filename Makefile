@@ -26,9 +26,10 @@ test: install  ## the default test suite, then links between network namespaces 
 test-multigpu: install  ## what needs two GPUs or more
 	@$(RUN) -m pytest -m gpu -rs tests/processes/test_multigpu.py
 
-check: install  ## lint, types, tests
+check: install  ## lint, types, imports, tests
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(MAKE) test
 
 bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel; codec speed next to a copy

@@ -1,20 +1,58 @@
-"""The package's root imports nothing."""
+"""Two wings: the library works on tensors in anybody's loop, the bench runs experiments with it; never vice versa."""
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
+from importlinter.cli import lint_imports
 
 import accordion_bench
 
 ROOT = Path(accordion_bench.__file__).parents[1]
+CONTRACTS = {
+    contract["id"]: contract
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+}
+LIBRARY = CONTRACTS["wings"]["source_modules"]
+BENCH = CONTRACTS["wings"]["forbidden_modules"]
+
+WALK = """
+import importlib, pkgutil, sys
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    for inner in pkgutil.walk_packages(getattr(module, "__path__", []), name + "."):
+        importlib.import_module(inner.name)
+print(*sys.modules)
+"""
 
 
 def printed(script, *arguments):
     """The words that a fresh process prints."""
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_contract(contract, monkeypatch):
+    """Imports that only the type checker follows count too."""
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(limit_to_contracts=(contract,), no_cache=True, no_logo=True) == 0
+
+
+def test_every_module_stands_in_one_wing():
+    ours = {f"accordion_bench.{module.name}" for module in iter_modules(accordion_bench.__path__)}
+    assert ours == {*LIBRARY, *BENCH} - {"hydra", "omegaconf"}
+    assert not {*LIBRARY} & {*BENCH}
+
+
+def test_the_library_loads_nothing_of_the_bench():
+    """What is imported within functions, or by name, is seen only by importing it."""
+    modules = printed(WALK, *LIBRARY)
+    assert "accordion_bench.compressors.powersgd" in modules  # it did walk
+    assert [module for module in modules for name in BENCH if f"{module}.".startswith(f"{name}.")] == []
 
 
 class TestRoot:

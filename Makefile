@@ -33,7 +33,7 @@ check: install  ## lint, types, imports, tests
 	@$(MAKE) test
 
 bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel; codec speed next to a copy
-	@$(RUN) scripts/bench_step.py
+	@$(RUN) -m scripts.bench_step
 	@$(RUN) scripts/bench_codec.py
 	@$(RUN) scripts/bench_codec.py --flat
 

@@ -25,7 +25,8 @@ from accordion_bench.config.compose import compose
 from accordion_bench.datasets.imagenet import Files, FolderData, Views
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.tensors import keyed_rng
-from scripts.bench_step import command_line, line, ratio, trainer_for
+from scripts.bench_arms import ratio, trainer_for
+from scripts.bench_step import command_line, line
 
 CPU = torch.device("cpu")
 AUGMENTED = {
@@ -79,7 +80,7 @@ def bench_batch(rounds: int) -> None:
 
         arms = {"batch": lambda batches=batches: next(batches) and None, "step": step}
         times = cpu_times(arms, rounds, steps=2)
-        median, lower, upper = ratio(times, "batch", "step")
+        median, lower, upper = ratio(times["batch"], times["step"])
         milliseconds = {arm: 1000 * statistics.median(of_arm) for arm, of_arm in times.items()}
         ours, setting = f"{milliseconds['batch']:.2f} of {milliseconds['step']:.0f} ms", f"batch {batch}, {name}"
         line("next batch / resnet20 step", setting, ours, median, 0.05, quartiles=f" ({lower:.3f} to {upper:.3f})")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.units import counted
-from scripts.bench_step import BIG, MODELS, PEAK, command_line, interleaved, line, our_step, row, trainer_for
+from scripts.bench_arms import our_step, trainer_for
+from scripts.bench_step import BIG, MODELS, PEAK, command_line, interleaved, line, row
 
 NEVER = "sync.period=1000000000"
 

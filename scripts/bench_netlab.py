@@ -53,33 +53,14 @@ TARGETS = [
 # ---- inside a host
 
 
-def plain_loop(trainer, model, aggregate: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """The step that everyone writes, on the same batches."""
-    import torch
-    import torch.nn.functional as F
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    count = 0
-
-    def step() -> None:
-        nonlocal count
-        count += 1
-        rank = trainer.comm.rank
-        x, y = trainer.data.train_batch(trainer.sampler.batch(rank, count % (trainer.position.steps_per_epoch - 1)))
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        aggregate()
-        optimizer.step()
-
-    return step
-
-
 def epfml(trainer, model) -> Callable[[], None]:
     """Vogels' own package: gradients after the backward pass, handed to its aggregator.
 
     The error that it leaves in them is not carried on, which spares it an addition.
     """
     from powersgd import Config, PowerSGD
+
+    from scripts.bench_arms import plain_step
 
     params = list(model.parameters())
     config = Config(rank=2, min_compression_rate=2, num_iters_per_step=1, start_compressing_after_num_steps=0)
@@ -90,7 +71,7 @@ def epfml(trainer, model) -> Callable[[], None]:
         for p, mean in zip(params, powersgd.aggregate(gradients), strict=True):
             p.grad = mean
 
-    return plain_loop(trainer, model, aggregate)
+    return plain_step(trainer, model, aggregate)
 
 
 def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[[], None]:
@@ -98,13 +79,13 @@ def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[
     import torch
 
     from accordion_bench.comm.collectives import Comm
-    from scripts.bench_step import our_step, trainer_for
+    from scripts.bench_arms import our_step, plain_step, trainer_for
 
     here = Comm(1) if name == ALONE else Comm(1, processes, rank)
     trainer = trainer_for([*MODEL, *overrides], here)
     if name == "DDP in a plain loop":
         wrapped = torch.nn.parallel.DistributedDataParallel(trainer.axis.model, broadcast_buffers=False)
-        return plain_loop(trainer, wrapped)
+        return plain_step(trainer, wrapped)
     if name == "epfml/powersgd":
         return epfml(trainer, trainer.axis.model)
 
@@ -152,12 +133,6 @@ def inside(out: Path, chosen: dict[str, list[str]], rounds: int, seconds: float)
 # ---- outside
 
 
-def quartiles(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """Quartiles of the ratio round by round: (median, lower, upper)."""
-    lower, median, upper = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
-    return median, lower, upper
-
-
 def compressors() -> dict[str, list[str]]:
     """Every compressor with its defaults."""
     names = sorted(file.stem for file in (Path(__file__).parents[1] / "conf" / "compressor").glob("*.yaml"))
@@ -184,6 +159,7 @@ def main() -> None:
     from accordion_bench.netlab import options
     from accordion_bench.netlab.hosts import Hosts
     from accordion_bench.runs.environment import environment
+    from scripts.bench_arms import ratio
 
     found: dict[str, dict[str, list[float]]] = {}
     for text in args.rates:
@@ -216,7 +192,7 @@ def main() -> None:
         if ours in names and theirs in names:
             cells = []
             for times in found.values():
-                median, lower, upper = quartiles(times[ours], times[theirs])
+                median, lower, upper = ratio(times[ours], times[theirs])
                 cells.append(f" {median:.3f} ({lower:.3f} to {upper:.3f}) {'' if median <= target else 'NO '}|")
             print(f"| {ours} / {theirs} | {target} |" + "".join(cells))
 

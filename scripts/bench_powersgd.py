@@ -24,7 +24,8 @@ from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.models.resnet import ResNet18
 from accordion_bench.plan import TensorSpec
 from accordion_bench.runs.environment import environment
-from scripts.bench_step import interleaved, ratio
+from scripts.bench_arms import ratio
+from scripts.bench_step import interleaved
 
 Step = Callable[[], object]
 
@@ -149,7 +150,7 @@ def main() -> None:
     print("| arm | ms, median (quartiles) | ours / arm, median (quartiles) |\n|---|---|---|")
     for name in arms:
         low, middle, high = (1000 * seconds for seconds in statistics.quantiles(times[name], n=4))
-        median, lower, upper = ratio(times, "ours", name)
+        median, lower, upper = ratio(times["ours"], times[name])
         print(f"| {name} | {middle:.1f} ({low:.1f} to {high:.1f}) | {median:.3f} ({lower:.3f} to {upper:.3f}) |")
 
 

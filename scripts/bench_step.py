@@ -1,7 +1,7 @@
 """Step-time ratios, each measured in one run: interleaved rounds, medians; prints Markdown.
 
-python scripts/bench_step.py                  # all
-python scripts/bench_step.py plain detector   # some
+python -m scripts.bench_step                  # all
+python -m scripts.bench_step plain detector   # some
 """
 
 import argparse
@@ -17,56 +17,17 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components, build_model
-from accordion_bench.config.compose import compose
 from accordion_bench.runs.environment import environment
-from accordion_bench.runs.folder import RunFolder
-from accordion_bench.training.trainer import Trainer
+from scripts.bench_arms import our_step, plain_step, ratio, trainer_for
 
 MODELS = {
     "resnet8, digits, batch 32": ["model=resnet8", "dataset=digits", "batch_size=32"],
     "resnet20, 32x32, batch 32": ["model=resnet20", "dataset=synthetic", "batch_size=32"],
 }
 BIG = {"resnet18, 32x32, batch 16": ["model=resnet18", "dataset=synthetic", "batch_size=16"]}
-
-
-def trainer_for(overrides: list[str], comm: Comm) -> Trainer:
-    """A trainer in the middle of its first epoch, with no file behind it but a temporary folder."""
-    cfg = compose([*overrides, "schedule.lr_scaling=none", "optimizer.lr=0.01"])
-    trainer = Trainer(cfg, comm, RunFolder(tempfile.mkdtemp()))
-    trainer.begin_epoch()
-    return trainer
-
-
-def our_step(trainer: Trainer) -> Callable[[], None]:
-    """One step of this project, its data included."""
-
-    def step() -> None:
-        if trainer.position.step_in_epoch >= trainer.position.steps_per_epoch - 1:
-            trainer.position.step_in_epoch = 0
-            trainer.begin_epoch()
-        trainer.train_step()
-
-    return step
-
-
-def plain_step(trainer: Trainer, model: torch.nn.Module, row: int = 0) -> Callable[[], None]:
-    """One step of the loop that everyone writes, on the same batches."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    model.train()
-    counter = iter(range(10**9))
-
-    def step() -> None:
-        indices = trainer.sampler.batch(row, next(counter) % (trainer.position.steps_per_epoch - 1))
-        x, y = trainer.data.train_batch(indices)
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
 
 
 def interleaved(arms: dict[str, Callable[[], None]], rounds: int, steps: int = 3) -> dict[str, list[float]]:
@@ -84,13 +45,6 @@ def interleaved(arms: dict[str, Callable[[], None]], rounds: int, steps: int = 3
     return times
 
 
-def ratio(times: dict[str, list[float]], ours: str, theirs: str, factor: float = 1.0) -> tuple[float, float, float]:
-    """Quartiles of the ratio round by round: (median, lower, upper)."""
-    ratios = sorted(a / (factor * b) for a, b in zip(times[ours], times[theirs], strict=True))
-    lower, median, upper = statistics.quantiles(ratios, n=4)
-    return median, lower, upper
-
-
 def line(what, setting, ours: str, measured: float, target: float, unit: str = "", quartiles: str = "") -> None:
     """One line of the table."""
     verdict = "yes" if measured <= target else "NO"
@@ -99,8 +53,9 @@ def line(what, setting, ours: str, measured: float, target: float, unit: str = "
 
 def row(what, setting, times: dict[str, list[float]], arms: tuple[str, str], target: float, factor=1.0) -> None:
     """One line for the ratio of two arms."""
-    median, lower, upper = ratio(times, *arms, factor)
-    milliseconds = 1000 * statistics.median(times[arms[0]])
+    ours, theirs = arms
+    median, lower, upper = ratio(times[ours], times[theirs], factor)
+    milliseconds = 1000 * statistics.median(times[ours])
     line(what, setting, f"{milliseconds:.2f} ms", median, target, quartiles=f" ({lower:.3f} to {upper:.3f})")
 
 
@@ -147,7 +102,7 @@ def _ddp_process(rank: int, folder: str, setting: str, overrides: list[str], rou
     model = build_model(trainer.cfg, build_components(trainer.cfg, 1).dataset)
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 renames broadcast_buffers, 2.11 has only that
     wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
-    arms = {"ours": our_step(trainer), "ddp": plain_step(trainer, wrapped, rank)}
+    arms = {"ours": our_step(trainer), "ddp": plain_step(trainer, wrapped)}
     times = interleaved(arms, rounds)
     if rank == 0:
         row("dense step / DistributedDataParallel, 2 gloo processes", setting, times, ("ours", "ddp"), 1.03)
@@ -170,7 +125,7 @@ def bench_ddp(rounds: int) -> None:
 
 PEAK = """
 import re, sys
-from scripts.bench_step import our_step, trainer_for
+from scripts.bench_arms import our_step, trainer_for
 from accordion_bench.comm.collectives import Comm
 trainer = trainer_for(sys.argv[2:], Comm(int(sys.argv[1])))
 step = our_step(trainer)
@@ -197,7 +152,7 @@ def bench_memory(rounds: int) -> None:
 BESIDE = """
 import os, re, sys
 import torch, torch.distributed as dist
-from scripts.bench_step import our_step, trainer_for
+from scripts.bench_arms import our_step, trainer_for
 from accordion_bench.comm.collectives import Comm
 torch.set_num_threads(1)
 rank, meeting, *overrides = sys.argv[1:]

@@ -1,0 +1,66 @@
+"""What benches time against each other: our step, and that of the loop which everyone writes, on the same batches."""
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.compose import compose
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.training.trainer import Trainer
+
+
+def trainer_for(overrides: list[str], comm: Comm) -> Trainer:
+    """A trainer in the middle of its first epoch, with no file behind it but a temporary folder."""
+    cfg = compose([*overrides, "schedule.lr_scaling=none", "optimizer.lr=0.01"])
+    trainer = Trainer(cfg, comm, RunFolder(tempfile.mkdtemp()))
+    trainer.begin_epoch()
+    return trainer
+
+
+def our_step(trainer: Trainer) -> Callable[[], None]:
+    """One step of this project, its data included."""
+
+    def step() -> None:
+        if trainer.position.step_in_epoch >= trainer.position.steps_per_epoch - 1:
+            trainer.position.step_in_epoch = 0
+            trainer.begin_epoch()
+        trainer.train_step()
+
+    return step
+
+
+def plain_step(
+    trainer: Trainer, model: torch.nn.Module, aggregate: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    """One step of the loop that everyone writes, on the same batches.
+
+    Args:
+        trainer: whose data and order of samples it takes, as the worker of this process.
+        model: is trained.
+        aggregate: what happens to the gradients before the optimizer's step.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    model.train()
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        indices = trainer.sampler.batch(trainer.comm.rank, count % (trainer.position.steps_per_epoch - 1))
+        x, y = trainer.data.train_batch(indices)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        aggregate()
+        optimizer.step()
+
+    return step
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float], factor: float = 1.0) -> tuple[float, float, float]:
+    """Quartiles of ours / (factor x theirs), round by round: (median, lower, upper)."""
+    lower, median, upper = statistics.quantiles([a / (factor * b) for a, b in zip(ours, theirs, strict=True)], n=4)
+    return median, lower, upper

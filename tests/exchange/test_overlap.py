@@ -106,7 +106,7 @@ def test_averages_in_flight_equal_averages_computed_at_once(tmp_path, merge, wor
     overrides = ["sync=overlap_local_sgd", "sync.period=3", "sync.delay=2", "compressor=topk", *merge]
     a, b = (trained(tmp_path, on, *overrides, workers=workers, steps=7) for on in (True, False))
     assert a.sync.landing is not None and b.sync.landing is None
-    a.sync.land(a)
+    a.sync.land()
     for x, y in zip(a.sync.in_flight, b.sync.in_flight, strict=True):
         assert torch.equal(x, y)
     same(a, b)

@@ -54,7 +54,7 @@ def test_compiled_for_another_size_of_batch(tmp_path):
         run.progress.begin(1, 0)
         run.fit()
     same(*runs)
-    assert runs[0].plan.batch_size > 4
+    assert runs[0].position.plan.batch_size > 4
 
 
 @pytest.mark.slow

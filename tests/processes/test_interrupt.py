@@ -142,7 +142,7 @@ def test_sigterm_in_one_process(tmp_path, monkeypatch, capsys):
 
     def signalled(self):
         train_step(self)
-        if self.step == 15:
+        if self.position.step == 15:
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Trainer, "train_step", signalled)

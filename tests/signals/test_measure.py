@@ -9,10 +9,10 @@ from torch import Tensor
 
 from accordion_bench import train
 from accordion_bench.config.validate import validate
-from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
+from accordion_bench.signals import policy_runner
 from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.training.trainer import Trainer
 from tests.forward.test_text import cfg_for, fitted
@@ -111,8 +111,8 @@ def test_nothing_is_done_where_nothing_is_measured(tmp_path, monkeypatch):
     def never(*args, **options):
         raise AssertionError("asked for by nobody")
 
-    for name in ("probe", "fed", "measured"):
-        monkeypatch.setattr(Exchange, name, never)
+    for name in ("probe_exchange", "compressor_input", "measure_level", "cut_into_buckets"):
+        monkeypatch.setattr(policy_runner, name, never)
     sums: list[dict] = []
     add = GradientSums.add_gradients
     monkeypatch.setattr(GradientSums, "add_gradients", lambda self, *args: (sums.append(self.sums), add(self, *args)))

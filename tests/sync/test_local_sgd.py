@@ -442,7 +442,6 @@ def test_memory_beyond_local_sgd(tmp_path, sync, models):
     def held(*overrides):
         run = trained(tmp_path, "sync.buffers=keep", *overrides, "epochs=2")
         model = sum(spec.numel for spec in run.axis.specs) * 8
-        run.just_exchanged = None
         return sum(stored([run.axis, run.sync, run.inner.of_replicas]).values()) / model
 
     base = held(LOCAL, "sync.period=4")

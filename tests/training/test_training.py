@@ -78,7 +78,7 @@ def test_four_workers_are_one_with_four_times_the_batch(tmp_path):
     overrides += ["dataset.train_size=256"]
     four = trainer_for(tmp_path, [*overrides, "batch_size=16"], workers=4)
     one = trainer_for(tmp_path, [*overrides, "batch_size=64"], workers=1)
-    assert four.steps_per_epoch == one.steps_per_epoch
+    assert four.position.steps_per_epoch == one.position.steps_per_epoch
     four.fit()
     one.fit()
     for a, b in zip(four.axis.params, one.axis.params, strict=True):

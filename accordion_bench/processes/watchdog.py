@@ -30,7 +30,16 @@ LOST, TIMED_OUT, DIED = "LostProcess", "TimedOut", "died"
 # what gloo, NCCL and the store of torch 2.15 say; older ones say no less
 OF_TIMEOUTS = ("timed out", "timeout", "time out")
 OF_LOST_PEERS = ("closed by peer", "reset by peer", "broken pipe", "connection was likely closed", "remote process")
-OF_COMMUNICATION = ("gloo", "nccl", "[c10d]", "wait timeout after", "socket", "failed to recv", "broken pipe")
+OF_COMMUNICATION = (
+    "gloo",
+    "nccl",
+    "[c10d]",
+    "wait timeout after",
+    "socket",
+    "failed to recv",
+    "broken pipe",
+    "reset by peer",
+)
 
 Failure = dict[str, Any]  # rank, kind, message, traceback
 

@@ -208,6 +208,11 @@ def test_what_gloo_says(make):
     assert "comm.timeout=4 s" in late["message"] and "type comm.timeout=8" in late["message"]
 
 
+def test_what_the_store_says_of_a_server_that_is_gone():
+    """Nothing but the system's words."""
+    assert failure_of(RuntimeError("Connection reset by peer"), 1, 4.0)["kind"] == watchdog.LOST
+
+
 @pytest.mark.parametrize("text", ["boom", "the reader of data timed out", "division by zero"])
 def test_what_gloo_does_not_say(text):
     failure = failure_of(RuntimeError(text), 0, 4.0)

@@ -290,10 +290,10 @@ def test_only_worker_0_is_asked(straight, tmp_path, monkeypatch):
     expected = {arm: straight(arm).read_metrics() for arm in ("gravac", "lgreco")}
     original, seen = PolicyRunner.look_at, []
 
-    def look_at(self, trainer, exchanges, xs_W, lr):
+    def look_at(self, exchanges, xs_W, info):
         poisoned = [[torch.cat([x_W[:1], x_W[1:] * 100 + 7]) for x_W in own] for own in xs_W]
-        original(self, trainer, exchanges, poisoned, lr)
-        seen.append(trainer.position.step)
+        original(self, exchanges, poisoned, info)
+        seen.append(info.step)
 
     monkeypatch.setattr(PolicyRunner, "look_at", look_at)
     for arm, rows in expected.items():

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from accordion_bench.requests import BucketStatistic
+
 DROP = 0.7  # a learning rate that falls at once to at most this times what it was has dropped
 
 
@@ -173,7 +175,7 @@ class Signals:
         steps_left: optimizer steps to the end of the run, at the present batch size.
         warming_up: the schedule still raises the learning rate, at the time of the next step.
         statistics: what was collected of the quantiser's buckets, see `signals/bucket_statistics.py`.
-        loss: training loss of all workers, mean over the steps since it was last read; where `loss` was asked for.
+        loss: training loss of all workers, mean over the steps since it was last read; where asked for.
         probes: per index into the ladder, per tensor name, what that level would cost and lose; where asked for.
         square_norms: of this exchange's gradients, where asked for; None at the end of an epoch.
         epoch_steps: optimizer steps of the epoch that has ended, over which `values` were summed; 0 within an epoch.
@@ -188,7 +190,7 @@ class Signals:
     exchange: int = 0
     steps_left: int = 0
     warming_up: bool = False
-    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    statistics: Mapping[BucketStatistic, Tensor] = field(default_factory=dict)
     loss: float | None = None
     probes: Mapping[int, Mapping[str, Measured]] = field(default_factory=dict)
     square_norms: SquareNorms | None = None

@@ -9,6 +9,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
+from accordion_bench.requests import Request, TrainingLoss
 
 EXACT = 1 - 1e-9  # a root that is an integer may come out a rounding error above it
 
@@ -64,8 +65,8 @@ class AdaComm(Policy):
     def due(self, exchange: int) -> bool:
         return True  # when an interval ends is known in steps, which are not known here
 
-    def needs_at(self, exchange: int) -> frozenset[str]:
-        return frozenset(["loss"])
+    def needs_at(self, exchange: int) -> frozenset[Request]:
+        return frozenset([TrainingLoss()])
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         self.tau_0 = plan.period if self.initial is None else self.initial

@@ -6,6 +6,7 @@ from typing import Any
 from accordion_bench.options.component import Component, Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
+from accordion_bench.requests import Request
 
 
 class Policy(Component):
@@ -69,16 +70,8 @@ class Policy(Component):
         """
         return False
 
-    def needs_at(self, exchange: int) -> frozenset[str]:
-        """What to look at in this exchange.
-
-        Bucket statistics (see `signals/bucket_statistics.py`).
-        `probe:I`: what level I of the ladder would cost and lose of what worker 0 sends, residual included.
-        `recent`: this exchange counts into a mean, which a later `recent` with `probe:I` looks at instead, and forgets.
-        `square_norms`, in an exchange that is due: squared norms of the gradients and of their mean, see
-        `signals/square_norms.py`.
-        `loss`, in an exchange that is due: the training loss since it was last read.
-        """
+    def needs_at(self, exchange: int) -> frozenset[Request]:
+        """What to look at in this exchange, see `requests.py`."""
         return frozenset()
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:

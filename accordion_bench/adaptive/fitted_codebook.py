@@ -16,6 +16,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
+from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateHistogram, PooledMoments, Request
 
 
 class FittedCodebook(Policy):
@@ -91,15 +92,13 @@ class FittedCodebook(Policy):
         return exchange in self.update_at or bool(self.update_every and exchange and exchange % self.update_every == 0)
 
     @property
-    def signal(self) -> str:
-        """The statistics that the fit needs, with their size where it is free."""
-        return {
-            "mixture": f"bucket_moments:{self.num_components}",
-            "single": "pooled_moments",
-            "empirical": f"histogram:{self.norm_weight}",
-        }[self.fit]
+    def signal(self) -> BucketStatistic:
+        """The statistic that the fit needs."""
+        if self.fit == "mixture":
+            return BucketMoments(self.num_components)
+        return PooledMoments() if self.fit == "single" else CoordinateHistogram(self.norm_weight)
 
-    def needs_at(self, exchange: int) -> frozenset[str]:
+    def needs_at(self, exchange: int) -> frozenset[Request]:
         near = any(self.due(exchange + ahead) for ahead in range(self.stat_samples))
         return frozenset([self.signal]) if near else frozenset()
 
@@ -112,7 +111,7 @@ class FittedCodebook(Policy):
             books = {bits: rounded(codebooks.exponential(bits, 0.0 in book)) for bits, book in books.items()}
         return replace(plan, codebooks=books)
 
-    def distribution(self, statistics: Mapping[str, Tensor]) -> Distribution | None:
+    def distribution(self, statistics: Mapping[BucketStatistic, Tensor]) -> Distribution | None:
         """F from the signal; None while nothing but zeros has been seen."""
         data = statistics.get(self.signal)
         if data is None or not data.numel():

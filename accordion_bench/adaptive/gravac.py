@@ -8,6 +8,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Measured, Plan, RunFacts, Signals
+from accordion_bench.requests import Probe, Request
 
 DENSE = 1.0
 
@@ -92,10 +93,10 @@ class GraVAC(Policy):
     def due(self, exchange: int) -> bool:
         return (exchange + 1) % self.every == 0
 
-    def needs_at(self, exchange: int) -> frozenset[str]:
+    def needs_at(self, exchange: int) -> frozenset[Request]:
         if not self.due(exchange):
             return frozenset()
-        return frozenset(f"probe:{self._index[i]}" for i in {0, self.candidate})
+        return frozenset(Probe(self._index[i]) for i in {0, self.candidate})
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         return (*reversed(self.densities), DENSE)

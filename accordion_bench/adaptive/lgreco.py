@@ -11,6 +11,7 @@ from accordion_bench.adaptive.knobs import BITS, check_level, is_positive
 from accordion_bench.options import checks
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
+from accordion_bench.requests import Probe, RecentMean, Request
 
 CELLS = 10_000
 MOST = 9  # levels that are looked at where none are given
@@ -133,11 +134,11 @@ class LGreCo(Policy):
     def due(self, exchange: int) -> bool:
         return exchange == self.counted(exchange)[1]
 
-    def needs_at(self, exchange: int) -> frozenset[str]:
+    def needs_at(self, exchange: int) -> frozenset[Request]:
         first, last = self.counted(exchange)
-        recent = ["recent"] if first <= exchange <= last else []
-        probes = [f"probe:{i}" for i in range(len(self.values))] if self.due(exchange) else []
-        return frozenset(recent + probes)
+        recent = [RecentMean()] if first <= exchange <= last else []
+        probes = [Probe(level) for level in range(len(self.values))] if self.due(exchange) else []
+        return frozenset([*recent, *probes])
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
         self._decision = {}

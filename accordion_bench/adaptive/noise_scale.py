@@ -10,6 +10,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
+from accordion_bench.requests import GradientNoise, Request
 
 
 class NoiseScale(Policy):
@@ -60,8 +61,8 @@ class NoiseScale(Policy):
     def short(cls, options: Config, knob: str) -> Config:
         return {"every": 1}
 
-    def needs_at(self, exchange: int) -> frozenset[str]:
-        return frozenset(["square_norms"]) if self.due(exchange) else frozenset()
+    def needs_at(self, exchange: int) -> frozenset[Request]:
+        return frozenset([GradientNoise()]) if self.due(exchange) else frozenset()
 
     def due(self, exchange: int) -> bool:
         return exchange % self.every == 0

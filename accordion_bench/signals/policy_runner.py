@@ -14,6 +14,15 @@ from accordion_bench.exchange.probe import compressor_input, cut_into_buckets, m
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.plan import WHOLE_MODEL, Measured, Signals, SquareNorms, TensorSpec
 from accordion_bench.position import Position, StepInfo
+from accordion_bench.requests import (
+    BucketStatistic,
+    GradientNoise,
+    Probe,
+    RecentMean,
+    Request,
+    TrainingLoss,
+    statistic_named,
+)
 from accordion_bench.signals.bucket_statistics import BucketStatistics
 from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.signals.square_norms import square_norms
@@ -21,7 +30,7 @@ from accordion_bench.signals.square_norms import square_norms
 NORMS = "norm_of_sum_local"
 KEPT = ("compression_error", "made", "exchanges", "loss_read_at", "recent_count")
 SUMMED = ("norm_of_sum_mean",)  # signals that are sums over the local workers; the others are the leader's
-BUCKET_STATISTICS = ("bucket_moments", "pooled_moments", "histogram")
+BEFORE_EXCHANGE = (BucketStatistic, Probe, RecentMean)  # look at what is to be exchanged
 
 
 class PolicyRunner:
@@ -70,7 +79,7 @@ class PolicyRunner:
         self.statistics = BucketStatistics(comm)
         self.probes: dict[int, dict[str, Measured]] = {}
         self.square_norms: SquareNorms | None = None
-        self.asked: frozenset[str] = frozenset()
+        self.asked: frozenset[Request] = frozenset()
         self.recent: list[Tensor] = []
         self.recent_count = self.exchanges = self.loss_read_at = 0
         self.unread_loss = torch.zeros((), dtype=torch.float64, device=like.device)
@@ -83,7 +92,7 @@ class PolicyRunner:
         wanted = frozenset([NORMS] if self.measure.get("norms") else [])
         return wanted.union(*(policy.needs(epoch) for policy in self.policies.values()))
 
-    def needs_at(self) -> frozenset[str]:
+    def needs_at(self) -> frozenset[Request]:
         """Of the exchange that is to come."""
         return frozenset().union(*(policy.needs_at(self.exchanges) for policy in self.policies.values()))
 
@@ -103,26 +112,24 @@ class PolicyRunner:
     def looks(self) -> bool:
         """Whether somebody is to look at the coming exchange's tensors before they are exchanged."""
         first_error = self.comm.leader and self.measure.get("error") and self.compression_error is None
-        return bool(first_error) or any(
-            name == "recent" or name.startswith((*BUCKET_STATISTICS, "probe:")) for name in self.needs_at()
-        )
+        return bool(first_error) or any(isinstance(request, BEFORE_EXCHANGE) for request in self.needs_at())
 
     def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
         """Before an exchange: look at what each local group is to exchange, tensors [rows, ...]."""
         needs = self.asked = self.needs_at()
         if self.comm.leader and self.measure.get("error") and self.compression_error is None:
             self.compression_error = probe_exchange(exchanges[0], xs_W[0], info, first=True).total_error
-        if statistics := frozenset(name for name in needs if name.startswith(BUCKET_STATISTICS)):
+        if statistics := frozenset(request for request in needs if isinstance(request, BucketStatistic)):
             pairs = zip(exchanges, xs_W, strict=True)
             buckets = [rows for exchange, x_W in pairs for rows in cut_into_buckets(exchange, x_W, info)]
             self.statistics.add(statistics, buckets)
-        levels = sorted(int(name.removeprefix("probe:")) for name in needs if name.startswith("probe:"))
-        if self.comm.leader and "recent" in needs:
+        levels = sorted(request.level for request in needs if isinstance(request, Probe))
+        if self.comm.leader and RecentMean() in needs:
             own = compressor_input(exchanges[0], xs_W[0], info)
             self.recent = [a + b for a, b in zip(self.recent, own, strict=True)] if self.recent else own
             self.recent_count += 1
         if self.comm.leader and levels:
-            self.probes = self._probe(exchanges[0], xs_W[0], levels, info, "recent" in needs)
+            self.probes = self._probe(exchanges[0], xs_W[0], levels, info, RecentMean() in needs)
 
     def _probe(
         self, exchange: Exchange, xs_W: Sequence[Tensor], levels: Sequence[int], info: StepInfo, mean: bool
@@ -135,7 +142,7 @@ class PolicyRunner:
 
     def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
         """After the exchange: look at what the first local group has got."""
-        if "square_norms" in self.asked:
+        if GradientNoise() in self.asked:
             self.square_norms = square_norms(exchange, xs_W, updates, self.count_samples())
         self.epoch_sums.add_updates(updates)
 
@@ -174,7 +181,7 @@ class PolicyRunner:
                 steps_left=position.steps_left - 1,
                 warming_up=position.at(position.step_in_epoch + 1) < self.warmup_epochs,
                 statistics=self.statistics.read(needs),
-                loss=self.read_loss() if "loss" in needs else None,
+                loss=self.read_loss() if TrainingLoss() in needs else None,
                 probes=self.probes,
                 square_norms=self.square_norms,
                 local=averaging,
@@ -259,7 +266,7 @@ class PolicyRunner:
         sums = self.epoch_sums.state_dict() if first else {}
         return {
             "signals": {name: total for name, total in sums.items() if self.comm.leader or name in SUMMED},
-            "statistics": {name: total[row].clone() for name, total in self.statistics.sums.items()},
+            "statistics": {asked.name: total[row].clone() for asked, total in self.statistics.sums.items()},
             "recent": [x.clone() for x in self.recent] if first else [],
             "unread_loss": self.unread_loss.clone() if first else nothing,
         }
@@ -270,7 +277,7 @@ class PolicyRunner:
         self.epoch_sums.add_state(state["signals"])
         for name, total in state["statistics"].items():
             empty = torch.zeros(self.comm.local_workers, *total.shape, dtype=total.dtype, device=device)
-            self.statistics.sums.setdefault(name, empty)[row].copy_(total)
+            self.statistics.sums.setdefault(statistic_named(name), empty)[row].copy_(total)
         if state["recent"]:
             self.recent = [x.to(device) for x in state["recent"]]
         self.unread_loss += state["unread_loss"].to(device)

@@ -1,4 +1,4 @@
-"""How much gradients of small batches scatter: measured in an exchange, where a policy asks for `square_norms`."""
+"""How much gradients of small batches scatter: measured in an exchange, where a policy asks for `GradientNoise`."""
 
 from collections.abc import Sequence
 

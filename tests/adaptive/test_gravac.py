@@ -13,7 +13,7 @@ def densities(policy, plan, ladder, history):
     """Density after each recorded exchange; only what the policy has asked for is shown to it."""
     out = []
     for exchange, gains in enumerate(history):
-        asked = {int(name.removeprefix("probe:")) for name in policy.needs_at(exchange)}
+        asked = {request.level for request in policy.needs_at(exchange)}
         seen = {i: found for i, found in probes(ladder, **gains).items() if i in asked}
         if policy.due(exchange):
             plan = policy.update(Signals(0, 0.1, 0.1, exchange=exchange, probes=seen), plan)

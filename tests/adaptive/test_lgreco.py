@@ -15,6 +15,7 @@ from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.lgreco import CELLS, LGreCo, choose, fewest_bytes, total
 from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
+from accordion_bench.requests import Probe, RecentMean
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
 from tests.kit.policies import ERRORS, PAIRS, measured, refused, started, values
@@ -124,9 +125,9 @@ def test_uniform_reference_by_hand():
 
 def test_what_it_asks_for():
     policy, _, _ = started(LGreCo(samples=2, every=5), "rank")
-    probing = {f"probe:{i}" for i in range(4)} | {"recent"}
+    probing = {Probe(i) for i in range(4)} | {RecentMean()}
     asked = [policy.needs_at(exchange) for exchange in range(7)]
-    assert asked == [{"recent"}, probing, set(), set(), set(), {"recent"}, probing]
+    assert asked == [{RecentMean()}, probing, set(), set(), set(), {RecentMean()}, probing]
     assert [exchange for exchange in range(7) if policy.due(exchange)] == [1, 6]
 
 
@@ -139,8 +140,8 @@ def refinements(per_epoch, **options):
         policy.begin_epoch(epoch, done, plan)
         found = []
         for exchange in range(done, done + exchanges):
-            counted += "recent" in policy.needs_at(exchange)
-            assert policy.due(exchange) == ("probe:0" in policy.needs_at(exchange))
+            counted += RecentMean() in policy.needs_at(exchange)
+            assert policy.due(exchange) == (Probe(0) in policy.needs_at(exchange))
             if policy.due(exchange):
                 found.append((exchange - done, counted))
                 counted = 0

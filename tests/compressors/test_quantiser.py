@@ -20,6 +20,7 @@ from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, TensorSpec
 from accordion_bench.position import StepInfo
+from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledMoments
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import BucketStatistics
 from tests.kit.helpers import exchange_for, gradients
@@ -233,15 +234,16 @@ def test_zero_buckets_and_padding_count_for_nothing():
     r = torch.tensor([[0.6, 0.8, 0.0], [0.0, 0.0, 0.0]])
     exists = torch.tensor([[True, True, False], [True, True, True]])
     collected = BucketStatistics(Comm(1))
-    needs = frozenset(["bucket_moments:5", "pooled_moments", "histogram:squared"])
+    moments, pooled, histogram = BucketMoments(5), PooledMoments(), CoordinateHistogram("squared")
+    needs = frozenset([moments, pooled, histogram])
     collected.add(needs, [[Buckets(torch.tensor([2.0, 0.0]), r, exists)]])
     read = collected.read(needs)
-    norm, mean, sigma = read["bucket_moments:5"][0].tolist()
+    norm, mean, sigma = read[moments][0].tolist()
     assert (norm, mean) == (2.0, pytest.approx(0.7)) and sigma == pytest.approx(math.sqrt(0.02))
-    assert (read["bucket_moments:5"][1:] == 0).all() and len(read["bucket_moments:5"]) == 2
-    assert read["pooled_moments"].tolist() == pytest.approx([1.4, 0.02, 2])
-    assert float(read["histogram:squared"][0].sum()) == pytest.approx(8)  # two coordinates of weight 4
-    assert float(read["histogram:squared"][2].sum()) == pytest.approx(4)
+    assert (read[moments][1:] == 0).all() and len(read[moments]) == 2
+    assert read[pooled].tolist() == pytest.approx([1.4, 0.02, 2])
+    assert float(read[histogram][0].sum()) == pytest.approx(8)  # two coordinates of weight 4
+    assert float(read[histogram][2].sum()) == pytest.approx(4)
 
 
 def test_schedule_and_nothing_but_zeros():

@@ -45,7 +45,7 @@ class Piece(NamedTuple):
         return TensorSpec(f"{self.name}[{self.start}:{self.stop}]", (1, self.stop - self.start))
 
 
-def layout(specs: Sequence[TensorSpec], workers: int, server: str = "sharded", align: str = "piece") -> list[Piece]:
+def cut_shards(specs: Sequence[TensorSpec], workers: int, server: str = "sharded", align: str = "piece") -> list[Piece]:
     """Which worker owns which coordinates; depends on names and sizes alone, not on the order of the tensors.
 
     All coordinates, tensors in the order of their names, are cut into equal shards, one per worker; a piece is a
@@ -91,7 +91,7 @@ class TwoWay(Wrapper):
         inner: a one-shot compressor of fixed size.
         residual: whether the owner keeps what its message lost (e~); otherwise that is lost.
         server: `sharded` over the workers, or `literal`: one server, worker 0.
-        align: `piece` or `tensor`, see `layout`.
+        align: `piece` or `tensor`, see `cut_shards`.
         ties: of a majority vote: `random`, a keyed coin for each, or `plus`, +1. An even number of workers ties often
             (4 of them on noise: in 3 of 8 coordinates), and always +1 is then a drift of all parameters.
 
@@ -130,7 +130,7 @@ class TwoWay(Wrapper):
 
     def _by_name(self, specs: Sequence[TensorSpec], workers: int) -> dict[str, list[Piece]]:
         by_name: dict[str, list[Piece]] = {}
-        for piece in layout([s for s in specs if self.compresses(s, 1)], workers, self.server, self.align):
+        for piece in cut_shards([s for s in specs if self.compresses(s, 1)], workers, self.server, self.align):
             by_name.setdefault(piece.name, []).append(piece)
         return by_name
 

@@ -9,7 +9,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import assemble
 from accordion_bench.compressors.rounding.signs import encode_scaled_signs
-from accordion_bench.compressors.two_way import layout
+from accordion_bench.compressors.two_way import cut_shards
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.plan import Ladder, Plan, TensorSpec
@@ -86,7 +86,7 @@ def test_virtual_iterate_takes_exact_nesterov_steps(name, zero_lr):
     {"block": "chunk", "block_size": 64}, {"align": "tensor"}, {"server": "literal"}, {"collective": "all_gather"},
     {"min_numel": 300}, {"block": "bucket", "block_size": 600}, {"start_step": 10}, {"start_step": 40},
 ])  # fmt: skip
-def test_virtual_iterate_under_every_layout(options):
+def test_virtual_iterate_under_every_sharding(options):
     assert deviation(SCHEDULES["step decay"], **options) < 1e-12
 
 
@@ -130,7 +130,7 @@ def test_collectives_equal_the_literal_server(workers, specs, server, align):
     problem, twin_problem = Problem(workers, specs), Problem(workers, specs)
     exchange, plan = exchange_for("distefblocksgd", workers, specs=specs, server=server, align=align)
     pays = exchange.compressor.inner.inner.pays
-    pieces = layout(specs, workers, server, align)
+    pieces = cut_shards(specs, workers, server, align)
     flat = {s.name: (i, s) for i, s in enumerate(specs)}
     zeros = lambda: [torch.zeros(s.numel, dtype=torch.float64) for s in specs]  # noqa: E731
     m, e, server_e = [zeros() for _ in range(workers)], [zeros() for _ in range(workers)], zeros()
@@ -193,7 +193,7 @@ def test_payload_is_the_formula():
         exchange, plan = exchange_for("distefblocksgd", workers, specs=SPECS, comm=Comm(workers), dtype=torch.float32)
         xs_W = [g.float() for g in Problem(workers).gradients([torch.zeros(s.shape) for s in SPECS])]
         exchange(xs_W, StepInfo(plan, 0, 0.1))
-        pieces = [p for p in layout(SPECS, workers) if exchange.compressor.inner.inner.pays(_spec(p.name), 1)]
+        pieces = [p for p in cut_shards(SPECS, workers) if exchange.compressor.inner.inner.pays(_spec(p.name), 1)]
         message = sum(-(-(p.stop - p.start) // 8) + 4 for p in pieces)
         dense = sum(4 * s.numel for s in SPECS if s.name not in {p.name for p in pieces})
         columns = exchange.comm.ledger.columns()
@@ -201,20 +201,20 @@ def test_payload_is_the_formula():
         assert columns["payload_bytes"] == payload == exchange.predicted_bytes(StepInfo(plan, 0))
         wire = 2 * (workers - 1) * message / workers + 2 * (workers - 1) * dense / workers
         assert columns["wire_bytes"] == round(wire)
-        assert sum(p.stop - p.start for p in layout(SPECS, workers)) == 1003
+        assert sum(p.stop - p.start for p in cut_shards(SPECS, workers)) == 1003
 
 
 def _spec(name):
     return next(s for s in SPECS if s.name == name)
 
 
-def test_layout_has_equal_shards_of_whole_bytes():
-    pieces = layout(SPECS, 7)
+def test_shards_are_equal_and_of_whole_bytes():
+    pieces = cut_shards(SPECS, 7)
     shard = -(-1003 // 56) * 8
     owned = [sum(p.stop - p.start for p in pieces if p.owner == w) for w in range(7)]
     assert owned == [shard] * 6 + [1003 - 6 * shard]
-    assert layout(list(reversed(SPECS)), 7) == pieces
-    whole = layout(SPECS, 7, align="tensor")
+    assert cut_shards(list(reversed(SPECS)), 7) == pieces
+    whole = cut_shards(SPECS, 7, align="tensor")
     assert sorted((p.name, p.stop - p.start) for p in whole) == sorted((s.name, s.numel) for s in SPECS)
 
 

@@ -83,7 +83,7 @@ DECISIONS = [
 
 
 @pytest.mark.parametrize("overrides, environ, gpus, decision", DECISIONS)
-def test_layout(overrides, environ, gpus, decision):
+def test_placement(overrides, environ, gpus, decision):
     where = placement.place(composed.config(*overrides.split()), environ, gpus)
     assert f"{where.backend} {where.processes} {where.workers_per_process} {where.device}" == decision
     ranks = placement.environment_ranks(environ) or (1, 0, 0)

@@ -37,6 +37,46 @@ class Stage(NamedTuple):
     rounds: float
 
 
+class ExchangeKind(NamedTuple):
+    """Exchanges that are alike.
+
+    what: that is exchanged.
+    workers: that take part.
+    """
+
+    what: str
+    workers: int
+
+
+class ExchangePart(NamedTuple):
+    """What the clock counts of one kind of exchange, or of one of its buckets.
+
+    kind: of exchange.
+    part: `count`, `wait`, `wait_squared`; of a bucket `encode`, `comm`, `decode`, `ready`, `wire`, `rounds`.
+    bucket: its number; None = of the whole exchange.
+    """
+
+    kind: ExchangeKind
+    part: str
+    bucket: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As checkpoints spell it: `gradient-4.wait`, `gradient-4.0.ready`."""
+        bucket = [] if self.bucket is None else [str(self.bucket)]
+        return ".".join([f"{self.kind.what}-{self.kind.workers}", *bucket, self.part])
+
+
+def part_named(name: str) -> str | ExchangePart:
+    """What a checkpoint calls so: a part of the main thread's time, or a part of an exchange."""
+    head, *rest = name.split(".")
+    if not rest:
+        return name
+    *bucket, part = rest
+    what, _, workers = head.rpartition("-")
+    return ExchangePart(ExchangeKind(what, int(workers)), part, int(bucket[0]) if bucket else None)
+
+
 class Span(NamedTuple):
     """A stretch of time on one thread, for timelines."""
 
@@ -53,6 +93,7 @@ class Clock:
         device: where the work runs; its kind decides how marks are taken.
 
     Attributes:
+        totals: seconds per part; of exchanges also how many there were, and what their buckets have sent.
         warm: until set, everything counts as warm-up.
         timeline: spans, where it is a list.
     """
@@ -60,9 +101,9 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
         self.warm = False
-        self.totals: dict[str, float] = defaultdict(float)
+        self.totals: dict[str | ExchangePart, float] = defaultdict(float)
         self.timeline: list[Span] | None = None
-        self._spans: list[tuple[str, Any, Any]] = []
+        self._spans: list[tuple[str | ExchangePart, Any, Any]] = []
         self._collectives: list[tuple[Any, Any]] | None = None  # of the exchange that is running
         self._ready: dict[int, tuple[Any, Any]] = {}  # per bucket: since when is counted, and when it was ready
         self.start()
@@ -102,23 +143,23 @@ class Clock:
         self._ready = dict.fromkeys(range(buckets), (now, now))
         return now
 
-    def waits(self, name: str, since: Any = None) -> None:
+    def waits(self, kind: ExchangeKind, since: Any = None) -> None:
         """The main thread has nothing left to do but to wait for an exchange, or to make it.
 
         Args:
-            name: of the exchange.
+            kind: of the exchange.
             since: its launch; None = the start of the step.
         """
         if self.warm:
-            self._add(f"{name}.wait", self._step if since is None else since, self._last)
-            self.totals[f"{name}.count"] += 1
+            self._add(ExchangePart(kind, "wait"), self._step if since is None else since, self._last)
+            self.totals[ExchangePart(kind, "count")] += 1
 
     @contextlib.contextmanager
-    def exchanging(self, name: str, bucket: int, ledger: Ledger) -> Iterator[None]:
+    def exchanging(self, kind: ExchangeKind, bucket: int, ledger: Ledger) -> Iterator[None]:
         """Around the exchange of one bucket, on the thread that makes it.
 
         Args:
-            name: of the exchange.
+            kind: of the exchange.
             bucket: its number.
             ledger: where its bytes are counted.
         """
@@ -132,19 +173,19 @@ class Clock:
         now = self.mark()
         cursor = start
         for begin, end in collectives:
-            self._concurrent(name, bucket, "encode", cursor, begin)
-            self._concurrent(name, bucket, "comm", begin, end)
+            self._concurrent(kind, bucket, "encode", cursor, begin)
+            self._concurrent(kind, bucket, "comm", begin, end)
             cursor = end
-        self._concurrent(name, bucket, "decode", cursor, now)
+        self._concurrent(kind, bucket, "decode", cursor, now)
         if self.warm:
-            self._add(f"{name}.{bucket}.ready", *ready)
-            self.totals[f"{name}.{bucket}.wire"] += (ledger.counts["wire"] - sent) / ledger.workers
-            self.totals[f"{name}.{bucket}.rounds"] += ledger.counts["rounds"] - rounds
+            self._add(ExchangePart(kind, "ready", bucket), *ready)
+            self.totals[ExchangePart(kind, "wire", bucket)] += (ledger.counts["wire"] - sent) / ledger.workers
+            self.totals[ExchangePart(kind, "rounds", bucket)] += ledger.counts["rounds"] - rounds
 
-    def _concurrent(self, name: str, bucket: int, part: str, start: Any, end: Any) -> None:
+    def _concurrent(self, kind: ExchangeKind, bucket: int, part: str, start: Any, end: Any) -> None:
         if self.warm:
             self._add(part, start, end)
-            self._add(f"{name}.{bucket}.{part}", start, end)
+            self._add(ExchangePart(kind, part, bucket), start, end)
         self._note(f"{part} {bucket}", "exchange", start, end)
 
     def collective(self, start: Any) -> None:
@@ -156,23 +197,23 @@ class Clock:
 
     # ---- reading
 
-    def _add(self, part: str, start: Any, end: Any) -> None:
+    def _add(self, part: str | ExchangePart, start: Any, end: Any) -> None:
         if self.cuda:
             self._spans.append((part, start, end))
         else:
             self._count(part, end - start)
 
-    def _count(self, part: str, seconds: float) -> None:
+    def _count(self, part: str | ExchangePart, seconds: float) -> None:
         self.totals[part] += seconds
-        if part.endswith(".wait"):
-            self.totals[f"{part}_squared"] += seconds**2
+        if isinstance(part, ExchangePart) and part.part == "wait":
+            self.totals[part._replace(part="wait_squared")] += seconds**2
 
     def _note(self, name: str, thread: str, start: Any, end: Any) -> None:
         timeline = self.timeline  # which another thread may end
         if timeline is not None:
             timeline.append(Span(name, thread, start, end))
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> dict[str | ExchangePart, float]:
         """Seconds so far per part; waits for the device."""
         if self._spans:
             torch.cuda.synchronize()
@@ -183,11 +224,11 @@ class Clock:
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""
-        return {"clock": self.read()}
+        return {"clock": {part.name if isinstance(part, ExchangePart) else part: n for part, n in self.read().items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.totals.update(state["clock"])
+        self.totals.update({part_named(name): number for name, number in state["clock"].items()})
 
     def events(self) -> list[dict[str, Any]]:
         """The timeline in the format of Chrome's traces, from its first span on; waits for the device."""
@@ -213,18 +254,18 @@ class Clock:
             for s in spans
         ]
 
-    def exchanges(self) -> list[tuple[int, float, float, list[Stage]]]:
+    def exchanges(self) -> dict[ExchangeKind, tuple[int, float, float, list[Stage]]]:
         """Per kind of exchange: how many there were, when they were waited for (mean, deviation), the buckets."""
-        totals, found = self.read(), []
-        for name in [key.removesuffix(".count") for key in totals if key.endswith(".count")]:
-            count = totals[f"{name}.count"]
+        totals, found = self.read(), {}
+        for kind in [key.kind for key in totals if isinstance(key, ExchangePart) and key.part == "count"]:
+            count = totals[ExchangePart(kind, "count")]
             stages: list[Stage] = []
-            while f"{name}.{len(stages)}.wire" in totals:
-                of_bucket = f"{name}.{len(stages)}"
-                stages.append(Stage(*(totals.get(f"{of_bucket}.{part}", 0.0) / count for part in OF_BUCKET)))
-            mean = totals[f"{name}.wait"] / count
-            spread = max(0.0, totals.get(f"{name}.wait_squared", 0.0) / count - mean**2) ** 0.5
-            found.append((int(count), mean, spread, stages))
+            while ExchangePart(kind, "wire", len(stages)) in totals:
+                of_bucket = [totals.get(ExchangePart(kind, part, len(stages)), 0.0) for part in OF_BUCKET]
+                stages.append(Stage(*(total / count for total in of_bucket)))
+            mean = totals[ExchangePart(kind, "wait")] / count
+            spread = max(0.0, totals.get(ExchangePart(kind, "wait_squared"), 0.0) / count - mean**2) ** 0.5
+            found[kind] = int(count), mean, spread, stages
         return found
 
     def columns(self, measures_comm: bool) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
 from accordion_bench.exchange.partition import bucketed, levelled, sent_units, unit_spec
@@ -87,9 +88,9 @@ class Exchange:
         return [self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs]
 
     @property
-    def name(self) -> str:
+    def kind(self) -> ExchangeKind:
         """For the clock."""
-        return f"{self.what}-{self.comm.workers}"
+        return ExchangeKind(self.what, self.comm.workers)
 
     def levels(self, info: StepInfo) -> list[float | None]:
         """The knob's value for each sent tensor, 1 without a knob; None = dense."""
@@ -170,7 +171,7 @@ class Exchange:
             lrs=[ctx.lrs[u] for u in units],
         )
         counts = [len(self.units[u]) for u in units]
-        with self.comm.clock.exchanging(self.name, number, self.comm.ledger):
+        with self.comm.clock.exchanging(self.kind, number, self.comm.ledger):
             updates = self.compressor.exchange(self._join(xs_W, counts), own, self.state, self.comm).update
         out, first = [], 0
         for update, count in zip(updates, counts, strict=True):

@@ -108,13 +108,13 @@ class Overlap:
         if alone:
             since = clock.launched(len(exchange.members))
         else:  # what several workers compute one after another hides nothing of one worker's exchange
-            clock.waits(exchange.name)
+            clock.waits(exchange.kind)
         numbered = enumerate(exchange.members)
         under_way = [self._submit(exchange, number, [xs_W[i] for i in own], ctx) for number, own in numbered]
 
         def land() -> list[Tensor]:
             if alone:
-                clock.waits(exchange.name, since)
+                clock.waits(exchange.kind, since)
             try:
                 return self._landed(exchange, under_way)
             except NonFinite as bad:

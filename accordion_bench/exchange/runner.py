@@ -107,7 +107,7 @@ class ExchangeRunner:
         clock.lap("policy")
         for exchange in exchanges:
             if not exchange.waited_in_backward:
-                clock.waits(exchange.name)
+                clock.waits(exchange.kind)
         if self.overlap.armed:
             updates = [self.overlap.join()]
         else:

@@ -165,10 +165,8 @@ def exchanges_of(comm: Comm, overlaps: bool) -> list[Exchanges]:
         comm: with the clock.
         overlaps: buckets leave when they are ready, not when there is nothing else left to do.
     """
-    names = [key.removesuffix(".count") for key in comm.clock.read() if key.endswith(".count")]
     found = []
-    for name, (count, wait, spread, buckets) in zip(names, comm.clock.exchanges(), strict=True):
-        workers = int(name.rpartition("-")[2])
+    for (_, workers), (count, wait, spread, buckets) in comm.clock.exchanges().items():
         rows, groups = min(comm.local_workers, workers), max(1, comm.local_workers // workers)
         own = [b._replace(encode=b.encode / rows, ready=b.ready if overlaps else wait) for b in buckets]
         found.append(Exchanges(workers, count / groups, wait, own, spread))

@@ -10,7 +10,7 @@ import torch
 
 from accordion_bench import train
 from accordion_bench.__main__ import typed
-from accordion_bench.comm.clock import Clock, Stage
+from accordion_bench.comm.clock import Clock, ExchangeKind, ExchangePart, Stage
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of
@@ -141,7 +141,7 @@ def test_a_burst_passes_at_once_after_a_pause():
 def clocked(workers, **totals) -> Comm:
     """What a process of so many workers has on its clock."""
     comm = Comm(workers)
-    comm.clock.totals.update({key.replace("__", "."): value for key, value in totals.items()})
+    comm.clock.totals.update(totals)
     return comm
 
 
@@ -164,7 +164,7 @@ def test_local_workers_encode_side_by_side_and_decode_once(overlaps, begin):
     """Two exchanges; per exchange one bucket, ready after 3 of 5 seconds, 4 x 0.5 s encoding, 1 s decoding."""
     comm = clocked(4, compute=40.0, gradient=0)
     spent = {"wait": 10, "count": 2, "0.ready": 6, "0.encode": 4, "0.decode": 2, "0.wire": 2000, "0.rounds": 4}
-    comm.clock.totals.update({f"{EXCHANGE}.{key}": value for key, value in spent.items()})
+    comm.clock.load_state_dict({"clock": {f"{EXCHANGE}.{key}": value for key, value in spent.items()}})
     comm.ledger.counts.update(wire=4 * 2000, rounds=4, control_wire=4 * 500, control_rounds=3)
     columns = Network(8e3, 0.25).columns(comm, overlaps)
     each = begin + 0.5 + (1.0 + 2 * 0.25) + 1.0 - 5
@@ -176,7 +176,7 @@ def test_local_workers_encode_side_by_side_and_decode_once(overlaps, begin):
 def test_groups_that_share_a_process_exchange_side_by_side():
     comm = clocked(4)
     spent = {"wait": 4, "count": 4, "0.ready": 4, "0.encode": 8, "0.decode": 4, "0.wire": 4000, "0.rounds": 4}
-    comm.clock.totals.update({f"difference-2.{key}": value for key, value in spent.items()})
+    comm.clock.load_state_dict({"clock": {f"difference-2.{key}": value for key, value in spent.items()}})
     (kind,) = exchanges_of(comm, True)
     assert kind == Exchanges(2, 2, 1, [Stage(1, 1, 1, 1000, 1)])
     assert exchanges_from(json.loads(json.dumps([kind]))) == [kind]
@@ -227,8 +227,8 @@ def test_the_clock_knows_how_much_steps_differ():
     clock.warm = True
     for seconds in (1.0, 2.0, 4.0):
         clock._step, clock._last = 0.0, seconds
-        clock.waits("gradient-4")
-    ((count, mean, spread, _),) = clock.exchanges()
+        clock.waits(ExchangeKind("gradient", 4))
+    ((count, mean, spread, _),) = clock.exchanges().values()
     assert (count, mean) == (3, pytest.approx(7 / 3)) and spread == pytest.approx(math.sqrt(21 / 3 - (7 / 3) ** 2))
 
 
@@ -356,3 +356,13 @@ def test_columns_are_numbers(tmp_path):
     summary = run(tmp_path).read_json("summary.json")
     assert json.loads(json.dumps(summary)) == summary
     assert isinstance(summary["dense_rounds"], int) and isinstance(summary["modelled_seconds"], float)
+
+
+def test_checkpoints_spell_the_clock_as_version_0_1_did():
+    kind, clock, again = ExchangeKind("mean gradient", 4), Clock(torch.device("cpu")), Clock(torch.device("cpu"))
+    totals = {"compute": 1.0, ExchangePart(kind, "wait_squared"): 2.0, ExchangePart(kind, "ready", 10): 3.0}
+    clock.totals.update(totals)
+    saved = clock.state_dict()
+    assert saved == {"clock": {"compute": 1.0, "mean gradient-4.wait_squared": 2.0, "mean gradient-4.10.ready": 3.0}}
+    again.load_state_dict(saved)
+    assert again.totals == totals

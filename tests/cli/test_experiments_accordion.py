@@ -318,7 +318,7 @@ def floats_per_step(preset: str, level: float | None = None) -> int:
     parts, specs, comm = parts_of(cfg), model_specs(preset), Comm(cfg["workers"])
     like = torch.zeros((), device="meta")  # residuals of 20 million parameters need no memory then
     exchange = Exchange(parts.wrapped.compressor, specs, parts.ladder, comm, like, **parts.wrapped.for_exchange)
-    comm.ledger.paper_count(exchange.paper_floats(exchange.levels(parts.plan_for(specs), step=0)))
+    comm.ledger.paper_count(exchange.paper_floats(exchange.levels(StepInfo(parts.plan_for(specs)))))
     return comm.ledger.columns()["paper_floats"]
 
 

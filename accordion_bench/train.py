@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.compressors.assemble import Wrapped
-from accordion_bench.config.components import build_components
+from accordion_bench.config.components import Components
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
-from accordion_bench.exchange.overlap_rules import after_backward
 from accordion_bench.options.checks import ConfigError, show
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import human_bytes
@@ -65,12 +63,12 @@ def _run(
     config = RunConfig.from_dict(cfg)
     where = place(config)
     rendezvous.agree(config, where, watch)
-    validate(config)
+    parts = validate(config, where)
     config = replace(config, workers=where.workers)
     leader = where.rank == 0
     if leader:
         placed = replace(config, comm=replace(config.comm, backend=where.backend))
-        for warning in without_effect(placed.to_dict(), set(typed)):
+        for warning in without_effect(placed, set(typed), parts):
             print(f"warning: {warning}", file=sys.stderr)
     with launch.join_process_group(config, where, watch):
         found, done = _find_earlier(config, leader, watch, among)
@@ -79,7 +77,7 @@ def _run(
             return _tell_done(RunFolder(found)) if leader else float("nan")
         if found:
             config = replace(config, resume=found)
-        launch.prepare_data(config, where, watch)
+        launch.prepare_data(parts.dataset, config.paths.data, where, watch)
         folder = _make_or_resume_folder(config, leader, watch)
         note["folder"] = str(folder.path)
 
@@ -93,9 +91,9 @@ def _run(
             if leader:
                 if found:
                     print(f"going on with {found}", flush=True)
-                print(header(config, where), flush=True)
+                print(header(config, where, parts), flush=True)
             try:
-                launch.run(config, where, folder, watch)
+                launch.run(config, where, folder, parts, watch)
             except BaseException as error:
                 ended(error)
                 if isinstance(error, KeyboardInterrupt):
@@ -216,10 +214,9 @@ def unfinished_summary(folder: RunFolder, error: BaseException) -> dict[str, Any
     return {**last, "stopped_by": getattr(error, "kind", type(error).__name__), "reason": str(error)}
 
 
-def header(config: RunConfig, where: Placement) -> str:
+def header(config: RunConfig, where: Placement, parts: Components) -> str:
     """One line: what runs where."""
-    choices, parts = config.choices, build_components(config.to_dict(), where.workers)
-    compressor = parts.wrapped.compressor
+    choices, compressor = config.choices, parts.wrapped.compressor
     momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.owns else ""
     local = ""
     if parts.sync.local:
@@ -232,17 +229,17 @@ def header(config: RunConfig, where: Placement) -> str:
     return (
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {config.epochs} epochs of {config.batch_size} "
-        f"samples per worker and step{momentum}{describe_exchange(config, parts.wrapped, where)}"
+        f"samples per worker and step{momentum}{describe_exchange(where, parts)}"
     )
 
 
-def describe_exchange(config: RunConfig, wrapped: Wrapped, where: Placement) -> str:
+def describe_exchange(where: Placement, parts: Components) -> str:
     """How the processes of a run exchange gradients; nothing where there is one process."""
-    if where.processes == 1 or not build_components(config.to_dict(), where.workers).sync.gradient_exchange:
+    if where.processes == 1 or not parts.sync.gradient_exchange:
         return ""
-    if config.comm.engine == "ddp":
+    if parts.exchange.engine == "ddp":
         return "; gradients are exchanged by DistributedDataParallel"
-    why = after_backward(config.to_dict(), wrapped, where.processes)
+    why = parts.exchange.after_backward(parts.wrapped, where.processes)
     return f"; gradients are exchanged {f'after the backward pass: {why}' if why else 'during the backward pass'}"
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 
@@ -16,7 +17,7 @@ from accordion_bench.training.trainer import Trainer
 def trainer_for(overrides: list[str], comm: Comm) -> Trainer:
     """A trainer in the middle of its first epoch, with no file behind it but a temporary folder."""
     cfg = compose([*overrides, "schedule.lr_scaling=none", "optimizer.lr=0.01"])
-    trainer = Trainer(cfg, comm, RunFolder(tempfile.mkdtemp()))
+    trainer = Trainer(RunConfig.from_dict(cfg), comm, RunFolder(tempfile.mkdtemp()))
     trainer.begin_epoch()
     return trainer
 

@@ -24,6 +24,7 @@ from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose
 from accordion_bench.datasets.imagenet import Files, FolderData, Views
 from accordion_bench.datasets.images import ImageData
+from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 from scripts.bench_arms import ratio, trainer_for
 from scripts.bench_step import command_line, line
@@ -69,7 +70,7 @@ def bench_batch(rounds: int) -> None:
     for batch, (name, augmentation) in itertools.product((32, 128), AUGMENTED.items()):
         data, model = (
             made_up(50_000, **augmentation),
-            build_model(cfg, build_components(cfg, 1).dataset),
+            build_model(cfg["model"], build_components(RunConfig.from_dict(cfg), 1).dataset),
         )
         batches = data.train_batches(0, orders(50_000, batch))
         x, y = next(batches)

@@ -63,7 +63,7 @@ def bench_plain(rounds: int) -> None:
     """One worker against a plain PyTorch loop."""
     for setting, overrides in {**MODELS, **BIG}.items():
         trainer = trainer_for(overrides, Comm(1))
-        model = build_model(trainer.cfg, build_components(trainer.cfg, 1).dataset)
+        model = build_model(trainer.config.model, build_components(trainer.config, 1).dataset)
         times = interleaved({"ours": our_step(trainer), "plain": plain_step(trainer, model)}, rounds)
         row("dense step / plain PyTorch, 1 worker", setting, times, ("ours", "plain"), 1.03)
 
@@ -99,7 +99,7 @@ def _ddp_process(rank: int, folder: str, setting: str, overrides: list[str], rou
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     trainer = trainer_for(overrides, Comm(1, 2, rank))
-    model = build_model(trainer.cfg, build_components(trainer.cfg, 1).dataset)
+    model = build_model(trainer.config.model, build_components(trainer.config, 1).dataset)
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 renames broadcast_buffers, 2.11 has only that
     wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     arms = {"ours": our_step(trainer), "ddp": plain_step(trainer, wrapped)}

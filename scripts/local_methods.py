@@ -26,6 +26,7 @@ from accordion_bench.config.compose import compose
 from accordion_bench.config.validate import validate
 from accordion_bench.options import explain
 from accordion_bench.options.units import human_bytes
+from accordion_bench.processes.placement import place
 from accordion_bench.report.compare.arms import Arm, fingerprint, group
 from accordion_bench.report.compare.provenance import provenance
 from accordion_bench.report.compare.show import show_ratio, show_times
@@ -122,7 +123,8 @@ def planned(args: argparse.Namespace) -> tuple[list[Cell], list[str]]:
             typed = [*ALWAYS, *chosen, f"epochs={epochs}", *(option.format(**numbers) for option in options)]
             try:
                 cfg = compose([*typed, f"paths.runs={args.runs}"])
-                validate(RunConfig.from_dict(cfg))
+                config = RunConfig.from_dict(cfg)
+                validate(config, place(config))
             except Exception as error:  # e.g. a policy that this version does not have
                 refused.append(f"{setting}, {arm}: {explain.explain(error) or repr(error)}")
                 continue

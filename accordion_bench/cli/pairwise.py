@@ -10,6 +10,7 @@ from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config, target
+from accordion_bench.run_config import RunConfig
 
 Cell = tuple[str, str, tuple[str, ...]]  # compressor, synchronisation, policies in order
 
@@ -72,7 +73,7 @@ def shortened(cfg: Config) -> Config:
 def refusal(cfg: Config, workers: int) -> str | None:
     """Why a configuration is refused, or None where it runs."""
     try:
-        build_components(cfg, workers)
+        build_components(RunConfig.from_dict(cfg), workers)
     except ConfigError as refused:
         return str(refused)
     return None

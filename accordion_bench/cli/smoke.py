@@ -13,6 +13,7 @@ from accordion_bench.cli import pairwise, sweep
 from accordion_bench.cli.pairwise import Cell
 from accordion_bench.config.validate import validate
 from accordion_bench.options.instantiate import Config
+from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig
 
 NAME = "smoke"
@@ -52,7 +53,8 @@ def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str],
         KeyboardInterrupt: stopped.
     """
     base = {**base, "paths": {**base["paths"], "runs": str(Path(base["paths"]["runs"], NAME))}}
-    validate(RunConfig.from_dict(base))
+    config = RunConfig.from_dict(base)
+    validate(config, place(config))
     began, todo, ran = time.monotonic(), cells(base, typed), 0
     sweep.current.begin(base["paths"]["runs"])
     for number, cell in enumerate(todo, 1):

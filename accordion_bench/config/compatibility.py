@@ -10,27 +10,26 @@ from accordion_bench.compressors.assemble import pseudo_gradient_compressor, wra
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.options.instantiate import Config
+from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.base import Sync
 
 
-def refuse_pairs(cfg: Config, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:
+def refuse_pairs(config: RunConfig, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:
     """Refuse what does not go together.
 
     Raises:
         ConfigError: for the first pair.
     """
-    choices = cfg.get("choices", {})
-    name, scheme = choices.get("compressor", "this one"), choices.get("sync", "this one")
+    name, scheme = config.chosen("compressor"), config.chosen("sync")
     two_drivers(policies)
     for policy_name, policy in policies.items():
         needs_sync(policy_name, policies, sync, scheme)
         needs_levels(policy_name, policy, compressor, name)
         needs_gradients(policy_name, policy, sync, scheme)
     if sync.local:
-        pseudo_gradient_compressor(cfg["compressor"], name)
+        pseudo_gradient_compressor(config.compressor, name)
         if sync.gradient_exchange and compressor.traits.owns:
-            instead = "sync.phase1=model" if "phase1" in cfg["sync"] else "sync.switch_step=0"
+            instead = "sync.phase1=model" if "phase1" in config.sync else "sync.switch_step=0"
             raise ConfigError(
                 f"compressor must leave the momentum to the optimizer in synchronous steps before local ones, got "
                 f"{name}, which would leave the inner optimizers without a momentum at the switch; type {instead}"

@@ -11,11 +11,13 @@ from accordion_bench.compressors.assemble import Wrapped, optimizer_node, pseudo
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.config.compatibility import refuse_pairs
 from accordion_bench.datasets.base import Dataset
+from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.partition import levelled, sent_specs
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import Ladder, Plan, RunFacts, TensorSpec
+from accordion_bench.run_config import RunConfig
 from accordion_bench.schedules.base import Schedule
 from accordion_bench.sync.base import Sync
 
@@ -37,6 +39,7 @@ class Components:
     sync: Sync
     dataset: Dataset
     run: RunFacts
+    exchange: ExchangeOptions
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> Plan:
         """The plan before the first step, after every policy has started.
@@ -57,46 +60,54 @@ class Components:
         return plan
 
 
-def build_components(cfg: Config, workers: int) -> Components:
+def build_components(config: RunConfig, workers: int) -> Components:
     """Build and check every component of a run.
 
     Raises:
         ConfigError: a value breaks a rule, or two choices do not go together.
     """
-    choices = cfg.get("choices", {})
-    policies = {name: build(node, f"adaptive.{name}") for name, node in (cfg.get("adaptive") or {}).items()}
-    sync, dataset = build(cfg["sync"], "sync"), build(cfg["dataset"], "dataset")
-    schedule = build(cfg["schedule"], "schedule", epochs=cfg["epochs"], workers=workers)
-    wrapped = wrapped_compressor(cfg["compressor"], cfg["optimizer"] if sync.gradient_exchange else None)
-    refuse_pairs(cfg, wrapped.compressor, policies, sync)
+    comm, name = config.comm, config.chosen("compressor")
+    policies = {name: build(node, f"adaptive.{name}") for name, node in config.adaptive.items()}
+    sync, dataset = build(config.sync, "sync"), build(config.dataset, "dataset")
+    schedule = build(config.schedule, "schedule", epochs=config.epochs, workers=workers)
+    wrapped = wrapped_compressor(config.compressor, config.optimizer if sync.gradient_exchange else None)
+    refuse_pairs(config, wrapped.compressor, policies, sync)
 
     def differences() -> Wrapped:
-        return pseudo_gradient_compressor(cfg["compressor"], choices.get("compressor", "this one"))
+        return pseudo_gradient_compressor(config.compressor, name)
 
     wrapped = wrapped if sync.gradient_exchange else differences()
     policies = in_order(policies)
-    run = RunFacts(cfg["epochs"], workers, dataset.train_count, cfg["batch_size"], schedule, schedule.rises_until)
+    run = RunFacts(config.epochs, workers, dataset.train_count, config.batch_size, schedule, schedule.rises_until)
     sync.refuse_driven({policy.drives: name for name, policy in policies.items()}, run)
-    sync.check(cfg, run)
+    sync.check(run, comm.workers_per_process or workers // (comm.processes or 1))
     ladder = _ladder(wrapped.compressor, policies)
     parts = Components(
         wrapped=wrapped,
         differences=differences,
         policies=policies,
         ladder=ladder,
-        codebooks=_codebooks(wrapped.compressor, policies, ladder, cfg),
+        codebooks=_codebooks(wrapped.compressor, policies, ladder, name),
         schedule=schedule,
         sync=sync,
         dataset=dataset,
         run=run,
+        exchange=exchange_options(config),
     )
     parts.plan_for([])  # what a policy cannot do in this run is refused here
     return parts
 
 
-def build_optimizer(cfg: Config, compressor: Compressor, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+def exchange_options(config: RunConfig) -> ExchangeOptions:
+    """What of a run decides how and when gradients are exchanged."""
+    comm = config.comm
+    clips = bool(config.clip_norm) and config.clip_at != "after"
+    return ExchangeOptions(comm.engine, comm.overlap, comm.bucket_cap_mb, config.precision == "float16", clips)
+
+
+def build_optimizer(optimizer: Config, compressor: Compressor, params: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer, without what the compressor applies itself."""
-    node = optimizer_node(cfg["optimizer"], compressor)
+    node = optimizer_node(optimizer, compressor)
     return build(node, "optimizer", positional=[params], adapt=without_dynamo)
 
 
@@ -123,7 +134,7 @@ def _ladder(compressor: Compressor, policies: dict[str, Policy]) -> Ladder:
 
 
 def _codebooks(
-    compressor: Compressor, policies: dict[str, Policy], ladder: Ladder, cfg: Config
+    compressor: Compressor, policies: dict[str, Policy], ladder: Ladder, name: str
 ) -> dict[int, tuple[float, ...]]:
     """Where a policy drives codebooks: one per number of bits that the plan may choose, the compressor's own."""
     driver = next((name for name, policy in policies.items() if policy.drives == "codebook"), None)
@@ -133,7 +144,7 @@ def _codebooks(
     own = {b: compressor.codebook(b) for b in bits}
     books = {b: tuple(torch.tensor(levels).tolist()) for b, levels in own.items() if levels is not None}
     if not books:
-        name, (knob, instead) = cfg.get("choices", {}).get("compressor", "this one"), compressor.traits.knob_with
+        knob, instead = compressor.traits.knob_with
         if knob == "bits":
             raise ConfigError(
                 f"adaptive={driver} needs a compressor with a codebook to replace, got one whose levels are fixed; "
@@ -146,19 +157,22 @@ def _codebooks(
     return books
 
 
-def build_model(cfg: Config, dataset: Dataset) -> nn.Module:
+def build_model(node: Config, dataset: Dataset, name: str = "this one", data: str = "this one") -> nn.Module:
     """The model for a data set, with random weights.
+
+    Args:
+        node: the model's options.
+        dataset: what it is to learn.
+        name, data: what was chosen, for messages.
 
     Raises:
         ConfigError: the model is of another task, or needs larger images.
     """
-    model, choices = target(cfg["model"], "model"), cfg.get("choices", {})
-    name, data = choices.get("model", "this one"), choices.get("dataset", "this one")
-    task = getattr(model, "task", "images")
+    task = getattr(target(node, "model"), "task", "images")
     if task != dataset.task:
         instead = {"images": "dataset=digits", "text": "dataset=pydocs"}[task]
         raise ConfigError(f"model={name} needs a data set of {task}, got dataset={data}; type {instead}")
-    built = build(cfg["model"], "model", **dataset.model_arguments())
+    built = build(node, "model", **dataset.model_arguments())
     smallest, size = getattr(built, "min_size", 1), getattr(dataset, "image_size", 1)
     if task == "images" and size < smallest:
         raise ConfigError(

@@ -9,7 +9,6 @@ from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.exchange.ddp import bare
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
-from accordion_bench.options.instantiate import Config
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.every_step import EveryStep
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 INSTEAD = "comm.engine=exchange"
 
 
-def warnings(cfg: Config) -> list[str]:
+def warnings(config: RunConfig) -> list[str]:
     """What is done that nobody has asked for."""
-    one = cfg["comm"]["engine"] == "ddp" and cfg["comm"]["backend"] == "gloo"
-    if not one or not isinstance(bare(cfg["compressor"]), PowerSGD):
+    one = config.comm.engine == "ddp" and config.comm.backend == "gloo"
+    if not one or not isinstance(bare(config.compressor), PowerSGD):
         return []
     return [
         "compressor=powersgd with comm.engine=ddp gets one bucket for the whole model on gloo, because torch's hook "

@@ -6,7 +6,7 @@ from pathlib import Path
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.config import ddp_rules
 from accordion_bench.config.by_scale import SCALES
-from accordion_bench.config.components import build_components, build_model, build_optimizer
+from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.declared import check_kinds
 from accordion_bench.forward import compile
 from accordion_bench.forward.precision import PRECISIONS
@@ -14,13 +14,16 @@ from accordion_bench.forward.task import task_of
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build
-from accordion_bench.processes.placement import place, with_placement
+from accordion_bench.processes.placement import Placement, with_placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 
 
-def validate(config: RunConfig) -> None:
+def validate(config: RunConfig, where: Placement) -> Components:
     """Refuse every wrong value before data or devices are touched.
+
+    Returns:
+        the components of the run.
 
     Raises:
         ConfigError: one sentence: key, rule, value, what to type instead.
@@ -54,7 +57,7 @@ def validate(config: RunConfig) -> None:
     checks.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
-    parts = build_components(with_placement(config, where := place(config)).to_dict(), where.workers)
+    parts = build_components(with_placement(config, where), where.workers)
     if config.compile is not None:
         compile.refuse(config.compile, parts.dataset.task, where.device)
     if config.channels_last is not None:
@@ -76,11 +79,12 @@ def validate(config: RunConfig) -> None:
             checks.number("target", config.target, at_least=1, instead=100)
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
     with keyed_rng.kept_rng():
-        model = build_model(config.to_dict(), parts.dataset)
-    build_optimizer(config.to_dict(), parts.wrapped.compressor, list(model.parameters()))
+        model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))
+    build_optimizer(config.optimizer, parts.wrapped.compressor, list(model.parameters()))
     build(config.tracker, "tracker")
     build(config.network, "network")
     runs = Path(config.paths.runs)
     nearest = next(path for path in [runs, *runs.absolute().parents] if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise ValueRefused("paths.runs", "a folder that can be written", str(runs), "results/runs")
+    return parts

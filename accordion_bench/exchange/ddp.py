@@ -42,9 +42,11 @@ class DDPExchange(Exchange):
 
     Args:
         axis: its model is wrapped; buffers stay the workers' own.
-        cfg: of the run.
+        node: the compressor's options.
         ladder: the compressor's one level.
         comm: of one worker in each of several processes.
+        seed: for keyed draws.
+        bucket_cap_mb: MB of gradients that are exchanged together; None = torch's 1, then 25.
 
     Attributes:
         module: what is to be called in the place of the model, in training.
@@ -54,14 +56,21 @@ class DDPExchange(Exchange):
 
     waited_in_backward = True
 
-    def __init__(self, axis: WorkerAxis, cfg: Config, ladder: Ladder, comm: Comm) -> None:
-        node = cfg["compressor"]
+    def __init__(
+        self,
+        axis: WorkerAxis,
+        node: Config,
+        ladder: Ladder,
+        comm: Comm,
+        seed: int,
+        bucket_cap_mb: float | None = None,
+    ) -> None:
         compressor, start_step = bare(node), node.get("start_step", 0)
-        super().__init__(compressor, axis.specs, ladder, comm, axis.params[0], cfg["seed"], start_step=start_step)
+        super().__init__(compressor, axis.specs, ladder, comm, axis.params[0], seed, start_step=start_step)
         self.what = "mean gradient"
         self.resumable = not isinstance(compressor, PowerSGD)
         self._element_size = axis.params[0].element_size()
-        cap = cfg["comm"].get("bucket_cap_mb")
+        cap = bucket_cap_mb
         if isinstance(compressor, PowerSGD) and dist.get_backend() == "gloo":  # one bucket
             cap = math.ceil(self.numel * self._element_size / MB) + 1
         with python_warnings.catch_warnings():
@@ -83,7 +92,7 @@ class DDPExchange(Exchange):
                 use_error_feedback=node["error_feedback"],
                 warm_start=compressor.warm_start,
                 orthogonalization_epsilon=compressor.eps,
-                random_seed=cfg["seed"] % 2**32,
+                random_seed=seed % 2**32,
             )
             self.module.register_comm_hook(self.hook_state, powerSGD_hook.powerSGD_hook)
         self._calls = 0

@@ -11,7 +11,6 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.optimizers.inner import InnerOptimizers
 from accordion_bench.options.component import Component
-from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts
 from accordion_bench.position import Position
 
@@ -68,8 +67,12 @@ class Sync(Component):
     groups: Sequence[tuple[int, int]] | None = None
     outer_optimizer: str = "none"
 
-    def check(self, cfg: Config, run: RunFacts) -> None:
+    def check(self, run: RunFacts, workers_per_process: int) -> None:
         """Refuse options that do not fit the run.
+
+        Args:
+            run: how much there is to train.
+            workers_per_process: W.
 
         Raises:
             ConfigError: with what to type instead.

@@ -9,7 +9,6 @@ from torch import Tensor
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import ExchangeRunner
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import RunFacts
 from accordion_bench.tensors import keyed_rng
 
@@ -47,7 +46,7 @@ def checked_groups(groups: Any) -> list[tuple[int, int]]:
     return pairs
 
 
-def refuse_groups(groups: Sequence[tuple[int, int]], cfg: Config, run: RunFacts) -> None:
+def refuse_groups(groups: Sequence[tuple[int, int]], run: RunFacts, workers_per_process: int) -> None:
     """Refuse groups that do not fit the run's workers, or would cut a process.
 
     Raises:
@@ -58,7 +57,7 @@ def refuse_groups(groups: Sequence[tuple[int, int]], cfg: Config, run: RunFacts)
         smaller = [group for group in shown if run.workers % group[1] == 0 and group[1] < run.workers]
         rule = f"a list whose last group has all {run.workers} workers"
         raise ValueRefused("sync.groups", rule, shown, [*smaller, [groups[-1][0], run.workers]])
-    W = cfg["comm"]["workers_per_process"] or run.workers // (cfg["comm"]["processes"] or 1)
+    W = workers_per_process
     whole = [group for group in shown if group[1] % W == 0 or W % group[1] == 0]
     if whole != shown:
         rule = f"groups that divide the {W} workers of a process, or are made of whole processes"

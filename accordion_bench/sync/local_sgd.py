@@ -115,7 +115,7 @@ class LocalSGD(Sync):
 
     # ---- before the run
 
-    def check(self, cfg: Config, run: RunFacts) -> None:
+    def check(self, run: RunFacts, workers_per_process: int) -> None:
         if self.switch_step is None and run.first_drop() is None:
             rule = "a number of steps where the learning rate never drops at once, to 0.7 or less"
             raise ValueRefused("sync.switch_step", rule, None, run.steps // 2)
@@ -123,7 +123,7 @@ class LocalSGD(Sync):
             rule = f"below {run.steps}, the steps of the run, or workers would never take a step of their own"
             raise ValueRefused("sync.switch_step", rule, self.switch_step, run.steps // 2)
         if self.groups is not None:
-            refuse_groups(self.groups, cfg, run)
+            refuse_groups(self.groups, run, workers_per_process)
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
         step, drop = self.switch_step, run.first_drop()

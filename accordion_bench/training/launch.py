@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.config.components import build
+from accordion_bench.config.components import Components
+from accordion_bench.datasets.base import Dataset
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import Stopper
 from accordion_bench.processes.placement import Placement
@@ -41,27 +42,28 @@ def join_process_group(config: RunConfig, where: Placement, watch: Watch | None)
             process_group.leave()
 
 
-def prepare_data(config: RunConfig, where: Placement, watch: Watch | None) -> None:
+def prepare_data(dataset: Dataset, folder: str, where: Placement, watch: Watch | None) -> None:
     """Make sure that the data is there, once per machine; all processes wait.
 
     Raises:
         ConfigError: the data is missing here.
     """
     if where.local_rank == 0:
-        build(config.dataset, "dataset").prepare(config.paths.data)
+        dataset.prepare(folder)
     if watch is not None:
         watch.store.set(f"data-{where.rank}", "")
         for rank in range(where.processes):
             watch.get(f"data-{rank}")
 
 
-def run(config: RunConfig, where: Placement, folder: RunFolder, watch: Watch | None = None) -> None:
+def run(config: RunConfig, where: Placement, folder: RunFolder, parts: Components, watch: Watch | None = None) -> None:
     """Train in all processes that this one is responsible for; the leader has written the summary when it returns.
 
     Args:
         config: the configuration.
         where: the placement.
         folder: the run folder.
+        parts: the run's components; spawned processes build their own.
         watch: over the process group that this process has joined; None where it is alone.
 
     Raises:
@@ -69,7 +71,7 @@ def run(config: RunConfig, where: Placement, folder: RunFolder, watch: Watch | N
         RuntimeError: a process failed.
     """
     if where.launcher != "self" or where.processes == 1:
-        train(config, where, folder, watch)
+        train(config, where, folder, watch, parts)
         return
     task = functools.partial(_train_spawned, config, folder.path)
     error = spawn(task, where, config.comm.timeout, config.comm.interface).error()
@@ -81,7 +83,13 @@ def _train_spawned(config: RunConfig, folder: Path, where: Placement, watch: Wat
     train(config, where, RunFolder(folder), watch)
 
 
-def train(config: RunConfig, where: Placement, folder: RunFolder, watch: Watch | None = None) -> None:
+def train(
+    config: RunConfig,
+    where: Placement,
+    folder: RunFolder,
+    watch: Watch | None = None,
+    parts: Components | None = None,
+) -> None:
     """Train in this process, as one of possibly several that have joined a process group."""
     from accordion_bench.training.trainer import Trainer
 
@@ -95,7 +103,7 @@ def train(config: RunConfig, where: Placement, folder: RunFolder, watch: Watch |
     handler = folder.log_to_file() if comm.leader else None
     with handling(stopper.note):
         try:
-            trainer = Trainer(config.to_dict(), comm, folder, stopper)
+            trainer = Trainer(config, comm, folder, stopper, parts)
             if config.resume:
                 resume(trainer, folder)
             summary = trainer.fit()

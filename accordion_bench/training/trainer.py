@@ -1,6 +1,7 @@
 """The loop: one training step reads from top to bottom."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,11 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.config.components import build_components, build_model, build_optimizer
+from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap
-from accordion_bench.exchange.overlap_rules import after_backward, bucket_mb, overlaps
 from accordion_bench.exchange.runner import ExchangeRunner
 from accordion_bench.forward.compile import compiled
 from accordion_bench.forward.precision import LossScale, autocast
@@ -28,6 +28,7 @@ from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
 from accordion_bench.position import Position
 from accordion_bench.processes.interrupt import Interrupted, Stopper
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder, log
@@ -48,7 +49,7 @@ class Trainer:
     """Trains one configuration; every process of a run has one.
 
     Args:
-        cfg: the resolved configuration.
+        config: the configuration.
         comm: this process's view of all workers.
         folder: the run folder; only the leader writes there, except for checkpoints.
         stopper: says when to stop early.
@@ -63,32 +64,39 @@ class Trainer:
         what is saved: owners
     """
 
-    def __init__(self, cfg: dict[str, Any], comm: Comm, folder: RunFolder, stopper: Stopper | None = None) -> None:
-        self.cfg, self.comm, self.folder, self.stopper = cfg, comm, folder, stopper or Stopper()
+    def __init__(
+        self,
+        config: RunConfig,
+        comm: Comm,
+        folder: RunFolder,
+        stopper: Stopper | None = None,
+        parts: Components | None = None,
+    ) -> None:
+        self.config, self.comm, self.folder, self.stopper = config, comm, folder, stopper or Stopper()
         self.device, self.clock = comm.device, comm.clock
-        parts, seed = build_components(cfg, comm.workers), cfg["seed"]
+        parts, seed = parts or build_components(config, comm.workers), config.seed
         self.sync, self.ladder = parts.sync, parts.ladder
 
         self.task: Task = task_of(parts.dataset, self.device)
-        self.data = parts.dataset.load(cfg["paths"]["data"], seed, self.device)
+        self.data = parts.dataset.load(config.paths.data, seed, self.device)
         self.sampler = Sampler(self.data.train_size, comm.workers, seed, parts.dataset.sharding)
         with seeded(key(seed, "model")):
-            model = build_model(cfg, parts.dataset)
-        self.memory_format = torch.channels_last if cfg["channels_last"] else torch.preserve_format
+            model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))
+        self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
         model = model.to(self.device).to(memory_format=self.memory_format)
         comm.broadcast_([*model.parameters(), *model.buffers()], "setup")
-        self.axis = WorkerAxis(model, comm, seed, cfg["bn"])
+        self.axis = WorkerAxis(model, comm, seed, config.bn)
         self.inner = InnerOptimizers(
             self.axis,
-            lambda params: build_optimizer(cfg, parts.wrapped.compressor, params),
-            lambda params: build_optimizer(cfg, parts.differences().compressor, params),
+            lambda params: build_optimizer(config.optimizer, parts.wrapped.compressor, params),
+            lambda params: build_optimizer(config.optimizer, parts.differences().compressor, params),
         )
-        self.loss_scale = LossScale() if cfg["precision"] == "float16" else None
+        self.loss_scale = LossScale() if config.precision == "float16" else None
 
-        self.score = Score(self.task.metric, cfg["target"], self.device)
+        self.score = Score(self.task.metric, config.target, self.device)
         specs, like, run = self.axis.specs, self.axis.params[0], parts.run
         plan = parts.plan_for(specs)
-        self.position = Position(plan, cfg["optimizer"]["lr"], parts.schedule, cfg["epochs"], self.sampler.steps)
+        self.position = Position(plan, config.optimizer["lr"], parts.schedule, config.epochs, self.sampler.steps)
         self.policy_runner = PolicyRunner(
             parts.policies,
             specs,
@@ -98,14 +106,18 @@ class Trainer:
             self.score.loss_sum,
             lambda: len(self.sampler.batch(comm.first_worker, self.position.step_in_epoch)),
             run.warmup_epochs,
-            cfg["measure"],
+            dataclasses.asdict(config.measure),
         )
-        leave_early = not after_backward(cfg, parts.wrapped, comm.processes)
-        self.overlap = Overlap(self.axis, comm, overlaps(cfg, comm.processes), leave_early)
+        leave_early = not parts.exchange.after_backward(parts.wrapped, comm.processes)
+        self.overlap = Overlap(self.axis, comm, parts.exchange.overlaps(comm.processes), leave_early)
         # in processes of their own they would, unless something forbids it
-        self.models_overlap = not after_backward(cfg, parts.wrapped, max(2, comm.processes))
-        own_engine = cfg["comm"].get("engine") != "ddp"
-        self.ddp = None if own_engine else DDPExchange(self.axis, cfg, self.ladder, comm)
+        self.models_overlap = not parts.exchange.after_backward(parts.wrapped, max(2, comm.processes))
+        own_engine = config.comm.engine != "ddp"
+        self.ddp = (
+            None
+            if own_engine
+            else DDPExchange(self.axis, config.compressor, self.ladder, comm, config.seed, config.comm.bucket_cap_mb)
+        )
         self.runner = ExchangeRunner(
             self.axis,
             self.position,
@@ -115,18 +127,18 @@ class Trainer:
             parts.wrapped,
             parts.differences,
             seed,
-            bucket_mb(cfg),
+            parts.exchange.bucket_mb,
             self.ddp,
         )
 
         self.progress = Progress(comm.leader)
-        self.tracker: Tracker = build(cfg["tracker"], "tracker")
-        self.network: Network = build(cfg["network"], "network")
-        self.meter = Meter(cfg["comm"].get("interface"), comm)
-        decay = cfg["optimizer"].get("weight_decay", 0)
-        clip_mean = cfg["clip_norm"] if cfg["clip_at"] == "after" else None
+        self.tracker: Tracker = build(config.tracker, "tracker")
+        self.network: Network = build(config.network, "network")
+        self.meter = Meter(config.comm.interface, comm)
+        decay = config.optimizer.get("weight_decay", 0)
+        clip_mean = config.clip_norm if config.clip_at == "after" else None
         self.sync.begin(SyncContext(self.axis, self.position, self.runner, self.inner, run, decay, clip_mean))
-        self.forward = compiled(self.ddp.module if self.ddp else self.axis.model, cfg["compile"])
+        self.forward = compiled(self.ddp.module if self.ddp else self.axis.model, config.compile)
 
     # ---- one step
 
@@ -160,8 +172,8 @@ class Trainer:
     def _step(self, lr: float) -> None:
         """From this step's gradients to parameters, and to what is decided of them."""
         axis = self.axis
-        if self.cfg["clip_norm"] and self.cfg["clip_at"] != "after":
-            axis.clip(self.cfg["clip_norm"])
+        if self.config.clip_norm and self.config.clip_at != "after":
+            axis.clip(self.config.clip_norm)
             self.clock.lap("compute")
         self.policy_runner.epoch_sums.add_gradients(axis.gradients_W)
         self.clock.lap("policy")
@@ -199,12 +211,12 @@ class Trainer:
         return self.sync.exchange
 
     def _backward(self, row: int, x: Tensor, y: Tensor) -> Tensor:
-        size = self.cfg["micro_batch_size"] or len(y)
+        size = self.config.micro_batch_size or len(y)
         xs, ys = x.to(memory_format=self.memory_format).split(size), y.split(size)
 
         def share_of_loss(i: int) -> Tensor:
             only_add_up = self.ddp.no_sync() if self.ddp and i < len(xs) - 1 else contextlib.nullcontext()
-            with only_add_up, autocast(self.cfg["precision"], self.device):
+            with only_add_up, autocast(self.config.precision, self.device):
                 return self.task.loss(self.forward, xs[i], ys[i], row, i) * (len(ys[i]) / len(y))
 
         scale = self.loss_scale.value if self.loss_scale else 1.0
@@ -237,11 +249,11 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end; returns the summary."""
-        position, epochs, every = self.position, self.cfg["epochs"], self.cfg["checkpoint"]["every"]
+        position, epochs, every = self.position, self.config.epochs, self.config.checkpoint.every
         if self.comm.leader:
-            self.tracker.begin(self.cfg, self.folder.path)
+            self.tracker.begin(self.config.to_dict(), self.folder.path)
         self.progress.begin(position.step + position.steps_left, position.step)
-        recording = profiled(self.cfg["profile"] * self.comm.leader, self.folder, self.clock)
+        recording = profiled(self.config.profile * self.comm.leader, self.folder, self.clock)
         with contextlib.closing(self.progress), recording as profile_step:
             while position.epoch < epochs:
                 self.begin_epoch()

@@ -13,6 +13,7 @@ from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
+from accordion_bench.run_config import RunConfig
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals.gradient_sums import GradientSums
@@ -224,9 +225,9 @@ def test_contract_of_every_policy(name, compressor):
     cfg = compose([f"adaptive={name}", f"compressor={compressor}"])
     if matrix.of_pair("compressor", compressor, "adaptive", name):
         with pytest.raises(ConfigError, match=r"type .*compressor="):
-            build_components(cfg, workers=4)
+            build_components(RunConfig.from_dict(cfg), workers=4)
         return
-    parts = build_components(cfg, workers=4)
+    parts = build_components(RunConfig.from_dict(cfg), workers=4)
     assert list(parts.policies) == ([] if name == "none" else [name])
     for policy in parts.policies.values():
         plan = policy.start(Plan({"a": 0}, 32, codebooks=parts.codebooks), parts.ladder, parts.run)
@@ -244,11 +245,11 @@ def test_every_policy_of_levels_refuses_a_compressor_without():
     for name in yaml_names("adaptive"):
         if name != "none" and target(yaml_node("adaptive", name), name).drives in ("level", "codebook"):
             with pytest.raises(ConfigError, match=r"got compressor=none; type .*compressor=(powersgd|qsgd|topk)"):
-                build_components(compose([f"adaptive={name}", "compressor=none"]), workers=4)
+                build_components(RunConfig.from_dict(compose([f"adaptive={name}", "compressor=none"])), workers=4)
 
 
 def test_two_policies_on_one_knob_are_refused():
     cfg = compose(["adaptive=accordion", "compressor=powersgd"])
     cfg["adaptive"]["again"] = dict(cfg["adaptive"]["accordion"])
     with pytest.raises(ConfigError, match="accordion and again"):
-        build_components(cfg, workers=4)
+        build_components(RunConfig.from_dict(cfg), workers=4)

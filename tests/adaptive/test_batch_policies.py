@@ -19,6 +19,7 @@ from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
 from accordion_bench.position import StepInfo
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.cosine import Cosine
@@ -317,7 +318,7 @@ def test_refused_large_batches(options, told):
 def test_one_worker_has_no_noise_to_measure():
     cfg = composed.cfg("adaptive=noise_scale")
     with pytest.raises(ConfigError, match=r"workers must be at least 2 .*, got 1; type workers=2"):
-        build_components(cfg, workers=1)
+        build_components(RunConfig.from_dict(cfg), workers=1)
 
 
 @pytest.mark.parametrize("name", ["accordion_batch", "adabatch", "noise_scale"])
@@ -361,7 +362,7 @@ def steps(rows) -> list[int]:
 def test_steps_per_epoch_and_learning_rates(arm, per_epoch, sizes, tmp_path):
     rows = rows_of(tmp_path, *arm)
     assert steps(rows) == per_epoch and [row["plan"]["batch_size"] for row in rows] == sizes
-    schedule = build_components(composed.run(tmp_path, *arm), 4).schedule
+    schedule = build_components(RunConfig.from_dict(composed.run(tmp_path, *arm)), 4).schedule
     rates = [0.02 * schedule(row["epoch"]) * row["plan"]["lr_factor"] for row in rows]
     assert [row["lr"] for row in rows] == pytest.approx(rates)
     assert all(row["decisions"] for row in rows) or arm[0] != NOISE[0]

@@ -13,6 +13,7 @@ from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.processes.placement import Placement
+from accordion_bench.run_config import RunConfig
 from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from tests.kit import composed, tiny
@@ -201,7 +202,7 @@ OVERLAP = ["sync=overlap_local_sgd", "sync.merge_alpha=1", "sync.delay=1", "sync
 def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
     cfg = composed.cfg(*overrides)
     assert cfg["choices"]["sync"] == sync
-    assert build_components(cfg, 4).plan_for([]).period == period
+    assert build_components(RunConfig.from_dict(cfg), 4).plan_for([]).period == period
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,8 @@ def test_refused_in_one_sentence(overrides, told):
     (["sync=hierarchical"], "sync hierarchical (averaging every 16 steps), adaptive none"),
 ])  # fmt: skip
 def test_the_header_tells_the_first_period(overrides, told):
-    assert told in train.header(composed.config(*overrides), Placement("simulated", 1, 4))
+    config = composed.config(*overrides)
+    assert told in train.header(config, Placement("simulated", 1, 4), build_components(config, 4))
 
 
 # ---- real runs: 24 steps, 6 an epoch

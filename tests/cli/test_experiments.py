@@ -25,7 +25,7 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
-from tests.kit import tiny
+from tests.kit import composed, tiny
 from tests.kit.composed import parts_of, swept, unresolved
 from tests.kit.helpers import yaml_names, yaml_node
 from tests.kit.paths import ROOT
@@ -104,7 +104,7 @@ def test_workers_meet_in_mid_run_at_every_scale(preset):
         cfg, params, setup = cfg_of(preset, at=at), swept(preset, at), unresolved(preset, "dense").copy()
         setup.scale = at
         for workers in map(int, params.get("workers", [cfg["workers"]])):
-            run = build_components({**cfg, "workers": workers}, workers).run
+            run = build_components(RunConfig.from_dict({**cfg, "workers": workers}), workers).run
             switch = (run.first_drop() or 0) if "local_post" in params["+arm"] else 0
             longest = max(map(int, params.get("setup.period", [setup.setup.period])))
             assert (run.epochs - switch) * run.steps_per_epoch() >= longest
@@ -131,7 +131,7 @@ def check_cell(preset: str, arm: str, monkeypatch) -> None:
     """Validated at tiny, put together at the other scales; the network is tests/models/test_models.py's to build."""
     monkeypatch.setattr(validate, "build_model", lambda cfg, dataset: torch.nn.Linear(1, 1))
     cfg = cfg_of(preset, arm, "tiny")
-    validate.validate(RunConfig.from_dict(cfg))
+    composed.validated(cfg)
     assert (cfg["choices"]["experiment"], cfg["choices"]["arm"]) == (preset, arm)
     for at in ("full", "small"):
         parts_of(cfg_of(preset, arm, at))
@@ -211,7 +211,7 @@ def test_ef_blocksgd():
     for arm, scales in {"ef_sgd": 1, "ef_sgdm": 1, "ef_blocksgd": 59, "ef_blocksgdm": 59}.items():
         cfg = cfg_of("ef_blocksgd/cifar100", arm, "tiny")
         parts = parts_of(cfg)
-        named = build_model(cfg, parts.dataset).named_parameters()
+        named = build_model(cfg["model"], parts.dataset).named_parameters()
         specs = [TensorSpec(name, tuple(p.shape)) for name, p in named]
         assert len(sent_specs(specs, parts.wrapped.scope, parts.wrapped.block_size)) == scales
 

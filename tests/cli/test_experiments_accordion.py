@@ -25,8 +25,8 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec
 from accordion_bench.position import StepInfo
-from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
+from tests.kit import composed
 from tests.kit.composed import parts_of, swept, unresolved
 from tests.kit.helpers import compressor as wrapped
 from tests.kit.helpers import exchange_for, gradients, yaml_names, yaml_node
@@ -95,7 +95,7 @@ def model_specs(preset: str, faithful: bool = True) -> list[TensorSpec]:
     """The tensors of a preset's network, at full scale."""
     cfg = cfg_of(preset, faithful=faithful)
     with torch.device("meta"):
-        named = list(build_model(cfg, parts_of(cfg).dataset).named_parameters())
+        named = list(build_model(cfg["model"], parts_of(cfg).dataset).named_parameters())
     return [TensorSpec(name, tuple(p.shape)) for name, p in named]
 
 
@@ -162,7 +162,7 @@ def check_cell(preset: str, arm: str, monkeypatch) -> None:
     monkeypatch.setattr(validate, "build_model", small_model)
     for faithful in (False, True):
         cfg = cfg_of(preset, arm, "tiny", faithful)
-        validate.validate(RunConfig.from_dict(cfg))
+        composed.validated(cfg)
         names = cfg["choices"]
         assert names["experiment"] == preset + ", faithful" * faithful and names["arm"] == arm
     for at in ("full", "small"):

@@ -10,6 +10,7 @@ import torch
 from accordion_bench.cli import pairwise
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from scripts import matrix
@@ -53,10 +54,10 @@ def cells() -> list[pairwise.Cell]:
 def test_every_pair_that_runs_trains_a_few_steps(tmp_path, part):
     for compressor, sync, policies in cells()[part::8]:
         cfg = pairwise.shortened(matrix.cell(compressor, sync, policies, RUN))
-        build_components(cfg, matrix.WORKERS)
+        build_components(RunConfig.from_dict(cfg), matrix.WORKERS)
         folder = RunFolder(tmp_path / f"{compressor}-{sync}-{'-'.join(policies)}")
         folder.path.mkdir()
-        trainer = Trainer(cfg, Comm(matrix.WORKERS), folder)
+        trainer = Trainer(RunConfig.from_dict(cfg), Comm(matrix.WORKERS), folder)
         start = [value.clone() for value in trainer.axis.shared]
         summary = trainer.fit()
         named = f"{compressor}, {sync}, {policies}"

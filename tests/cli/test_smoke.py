@@ -16,6 +16,7 @@ from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.profiler import profiled
 from tests.kit import tiny
@@ -58,7 +59,7 @@ def test_shortened_options_are_options():
     base = compose(["+experiment=smoke"])
     for sync in pairwise.names("sync"):
         cfg = pairwise.shortened(pairwise.cell(base, "qsgd", sync, ["none"]))
-        build_components(cfg, 4)
+        build_components(RunConfig.from_dict(cfg), 4)
         periods = (
             [cfg["sync"].get("period")] if not cfg["sync"].get("groups") else [p for p, _ in cfg["sync"]["groups"]]
         )
@@ -165,7 +166,7 @@ def test_one_batch_is_learnt(tmp_path, overrides):
 
 def test_the_batch_is_the_same_in_every_step():
     cfg = compose(["+experiment=debug"])
-    run, dataset = build_components(cfg, cfg["workers"]).run, cfg["dataset"]
+    run, dataset = build_components(RunConfig.from_dict(cfg), cfg["workers"]).run, cfg["dataset"]
     assert run.steps_per_epoch() == 1 and run.train_size == run.workers * run.batch_size == dataset["subset"]
     sampler = Sampler(run.train_size, run.workers, 0, dataset["sharding"])
     seen = []

@@ -16,6 +16,7 @@ from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from tests.kit.helpers import SPECS, exchange_for, gradients
 
@@ -281,7 +282,7 @@ def test_error_feedback_and_the_optimizers_momentum_are_refused():
     with pytest.raises(ConfigError, match=r"compressor\.error_feedback must be false"):
         exchange_for("demo", error_feedback=True)
     with pytest.raises(ConfigError, match=r"type optimizer\.momentum=0"):
-        build_components(compose(["compressor=demo"]), workers=1)
+        build_components(RunConfig.from_dict(compose(["compressor=demo"])), workers=1)
 
 
 def test_trains_with_decoupled_weight_decay(tmp_path):

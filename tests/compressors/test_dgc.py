@@ -17,6 +17,7 @@ from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from tests.kit import tiny
 from tests.kit.helpers import SGD, SPECS, compressor, exchange_for, gradients
@@ -278,4 +279,4 @@ def test_error_feedback_around_it_is_refused():
 
 def test_another_optimizer_is_refused():
     with pytest.raises(ConfigError, match="optimizer must be sgd"):
-        build_components(compose(["compressor=dgc", "optimizer=adamw"]), 4)
+        build_components(RunConfig.from_dict(compose(["compressor=dgc", "optimizer=adamw"])), 4)

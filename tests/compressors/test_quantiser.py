@@ -21,6 +21,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledMoments
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import BucketStatistics
 from tests.kit.helpers import exchange_for, gradients
@@ -121,7 +122,7 @@ def test_wrong_options_are_refused_in_one_sentence(options, told):
 ])  # fmt: skip
 def test_impossible_pairs_are_refused(overrides, told):
     with pytest.raises(ConfigError) as refused:
-        build_components(compose(overrides), 4)
+        build_components(RunConfig.from_dict(compose(overrides)), 4)
     assert told in str(refused.value) and "; type " in str(refused.value)
 
 

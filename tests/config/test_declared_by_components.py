@@ -15,12 +15,10 @@ from accordion_bench import train
 from accordion_bench.cli import pairwise, smoke
 from accordion_bench.config import compatibility, declared
 from accordion_bench.config.compose import compose
-from accordion_bench.config.no_effect import without_effect
-from accordion_bench.config.validate import validate
 from accordion_bench.options import conf_dir as where_conf_is
 from accordion_bench.options.conf_dir import conf_dir, package_dir
 from accordion_bench.report.read import labels
-from accordion_bench.run_config import RunConfig
+from tests.kit import composed
 from tests.kit.helpers import yaml_names, yaml_node
 
 # ---- two files, no edit elsewhere
@@ -120,8 +118,8 @@ def outside(tmp_path, monkeypatch):
 def warned(*overrides: str) -> list[str]:
     """What is said of a configuration of which all these keys were typed."""
     cfg = compose([*overrides, "workers=4"])
-    validate(RunConfig.from_dict(cfg))
-    return without_effect(cfg, {override.partition("=")[0] for override in overrides})
+    composed.validated(cfg)
+    return composed.warnings(cfg, {override.partition("=")[0] for override in overrides})
 
 
 def test_idle_options_warn(outside):
@@ -153,7 +151,7 @@ def test_data_that_needs_no_files_says_so(outside):
 def test_a_class_without_a_yaml_file_is_heard_too(outside):
     cfg = compose(["compressor=topk", "workers=4"])
     cfg["compressor"] = {"_target_": "outside.Dithered", "table": False, "entries": 9}
-    (told,) = without_effect(cfg, {"compressor.entries"})
+    (told,) = composed.warnings(cfg, {"compressor.entries"})
     assert told.endswith("compressor.table is false")
 
 

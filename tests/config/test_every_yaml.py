@@ -9,6 +9,7 @@ import torch
 from accordion_bench import train
 from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import progress
 from tests.kit.helpers import yaml_names
@@ -45,13 +46,13 @@ def test_trains(tmp_path, group, name, extra):
 
 def test_every_dataset_says_what_a_model_must_accept():
     for name in yaml_names("dataset"):
-        dataset = build_components(compose([f"dataset={name}"]), workers=4).dataset
+        dataset = build_components(RunConfig.from_dict(compose([f"dataset={name}"])), workers=4).dataset
         model = {"images": ["in_channels", "num_classes"], "text": ["vocabulary"]}[dataset.task]
         assert list(dataset.model_arguments()) == model and min(dataset.model_arguments().values()) >= 1
 
 
 def test_digits_are_real_and_split_in_order():
-    data = build_components(compose([]), 1).dataset.load("nowhere", 0, torch.device("cpu"))
+    data = build_components(RunConfig.from_dict(compose([])), 1).dataset.load("nowhere", 0, torch.device("cpu"))
     assert (data.train_size, data.test_size) == (1437, 360)
     assert data.train_images.shape == (1437, 1, 8, 8) and int(data.train_images.max()) == 16
     assert sorted(set(data.test_labels.tolist())) == list(range(10))

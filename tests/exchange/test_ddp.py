@@ -9,8 +9,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.powersgd import PowerSGD
-from accordion_bench.config.no_effect import without_effect
-from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
@@ -50,7 +48,7 @@ def _trained(rank: int, cases: list, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found = {}
     for name, engine, cfg in cases:
-        trainer = Trainer(cfg, Comm(1, 2, rank), RunFolder(Path(folder)))
+        trainer = Trainer(RunConfig.from_dict(cfg), Comm(1, 2, rank), RunFolder(Path(folder)))
         trainer.begin_epoch()
         for step in range(5):
             if step == 3 and engine == "ddp":
@@ -74,7 +72,7 @@ def _trained(rank: int, cases: list, folder: str) -> None:
 
 def _resumed(cfg: dict, rank: int, folder: str, saved: Path) -> list[torch.Tensor]:
     """Parameters after the fifth step, from a checkpoint after the third."""
-    trainer = Trainer(cfg, Comm(1, 2, rank), RunFolder(Path(folder)))
+    trainer = Trainer(RunConfig.from_dict(cfg), Comm(1, 2, rank), RunFolder(Path(folder)))
     trainer.load(saved)
     trainer.begin_epoch()
     for _ in range(2):
@@ -197,16 +195,16 @@ REFUSED = {
 @pytest.mark.parametrize("overrides", REFUSED)
 def test_refused_in_one_sentence(tmp_path, overrides):
     with pytest.raises(ConfigError, match=REFUSED[overrides]):
-        validate(RunConfig.from_dict(composed.run(tmp_path, *DDP, *overrides.split())))
+        composed.validated(composed.run(tmp_path, *DDP, *overrides.split()))
 
 
 @pytest.mark.parametrize("overrides", ["", " ".join(HOOK), "adaptive=adabatch", "bn=local", "comm.bucket_cap_mb=2"])
 def test_allowed(tmp_path, overrides):
-    validate(RunConfig.from_dict(composed.run(tmp_path, *DDP, *overrides.split())))
+    composed.validated(composed.run(tmp_path, *DDP, *overrides.split()))
 
 
 def test_what_is_done_about_gloo_and_powersgd_is_said(tmp_path):
-    (warning,) = without_effect(composed.run(tmp_path, *DDP, *HOOK), set())
+    (warning,) = composed.warnings(composed.run(tmp_path, *DDP, *HOOK), set())
     assert "one bucket" in warning
 
 

@@ -15,6 +15,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.partition import bucketed
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed
@@ -38,7 +39,7 @@ def trained(
 ):
     """A trainer after some steps, all workers in this process."""
     cfg = composed.cfg(*of, f"comm.overlap={str(overlap).lower()}", *overrides)
-    trainer = Trainer(cfg, Comm(workers), RunFolder(tmp_path))
+    trainer = Trainer(RunConfig.from_dict(cfg), Comm(workers), RunFolder(tmp_path))
     prepare(trainer)
     trainer.begin_epoch()
     for _ in range(steps):

@@ -7,7 +7,6 @@ from torch import nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.config.validate import validate
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan
@@ -142,10 +141,10 @@ TEXT = ["model=lstm_small", "dataset=synthetic_text"]
 )
 def test_refused(tmp_path, overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        validate(composed.config(f"paths.runs={tmp_path}", *overrides))
+        composed.validated(composed.cfg(f"paths.runs={tmp_path}", *overrides))
 
 
 def test_no_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler, got no no-such-compiler here; type compile=null"):
-        validate(composed.config(*TINY, f"paths.runs={tmp_path}", "compile=inductor", "device=cpu"))
+        composed.validated(composed.cfg(*TINY, f"paths.runs={tmp_path}", "compile=inductor", "device=cpu"))

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.config.validate import validate
 from accordion_bench.forward.precision import LossScale
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
@@ -33,7 +32,7 @@ ARMS = {
 def begun(tmp_path, *overrides: str, comm: Comm | None = None) -> Trainer:
     """A trainer at the start of its first epoch; without comm, of two workers in this process."""
     cfg = composed.run(tmp_path, "workers=2", *overrides)
-    trainer = Trainer(cfg, comm or Comm(2), RunFolder.create(str(tmp_path), "run", cfg))
+    trainer = Trainer(RunConfig.from_dict(cfg), comm or Comm(2), RunFolder.create(str(tmp_path), "run", cfg))
     trainer.begin_epoch()
     return trainer
 
@@ -138,7 +137,7 @@ def test_a_skipped_step_changes_nothing(tmp_path, arm):
 def _in_two(rank: int, cfg: dict, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    trainer = Trainer(cfg, Comm(1, 2, rank), RunFolder(Path(folder)))
+    trainer = Trainer(RunConfig.from_dict(cfg), Comm(1, 2, rank), RunFolder(Path(folder)))
     trainer.begin_epoch()
     overflow_at(trainer, step=2, worker=1)
     steps(trainer, 5)
@@ -271,7 +270,7 @@ def test_a_language_model_in_bfloat16(tmp_path):
     if not bfloat16_lstm_runs():
         pytest.skip("oneDNN has no bfloat16 LSTM for this processor")
     cfg = composed.cfg(*TEXT, "precision=bfloat16", f"paths.runs={tmp_path}", "workers=2")
-    trainer = Trainer(cfg, Comm(2), RunFolder.create(str(tmp_path), "run", cfg))
+    trainer = Trainer(RunConfig.from_dict(cfg), Comm(2), RunFolder.create(str(tmp_path), "run", cfg))
     trainer.begin_epoch()
     steps(trainer, 3)
     assert bool(trainer.score.loss_sum.isfinite())
@@ -293,4 +292,4 @@ def test_a_language_model_in_bfloat16(tmp_path):
 )
 def test_refused(tmp_path, overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        validate(RunConfig.from_dict(composed.run(tmp_path, *overrides)))
+        composed.validated(composed.run(tmp_path, *overrides))

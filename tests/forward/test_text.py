@@ -17,7 +17,6 @@ from torch import Tensor
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
-from accordion_bench.config.validate import validate
 from accordion_bench.datasets import text
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.datasets.synthetic_text import SyntheticText
@@ -32,6 +31,7 @@ from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
+from tests.kit import composed
 from tests.runs.test_resume import differences, far, resume, stop, without_times
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def cfg_for(runs: Path, *overrides: str) -> dict:
 
 def trainer_for(runs: Path, *overrides: str) -> Trainer:
     cfg = cfg_for(runs, *overrides)
-    return Trainer(cfg, Comm(cfg["workers"]), RunFolder(runs))
+    return Trainer(RunConfig.from_dict(cfg), Comm(cfg["workers"]), RunFolder(runs))
 
 
 def fitted(runs: Path, *overrides: str) -> Trainer:
@@ -156,12 +156,12 @@ def reference(trainer: Trainer, period: int | None = None) -> list[list[Tensor]]
         trainer: has not trained yet, and is not changed.
         period: local steps between two averagings; None = gradients are averaged in every step.
     """
-    cfg, workers = trainer.cfg, trainer.comm.workers
-    words, bptt, batch = trainer.data.words["train"], cfg["dataset"]["bptt"], cfg["batch_size"]
+    config, workers = trainer.config, trainer.comm.workers
+    words, bptt, batch = trainer.data.words["train"], config.dataset["bptt"], config.batch_size
     models = [copy.deepcopy(trainer.axis.model) for _ in range(workers)]
     count, taken = (len(words) - 1) // bptt, 0
     steps = math.ceil(count / (workers * batch))
-    for _ in range(cfg["epochs"]):
+    for _ in range(config.epochs):
         states = [None] * workers
         for step in range(steps):
             gradients = []
@@ -178,8 +178,8 @@ def reference(trainer: Trainer, period: int | None = None) -> list[list[Tensor]]
                     gradients = [[sum(parts) / workers for parts in zip(*gradients, strict=True)]] * workers
                 for model, own in zip(models, gradients, strict=True):
                     for p, g in zip(model.parameters(), own, strict=True):
-                        p -= cfg["optimizer"]["lr"] * g
-                if period and (taken % period == 0 or taken == cfg["epochs"] * steps):
+                        p -= config.optimizer["lr"] * g
+                if period and (taken % period == 0 or taken == config.epochs * steps):
                     for ps in zip(*(model.parameters() for model in models), strict=True):
                         mean = sum(ps) / workers
                         for p in ps:
@@ -562,5 +562,5 @@ def test_metrics_are_plain_json(tmp_path):
 )  # fmt: skip
 def test_refused(tmp_path, overrides, message):
     with pytest.raises(ConfigError) as refused:
-        validate(RunConfig.from_dict(cfg_for(tmp_path, *overrides)))
+        composed.validated(cfg_for(tmp_path, *overrides))
     assert str(refused.value) == message

@@ -7,10 +7,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from accordion_bench.config import by_scale
+from accordion_bench.config import by_scale, validate
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.config.compose import compose
+from accordion_bench.config.no_effect import without_effect
 from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig
 
 _once = functools.cache(compose)
@@ -82,4 +84,19 @@ def swept(preset: str, at: str = "full") -> dict[str, list[str]]:
 
 def parts_of(cfg: dict[str, Any]) -> Components:
     """The components of a configuration that says how many workers there are."""
-    return build_components(cfg, cfg["workers"])
+    return build_components(RunConfig.from_dict(cfg), cfg["workers"])
+
+
+def validated(cfg: dict[str, Any]) -> Components:
+    """The components of a configuration that is validated for this machine.
+
+    Raises:
+        ConfigError: a value breaks a rule.
+    """
+    config = RunConfig.from_dict(cfg)
+    return validate.validate(config, place(config))
+
+
+def warnings(cfg: dict[str, Any], typed: set[str]) -> list[str]:
+    """What the user is told of settings without effect."""
+    return without_effect(RunConfig.from_dict(cfg), typed, parts_of(cfg))

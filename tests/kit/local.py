@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.training.trainer import Trainer
@@ -84,7 +85,7 @@ def cfg_for(tmp_path, *overrides: str) -> dict:
 
 def trainer_for(tmp_path, *overrides: str, workers: int = 4) -> Trainer:
     cfg = {**cfg_for(tmp_path, *overrides), "workers": workers}
-    return Trainer(cfg, Comm(workers), RunFolder.create(str(tmp_path), "run", cfg))
+    return Trainer(RunConfig.from_dict(cfg), Comm(workers), RunFolder.create(str(tmp_path), "run", cfg))
 
 
 def trained(tmp_path, *overrides: str, workers: int = 4, watch: Callable | None = None) -> Trainer:
@@ -154,7 +155,7 @@ def twin(trainer: Trainer, after_step: Callable, kind=torch.optim.SGD, **optimiz
     params = [list(model.parameters()) for model in models]
     optimizers = [kind(own, lr=0.0, **options) for own in params]
     taken = 0
-    for epoch in range(trainer.cfg["epochs"]):
+    for epoch in range(trainer.config.epochs):
         trainer.sampler.begin_epoch(epoch, trainer.position.plan.batch_size)
         trainer.data.begin_epoch(epoch)
         for step in range(trainer.position.steps_per_epoch):

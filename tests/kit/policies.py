@@ -22,7 +22,7 @@ def values(plan, ladder):
 
 
 def components(*overrides):
-    return build_components(composed.cfg(*overrides), workers=4)
+    return build_components(composed.config(*overrides), workers=4)
 
 
 def refused(*overrides) -> str:

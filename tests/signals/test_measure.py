@@ -8,15 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accordion_bench import train
-from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals import policy_runner
 from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.training.trainer import Trainer
 from tests.forward.test_text import cfg_for, fitted
-from tests.kit import local, tiny
+from tests.kit import composed, local, tiny
 from tests.runs.test_resume import differences, resume, state, stop
 
 BOTH = ["measure.norms=true", "measure.error=true"]
@@ -43,7 +41,7 @@ def summed_by_hand(trainer: Trainer, period: int | None = None) -> list[list[flo
     """Per epoch the norm of the sum of worker 0's gradients, per tensor; plain PyTorch, one model per worker."""
     models = [copy.deepcopy(trainer.axis.model) for _ in range(4)]
     found, taken = [], 0
-    for epoch in range(trainer.cfg["epochs"]):
+    for epoch in range(trainer.config.epochs):
         trainer.sampler.begin_epoch(epoch, trainer.position.plan.batch_size)
         trainer.data.begin_epoch(epoch)  # type: ignore[attr-defined]
         total = [torch.zeros_like(p) for p in models[0].parameters()]
@@ -230,5 +228,5 @@ def test_on_text(tmp_path):
 @pytest.mark.parametrize("key", ["norms", "error"])
 def test_refused(tmp_path, key):
     with pytest.raises(ConfigError) as refused:
-        validate(RunConfig.from_dict(cfg_for(tmp_path, f"measure.{key}=3")))
+        composed.validated(cfg_for(tmp_path, f"measure.{key}=3"))
     assert str(refused.value) == f"measure.{key} must be true or false, got 3; type measure.{key}=false"

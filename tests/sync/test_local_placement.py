@@ -8,6 +8,7 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests.kit import local
@@ -38,7 +39,7 @@ def outcome(cfg: dict, comm: Comm, folder: Path, moved: bool = False) -> tuple:
 
     A run that has moved goes on from a checkpoint, which one process has left.
     """
-    run = Trainer({**cfg, "workers": 4}, comm, RunFolder(folder))
+    run = Trainer(RunConfig.from_dict({**cfg, "workers": 4}), comm, RunFolder(folder))
     if moved:
         run.load(folder / "checkpoint" / "step-00000005")
     replicas: list = []
@@ -70,7 +71,7 @@ def placed(tmp_path_factory):
     cfgs = {name: local.cfg_for(root, "epochs=2", *options) for name, options in RUNS.items()}
     folders = {name: RunFolder.create(str(root), name.replace(" ", "-"), cfg).path for name, cfg in cfgs.items()}
     for name in MOVED:
-        stopped = Trainer({**cfgs[name], "workers": 4}, Comm(4), RunFolder(folders[name]))
+        stopped = Trainer(RunConfig.from_dict({**cfgs[name], "workers": 4}), Comm(4), RunFolder(folders[name]))
         stopped.begin_epoch()
         for _ in range(5):
             stopped.train_step()

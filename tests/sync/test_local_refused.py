@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from tests.kit import composed, tiny
 
@@ -57,10 +56,10 @@ REFUSED = [
 def test_refused_in_one_sentence(tmp_path, overrides, told):
     typed = tiny.typed(tmp_path, "sync=local_sgd", *overrides)
     with pytest.raises(ConfigError, match=told) as caught:
-        validate(composed.config(*typed))
+        composed.validated(composed.cfg(*typed))
     assert "\n" not in str(caught.value) and str(caught.value).count("; type ") == 1
     for followed in advised(typed, str(caught.value)):
-        validate(composed.config(*followed))
+        composed.validated(composed.cfg(*followed))
 
 
 def advised(typed: list[str], sentence: str) -> list[list[str]]:

@@ -13,13 +13,10 @@ from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.config.no_effect import without_effect
-from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from tests.forward.test_text import cfg_for, fitted, trainer_for
-from tests.kit import local, tiny
+from tests.kit import composed, local, tiny
 
 TEXT = ["model._target_=tests.forward.test_text.Double", "model.dropout=0", "epochs=1"]
 
@@ -198,7 +195,7 @@ def test_two_processes_of_two_workers_equal_one_of_four(tmp_path):
 @pytest.mark.parametrize("value", ["0", "-1", "big", "true"])
 def test_refused(value):
     with pytest.raises(ConfigError) as refused:
-        validate(RunConfig.from_dict(cfg_for(Path("nowhere"), f"clip_norm={value}")))
+        composed.validated(cfg_for(Path("nowhere"), f"clip_norm={value}"))
     assert str(refused.value) == f"clip_norm must be a number above 0, got {value}; type clip_norm=1.0"
 
 
@@ -210,7 +207,7 @@ def test_after_the_exchange_is_clip_grad_norm(tmp_path, workers):
     model = copy.deepcopy(trainer.axis.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     cut = 0
-    for epoch in range(trainer.cfg["epochs"]):
+    for epoch in range(trainer.config.epochs):
         trainer.sampler.begin_epoch(epoch, trainer.position.plan.batch_size)
         trainer.data.begin_epoch(epoch)
         for step in range(trainer.position.steps_per_epoch):
@@ -280,10 +277,10 @@ def test_after_the_exchange_leaves_the_overlap(tmp_path):
 )
 def test_after_the_exchange_is_refused_where_the_update_is_no_gradient(tmp_path, overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        validate(RunConfig.from_dict(tiny.cfg(tmp_path, "clip_norm=1", *overrides)))
+        composed.validated(tiny.cfg(tmp_path, "clip_norm=1", *overrides))
 
 
 def test_where_without_a_norm_is_warned_of(tmp_path):
-    assert without_effect(tiny.cfg(tmp_path, "workers=2", "clip_at=after"), {"clip_at"}) == [
+    assert composed.warnings(tiny.cfg(tmp_path, "workers=2", "clip_at=after"), {"clip_at"}) == [
         "clip_at has no effect here: clip_norm is null"
     ]

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.config.compose import compose
-from accordion_bench.config.validate import validate
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.position import StepInfo
@@ -20,14 +19,15 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
+from tests.kit import composed
 
 SMALL = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=200", "dataset.test_size=50", "epochs=2"]
 
 
 def trainer_for(tmp_path, overrides, workers=4):
     cfg = compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
-    validate(RunConfig.from_dict(cfg))
-    return Trainer(cfg, Comm(workers), RunFolder.create(str(tmp_path), "test", cfg))
+    composed.validated(cfg)
+    return Trainer(RunConfig.from_dict(cfg), Comm(workers), RunFolder.create(str(tmp_path), "test", cfg))
 
 
 @pytest.mark.parametrize("nesterov", ["false", "true"])
@@ -140,7 +140,7 @@ class TestBatchNorm:
 
         def recomputed(comm):
             cfg = compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
-            trainer = Trainer(cfg, comm, RunFolder.create(str(tmp_path), "test", cfg))
+            trainer = Trainer(RunConfig.from_dict(cfg), comm, RunFolder.create(str(tmp_path), "test", cfg))
             trainer.begin_epoch()
             seen = []
             trainer.axis.consensus_buffers = lambda: (
@@ -168,8 +168,7 @@ class TestBatchNorm:
 
 def test_metrics_and_summary_have_every_column(tmp_path):
     trainer = trainer_for(tmp_path, ["compressor=powersgd", "adaptive=accordion", "target=0.01"])
-    cfg = trainer.cfg
-    launch.train(RunConfig.from_dict(cfg), placement.place(RunConfig.from_dict(cfg), {}, 0), trainer.folder)
+    launch.train(trainer.config, placement.place(trainer.config, {}, 0), trainer.folder)
     rows = trainer.folder.read_metrics()
     assert [row["epoch"] for row in rows] == [0, 1]
     bytes_columns = ["payload", "wire", "inner_wire", "control", "control_wire", "eval", "setup", "dense", "dense_wire"]

@@ -38,9 +38,10 @@ def lr_drops(run: Run) -> list[int]:
 def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
     """Parameters that travel dense at a level; none where this version cannot rebuild the run's model."""
     from accordion_bench.config.components import build_components
+    from accordion_bench.run_config import RunConfig, completed
 
     try:
-        parts = build_components(config, workers=1)
+        parts = build_components(RunConfig.from_dict(completed(config)), workers=1)
         task = {"model": config["model"], "dataset": config["dataset"]}
         shapes = _shapes(json.dumps(task, sort_keys=True))
         return frozenset(spec.name for spec in shapes if not parts.wrapped.compressor.compresses(spec, level))
@@ -58,7 +59,7 @@ def _shapes(task_json: str) -> tuple[Any, ...]:
 
     task = json.loads(task_json)
     with kept_rng():
-        model = build_model(task, build(task["dataset"], "dataset"))
+        model = build_model(task["model"], build(task["dataset"], "dataset"))
     return tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
 
 

@@ -167,14 +167,16 @@ def test_a_dense_step_sends_what_was_left():
     exchange, strong = dgc(density=0.05, levels=(0.05, 1.0), momentum=0.9)
     weak = strong.with_levels(dict.fromkeys(strong.levels, 1))
     for step in range(3):
-        exchange(gradients(step=step).tensors, strong, step, 0.1, LATE)
+        exchange(gradients(step=step).tensors, StepInfo(strong, step, 0.1, LATE))
     state = exchange.state["a"]
     u_W, v_W, xs_W = state["u_W"].clone(), state["v_W"].clone(), gradients(step=3).tensors
-    update = exchange(xs_W, weak, 3, 0.1, LATE)[1]
+    update = exchange(xs_W, StepInfo(weak, 3, 0.1, LATE))[1]
     torch.testing.assert_close(state["u_W"], 0.9 * u_W + xs_W[1])
     torch.testing.assert_close(update, (v_W + 0.9 * u_W + xs_W[1]).mean(0))
     assert not state["v_W"].any()
-    assert exchange(gradients(step=4).tensors, strong, 4, 0.1, LATE)[1].count_nonzero() < 4 * 0.05 * 1.3 * 1152
+    assert (
+        exchange(gradients(step=4).tensors, StepInfo(strong, 4, 0.1, LATE))[1].count_nonzero() < 4 * 0.05 * 1.3 * 1152
+    )
 
 
 def test_density_falls_over_the_warm_up():

@@ -37,14 +37,13 @@ def lr_drops(run: Run) -> list[int]:
 
 def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
     """Parameters that travel dense at a level; none where this version cannot rebuild the run's model."""
-    from accordion_bench.config.components import build_components
-    from accordion_bench.run_config import RunConfig, completed
+    from accordion_bench.compressors.assemble import wrapped_compressor
 
     try:
-        parts = build_components(RunConfig.from_dict(completed(config)), workers=1)
+        compressor = wrapped_compressor(config["compressor"], config["optimizer"]).compressor
         task = {"model": config["model"], "dataset": config["dataset"]}
         shapes = _shapes(json.dumps(task, sort_keys=True))
-        return frozenset(spec.name for spec in shapes if not parts.wrapped.compressor.compresses(spec, level))
+        return frozenset(spec.name for spec in shapes if not compressor.compresses(spec, level))
     except Exception:  # an older run's options may have no meaning today; the map is then drawn without this detail
         return frozenset()
 

@@ -1,7 +1,7 @@
 """Where a run stands: epoch, step, plan, and the learning rate that follows from them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from accordion_bench.plan import Plan
@@ -43,9 +43,9 @@ class Position:
     schedule: Callable[[float], float]
     epochs: int
     steps_of: Callable[[int], int]
-    epoch: int = field(default=0)
-    step: int = field(default=0)
-    step_in_epoch: int = field(default=0)
+    epoch: int = 0
+    step: int = 0
+    step_in_epoch: int = 0
 
     @property
     def steps_per_epoch(self) -> int:

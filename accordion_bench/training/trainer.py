@@ -112,12 +112,10 @@ class Trainer:
         self.overlap = Overlap(self.axis, comm, parts.exchange.overlaps(comm.processes), leave_early)
         # in processes of their own they would, unless something forbids it
         self.models_overlap = not parts.exchange.after_backward(parts.wrapped, max(2, comm.processes))
-        own_engine = config.comm.engine != "ddp"
-        self.ddp = (
-            None
-            if own_engine
-            else DDPExchange(self.axis, config.compressor, self.ladder, comm, config.seed, config.comm.bucket_cap_mb)
-        )
+        self.ddp: DDPExchange | None = None
+        if config.comm.engine == "ddp":
+            cap = config.comm.bucket_cap_mb
+            self.ddp = DDPExchange(self.axis, config.compressor, self.ladder, comm, seed, cap)
         self.runner = ExchangeRunner(
             self.axis,
             self.position,

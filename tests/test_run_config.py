@@ -33,10 +33,19 @@ def same(cfg: dict) -> None:
 
 @pytest.mark.parametrize("choice, group, name", CHOICES, ids=[choice for choice, _, _ in CHOICES])
 def test_there_and_back_for_every_choice(choice, group, name):
-    same(composed.cfg(choice))
+    cfg, node = composed.cfg(), yaml_node(group, name) or {}
+    if group == "adaptive":
+        node = {name: node}
+    same({**cfg, group: node})
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+# one of each family, and all of them
+FIRST = {preset.partition("/")[0]: preset for preset in reversed(PRESETS)}.values()
+
+
+@pytest.mark.parametrize(
+    "preset", [preset if preset in FIRST else pytest.param(preset, marks=pytest.mark.slow) for preset in PRESETS]
+)
 def test_there_and_back_for_every_experiment(preset):
     cfg = cfg_of(preset, swept(preset)["+arm"][0], "tiny")
     same(cfg)

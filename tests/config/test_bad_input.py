@@ -1,6 +1,7 @@
 """Every wrong value stops before data or devices are touched, with one sentence: key, rule, value, what to type."""
 
 import copy
+import functools
 import re
 import subprocess
 import sys
@@ -188,6 +189,7 @@ def leaves(node: dict, prefix: str = "") -> dict:
     return found
 
 
+@functools.cache
 def options() -> dict[str, list[tuple[str, object]]]:
     """Choice -> its options and their defaults."""
     root = yaml.safe_load((conf_dir() / "config.yaml").read_text())

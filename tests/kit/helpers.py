@@ -1,5 +1,7 @@
 """What several test files need."""
 
+import copy
+import functools
 from pathlib import Path
 
 import torch
@@ -26,7 +28,12 @@ def yaml_names(group: str) -> list[str]:
 
 
 def yaml_node(group: str, name: str) -> dict:
-    return yaml.safe_load((Path(conf_dir()) / group / f"{name}.yaml").read_text())
+    return copy.deepcopy(_parsed(conf_dir() / group / f"{name}.yaml"))
+
+
+@functools.cache
+def _parsed(file: Path) -> dict:
+    return yaml.safe_load(file.read_text())
 
 
 def compressor(name: str, **options):

@@ -1,4 +1,4 @@
-"""Golden runs give what they gave when their records were made (`python scripts/golden.py` makes them).
+"""Golden runs give what they gave when their records were made (`python -m scripts.golden` makes them).
 
 Bytes are arithmetic on shapes and plans, so they are equal everywhere; so are plans. What hangs on how sums are rounded
 is named in the record (`on_rounding`): codebooks that are fitted, sizes of messages of compressors with a threshold.
@@ -12,13 +12,14 @@ allowed, all were.
 import pytest
 
 from scripts import golden
+from scripts.golden_runs import RUNS, SLOW
 from tests.kit.processes import forked
 
 RECORDS = golden.records()
 
 
 def _marked(name: str):
-    return pytest.param(name, marks=pytest.mark.slow) if name in golden.SLOW else name
+    return pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +30,9 @@ def as_recorded():
 
 
 def test_every_run_has_a_record():
-    assert set(RECORDS) == set(golden.RUNS) and set(golden.RUNS) > golden.SLOW
+    assert set(RECORDS) == set(RUNS) and set(RUNS) > SLOW
     assert {name: record["overrides"] for name, record in RECORDS.items()} == {
-        name: run.overrides for name, run in golden.RUNS.items()
+        name: run.overrides for name, run in RUNS.items()
     }
 
 

@@ -34,7 +34,13 @@ class TrainingLoss(Request):
 
 
 class BucketStatistic(Request):
-    """A statistic of a quantiser's buckets, see `signals/bucket_statistics.py`."""
+    """A statistic of a quantiser's buckets, see `signals/bucket_statistics.py`.
+
+    Args:
+        lengths: collected in exchanges whose buckets are all `equal` in length, where they `differ`, or in `any`.
+    """
+
+    lengths: str
 
     @property
     def name(self) -> str:
@@ -44,22 +50,29 @@ class BucketStatistic(Request):
 
 @dataclass(frozen=True)
 class BucketMoments(BucketStatistic):
-    """Norm, mean and standard deviation of the coordinates in some buckets.
+    """Mean, standard deviation and weight of the coordinates in some buckets: of each length those of largest norm.
+
+    A bucket weighs its length times its norm; those of one length together as much as all buckets of that length do.
 
     Args:
-        count: the buckets of largest norm.
+        count: so many buckets of each length.
+        weight: the norm enters `squared`, in its `first` power, or not (`none`).
     """
 
     count: int
+    weight: str = "squared"
+    lengths: str = "any"
 
     @property
     def name(self) -> str:
-        return f"bucket_moments:{self.count}"
+        return f"largest_buckets:{self.count}:{self.weight}:{self.lengths}"
 
 
 @dataclass(frozen=True)
 class PooledMoments(BucketStatistic):
     """Sums over all buckets, from which mean and variance of all coordinates follow."""
+
+    lengths: str = "any"
 
     @property
     def name(self) -> str:
@@ -71,28 +84,31 @@ class CoordinateHistogram(BucketStatistic):
     """Histogram of the coordinates' magnitudes.
 
     Args:
-        weight: a bucket counts with its norm `squared`, its `first` power, or `none`.
+        weight: a coordinate counts with its bucket's norm `squared`, its `first` power, or `none`.
     """
 
     weight: str
+    lengths: str = "any"
 
     @property
     def name(self) -> str:
-        return f"histogram:{self.weight}"
+        return f"histogram:{self.weight}" if self.lengths == "any" else f"histogram:{self.weight}:{self.lengths}"
 
 
-def statistic_named(name: str) -> BucketStatistic:
-    """The statistic of a checkpoint.
+def statistic_named(name: str) -> BucketStatistic | None:
+    """The statistic of a checkpoint; None where an earlier version kept other sums under this name.
 
     Raises:
         ValueError: no statistic has this name.
     """
-    kind, _, argument = name.partition(":")
+    kind, *arguments = name.split(":")
     match kind:
-        case "bucket_moments":
-            return BucketMoments(int(argument))
+        case "largest_buckets":
+            return BucketMoments(int(arguments[0]), *arguments[1:])
         case "pooled_moments":
             return PooledMoments()
         case "histogram":
-            return CoordinateHistogram(argument)
+            return CoordinateHistogram(*arguments)
+        case "bucket_moments":  # without lengths
+            return None
     raise ValueError(f"no statistic of buckets is called {name}")

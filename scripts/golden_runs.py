@@ -107,6 +107,7 @@ POLICIES = {
     "accordion_alq": images(
         *("compressor=qsgd", "adaptive=[accordion,alq]", *CRITICAL, "adaptive.alq.update_at=[0,5]"),
         *("adaptive.alq.stat_samples=2", "adaptive.accordion.weak=3", "adaptive.accordion.strong=2"),
+        *("adaptive.alq.fit=mixture",),
         on_rounding=FITTED,
         loss_within=0.25,
     ),
@@ -121,7 +122,9 @@ POLICIES = {
         on_rounding=FITTED,
     ),
     "amq": images(
-        "compressor=nuqsgd", "compressor.bits=3", "adaptive=amq", "adaptive.amq.update_at=[0,5]", on_rounding=FITTED
+        *("compressor=nuqsgd", "compressor.bits=3", "adaptive=amq", "adaptive.amq.update_at=[0,5]"),
+        *("adaptive.amq.fit=mixture",),
+        on_rounding=FITTED,
     ),
     "amqn": images(
         "compressor=qsgdinf", "compressor.bits=3", "adaptive=amqn", "adaptive.amqn.update_at=[2]", on_rounding=FITTED

@@ -15,16 +15,21 @@ from accordion_bench.requests import (
 from accordion_bench.signals.bucket_statistics import in_order
 
 NAMES = {
-    "bucket_moments:20": BucketMoments(20),
-    "bucket_moments:5": BucketMoments(5),
     "histogram:squared": CoordinateHistogram("squared"),
+    "histogram:squared:differ": CoordinateHistogram("squared", "differ"),
+    "largest_buckets:20:squared:any": BucketMoments(20),
+    "largest_buckets:5:first:equal": BucketMoments(5, "first", "equal"),
     "pooled_moments": PooledMoments(),
 }
 
 
 @pytest.mark.parametrize(("name", "statistic"), NAMES.items())
-def test_checkpoints_of_version_0_1_name_statistics(name, statistic):
+def test_checkpoints_name_statistics(name, statistic):
     assert statistic.name == name and statistic_named(name) == statistic
+
+
+def test_sums_of_version_0_1_that_do_not_mix_with_ours_are_left_out():
+    assert statistic_named("bucket_moments:20") is None
 
 
 def test_an_unknown_name_is_refused():

@@ -227,3 +227,8 @@ def increasing_root(
 
 
 POWER = {"squared": 2, "first": 1, "none": 0}
+
+
+def weight_of(norms: Tensor, weight: str) -> Tensor:
+    """What a coordinate counts, by the norm of its bucket: norm^2 as in the quantiser's error, norm, or 1; 0 for 0."""
+    return norms.double() ** POWER[weight] * (norms > 0)

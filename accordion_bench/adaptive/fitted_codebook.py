@@ -18,6 +18,8 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateHistogram, PooledMoments, Request
 
+FITS = ["mixture", "single", "empirical"]
+
 
 class FittedCodebook(Policy):
     """L = argmin psi(L), psi(L) = sum_j integral of (L_(j+1) - r)(r - L_j) dF, for every number of bits in the ladder.
@@ -29,11 +31,14 @@ class FittedCodebook(Policy):
     Args:
         method: `alq` (free levels, coordinate descent), `alqg` (free levels, safeguarded gradient descent), `amq` (one
             multiplier, levels +-p^j).
-        fit: F is `mixture`: of truncated normals, one per bucket; `single`: one truncated normal for all coordinates
-            (ALQ-N, AMQ-N); `empirical`: the weighted histogram of the coordinates, which knows heavy tails.
-        norm_weight: a bucket counts with its norm `squared`, as in the error; `first` power (the official code);
-            `none`. Not for `single`, where every coordinate counts alike.
-        num_components: of the mixture: the buckets of largest norm; more = slower and more control bytes.
+        fit: F is `mixture`: of truncated normals, one per bucket, which counts with its length and its norm; `single`:
+            one truncated normal for all coordinates (ALQ-N, AMQ-N); `empirical`: the weighted histogram of the
+            coordinates, which knows heavy tails. null = `mixture`, the paper's, where all buckets are equally long,
+            else `empirical`: what is expected of a coordinate hangs on the length of its bucket.
+        norm_weight: a coordinate counts with its bucket's norm `squared`, as in the error; `first` power (the official
+            code); `none`. Not for `single`, where every coordinate counts alike.
+        num_components: of the mixture, for each length: the buckets of largest norm, in place of all of that length;
+            more = slower and more control bytes.
         stat_samples: exchanges up to the update that are looked at; more = less noise.
         update_at: exchanges after which the levels are fitted, counted from 0.
         update_every: and after every so many exchanges; null = never again.
@@ -49,7 +54,7 @@ class FittedCodebook(Policy):
     def __init__(
         self,
         method: str = "alq",
-        fit: str = "mixture",
+        fit: str | None = None,
         norm_weight: str = "squared",
         num_components: int = 20,
         stat_samples: int = 10,
@@ -59,7 +64,7 @@ class FittedCodebook(Policy):
         solver: str = "exact",
     ) -> None:
         self.method = checks.choice("method", method, ["alq", "alqg", "amq"])
-        self.fit = checks.choice("fit", fit, ["mixture", "single", "empirical"])
+        self.fit = fit if fit is None else checks.choice("fit", fit, FITS)
         self.norm_weight = checks.choice("norm_weight", norm_weight, list(POWER))
         self.num_components = checks.integer("num_components", num_components, at_least=1, instead=20)
         self.stat_samples = checks.integer("stat_samples", stat_samples, at_least=1, instead=10)
@@ -78,8 +83,8 @@ class FittedCodebook(Policy):
     @classmethod
     def idle(cls, options: Config, around: Surroundings) -> Idle:
         yield from super().idle(options, around)
-        fit = options.get("fit", "mixture")
-        if fit != "mixture":
+        fit = options.get("fit")
+        if fit in ("single", "empirical"):
             yield "num_components", f"{around.group}.fit is {fit}"
         if fit == "single":
             yield "norm_weight", f"{around.group}.fit is {fit}"
@@ -92,15 +97,18 @@ class FittedCodebook(Policy):
         return exchange in self.update_at or bool(self.update_every and exchange and exchange % self.update_every == 0)
 
     @property
-    def signal(self) -> BucketStatistic:
-        """The statistic that the fit needs."""
-        if self.fit == "mixture":
-            return BucketMoments(self.num_components)
-        return PooledMoments() if self.fit == "single" else CoordinateHistogram(self.norm_weight)
+    def signals(self) -> frozenset[BucketStatistic]:
+        """The statistics that the fit may need; where the lengths of the buckets decide, one of them is collected."""
+        if self.fit == "single":
+            return frozenset([PooledMoments()])
+        moments, histogram = BucketMoments(self.num_components, self.norm_weight), CoordinateHistogram(self.norm_weight)
+        if self.fit is None:
+            return frozenset([replace(moments, lengths="equal"), replace(histogram, lengths="differ")])
+        return frozenset([moments if self.fit == "mixture" else histogram])
 
     def needs_at(self, exchange: int) -> frozenset[Request]:
         near = any(self.due(exchange + ahead) for ahead in range(self.stat_samples))
-        return frozenset([self.signal]) if near else frozenset()
+        return self.signals if near else frozenset()
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         books = dict(plan.codebooks)
@@ -113,19 +121,20 @@ class FittedCodebook(Policy):
 
     def distribution(self, statistics: Mapping[BucketStatistic, Tensor]) -> Distribution | None:
         """F from the signal; None while nothing but zeros has been seen."""
-        data = statistics.get(self.signal)
-        if data is None or not data.numel():
-            return None
-        if self.fit == "empirical":
-            return Histogram.from_arrays(data) if data[0].sum() > 0 else None
-        if self.fit == "single":
-            total, square, count = data.tolist()
-            if not count:
-                return None
-            mu, variance = total / count, square / count
-            return TruncatedNormals(*(data.new_tensor([x]) for x in (mu, variance**0.5, 1.0)))
-        norms, mu, sigma = data.unbind(1)
-        return TruncatedNormals(mu, sigma, norms ** POWER[self.norm_weight]) if norms.sum() > 0 else None
+        for statistic, data in statistics.items():
+            if statistic not in self.signals or not data.numel():
+                continue
+            if isinstance(statistic, CoordinateHistogram):
+                return Histogram.from_arrays(data) if data[0].sum() > 0 else None
+            if isinstance(statistic, PooledMoments):
+                total, square, count = data.tolist()
+                if not count:
+                    return None
+                mu, variance = total / count, square / count
+                return TruncatedNormals(*(data.new_tensor([x]) for x in (mu, variance**0.5, 1.0)))
+            mean, sigma, weight = data.unbind(1)
+            return TruncatedNormals(mean, sigma, weight) if weight.sum() > 0 else None
+        return None
 
     def solve(self, dist: Distribution, bits: int, previous: tuple[float, ...]) -> Fit:
         """The codebook for one number of bits."""

@@ -16,17 +16,23 @@ class Buckets(NamedTuple):
 
 
 def bucket_table(buckets: Sequence[Buckets]) -> Tensor:
-    """Norm, mean of r, its sum of squared deviations, and coordinates of every bucket that is not zero: [B, 4]."""
+    """Norm, mean of r, its sum of squared deviations, and coordinates of every bucket: [B, 4]."""
     rows = []
     for norms, r, exists in buckets:
         count = exists.sum(1).double()
         mean = r.double().sum(1) / count
         spread = ((r.double() - mean[:, None]) * exists).square().sum(1)
-        rows.append(torch.stack([norms.double(), mean, spread, count], dim=1)[norms > 0])
+        rows.append(torch.stack([norms.double(), mean, spread, count], dim=1))
     return torch.cat(rows) if rows else torch.zeros(0, 4, dtype=torch.float64)
 
 
 def moments(buckets: Sequence[Buckets]) -> Tensor:
     """Norm, mean and standard deviation of r of every bucket that is not zero: [B, 3]."""
-    norms, mean, spread, count = bucket_table(buckets).unbind(1)
+    table = bucket_table(buckets)
+    norms, mean, spread, count = table[table[:, 0] > 0].unbind(1)
     return torch.stack([norms, mean, (spread / (count - 1).clamp_min(1)).sqrt()], dim=1)
+
+
+def lengths(buckets: Sequence[Buckets]) -> set[int]:
+    """How many coordinates a bucket may have."""
+    return {length for bucket in buckets for length in bucket.exists.sum(1).tolist()}

@@ -1,10 +1,10 @@
 """Statistics of a quantiser's buckets, collected in the few steps before a codebook is fitted.
 
-    BucketMoments(count)         norm, mean, standard deviation of r in the buckets of largest norm  12 count bytes sent
-    PooledMoments()              sum of r, of (n_b - 1) sigma_b^2, of n_b, over all buckets          24 bytes
-    CoordinateHistogram(weight)  of |r|, buckets weighted by their norm                              98,304 bytes
+    BucketMoments(count, weight)  mean, standard deviation and weight of r in some buckets   40 bytes sent for each
+    PooledMoments()               sum of r, of (d_b - 1) sigma_b^2, of d_b, over all buckets  24 bytes
+    CoordinateHistogram(weight)   of |r|, coordinates weighted by the norms of their buckets  98,304 bytes
 
-r = v / norm are the coordinates of a bucket, which lie in [-1, 1]; buckets of norm 0 are left out.
+r = v / norm are the d_b coordinates of a bucket, which lie in [-1, 1]; buckets of norm 0 are left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,10 +12,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.adaptive.distributions import POWER
+from accordion_bench.adaptive.distributions import weight_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.buckets import Buckets, bucket_table, moments
+from accordion_bench.compressors.buckets import Buckets, bucket_table, lengths
 from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateHistogram, PooledMoments, Request
+
+# of a row of BucketMoments while it is collected; what the buckets weigh for which it stands in, besides itself
+NORM, MEAN, SIGMA, LENGTH, OTHERS = range(5)
 
 
 class BucketStatistics:
@@ -35,13 +38,16 @@ class BucketStatistics:
     @torch.no_grad()
     def add(self, needs: frozenset[BucketStatistic], buckets_W: Sequence[Sequence[Buckets]]) -> None:
         """Add one step's buckets: for each local worker, those of all tensors."""
+        kinds = "equal" if len(lengths(buckets_W[0])) <= 1 else "differ"
         for statistic in in_order(needs):
+            if statistic.lengths not in ("any", kinds):
+                continue
             new = torch.stack([_summary(statistic, buckets) for buckets in buckets_W])
             if statistic not in self.sums:
                 self.sums[statistic] = new
             elif isinstance(statistic, BucketMoments):
                 both = torch.cat([self.sums[statistic], new], dim=1)
-                self.sums[statistic] = torch.stack([_largest(rows, min(statistic.count, len(rows))) for rows in both])
+                self.sums[statistic] = torch.stack([_largest(rows, statistic) for rows in both])
             else:
                 self.sums[statistic] += new
 
@@ -56,10 +62,9 @@ class BucketStatistics:
             if not isinstance(statistic, BucketMoments):
                 out[statistic] = self.comm.sum_(own_W.sum(0), "control")
                 continue
-            message_W = own_W.float().flatten(1).contiguous().view(torch.uint8)
-            rows_A = self.comm.all_gather(message_W, "control").contiguous().view(torch.float32)
-            rows_A = rows_A.view(-1, 3).double()
-            out[statistic] = _largest(rows_A, min(statistic.count, len(rows_A)))
+            message_W = own_W.flatten(1).contiguous().view(torch.uint8)
+            rows_A = self.comm.all_gather(message_W, "control").contiguous().view(torch.float64)
+            out[statistic] = _components(_largest(rows_A.view(-1, 5), statistic), statistic)
         return out
 
 
@@ -74,18 +79,42 @@ def _summary(statistic: BucketStatistic, buckets: Sequence[Buckets]) -> Tensor:
 
         arrays = [torch.zeros(3, 4096, dtype=torch.float64)]
         for norms, r, exists in buckets:
-            weight = norms.double()[:, None] ** POWER[statistic.weight] * exists * (norms > 0)[:, None]
+            weight = weight_of(norms, statistic.weight)[:, None] * exists
             arrays.append(Histogram.of(r, weight).arrays())
         return torch.stack([array.to(arrays[-1].device) for array in arrays]).sum(0)
     if isinstance(statistic, PooledMoments):
         norms, mean, spread, count = bucket_table(buckets).unbind(1)
-        return torch.stack([(mean * count).sum(), spread.sum(), count.sum()])
-    if isinstance(statistic, BucketMoments):  # as many rows on every worker, whatever is zero there
-        return _largest(moments(buckets), min(statistic.count, sum(len(b.norms) for b in buckets)))
+        return torch.stack([(mean * count).sum(), spread.sum(), (count * (norms > 0)).sum()])
+    if isinstance(statistic, BucketMoments):
+        norms, mean, spread, count = bucket_table(buckets).unbind(1)
+        sigma = (spread / (count - 1).clamp_min(1)).sqrt()
+        return _largest(torch.stack([norms, mean, sigma, count, torch.zeros_like(norms)], dim=1), statistic)
     raise TypeError(f"no statistic of buckets: {statistic}")
 
 
-def _largest(rows: Tensor, count: int) -> Tensor:
-    """The `count` rows [B, 3] of largest norm; rows of zeros where there are fewer."""
-    order = rows[:, 0].argsort(descending=True, stable=True)[:count]
-    return torch.nn.functional.pad(rows[order], (0, 0, 0, count - len(order)))
+def _largest(rows: Tensor, statistic: BucketMoments) -> Tensor:
+    """Of each length the rows [B, 5] of largest norm; the first of them stands in for those that are left out."""
+    kept = []
+    for length in rows[:, LENGTH].unique():
+        same = rows[rows[:, LENGTH] == length]
+        same = same[same[:, NORM].argsort(descending=True, stable=True)]
+        left_out = same[statistic.count :]
+        same = same[: statistic.count].clone()
+        same[0, OTHERS] += (_own_weight(left_out, statistic) + left_out[:, OTHERS]).sum()
+        kept.append(same)
+    return torch.cat(kept) if kept else rows
+
+
+def _components(rows: Tensor, statistic: BucketMoments) -> Tensor:
+    """Mean, standard deviation and weight [B, 3]; buckets of a length weigh as much as all of that length did."""
+    weights = _own_weight(rows, statistic)
+    for length in rows[:, LENGTH].unique():
+        same = rows[:, LENGTH] == length
+        own = weights[same].sum()
+        weights[same] *= (own + rows[same, OTHERS].sum()) / own if own > 0 else 1
+    return torch.stack([rows[:, MEAN], rows[:, SIGMA], weights], dim=1)
+
+
+def _own_weight(rows: Tensor, statistic: BucketMoments) -> Tensor:
+    """d_b n_b^2, as a bucket enters the quantiser's error; or with another power of the norm."""
+    return rows[:, LENGTH] * weight_of(rows[:, NORM], statistic.weight)

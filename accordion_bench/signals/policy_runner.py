@@ -276,8 +276,9 @@ class PolicyRunner:
         device = self.comm.device
         self.epoch_sums.add_state(state["signals"])
         for name, total in state["statistics"].items():
-            empty = torch.zeros(self.comm.local_workers, *total.shape, dtype=total.dtype, device=device)
-            self.statistics.sums.setdefault(statistic_named(name), empty)[row].copy_(total)
+            if statistic := statistic_named(name):
+                empty = torch.zeros(self.comm.local_workers, *total.shape, dtype=total.dtype, device=device)
+                self.statistics.sums.setdefault(statistic, empty)[row].copy_(total)
         if state["recent"]:
             self.recent = [x.to(device) for x in state["recent"]]
         self.unread_loss += state["unread_loss"].to(device)

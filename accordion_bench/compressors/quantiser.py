@@ -72,7 +72,7 @@ class Quantiser(OneShot):
         self.zero_level = checks.boolean("zero_level", zero_level)
         self.p = checks.number("p", p, above=0, below=1, instead=0.5)
         if self.custom:
-            typed = "" if bits else " compressor.bits=4"
+            typed = " compressor.bits=4" if bits in (None, 2) else ""  # of 2 bits with a level 0 none is free
             self.traits = replace(self.traits, knob=None, knob_with=("bits", f"compressor.levels=uniform{typed}"))
             bits = codebooks.bits_of(self.custom) if bits is None else bits
         self.bits = self.check_level("bits", bits)

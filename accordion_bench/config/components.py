@@ -21,6 +21,8 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.schedules.base import Schedule
 from accordion_bench.sync.base import Sync
 
+NO_FREE_LEVEL = (-1.0, 0.0, 1.0)  # the ends are fixed, and so is 0
+
 
 @dataclass(frozen=True)
 class Components:
@@ -153,6 +155,11 @@ def _codebooks(
         raise ConfigError(
             f"adaptive={driver} needs a compressor with a codebook of its own, got compressor={name}; "
             "type compressor=qsgd"
+        )
+    if max(map(len, books.values())) <= len(NO_FREE_LEVEL):
+        raise ConfigError(
+            f"compressor.zero_level must be false where adaptive={driver} fits 2 bits, got true, which leaves it the "
+            "levels -1, 0 and 1, of which none can move; type compressor.zero_level=false"
         )
     return books
 

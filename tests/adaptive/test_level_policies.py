@@ -159,6 +159,16 @@ def test_a_level_that_the_compressor_refuses_is_named_by_its_own_key(monkeypatch
         components("adaptive=schedule", "compressor=qsgd", "compressor.levels=exponential", "compressor.p=0.0001")
 
 
+@pytest.mark.parametrize("policy", ["alq", "alqg", "alqn", "amq", "amqn"])
+def test_two_bits_with_a_zero_level_leave_nothing_to_fit(policy):
+    typed = ["compressor=qsgd", "compressor.bits=2", f"adaptive={policy}"]
+    with pytest.raises(ConfigError, match=r"^compressor\.zero_level must be false .*; type compressor") as caught:
+        components(*typed)
+    assert components(*typed, str(caught.value).rpartition("type ")[2]).codebooks
+    chosen = ["adaptive.accordion.strong=2", "adaptive.accordion.weak=3"]  # with 3 bits there is something to fit
+    assert set(components(*typed[:2], f"adaptive=[accordion,{policy}]", *chosen).codebooks) == {2, 3}
+
+
 FIXED = ["compressor=qsgd", "compressor.levels=[-1,0,1]"]
 
 

@@ -2,6 +2,7 @@
 
 import faulthandler
 import functools
+import importlib.metadata
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from accordion_bench.cli import command_line
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.signals import handle, handling
 
@@ -26,12 +28,16 @@ def main() -> None:
     if {"RANK", "SLURM_PROCID"} & os.environ.keys():  # else torch buries the cause under its own stacks
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     sys.argv[1:] = in_order(sys.argv[1:])
+    if sys.argv[1:] == ["--version"]:
+        print(f"accordion_bench {importlib.metadata.version('accordion-bench')}")
+        return
     failures: list[int] = []
     usual = signal.getsignal(signal.SIGINT)
     # a KeyboardInterrupt would be lost in what torch's imports catch
     importing = _leave if usual is signal.default_int_handler else usual
     with handling(importing, (signal.SIGINT,)):
         try:
+            command_line.refuse_unreadable(sys.argv[1:])
             _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)))
         except KeyboardInterrupt as stop:
             print(str(stop) or "stopped", file=sys.stderr)

@@ -109,9 +109,10 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
                 f"adaptive={name} needs a compressor with {kind} to choose from, got one whose fixed levels leave "
                 f"nothing to choose; type {instead}"
             )
-        fitting = [
-            f"compressor={c}" for c, knob in knobs().items() if knob and (not policy.knobs or knob in policy.knobs)
-        ]
+        by_name = {c: knob for c, knob in knobs().items() if knob and (not policy.knobs or knob in policy.knobs)}
+        one_of_each = {knob: c for c, knob in by_name.items()}  # where there are many, one for each knob
+        names = list(by_name) if len(by_name) <= 5 else one_of_each.values()
+        fitting = [f"compressor={c}" for c in names]
         raise ConfigError(
             f"adaptive={name} needs a compressor with {kind} to choose from, got compressor={chosen}; "
             f"type one of {', '.join(fitting)}"

@@ -7,6 +7,7 @@ from accordion_bench.config import by_scale
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.units import without_units
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
@@ -37,7 +38,7 @@ def resolve(composed: Any, choices: Any) -> Config:
                 "of docs/experiments.md"
             )
         names["experiment"] = f"{setup['experiment']}, faithful" if setup.get("faithful") else setup["experiment"]
-    return {**cfg, "choices": {key: _listed(value) for key, value in names.items()}}
+    return {**without_units(cfg), "choices": {key: _listed(value) for key, value in names.items()}}
 
 
 def _listed(choice: Any) -> Any:

@@ -83,9 +83,15 @@ def read_splits(files: tuple[tuple[str, Path, int], ...], lower: bool) -> tuple[
         lower: see `TextFiles`.
 
     Raises:
-        ConfigError: a file is no text, or has an unknown word.
+        ConfigError: a file is empty, is no text, or has an unknown word.
     """
     texts = {split: read_words(path, lower) for split, path, _ in files}
+    for split, path, _ in files:
+        if set(texts[split]) <= {EOS}:
+            raise ConfigError(
+                f"paths.data must hold files with words in them, got {path}, which is empty; type paths.data=FOLDER, "
+                "or unpack the original file again"
+            )
     words = [word for word, _ in by_frequency(texts["train"])]
     return len(words), numbers(texts, words)
 

@@ -45,10 +45,11 @@ def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def integer(key: str, value: Any, at_least: int, instead: int | None = None) -> int:
-    """An integer of at least `at_least`."""
-    if not _is_number(value, int) or value < at_least:
-        raise ValueRefused(key, f"an integer of at least {at_least}", value, at_least if instead is None else instead)
+def integer(key: str, value: Any, at_least: int, instead: int | None = None, at_most: int | None = None) -> int:
+    """An integer of at least `at_least`, and at most `at_most`."""
+    if not _is_number(value, int) or value < at_least or (at_most is not None and value > at_most):
+        rule = f"an integer of at least {at_least}" + ("" if at_most is None else f" and at most {at_most}")
+        raise ValueRefused(key, rule, value, at_least if instead is None else instead)
     return value
 
 
@@ -83,10 +84,26 @@ def boolean(key: str, value: Any, instead: bool = True) -> bool:
 def choice(key: str, value: Any, choices: Sequence[str]) -> str:
     """One of `choices`; the closest one is suggested."""
     if value not in choices:
-        raise ValueRefused(key, "one of " + ", ".join(choices), value, closest(str(value), choices))
+        near = nearest(str(value), choices)
+        more = f", ... ({len(choices)} in all)" if len(near) < len(choices) else ""
+        raise ValueRefused(key, f"one of {', '.join(near)}{more}", value, closest(str(value), choices))
     return value
 
 
-def closest(word: str, choices: Sequence[str]) -> str:
-    """The choice that looks most like `word`."""
-    return (difflib.get_close_matches(word, choices, n=1, cutoff=0.0) or [choices[0]])[0]
+def closest(word: str, choices: Sequence[str], cutoff: float = 0.0) -> str:
+    """The choice that looks most like `word`, whatever its case and dashes; "" where none is as similar as `cutoff`."""
+    plain = {_plain(choice): choice for choice in reversed(choices)}
+    found = difflib.get_close_matches(_plain(word), list(plain), n=1, cutoff=cutoff)
+    return plain[found[0]] if found else "" if cutoff else choices[0]
+
+
+def nearest(word: str, choices: Sequence[str], count: int = 5) -> list[str]:
+    """All choices in their order, or where they are many those that look most like `word`, best first."""
+    if len(choices) <= count:
+        return list(choices)
+    plain = {_plain(choice): choice for choice in reversed(choices)}
+    return [plain[found] for found in difflib.get_close_matches(_plain(word), list(plain), n=count, cutoff=0.0)]
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "").replace("_", "")

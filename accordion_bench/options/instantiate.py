@@ -51,10 +51,27 @@ def build(
 
 
 def target(node: Config, group: str) -> Any:
-    """The class that `_target_` names."""
-    module, _, name = str(node.get("_target_")).rpartition(".")
+    """The class that `_target_` names.
+
+    Raises:
+        ConfigError: there is no such module or class, or the module imports what is not there.
+    """
+    path = node.get("_target_")
+    module, _, name = str(path).rpartition(".")
+    rule = f"{group}._target_ must be the path of a class that can be imported, got {path}"
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        rule, value = "the path of a class that can be imported", node.get("_target_")
-        raise ConfigError(f"{group}._target_ must be {rule}, got {value}; type {group}=NAME instead") from None
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            why, instead = f"there is no module {error.name} here", f"{group}=NAME instead"
+        else:
+            why = f"{module} imports {error.name}, which is not installed"
+            instead = f"pip install {str(error.name).partition('.')[0]}, or {group}=NAME instead"
+        raise ConfigError(f"{rule}: {why}; type {instead}") from None
+    except ImportError as error:
+        raise ConfigError(f"{rule}: {error}; type {group}=NAME instead") from error
+    except ValueError:  # no module at all
+        raise ConfigError(f"{rule}; type {group}=NAME instead") from None
+    if not hasattr(found, name):
+        raise ConfigError(f"{rule}: {module} has no {name}; type {group}=NAME instead")
+    return getattr(found, name)

@@ -1,4 +1,42 @@
-"""Numbers as people read them."""
+"""Numbers as people read and type them."""
+
+import re
+from typing import Any
+
+PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+RATES, TIMES = ("bandwidth", "slow_bandwidth"), ("latency", "jitter")  # options that may be typed with a unit
+
+
+def rate(text: str) -> float | None:
+    """bit/s of `10gbit`, `2.5 Gbit/s`, `100mbps`; None of anything else."""
+    found = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*([kmgt]?)(?:bits?(?:/s|ps)?|bps)", text.strip().lower())
+    return _number(found[1], PREFIXES[found[2]]) if found else None
+
+
+def seconds(text: str) -> float | None:
+    """Seconds of `5ms`, `50us`; None of anything else."""
+    found = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*([mun\u00b5]?s)", text.strip().lower())
+    return _number(found[1], SECONDS[found[2]]) if found else None
+
+
+def without_units(options: Any) -> Any:
+    """The options with `bandwidth=10gbit` as 1e10 and `latency=5ms` as 0.005; what has no unit stays as it is."""
+    if not isinstance(options, dict):
+        return options
+    found = {}
+    for key, value in options.items():
+        read = rate if key in RATES else seconds if key in TIMES else None
+        number = read(value) if read and isinstance(value, str) else None
+        found[key] = without_units(value) if number is None else number
+    return found
+
+
+def _number(digits: str, factor: float) -> float | None:
+    try:
+        return float(f"{float(digits) * factor:.15g}")
+    except ValueError:
+        return None
 
 
 def human_bytes(count: float) -> str:

@@ -3,9 +3,10 @@
 import argparse
 import math
 import sys
+import tempfile
 from pathlib import Path
 
-from accordion_bench.options import checks
+from accordion_bench.options import checks, units
 from accordion_bench.report.read import load, missing_runs
 from accordion_bench.report.render import write
 
@@ -18,9 +19,8 @@ def main(argv: list[str] | None = None) -> int:
         "--out", type=Path, default=Path("results/report"), help="folder for tables and figures (%(default)s)"
     )
     parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
-    parser.add_argument(
-        "--bandwidths", default="1e8,1e9,1e10", help="of the links in figures of modelled time, bit/s (%(default)s)"
-    )
+    links = "of the links in figures of modelled time, bit/s or such as 10gbit (%(default)s)"
+    parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
     parser.add_argument("--pdf", action="store_true", help="every figure as PDF, too; a third of the time more")
     args = parser.parse_args(argv)
     try:
@@ -40,13 +40,26 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if (nowhere := _not_writable(args.out)) is not None:
+        print(nowhere, file=sys.stderr)
+        return 2
     print(write.write(runs, args.out, folders, formats, bandwidths, args.pdf))
     return 0
 
 
+def _not_writable(out: Path) -> str | None:
+    """The sentence for a folder that cannot be made or written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            return None
+    except OSError as error:
+        return f"--out must be a folder that can be written, got {out}: {error.strerror}; type --out=results/report"
+
+
 def _bandwidth(text: str) -> float:
     try:
-        value = float(text)
+        value = units.rate(text) or float(text)
     except ValueError:
         value = math.nan
     return checks.number("--bandwidths", text if math.isnan(value) else value, above=0, instead=1e9)

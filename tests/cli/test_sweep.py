@@ -78,8 +78,9 @@ def statuses(runs: Path) -> list[str]:
 
 def test_every_cell_is_recorded(tmp_path, monkeypatch, capsys):
     """Done, refused, diverged; the sweep goes on, its exit status is the worst, and the failed cells end it."""
-    typed = tiny.typed(tmp_path, "epochs=1", "schedule.warmup_epochs=0")
-    assert main(monkeypatch, "-m", *typed, "batch_size=0,4", "optimizer.lr=1e30,0.02") == 2
+    swept = ["batch_size=0,4", "optimizer.lr=1e30,0.02"]
+    typed = tiny.typed(tmp_path, "epochs=1", "schedule.warmup_epochs=0", *swept)
+    assert main(monkeypatch, "-m", *typed) == 2
     lines = record(tmp_path)
     assert [line["status"] for line in lines] == ["refused", "refused", "failed", "done"]
     assert [line["exit_status"] for line in lines] == [2, 2, 2, 0]
@@ -123,7 +124,8 @@ def test_a_sweep_that_a_preset_asks_for(tmp_path, monkeypatch, capsys):
     preset = ["--config-dir", str(tmp_path / "conf"), "+experiment=pair", "scale=tiny"]
     runs = tmp_path / "runs"
     typed = [item for item in tiny.typed(runs, "resume_sweep=true") if not item.startswith("epochs")]
-    assert main(monkeypatch, *preset, *typed, "batch_size=0") == 2
+    wrong = [item.replace("batch_size=4", "batch_size=0") for item in typed]
+    assert main(monkeypatch, *preset, *wrong) == 2
     assert "2 of 2 cells did not" in capsys.readouterr().err
     assert main(monkeypatch, *preset, *typed) == 0
     assert main(monkeypatch, *preset, *typed) == 0

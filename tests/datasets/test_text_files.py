@@ -53,6 +53,13 @@ def test_lower_case(tmp_path):
     assert str(refused.value) == "dataset.vocabulary must be what is in toy, 7, got 5; type dataset.vocabulary=7"
 
 
+@pytest.mark.parametrize("split, text", [("train", ""), ("test", "\n \n")])
+def test_a_file_without_words_is_named(tmp_path, split, text):
+    toy(tmp_path, {**TOY, split: text})
+    with pytest.raises(ConfigError, match=rf"got .*toy\.{split}\.txt, which is empty; type paths\.data=FOLDER"):
+        toy_files().load(str(tmp_path), 0, CPU)
+
+
 def test_only_line_feeds_end_lines(tmp_path):
     file = tmp_path / "text"
     file.write_bytes("a\u2028b\x0cc\r\nd".encode())
@@ -120,7 +127,8 @@ def test_a_run_leaves_the_folder_alone(tmp_path):
         (
             {"valid": ""},
             {},
-            "dataset must have at least 2 words in its valid split, got 0; type another paths.data",
+            "paths.data must hold files with words in them, got ROOT/toy/toy.valid.txt, which is empty; type "
+            "paths.data=FOLDER, or unpack the original file again",
         ),
     ],
 )  # fmt: skip

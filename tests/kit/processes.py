@@ -79,7 +79,7 @@ def started(arguments: Sequence[str], environ: dict[str, str]) -> subprocess.Pop
 
 
 def tasks(typed: Sequence[str], of_rank: Sequence[Sequence[str]] = ((), ()), job: str = "1") -> list[subprocess.Popen]:
-    """The run's command as srun starts it: one process for each entry of `of_rank`, which is typed in addition."""
+    """The run's command as srun starts it: one process for each entry of `of_rank`, typed in place of its keys."""
     port = str(free_port())
     jobs = []
     for rank, own in enumerate(of_rank):
@@ -93,7 +93,8 @@ def tasks(typed: Sequence[str], of_rank: Sequence[Sequence[str]] = ((), ()), job
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
         }
-        jobs.append(started([*tiny.COMMAND, *typed, *own], {**os.environ, **environ}))
+        merged = {item.partition("=")[0]: item for item in (*typed, *own)}
+        jobs.append(started([*tiny.COMMAND, *merged.values()], {**os.environ, **environ}))
     return jobs
 
 

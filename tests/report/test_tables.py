@@ -457,6 +457,13 @@ def test_formats(tmp_path, no_figures):  # noqa: F811
     [
         ("--formats", "md,pdf", "--formats must be one of md, csv, latex, html, got pdf; type --formats="),
         ("--bandwidths", "1e9,fast", "--bandwidths must be a number above 0, got fast; type --bandwidths=1000000000.0"),
+        (
+            "--out",
+            "/dev/null/x",
+            "--out must be a folder that can be written, got /dev/null/x: Not a directory; type --out=",
+        ),
+        ("--out", "/dev/null", "--out must be a folder that can be written, got /dev/null: File exists; type --out="),
+        ("--out", "/proc", "--out must be a folder that can be written, got /proc: "),
         ("--bandwidths", "0", "--bandwidths must be a number above 0, got 0.0; type --bandwidths=1000000000.0"),
     ],
 )
@@ -470,7 +477,7 @@ def test_options_reach_the_figures(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(write, "draw", lambda parts, out, bandwidths, pdf: seen.append((bandwidths, pdf)) or [[]])
     run_folder(tmp_path / "runs")
-    typed = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1e6,2e9"]
+    typed = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1mbit,2e9"]
     assert report_main(typed) == report_main([*typed, "--pdf"]) == 0
     assert seen == [([1e6, 2e9], False), ([1e6, 2e9], True)]
 

@@ -1,0 +1,155 @@
+"""A command line before Hydra reads it: what Hydra would misread, pass over, or answer with its usage text."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from accordion_bench.options import advice
+from accordion_bench.options.checks import ConfigError
+
+# Hydra's own, in one spelling each, and whether a value follows
+FLAGS = {
+    "--help": False,
+    "--hydra-help": False,
+    "--version": False,
+    "--cfg": True,
+    "--resolve": False,
+    "--package": True,
+    "--run": False,
+    "--multirun": False,
+    "--shell-completion": False,
+    "--config-path": True,
+    "--config-name": True,
+    "--config-dir": True,
+    "--experimental-rerun": True,
+    "--info": False,
+}
+SHORT = ("-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i")
+OF_SHORT = {"-c": "--cfg", "-p": "--package", "-cp": "--config-path", "-cn": "--config-name", "-cd": "--config-dir"}
+
+
+def refuse_unreadable(arguments: Sequence[str]) -> None:
+    """Refuse what Hydra would misread, pass over, or answer with its usage text.
+
+    Raises:
+        ConfigError: for the first such word.
+    """
+    refuse_bytes(arguments)
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("-") and word != "--":
+            _flag(word, rest)
+        elif word != "--":
+            overrides.append(_override(word, overrides, rest))
+    _typed_twice(overrides)
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in advice.PRESETS:
+            raise ConfigError(advice.without_plus(key, value))
+        _list(key.lstrip("+"), value)
+        if key.lstrip("+~").startswith("hydra."):
+            _of_hydra(key.lstrip("+~"))
+
+
+def refuse_bytes(arguments: Sequence[str]) -> None:
+    """Refuse words that are no UTF-8, which no YAML file could hold."""
+    for word in arguments:
+        if any("\udc80" <= letter <= "\udcff" for letter in word):
+            shown = word.encode("utf-8", "backslashreplace").decode().replace("\\udc", "\\x")
+            raise ConfigError(f"names must be text in UTF-8, got {shown}; type another folder, or rename this one")
+
+
+def _flag(word: str, rest: list[str]) -> None:
+    """One of Hydra's flags, with its value; anything else with dashes is refused."""
+    name, equals, value = word.partition("=")
+    key = name.lstrip("-")
+    keys = [typed for typed in (key, key.replace("-", "_")) if typed in advice.known_keys() or typed in advice.PRESETS]
+    own = [flag for flag in FLAGS if flag.startswith(name)] if name.startswith("--") and not keys else []
+    if name in SHORT or name in FLAGS or len(own) == 1:
+        flag = OF_SHORT.get(name, (own or [name])[0])
+        if FLAGS.get(flag) and not equals:
+            if not rest:
+                raise ConfigError(f"{flag} must be followed by its value, got nothing; type {flag}=VALUE")
+            value = rest.pop(0)
+        if flag == "--config-dir" and not Path(value).is_dir():
+            raise ConfigError(
+                f"--config-dir must be a folder with config groups in it, got {value}, which is none; type "
+                "--config-dir=FOLDER, with FOLDER/compressor/mine.yaml in it, say"
+            )
+        return
+    if not equals and rest and not re.match("-|.*=", rest[0]):
+        value = rest[0]
+    if keys:
+        plus = "+" if keys[0] in advice.PRESETS else ""
+        instead = f"{plus}{keys[0]}={value or 'VALUE'}"
+        raise ConfigError(f"{keys[0]} must be typed without dashes, got {word}; type {instead}")
+    plain = key.replace("-", "_")
+    raise ConfigError(advice.unknown_key(plain, value).replace(plain, name, 1))
+
+
+def _override(word: str, before: Sequence[str], rest: list[str]) -> str:
+    """`KEY=VALUE` or `~KEY`; a word without `=` is refused."""
+    split = word[-1] == "=" and rest and "=" not in rest[0] and not rest[0].startswith("-")
+    if word.startswith("~") or ("=" in word[1:] and not split):
+        return word
+    key = word.rstrip("=")
+    if rest[:1] and (key in advice.known_keys() or word[-1] == "="):  # epochs 3, epochs = 3, epochs= 3
+        value = next((other.lstrip("=") for other in rest if other.strip("=")), "")
+        if value and "=" not in value:
+            raise ConfigError(f"{key} must be typed in one word with its value; type {key}={value}")
+    if before and "/" in before[-1].partition("=")[2] and key not in advice.known_keys():
+        whole = f"{before[-1]} {word}"
+        raise ConfigError(f"{word} must be KEY=VALUE, or stand in quotes with the word before; type '{whole}'")
+    raise ConfigError(advice.loose_word(word))
+
+
+def _typed_twice(overrides: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if key in seen:
+            raise ConfigError(f"{key} must be typed once, got {seen[key]} and {override}; type {override}")
+        seen[key] = override
+
+
+def _of_hydra(key: str) -> None:
+    """Refuse an option that Hydra does not have; with a plus it would take it, and do nothing with it."""
+    from hydra.conf import HydraConf
+
+    if key.split(".")[1].partition("@")[0] not in {own.name for own in dataclasses.fields(HydraConf)}:
+        raise ConfigError(advice.unknown_key(key))
+
+
+def _list(key: str, value: str) -> None:
+    """Refuse a sweep over equal values, and a list where one name is needed."""
+    if value.startswith("["):
+        names = parts(value[1:].removesuffix("]"))
+        if key in advice.groups() and not advice.takes_list(key):
+            joined = ",".join(names)
+            raise ConfigError(f"{key} must be one name, got {value}; type -m {key}={joined} to run each")
+        twice = key in advice.groups()
+    else:
+        names = parts(value)
+        twice = len(names) > 1
+    if twice and (double := next((name for name in names if names.count(name) > 1), None)):
+        once = list(dict.fromkeys(names))
+        instead = f"[{','.join(once)}]" if value.startswith("[") and len(once) > 1 else ",".join(once)
+        sweep = "-m " if len(once) > 1 and not value.startswith("[") else ""
+        raise ConfigError(f"{key} must have each value once, got {double} twice; type {sweep}{key}={instead}")
+
+
+def parts(text: str) -> list[str]:
+    """What commas separate, outside of brackets and quotes."""
+    found, depth, quote = [""], 0, ""
+    for letter in text:
+        if letter in "'\"" and quote in ("", letter):
+            quote = "" if quote else letter
+        depth += (letter in "[{(") - (letter in "]})") if not quote else 0
+        if letter == "," and not depth and not quote:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [part.strip() for part in found]

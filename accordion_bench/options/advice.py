@@ -1,0 +1,231 @@
+"""What somebody may have meant: the sentence for a name or a key that is not there, found in the YAML files."""
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.options.checks import closest, nearest
+from accordion_bench.options.conf_dir import conf_dir, package_dir
+
+PRESETS = ("experiment", "arm")  # groups that are added with a plus
+
+# what papers and other programs call our options
+ALSO_CALLED = {
+    "h": "period",
+    "tau": "period",
+    "local_steps": "period",
+    "inner_steps": "period",
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "batch": "batch_size",
+    "batchsize": "batch_size",
+    "epoch": "epochs",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "random_seed": "seed",
+    "world_size": "workers",
+    "num_workers": "workers",
+    "gpus": "processes",
+    "nproc_per_node": "processes",
+    "data_dir": "data",
+    "root": "data",
+    "output_dir": "runs",
+    "save_dir": "runs",
+    "warmup": "warmup_epochs",
+    "grad_clip": "clip_norm",
+    "ratio": "density",
+    "sparsity": "density",
+    "num_bits": "bits",
+    "ef": "error_feedback",
+    "dtype": "precision",
+    "amp": "precision",
+    "arch": "model",
+    "net": "model",
+    "data_set": "dataset",
+    "compression": "compressor",
+    "policy": "adaptive",
+    "scheduler": "schedule",
+    "lr_scheduler": "schedule",
+    "optim": "optimizer",
+    "backend": "comm",
+}
+
+
+def unknown_choice(group: str, name: str) -> str | None:
+    """`compressor=powersdg`: the name that was meant, then those that look like it; None where the group has none."""
+    group, name = group.strip("/"), name.strip("/")
+    folder, _, inner = group.partition("/")
+    if folder == "experiment":
+        return _unknown_experiment(f"{inner}/{name}".lstrip("/"))
+    known = choices(group)
+    if not known:
+        return None
+    shown = name or "nothing"
+    if found := _elsewhere(group, name):
+        return f"{group} must be one of its own names, got {shown}, which is another group's; type {found}"
+    plus = "+" if group in PRESETS else ""
+    near = _of_class(group, name) or closest(name, known)
+    return f"{group} must be a known name, got {shown}; type {plus}{group}={near} ({_listed(name, known)})"
+
+
+def _unknown_experiment(name: str) -> str:
+    whole = experiments()
+    near = closest(name, whole)
+    listed = f"{_listed(name, whole)}; docs/experiments.md tells of them"
+    return f"experiment must be a known name, got {name or 'nothing'}; type +experiment={near} ({listed})"
+
+
+def unknown_key(key: str, value: str = "...") -> str:
+    """`epocs=3`, `rank=4`, `sync.h=4`, or an option of a choice that is not made: what to type instead."""
+    value = value or "..."
+    if key.startswith("hydra."):
+        return f"{key} is no option of Hydra's; type --hydra-help for those that there are"
+    if key in PRESETS:
+        return without_plus(key, value)
+    known, group = known_keys(), key.partition(".")[0]
+    if holders := holders_of(key):
+        chosen = f"type {group}={holders[-1]} {key}={value} (an option of {_choices_shown(group, holders)})"
+        return f"{key} is no option of what is chosen here; {chosen}"
+    if meant := _meant(key, known):
+        group, holders = meant.partition(".")[0], holders_of(meant)
+        own = f" (an option of {_choices_shown(group, holders)})" if holders not in ([], choices(group)) else ""
+        return f"{key} is called {meant} here; type {meant}={value}{own}"
+    near = closest(key, list(known), cutoff=0.6)
+    return f"{key} is no option here; type {f'{near}={value}, or ' if near else ''}--help for all options"
+
+
+def without_plus(group: str, name: str) -> str:
+    """`experiment=smoke`: what is in no defaults list is added with a plus."""
+    known = experiments() if group == "experiment" else choices(group)
+    near = name if name in known or name.startswith("[") or "," in name else closest(name, known)
+    return f"{group} must be added with a plus, got {group}={name}; type +{group}={near}"
+
+
+def loose_word(word: str) -> str:
+    """A word without `=`: the key or the choice that it may be the half of."""
+    if word in ("help", "version"):
+        return f"{word} must be typed with dashes, got {word}; type --{word}"
+    if (package_dir() / word / "__main__.py").is_file():
+        return f"{word} is a program of its own; type python -m accordion_bench.{word} --help"
+    if "=" in word.replace(":", "=") and (key := word.replace(":", "=", 1).partition("=")[0]) in known_keys():
+        return f"{word} must be typed with =; type {word.replace(':', '=', 1)}"
+    if found := _elsewhere("", word):
+        return f"{word} must be typed as GROUP=NAME; type {found}"
+    key = word if word in known_keys() else _meant(word, known_keys())
+    return f"{word} must be typed as KEY=VALUE; type {f'{key}=VALUE' if key else '--help for all options'}"
+
+
+def choices(group: str) -> list[str]:
+    """The names of a config group."""
+    return sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+
+
+def groups() -> list[str]:
+    """The config groups, those of the defaults list first, in its order."""
+    listed = [next(iter(item)) for item in _yaml(conf_dir() / "config.yaml")["defaults"] if isinstance(item, dict)]
+    found = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    return [name for name in listed if name in found] + sorted(found - set(listed))
+
+
+@functools.cache
+def experiments() -> list[str]:
+    """Whole experiments; a part of others is none."""
+    folder = conf_dir() / "experiment"
+    files = [file for file in sorted(folder.rglob("*.yaml")) if re.search(r"^  experiment: ", file.read_text(), re.M)]
+    return [str(file.relative_to(folder).with_suffix("")) for file in files]
+
+
+@functools.cache
+def known_keys() -> dict[str, Any]:
+    """Every group, run-level key and option of a choice with its group in front, and its value in some YAML file."""
+    known: dict[str, Any] = dict(keys_of(conf_dir() / "config.yaml"))
+    for group in groups():
+        known.setdefault(group, None)
+        if group not in PRESETS:
+            for file in sorted((conf_dir() / group).glob("*.yaml")):
+                known |= {key: value for key, value in keys_of(file).items() if key not in known}
+    return known
+
+
+@functools.cache
+def keys_of(file: Path) -> dict[str, Any]:
+    """The keys of a YAML file as they are typed, and their values."""
+    keys: dict[str, Any] = {}
+
+    def collect(node: object, prefix: str) -> None:
+        if isinstance(node, dict):
+            for name, value in node.items():
+                if name not in ("_target_", "defaults", "hydra"):
+                    keys[f"{prefix}{name}"] = value
+                    collect(value, f"{prefix}{name}.")
+
+    package = re.match(r"# @package (\S+)", file.read_text())
+    prefix = package[1] if package else ".".join(file.relative_to(conf_dir()).parts[:-1])
+    collect(_yaml(file), "" if prefix in ("", "_global_") else f"{prefix}.")
+    return keys
+
+
+def takes_list(key: str) -> bool:
+    """Whether a list may be typed: for an option that holds one, or a group whose choices have places of their own."""
+    if key not in groups():
+        return isinstance(known_keys().get(key), list)
+    own = any(re.match(rf"# @package {key}\.", file.read_text()) for file in (conf_dir() / key).glob("*.yaml"))
+    return own or key in PRESETS
+
+
+def holders_of(key: str) -> list[str]:
+    """The choices of a group that have this option."""
+    group, _, option = key.partition(".")
+    files = sorted((conf_dir() / group).glob("*.yaml")) if option and group not in PRESETS else []
+    return [file.stem for file in files if key in keys_of(file)]
+
+
+def _meant(key: str, known: dict[str, Any]) -> str:
+    """The option whose last word was typed, or another name of it; "" = none."""
+    group, _, _ = key.rpartition(".")
+    last = key.rpartition(".")[2].lower().replace("-", "_")
+    for word in (last, ALSO_CALLED.get(last)):
+        fitting = [name for name in known if name.rpartition(".")[2] == word]
+        here = [name for name in fitting if name.startswith(f"{group}.")] if group in groups() else fitting
+        if here or fitting:
+            return (here or fitting)[0]
+    return ""
+
+
+def _elsewhere(group: str, name: str) -> str:
+    """`adaptive=accordion` for an `accordion` that another group has; "" = none has it."""
+    for other in groups():
+        if other != group and other not in PRESETS and name in choices(other):
+            return f"{other}={name}"
+    return ""
+
+
+def _of_class(group: str, name: str) -> str:
+    """The choice whose class is called so: `none` for Dense; "" where there is none, or several."""
+    targets = {choice: str(_yaml(conf_dir() / group / f"{choice}.yaml").get("_target_")) for choice in choices(group)}
+    named = [choice for choice, path in targets.items() if path.rpartition(".")[2].lower() == name.lower()]
+    return named[0] if len(named) == 1 else ""
+
+
+def _choices_shown(group: str, names: Sequence[str]) -> str:
+    """`compressor=atomo, powersgd`."""
+    near = nearest(names[-1], names)
+    return f"{group}={', '.join(near)}{', ...' if len(near) < len(names) else ''}"
+
+
+def _listed(name: str, known: Sequence[str]) -> str:
+    """All names, or the nearest five."""
+    near = nearest(name, known)
+    if len(near) == len(known):
+        return f"there are {', '.join(known)}"
+    return f"nearest of {len(known)}: {', '.join(near)}"
+
+
+@functools.cache
+def _yaml(file: Path) -> dict[str, Any]:
+    import yaml
+
+    return yaml.safe_load(file.read_text()) or {}

@@ -5,7 +5,7 @@ RUN := $(BIN)/python
 # a process per core; a file stays in one of them, since its tests share what they have made
 TESTS := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test check test-multigpu bench netlab figures methods clean
+.PHONY: help install demo test test-slow test-avx2 check test-multigpu bench netlab figures methods clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,12 @@ demo: install  ## dense, PowerSGD weak, PowerSGD strong and Accordion on real da
 test: install  ## the default test suite, then links between network namespaces where this machine has them
 	@$(TESTS)
 	@$(RUN) -m pytest -m netlab tests/netlab/test_links.py
+
+test-slow: install  ## what takes minutes and is not in the default suite
+	@$(TESTS) -m slow
+
+test-avx2: install  ## precision, forward pass and codecs as on a processor without AVX-512
+	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(TESTS) tests/forward tests/compressors
 
 test-multigpu: install  ## what needs two GPUs or more
 	@$(RUN) -m pytest -m gpu -rs tests/processes/test_multigpu.py

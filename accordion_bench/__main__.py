@@ -14,6 +14,7 @@ from typing import Any
 from accordion_bench.cli import command_line
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.signals import handle, handling
+from accordion_bench.processes.threads import sleep_while_waiting
 
 # Hydra is imported inside main: spawned processes import this module, and must not pay for it
 
@@ -24,6 +25,7 @@ LEAVE = 5.0  # seconds that a failed process of several may take to end
 
 def main() -> None:
     """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
+    sleep_while_waiting()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
     if {"RANK", "SLURM_PROCID"} & os.environ.keys():  # else torch buries the cause under its own stacks
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

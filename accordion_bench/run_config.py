@@ -79,6 +79,7 @@ class RunConfig:
     channels_last: bool | None = None
     workers: int | None = None
     device: str = "auto"
+    threads: int | None = None
     bn: str = "pooled"
     target: float | None = None
     resume: str | None = None

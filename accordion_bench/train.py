@@ -64,7 +64,7 @@ def _run(
     where = place(config)
     rendezvous.agree(config, where, watch)
     parts = validate(config, where)
-    config = replace(config, workers=where.workers)
+    config, where = replace(config, workers=where.workers), replace(where, threads=parts.threads)
     leader = where.rank == 0
     if leader:
         placed = replace(config, comm=replace(config.comm, backend=where.backend))
@@ -78,7 +78,7 @@ def _run(
         if found:
             config = replace(config, resume=found)
         launch.prepare_data(parts.dataset, config.paths.data, where, watch)
-        folder = _make_or_resume_folder(config, leader, watch)
+        folder = _make_or_resume_folder(config, where, watch)
         note["folder"] = str(folder.path)
 
         def ended(error: BaseException) -> None:
@@ -138,16 +138,16 @@ def _tell_done(folder: RunFolder) -> float:
     return folder.read_json("summary.json")["metric"]
 
 
-def _make_or_resume_folder(config: RunConfig, leader: bool, watch: Watch | None) -> RunFolder:
+def _make_or_resume_folder(config: RunConfig, where: Placement, watch: Watch | None) -> RunFolder:
     """The run folder: the resumed one, or a new one that the leader makes and names to the others."""
     if config.resume is not None:
         return RunFolder(config.resume)
-    if not leader and watch is not None:
+    if where.rank and watch is not None:
         return RunFolder(watch.get("run_folder").decode())
     choices, policies = config.choices, list(config.adaptive)
     scheme = [choices["sync"]] if choices["sync"] not in ("every_step", *policies) else []
     names = [*(choices[group] for group in ("model", "dataset", "compressor")), *scheme, *policies]
-    folder = RunFolder.create(config.paths.runs, f"{'-'.join(names)}-s{config.seed}", config.to_dict())
+    folder = RunFolder.create(config.paths.runs, f"{'-'.join(names)}-s{config.seed}", config.to_dict(), where.threads)
     if watch is not None:
         watch.store.set("run_folder", str(folder.path))
     return folder
@@ -170,6 +170,8 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
         )
     moving = {key: cfg[key] for key in reuse.FREE if key in cfg}
     merged = saved = completed({**moving, **folder.read_config()})
+    if "threads" not in typed:  # sums of other threads differ in their last bits
+        merged = {**merged, "threads": _threads_of(folder)}
     if lacking := [key for key in cfg if key not in saved and key not in FREE_ON_RESUME]:
         raise ConfigError(
             f"resume must be a run of this version, got {cfg['resume']}, whose config.yaml says nothing of "
@@ -194,6 +196,14 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
         merged = {**merged, "comm": {**merged["comm"], **own}}
     moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
     return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
+
+
+def _threads_of(folder: RunFolder) -> int | None:
+    """With how many threads each process of a run has computed, where its folder says so."""
+    try:
+        return folder.read_json("environment.json").get("threads")
+    except (OSError, ValueError):
+        return None
 
 
 def _with_value(cfg: Any, key: str, value: Any) -> Config:

@@ -30,6 +30,8 @@ class Components:
 
     wrapped: the compressor of gradients; of differences where no gradients are ever exchanged.
     differences: makes the compressor of differences of parameters, where workers take local steps.
+    threads: with which each process is to compute.
+    slowdown: how many times as long a step takes here in 16 bits as in float32; 0 = not tried.
     """
 
     wrapped: Wrapped
@@ -42,6 +44,8 @@ class Components:
     dataset: Dataset
     run: RunFacts
     exchange: ExchangeOptions
+    threads: int = 1
+    slowdown: float = 0.0
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> Plan:
         """The plan before the first step, after every policy has started.

@@ -23,7 +23,8 @@ def without_effect(config: RunConfig, typed: set[str], parts: Components) -> lis
     """
     idle = [*_of_components(config, parts), *_of_the_run(config, parts)]
     told = [f"{key} has no effect here: {why}" for key, why in idle if key in typed]
-    return list(dict.fromkeys(told)) + _seldom(config, typed, parts) + _growing(config) + ddp_rules.warnings(config)
+    seldom, slower = _seldom(config, typed, parts), _slower(config, parts)
+    return list(dict.fromkeys(told)) + seldom + _growing(config) + slower + ddp_rules.warnings(config)
 
 
 def _of_components(config: RunConfig, parts: Components) -> Idle:
@@ -84,6 +85,14 @@ def _seldom(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     if "sync.period" in typed and config.sync["period"] == period:
         return [f"sync.period has no effect here: workers take only {steps} steps, and meet at the end alone"]
     return []
+
+
+def _slower(config: RunConfig, parts: Components) -> list[str]:
+    """A warning where 16 bits cost time instead of saving it."""
+    if parts.slowdown <= 1.1:
+        return []
+    how = f"{parts.slowdown:.2g} times as long as one in float32"
+    return [f"precision={config.precision} is slower here: a trial step of two samples has taken {how}"]
 
 
 def _growing(config: RunConfig) -> list[str]:

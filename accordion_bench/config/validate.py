@@ -1,20 +1,26 @@
 """Checks of a whole configuration before data or devices are touched, and warnings for settings without effect."""
 
+import math
 import os
+from dataclasses import replace
 from pathlib import Path
+
+from torch import nn
 
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.config import ddp_rules
 from accordion_bench.config.by_scale import SCALES
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.declared import check_kinds
-from accordion_bench.forward import compile
-from accordion_bench.forward.precision import PRECISIONS
+from accordion_bench.datasets.base import Dataset
+from accordion_bench.forward import compile, trial
+from accordion_bench.forward.precision import HALF, PRECISIONS
 from accordion_bench.forward.task import task_of
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build
-from accordion_bench.processes.placement import Placement, with_placement
+from accordion_bench.processes import threads
+from accordion_bench.processes.placement import Placement, processes_here, with_placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 
@@ -81,6 +87,9 @@ def validate(config: RunConfig, where: Placement) -> Components:
     with keyed_rng.kept_rng():
         model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))
     build_optimizer(config.optimizer, parts.wrapped.compressor, list(model.parameters()))
+    parts = replace(parts, threads=_threads(config, where, model, parts.dataset))
+    if config.precision in HALF and where.device == "cpu":
+        parts = replace(parts, slowdown=trial.slowdown(model, parts.dataset, config.precision, config.chosen("model")))
     build(config.tracker, "tracker")
     build(config.network, "network")
     runs = Path(config.paths.runs)
@@ -88,3 +97,13 @@ def validate(config: RunConfig, where: Placement) -> Components:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise ValueRefused("paths.runs", "a folder that can be written", str(runs), "results/runs")
     return parts
+
+
+def _threads(config: RunConfig, where: Placement, model: nn.Module, dataset: Dataset) -> int:
+    """With how many threads each process is to compute."""
+    here = where.processes if where.launcher == "self" else processes_here(os.environ)
+
+    def work() -> float:
+        return math.inf if where.device == "cuda" else trial.flops_per_kernel(model, dataset, config.batch_size)
+
+    return threads.choose(config.threads, here, work)

@@ -74,6 +74,10 @@ class Dataset(Component):
         """What a model must be told of the data, by the names of its constructor."""
         raise NotImplementedError
 
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the right shapes, all 0: for trials before there is data."""
+        raise NotImplementedError
+
     def prepare(self, root: str) -> None:
         """Make sure that the data is under `root`, downloading it where needed.
 

@@ -176,6 +176,10 @@ class ImageDataset(Dataset):
     def model_arguments(self) -> dict[str, int]:
         return {"in_channels": self.in_channels, "num_classes": self.num_classes}
 
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        shape = samples, self.in_channels, self.image_size, self.image_size
+        return torch.zeros(shape), torch.zeros(samples, dtype=torch.int64)
+
     def checked_cutout(self, side: int) -> int:
         """An integer from 0 (no cutout) to twice the image's side, which leaves nothing."""
         checks.integer("cutout", side, at_least=0, instead=self.image_size // 2)

@@ -113,6 +113,10 @@ class TextDataset(Dataset):
     def model_arguments(self) -> dict[str, int]:
         return {"vocabulary": self.vocabulary}
 
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        words = torch.zeros(samples, self.bptt, dtype=torch.int64)
+        return words, words
+
     def numbered(self, splits: Mapping[str, Tensor], device: torch.device) -> TextData:
         """The splits `train`, `test`, `valid` as numbers, cut to `subset` and `limit_eval`.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF = ("bfloat16", "float16")
 INITIAL, INTERVAL = 2.0**16, 2000
 
 

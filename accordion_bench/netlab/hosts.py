@@ -138,6 +138,7 @@ class Hosts:
             "MASTER_ADDR": self.address(0),
             "MASTER_PORT": str(PORT),
             "OMP_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),  # hosts share the cores
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "NCCL_SOCKET_IFNAME": INTERFACE,
             "TP_SOCKET_IFNAME": INTERFACE,

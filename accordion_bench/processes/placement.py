@@ -29,6 +29,7 @@ class Placement:
         local_rank: this process on its machine.
         launcher: `self` or `environment` (torchrun, Slurm).
         device: `cpu` or `cuda`.
+        threads: of each process; None = as many as there are.
     """
 
     backend: str
@@ -38,6 +39,7 @@ class Placement:
     local_rank: int = 0
     launcher: str = "self"
     device: str = "cpu"
+    threads: int | None = None
 
     @property
     def workers(self) -> int:
@@ -95,6 +97,9 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
     device = checks.choice("device", config.device, ["auto", "cpu", "cuda"])
     if device == "cuda" and not gpus:
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", device, "auto")
+
+    if config.threads is not None:
+        checks.integer("threads", config.threads, at_least=1)
 
     ranks = environment_ranks(environ)
     backend = comm.backend

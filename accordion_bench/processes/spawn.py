@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Any
 
-import torch
-
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.placement import Placement
@@ -146,8 +144,6 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
     import torch.distributed as dist
 
     _die_with_parent()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // where.processes))
     try:
         store = dist.FileStore(store_file, where.processes)
         watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
@@ -164,11 +160,6 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         os._exit(1)  # a process group with a failed member cannot be left politely
     process_group.leave()
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _die_with_parent() -> None:

@@ -20,8 +20,12 @@ NETLAB = "ACCORDION_BENCH_NETLAB"  # what a netlab says of itself to the runs in
 PACKAGES = ("accordion-bench", "torch", "torchvision", "hydra-core", "numpy", "scikit-learn")
 
 
-def environment() -> dict[str, Any]:
-    """What a reader needs to repeat the run: command, commit, versions, hardware."""
+def environment(threads: int | None = None) -> dict[str, Any]:
+    """What a reader needs to repeat the run: command, commit, versions, hardware, and what else went on there.
+
+    Args:
+        threads: of each process.
+    """
     versions = {}
     for package in PACKAGES:
         try:
@@ -37,6 +41,9 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cpu_cores": os.cpu_count(),
+        "threads": threads,
+        "load": round(os.getloadavg()[0], 2),  # processes that want to run, mean of the last minute
+        "host": platform.node(),
         "gpus": _gpus(),
         **({"netlab": json.loads(lab)} if (lab := os.environ.get(NETLAB)) else {}),
     }

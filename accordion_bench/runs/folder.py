@@ -28,13 +28,13 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, root: str, label: str, config: dict[str, Any]) -> "RunFolder":
+    def create(cls, root: str, label: str, config: dict[str, Any], threads: int | None = None) -> "RunFolder":
         """A new folder under `root`, unique even among runs of the same second, with the configuration in it."""
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{label}-{secrets.token_hex(3)}"
         folder = cls(Path(root) / name)
         folder.path.mkdir(parents=True)
         folder.write_config(config)
-        folder.write_json("environment.json", environment())
+        folder.write_json("environment.json", environment(threads))
         return folder
 
     def write_config(self, config: dict[str, Any]) -> None:

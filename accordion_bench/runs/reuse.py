@@ -16,7 +16,7 @@ from accordion_bench.runs.old_folders import in_todays_words
 LOCK = "run.lock"  # in a run's folder; stays there, empty
 POLL = 0.2  # seconds between two looks at a lock that somebody holds
 # run-level keys that decide no result
-FREE = ("paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile")
+FREE = ("threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile")
 # plain top-level numbers, which look the same in every config.yaml: read before YAML is parsed
 QUICK = ("seed", "epochs", "batch_size")
 

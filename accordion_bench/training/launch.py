@@ -93,6 +93,8 @@ def train(
     """Train in this process, as one of possibly several that have joined a process group."""
     from accordion_bench.training.trainer import Trainer
 
+    if where.threads is not None:
+        torch.set_num_threads(where.threads)
     device = "cpu"
     if where.device == "cuda":
         device = f"cuda:{where.local_rank % torch.cuda.device_count()}"

@@ -1,6 +1,8 @@
 """Where runs come from: commands, commit, hardware, versions."""
 
+import math
 import shlex
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -76,6 +78,33 @@ def machine(run: Run) -> str:
     environment = run.environment
     cores = f"{environment.get('processor') or 'unknown processor'}, {environment.get('cpu_cores', '?')} cores"
     return ", ".join([cores, *map(str, environment.get("gpus") or [])])
+
+
+def unequal(arms: Sequence[Arm]) -> list[str]:
+    """Sentences where the arms' times were measured in unequal circumstances: threads, and what else was running."""
+    return [*_unequal_threads(arms), *_unequal_load(arms)]
+
+
+def _unequal_threads(arms: Sequence[Arm]) -> list[str]:
+    said = {arm.label: sorted({str(run.environment.get("threads") or "unknown") for run in arm.runs}) for arm in arms}
+    if len(set(map(tuple, said.values()))) == 1:
+        return []
+    each = ", ".join(f"{label} {' and '.join(counts)}" for label, counts in said.items())
+    return [f"The arms differ in threads per process ({each}): so do their times."]
+
+
+def _unequal_load(arms: Sequence[Arm]) -> list[str]:
+    """Where the load at the start of the runs, a mean per arm, differs by half a process per core and more."""
+    known = {arm.label: [run.environment.get("load", math.nan) for run in arm.runs] for arm in arms}
+    means = {label: mean for label, loads in known.items() if not math.isnan(mean := statistics.fmean(loads))}
+    cores = min((run.environment.get("cpu_cores") or 1 for arm in arms for run in arm.runs), default=1)
+    if len(means) < 2 or max(means.values()) - min(means.values()) < cores / 2:
+        return []
+    least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    return [
+        f"Other work ran beside some arms (mean load at the start from {means[least]:.1f}, {least}, to "
+        f"{means[most]:.1f}, {most}, on {cores} cores): their times are too long."
+    ]
 
 
 def _typed(run: Run) -> list[str]:

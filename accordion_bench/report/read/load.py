@@ -25,6 +25,9 @@ ENVIRONMENT = {
     "python": str,
     "processor": str,
     "cpu_cores": int,
+    "threads": int,
+    "load": float,
+    "host": str,
     "versions": dict,
     "gpus": list,
 }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, baseline
-from accordion_bench.report.compare.provenance import machine
+from accordion_bench.report.compare.provenance import machine, unequal
 from accordion_bench.report.compare.show import show_link
 from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.timed import communicates
@@ -100,7 +100,7 @@ def time(arms: Sequence[Arm], paper: bool = False) -> str:
     machines = sorted({machine(run) for arm in arms for run in arm.runs})
     if len(machines) > 1:
         text += f" The runs come from different machines ({'; '.join(machines)}); only times of one machine compare."
-    return text
+    return " ".join([text, *unequal(arms)])
 
 
 def modelled(arms: Sequence[Arm]) -> list[str]:

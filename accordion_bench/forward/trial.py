@@ -1,0 +1,70 @@
+"""Trials before a run: how much a step computes, and whether this processor can compute it so."""
+
+import statistics
+import time
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from accordion_bench.datasets.base import Dataset
+from accordion_bench.forward.precision import autocast
+from accordion_bench.forward.task import task_of
+from accordion_bench.options.checks import ConfigError
+
+FORWARD_AND_BACKWARD = 3  # a backward pass computes two products where a forward pass computes one
+TRIALS = 3
+CPU = torch.device("cpu")
+
+
+def flops_per_kernel(model: nn.Module, dataset: Dataset, batch_size: int) -> float:
+    """Floating-point operations of a training step, over the modules without children; by a forward pass of a sample.
+
+    Args:
+        model: of which only the size counts; it is in no training mode afterwards.
+        dataset: what it is to learn.
+        batch_size: samples of a step.
+    """
+    model.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        x, y = dataset.example(1)
+        task_of(dataset).loss(model, x, y, 0, 0)
+    kernels = sum(1 for module in model.modules() if next(module.children(), None) is None)
+    return FORWARD_AND_BACKWARD * counter.get_total_flops() * batch_size / kernels
+
+
+def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "this one") -> float:
+    """How many times as long this processor needs for a tiny step in 16 bits as in float32.
+
+    Args:
+        model: whose gradients are lost.
+        dataset: what it is to learn.
+        precision: `bfloat16` or `float16`.
+        name: of the model, for messages.
+
+    Raises:
+        ConfigError: it cannot; for instance, oneDNN has no bfloat16 LSTM without AVX-512.
+    """
+    model.train()
+    try:
+        took = {each: _seconds(model, dataset, each) for each in (precision, "float32")}
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+        raise ConfigError(
+            f"precision must be float32 for model={name} on this processor, which has failed in {precision} ({why}), "
+            f"got {precision}; type precision=float32"
+        ) from None
+    return took[precision] / took["float32"]
+
+
+def _seconds(model: nn.Module, dataset: Dataset, precision: str) -> float:
+    """The median of a few forward and backward passes of two samples, after a first one."""
+    task, (x, y), took = task_of(dataset, CPU), dataset.example(2), []
+    for _ in range(1 + TRIALS):
+        start = time.perf_counter()
+        with autocast(precision, CPU):
+            loss = task.loss(model, x, y, 0, 0)
+        loss.backward()
+        took.append(time.perf_counter() - start)
+        task.begin_epoch()
+    return statistics.median(took[1:])

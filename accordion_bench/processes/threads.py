@@ -1,0 +1,47 @@
+"""Threads: how many a process computes with, and what they do while they wait.
+
+OpenMP's threads usually spin between two kernels: each burns a core that another process could use, and where they are
+more than the free cores, every kernel waits for one that the kernel of the machine has put aside. Ours sleep.
+"""
+
+import os
+from collections.abc import Callable, Mapping, MutableMapping
+
+# floating-point operations of a step in one kernel from which on a second thread pays: docs/performance.md
+WORTH_SHARING = 100e6
+
+
+def sleep_while_waiting(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let waiting threads sleep, here and in processes that are started from here; what the user has set stays.
+
+    Call it before torch is imported: OpenMP reads it once.
+    """
+    environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def choose(
+    asked: int | None, processes: int, work: Callable[[], float], environ: Mapping[str, str] = os.environ
+) -> int:
+    """How many threads each process of a run computes with.
+
+    What was asked for; else what `OMP_NUM_THREADS` says; else an equal share of the cores, or 1 where kernels are too
+    small to be shared.
+
+    Args:
+        asked: the option `threads`; null = choose.
+        processes: of the run on this machine.
+        work: tells the floating-point operations of a step in a kernel, on average; asked where they decide.
+        environ: of the process.
+    """
+    if asked is not None:
+        return asked
+    told = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if told.isdigit():
+        return max(1, int(told))
+    share = max(1, cores() // processes)
+    return share if share > 1 and work() >= WORTH_SHARING else 1
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

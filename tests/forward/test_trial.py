@@ -1,0 +1,60 @@
+"""Trials before a run: how much a step computes, and whether this processor can."""
+
+import pytest
+import torch
+from torch import nn
+
+from accordion_bench.config.no_effect import without_effect
+from accordion_bench.datasets.digits import Digits
+from accordion_bench.datasets.synthetic_text import SyntheticText
+from accordion_bench.forward import trial
+from accordion_bench.models.lstm import LSTM
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.run_config import RunConfig
+from tests.kit import composed
+
+
+def test_work_is_counted():
+    """A linear layer takes 2 operations per weight and sample forward, twice as many backward."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    assert trial.flops_per_kernel(model, Digits(), batch_size=32) == 3 * 32 * 2 * 64 * 10 / 2
+
+
+class Half(nn.Linear):
+    """A layer that this processor has not in 16 bits."""
+
+    def forward(self, x):
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("could not create a primitive\nat some place")
+        return super().forward(x)
+
+
+def test_what_the_processor_cannot_do_is_refused_in_one_sentence():
+    model = nn.Sequential(nn.Flatten(), Half(64, 10))
+    told = "precision must be float32 for model=mine on this processor, which has failed in bfloat16 .could not create "
+    told += "a primitive., got bfloat16; type precision=float32$"
+    with pytest.raises(ConfigError, match=told):
+        trial.slowdown(model, Digits(), "bfloat16", "mine")
+
+
+def test_a_language_model_is_tried_as_it_is_trained():
+    """Where oneDNN has a bfloat16 LSTM, the trial gives a ratio; without AVX-512 it has none."""
+    data = SyntheticText()
+    model = LSTM(data.vocabulary, hidden=16, layers=1)
+    try:
+        assert trial.slowdown(model, data, "bfloat16") > 0
+    except ConfigError as refused:
+        assert "primitive" in str(refused)
+
+
+@pytest.mark.parametrize(("slowdown", "warned"), [(14.0, True), (1.0, False), (0.5, False)])
+def test_16_bits_that_cost_time_are_told(tmp_path, monkeypatch, slowdown, warned):
+    monkeypatch.setattr(trial, "slowdown", lambda *args: slowdown)
+    cfg = composed.run(tmp_path, "precision=bfloat16")
+    parts = composed.validated(cfg)
+    told = "precision=bfloat16 is slower here: a trial step of two samples has taken 14 times as long as one in float32"
+    assert (told in without_effect(RunConfig.from_dict(cfg), set(), parts)) == warned
+
+
+def test_float32_is_not_tried(tmp_path):
+    assert composed.validated(composed.run(tmp_path)).slowdown == 0

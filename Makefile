@@ -5,7 +5,7 @@ RUN := $(BIN)/python
 # a process per core; a file stays in one of them, since its tests share what they have made
 TESTS := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-avx2 check test-multigpu bench netlab figures methods clean
+.PHONY: help install demo test test-slow test-avx2 check test-multigpu lint wheel bench netlab figures methods clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,11 +32,15 @@ test-avx2: install  ## precision, forward pass and codecs as on a processor with
 test-multigpu: install  ## what needs two GPUs or more
 	@$(RUN) -m pytest -m gpu -rs tests/processes/test_multigpu.py
 
-check: install  ## lint, types, imports, tests
+check: lint test  ## lint, types, imports, tests
+
+lint: install  ## lint, types, imports
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
-	@$(MAKE) test
+
+wheel: install  ## the wheel in dist/, tried in an environment of its own
+	@bash scripts/try_wheel.sh
 
 bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel; codec speed next to a copy
 	@$(RUN) -m scripts.bench_step

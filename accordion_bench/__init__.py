@@ -4,7 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> ModuleType:

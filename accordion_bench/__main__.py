@@ -2,7 +2,6 @@
 
 import faulthandler
 import functools
-import importlib.metadata
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from accordion_bench import __version__
 from accordion_bench.cli import command_line
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.signals import handle, handling
@@ -31,7 +31,7 @@ def main() -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     sys.argv[1:] = in_order(sys.argv[1:])
     if sys.argv[1:] == ["--version"]:
-        print(f"accordion_bench {importlib.metadata.version('accordion-bench')}")
+        print(f"accordion_bench {__version__}")
         return
     failures: list[int] = []
     usual = signal.getsignal(signal.SIGINT)

@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import functools
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import os
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from accordion_bench import __version__
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
@@ -160,7 +160,7 @@ def comparable(config: RunConfig, where: Placement) -> Config:
     here = replace(config.comm, backend=where.backend, workers_per_process=where.workers_per_process, interface=None)
     kept = {key: value for key, value in replace(config, comm=here).to_dict().items() if key not in MAY_DIFFER}
     return {
-        "version": importlib.metadata.version("accordion-bench"),
+        "version": __version__,
         "version of torch": torch.__version__,
         **reuse.decisive(kept),
         **{key: kept[key] for key in ("checkpoint", "profile", "resume_sweep")},

@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from accordion_bench import __version__
 from accordion_bench.options.conf_dir import package_dir
 
 NETLAB = "ACCORDION_BENCH_NETLAB"  # what a netlab says of itself to the runs inside
 
 
-PACKAGES = ("accordion-bench", "torch", "torchvision", "hydra-core", "numpy", "scikit-learn")
+PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "scikit-learn")
 
 
 def environment(threads: int | None = None) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def environment(threads: int | None = None) -> dict[str, Any]:
     Args:
         threads: of each process.
     """
-    versions = {}
+    versions = {"accordion-bench": __version__}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

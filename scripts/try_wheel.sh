@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds the wheel into dist/, installs it into a new environment, and uses it from an empty folder.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+uv=$(command -v uv || echo "$PWD/.venv/bin/uv")
+python=$PWD/.venv/bin/python
+constraints=$PWD/constraints.txt
+rm -rf dist
+"$uv" build --quiet --wheel --python "$python"
+wheel=$(echo "$PWD"/dist/*.whl)
+
+there=$(mktemp -d)
+trap 'rm -rf "$there"' EXIT
+"$uv" venv --quiet --python "$python" "$there/env"
+"$uv" pip install --quiet --python "$there/env/bin/python" --constraint "$constraints" "$wheel"
+cd "$there"
+unset PYTHONPATH
+env/bin/accordion-bench --version
+env/bin/accordion-bench epochs=1 compressor=powersgd
+env/bin/python -m accordion_bench.report results/runs
+env/bin/python - <<'PYTHON'
+from importlib.resources import files
+
+package = files("accordion_bench")
+for name in ("py.typed", "conf/config.yaml", "conf/compressor/powersgd.yaml"):
+    assert package.joinpath(name).is_file(), f"{name} must be in the wheel"
+PYTHON
+echo "the wheel works: $(basename "$wheel")"

@@ -37,9 +37,12 @@ class MeasureConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When the state is saved."""
+    """When the state is saved, and how much of it stays."""
 
-    every: int = 0
+    every: int | None = None
+    minutes: float = 10
+    keep: int = 2
+    best: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

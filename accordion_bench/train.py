@@ -9,25 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.config.components import Components
+from accordion_bench.config.continuation import refuse_other_past, resumed_config
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
-from accordion_bench.options.checks import ConfigError, show
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import human_bytes
 from accordion_bench.processes import rendezvous
 from accordion_bench.processes.placement import Placement, place
-from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.processes.watchdog import Watch
-from accordion_bench.run_config import RunConfig, completed
-from accordion_bench.runs import reuse
+from accordion_bench.run_config import RunConfig
+from accordion_bench.runs import checkpoint, reuse
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import metric
 from accordion_bench.training import launch
-
-# what may differ between a run and its continuation
-FREE_ON_RESUME = (*reuse.FREE, "comm", "device")
-# of comm, what the compressor's state depends on
-OF_THE_STATE = ("bucket_cap_mb", "engine")
 
 
 def run(
@@ -65,6 +60,8 @@ def _run(
     rendezvous.agree(config, where, watch)
     parts = validate(config, where)
     config, where = replace(config, workers=where.workers), replace(where, threads=parts.threads)
+    if config.resume is not None:
+        refuse_other_past(config, parts)
     leader = where.rank == 0
     if leader:
         placed = replace(config, comm=replace(config.comm, backend=where.backend))
@@ -77,18 +74,22 @@ def _run(
             return _tell_done(RunFolder(found)) if leader else float("nan")
         if found:
             config = replace(config, resume=found)
+            refuse_other_past(config, parts)
         launch.prepare_data(parts.dataset, config.paths.data, where, watch)
         folder = _make_or_resume_folder(config, where, watch)
         note["folder"] = str(folder.path)
 
         def ended(error: BaseException) -> None:
             if leader and not folder.done:
-                folder.write_json("summary.json", unfinished_summary(folder, error))
+                with contextlib.suppress(ConfigError):  # of a full disk, which the user has been told of
+                    folder.write_json("summary.json", unfinished_summary(folder, error))
 
         if watch is not None:
             watch.last_words = ended
         with reuse.hold(folder) if leader else contextlib.nullcontext():
             if leader:
+                if folder.read_config()["epochs"] != config.epochs:
+                    folder.reopen(config.epochs)
                 if found:
                     print(f"going on with {found}", flush=True)
                 print(header(config, where, parts), flush=True)
@@ -98,6 +99,8 @@ def _run(
                 ended(error)
                 if isinstance(error, KeyboardInterrupt):
                     hint = f"continue with: python -m accordion_bench resume={folder.path}"
+                    if checkpoint.latest(folder.path) is None:
+                        hint = f"nothing is saved: {folder.path} would start again"
                     error.args = (f"{str(error) or 'stopped'}; {hint}" if leader else "stopped",)
                 raise
     note["status"] = "done"
@@ -151,70 +154,6 @@ def _make_or_resume_folder(config: RunConfig, where: Placement, watch: Watch | N
     if watch is not None:
         watch.store.set("run_folder", str(folder.path))
     return folder
-
-
-def resumed_config(cfg: Config, typed: set[str]) -> Config:
-    """The configuration of the run that is resumed; whatever else was typed must agree with it.
-
-    Raises:
-        ConfigError: no such run, a finished run, or the first difference.
-    """
-    folder = RunFolder(str(cfg["resume"]))
-    if not (folder.path / "config.yaml").is_file():
-        example = f"resume={cfg['paths']['runs']}/RUN"
-        raise ConfigError(f"resume must be a run folder with a config.yaml, got {cfg['resume']}; type {example}")
-    if folder.done:
-        raise ConfigError(
-            f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
-            f"accordion_bench.report {cfg['resume']} to see it"
-        )
-    moving = {key: cfg[key] for key in reuse.FREE if key in cfg}
-    merged = saved = completed({**moving, **folder.read_config()})
-    if "threads" not in typed:  # sums of other threads differ in their last bits
-        merged = {**merged, "threads": _threads_of(folder)}
-    if lacking := [key for key in cfg if key not in saved and key not in FREE_ON_RESUME]:
-        raise ConfigError(
-            f"resume must be a run of this version, got {cfg['resume']}, whose config.yaml says nothing of "
-            f"{', '.join(lacking)}; type the run's own options without resume="
-        )
-    for key in sorted(typed):  # a group's name comes before its options
-        if key.split(".")[0] in FREE_ON_RESUME and key not in [f"comm.{own}" for own in OF_THE_STATE]:
-            merged = _with_value(merged, key, _value_at(cfg, key))
-            continue
-        old, new = (_value_at(c["choices"], key) for c in (saved, cfg))
-        difference = (
-            (key, old, new) if old != new else first_difference(_value_at(saved, key), _value_at(cfg, key), key)
-        )
-        if difference:
-            where, old, new = difference
-            raise ConfigError(
-                f"{where} must be {show(old)} as in the run that is resumed, got {show(new)}; "
-                f"type resume={cfg['resume']} alone"
-            )
-    if "comm" in typed or any(key.startswith("comm.") for key in typed):
-        own = {key: saved["comm"][key] for key in OF_THE_STATE}
-        merged = {**merged, "comm": {**merged["comm"], **own}}
-    moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
-    return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
-
-
-def _threads_of(folder: RunFolder) -> int | None:
-    """With how many threads each process of a run has computed, where its folder says so."""
-    try:
-        return folder.read_json("environment.json").get("threads")
-    except (OSError, ValueError):
-        return None
-
-
-def _with_value(cfg: Any, key: str, value: Any) -> Config:
-    head, _, rest = key.partition(".")
-    return {**cfg, head: _with_value(cfg[head], rest, value) if rest else value}
-
-
-def _value_at(cfg: Any, key: str) -> Any:
-    for part in key.split("."):
-        cfg = cfg.get(part) if isinstance(cfg, dict) else None
-    return cfg
 
 
 def unfinished_summary(folder: RunFolder, error: BaseException) -> dict[str, Any]:

@@ -82,6 +82,13 @@ class Policy(Component):
         """
         return plan
 
+    def owed_to_length(self, epochs: int) -> Any:
+        """What its decisions in the first `epochs` owe to the length of the run; after `start`.
+
+        A run may be extended where both lengths give the same. None: nothing.
+        """
+        return None
+
     def follow(self, plan: Plan) -> None:
         """The earlier policy that this one refines has decided this plan; called at the start, too."""
 

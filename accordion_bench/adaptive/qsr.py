@@ -66,7 +66,11 @@ class QSR(Policy):
             )
         self.base = plan.period if self.base_period is None else self.base_period
         self.warm = self.base if self.warmup_period is None else self.warmup_period
+        self._epochs = run.epochs
         return replace(plan, period=self.warm if run.warmup_epochs else self.base)
+
+    def owed_to_length(self, epochs: int) -> Any:
+        return self._epochs  # its last rounds are cut at the end of the run
 
     def period(self, lr: float, steps_left: int) -> int:
         """H for a learning rate."""

@@ -111,6 +111,9 @@ class LevelSchedule(Policy):
         self._indices = [ladder.values.index(value) for value in self._values]
         return plan.with_levels(dict.fromkeys(plan.levels, self._indices[0]))
 
+    def owed_to_length(self, epochs: int) -> Any:
+        return self._values[:epochs]
+
     def update(self, signals: Signals, plan: Plan) -> Plan:
         now, following = signals.epoch, signals.epoch + 1
         self._decision = {}

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
-from accordion_bench.processes.signals import STOP, handle, handling
+from accordion_bench.processes.signals import STOP, WARNINGS, handle, handling
 
 FILE = "sweep.jsonl"  # under paths.runs
 _stopped = False  # whether this process, a worker of joblib, has been told to stop
@@ -76,8 +76,9 @@ class Sweep(Callback):
             first = signal.sigwait(STOP)
             began = time.monotonic()
             self._kill_workers(first)
-            while time.monotonic() < began + AT_ONCE:  # launchers and `timeout` deliver one of them twice
-                signal.sigwait(STOP)
+            # launchers and `timeout` deliver one of them twice, the kernel its warning again and again
+            while signal.sigwait(STOP) in WARNINGS or time.monotonic() < began + AT_ONCE:
+                pass
             self._kill_workers(signal.SIGKILL)
             os._exit(128 + first)
 

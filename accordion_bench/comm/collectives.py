@@ -5,6 +5,7 @@ Tensor suffixes: W local workers, A all workers. A tensor `x_W` has the local wo
 
 import datetime
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -286,6 +287,12 @@ class Comm:
             self._run(lambda: dist.all_reduce(lowest, op=dist.ReduceOp.MIN))
             if lowest[0] != -lowest[1]:
                 raise RuntimeError(f"the processes no longer agree on {what}; rank {self.rank} has checksum {value}")
+
+    def everyones(self, said: Any) -> list[Any]:
+        """What each process says, by rank; on no ledger and no clock, for what leaves no trace in a run."""
+        heard = [said] * self.processes
+        self._run(lambda: dist.all_gather_object(heard, said, group=self.group))
+        return heard
 
     def barrier(self) -> None:
         """Wait for every process."""

@@ -266,6 +266,13 @@ class WorkerAxis:
         self._use_values(values)
         self._current = None
 
+    def weights(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model's own state dict with these parameters and buffers, copied to the CPU."""
+        self.evaluate_with(values, buffers)
+        copies = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+        self.evaluate_with(self.shared, {})
+        return copies
+
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,13 +22,20 @@ INSTEAD = "comm.engine=exchange"
 
 def warnings(config: RunConfig) -> list[str]:
     """What is done that nobody has asked for."""
-    one = config.comm.engine == "ddp" and config.comm.backend == "gloo"
-    if not one or not isinstance(bare(config.compressor), PowerSGD):
+    if config.comm.engine != "ddp" or not isinstance(bare(config.compressor), PowerSGD):
         return []
-    return [
-        "compressor=powersgd with comm.engine=ddp gets one bucket for the whole model on gloo, because torch's hook "
-        "aborts the process there with more: nothing overlaps with the backward pass"
-    ]
+    told = []
+    if config.comm.backend == "gloo":
+        told.append(
+            "compressor=powersgd with comm.engine=ddp gets one bucket for the whole model on gloo, because torch's "
+            "hook aborts the process there with more: nothing overlaps with the backward pass"
+        )
+    if config.checkpoint.every != 0:
+        told.append(
+            "compressor=powersgd with comm.engine=ddp leaves no checkpoint, because the state of torch's hook cannot "
+            "be saved: a run that is stopped starts again"
+        )
+    return told
 
 
 def refuse(config: RunConfig, where: Placement, parts: "Components") -> None:
@@ -110,7 +117,7 @@ def _refuse_options(config: RunConfig, where: Placement, wrapped: Compressor) ->
     if config.precision == "float16":
         rule = "float32 or bfloat16 with comm.engine=ddp and compressor=powersgd: torch's hook would keep an overflow"
         raise ValueRefused("precision", rule, "float16", "bfloat16")
-    for key, value, off in (("checkpoint.every", config.checkpoint.every, 0), ("resume", config.resume, None)):
-        if value != off:
-            rule = "with comm.engine=ddp and compressor=powersgd, because the state of torch's hook cannot be saved"
-            raise ValueRefused(key, f"{show(off)} {rule}", value, off)
+    for key, value in (("checkpoint.every", config.checkpoint.every or None), ("resume", config.resume)):
+        if value is not None:
+            rule = "null with comm.engine=ddp and compressor=powersgd: the state of torch's hook cannot be saved"
+            raise ValueRefused(key, rule, value, None)

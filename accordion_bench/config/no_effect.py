@@ -58,6 +58,9 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
         yield "paths.runs", "a resumed run stays in its folder"
     if micro_batch >= batch and not grows:
         yield "micro_batch_size", f"a batch has {batch} samples"
+    if config.checkpoint.every == 0:
+        for key in ("minutes", "keep"):
+            yield f"checkpoint.{key}", "checkpoint.every is 0"
     for key in ("overlap", "bucket_cap_mb"):
         if getattr(config.comm, key) and (why := _unheard(parts, key)):
             yield f"comm.{key}", why

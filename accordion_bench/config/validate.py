@@ -50,7 +50,12 @@ def validate(config: RunConfig, where: Placement) -> Components:
     checks.choice("scale", config.scale, SCALES)
     if config.scale != "full" and "experiment" not in config.choices:
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", config.scale, "full")
-    checks.integer("checkpoint.every", config.checkpoint.every, at_least=0)
+    saving = config.checkpoint
+    if saving.every is not None:
+        checks.integer("checkpoint.every", saving.every, at_least=0)
+    checks.number("checkpoint.minutes", saving.minutes, at_least=0, instead=10)
+    checks.integer("checkpoint.keep", saving.keep, at_least=1)
+    checks.boolean("checkpoint.best", saving.best, instead=True)
     checks.integer("profile", config.profile, at_least=0)
     for key in ("norms", "error"):
         checks.boolean(f"measure.{key}", getattr(config.measure, key), instead=True)

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from accordion_bench.tensors import keyed_rng
 
-SIGNALS = {signal.SIGINT, signal.SIGTERM}
+# by which a user, a launcher or the kernel ends a run
+SIGNALS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGXCPU") if hasattr(signal, name)}
 
 
 class Announced:

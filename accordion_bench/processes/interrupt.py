@@ -1,13 +1,13 @@
-"""Ctrl-C and SIGTERM: finish the step on which all processes agree, save, leave."""
+"""Ctrl-C, SIGTERM and the warnings of a job's end: finish the step on which all processes agree, save, leave."""
 
-import math
 import time
 from types import FrameType
 from typing import Any
 
+from accordion_bench.processes.agreed_step import AgreedStep
+from accordion_bench.processes.signals import WARNINGS
+
 AT_ONCE = 1.0  # seconds after which a second signal is meant: launchers and `timeout` deliver one of them twice
-LOOK = 0.2  # seconds between two looks into the store
-AHEAD = 1.0  # seconds between the decision to stop and the stop
 
 
 class Interrupted(KeyboardInterrupt):
@@ -24,10 +24,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stopper:
-    """Notes the signal, and names a step after which every process stops.
-
-    Processes share what they have noted through a store that each reads a few times per second, so that it does not
-    matter which of them got the signal. The leader then publishes a step a second ahead: by then all have read it.
+    """Notes the signal, and says after which step every process stops; it does not matter which of them got it.
 
     Args:
         leader: whether this process decides.
@@ -38,37 +35,25 @@ class Stopper:
         self.leader, self.store = leader, store
         self.signum: int | None = None
         self._noted = 0.0
-        self._stop_after: int | None = None
-        self._last_step = self._next_look = time.monotonic()
-        self._fastest = math.inf
+        self._agreed = AgreedStep("stop", leader, store)
 
     def note(self, signum: int, frame: FrameType | None) -> None:
-        """The handler of SIGINT and SIGTERM: notes the first one; a second one ends the run at once."""
-        if self.signum is None:
+        """The handler: notes the first signal; a second one that is no mere warning ends the run at once."""
+        if self.signum is None or self.signum in WARNINGS:
             self.signum, self._noted = signum, time.monotonic()
-        elif self.store is None and time.monotonic() > self._noted + AT_ONCE:
+        elif self.store is None and signum not in WARNINGS and time.monotonic() > self._noted + AT_ONCE:
             raise Interrupted(None, signum)
 
-    def due(self, step: int) -> bool:
-        """Whether to stop now, after `step` steps; call once per step."""
+    def due(self, step: int, apart: int = 1) -> bool:
+        """Whether to stop now, after `step` steps; call once per step. See `AgreedStep.due`."""
+        return self._agreed.due(step, self._heard, apart)
+
+    def _heard(self) -> bool:
+        """Whether any process has noted a signal; tell the others, and learn from them."""
         if self.store is None:
             return self.signum is not None
-        now = time.monotonic()
-        self._fastest = min(self._fastest, now - self._last_step)
-        self._last_step = now
-        if self._stop_after is None and now >= self._next_look:
-            self._next_look = now + LOOK
-            self._look(step)
-        return self._stop_after is not None and step >= self._stop_after
-
-    def _look(self, step: int) -> None:
-        """Tell the others, and learn from them."""
         if self.signum is not None:
             self.store.set("signal", str(self.signum))
         elif self.store.check(["signal"]):
             self.signum = int(self.store.get("signal"))
-        if self.leader and self.signum is not None:
-            self._stop_after = step + 2 + math.ceil(AHEAD / max(self._fastest, 1e-4))
-            self.store.set("stop_after", str(self._stop_after))
-        elif not self.leader and self.store.check(["stop_after"]):
-            self._stop_after = int(self.store.get("stop_after"))
+        return self.signum is not None

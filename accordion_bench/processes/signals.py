@@ -1,4 +1,4 @@
-"""Signals: who answers SIGINT and SIGTERM, and for how long."""
+"""Signals: who answers those that ask a run to stop, and for how long."""
 
 import contextlib
 import signal
@@ -8,7 +8,9 @@ from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object] | int | None  # int: SIG_DFL or SIG_IGN
 
-STOP = (signal.SIGINT, signal.SIGTERM)
+# the time is nearly over: Slurm sends one of them early (--signal), the kernel the other one, again and again
+WARNINGS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGXCPU") if hasattr(signal, name))
+STOP = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
 
 
 def handle(handler: Handler, signums: Sequence[int] = STOP) -> dict[int, Handler]:

@@ -15,7 +15,7 @@ from typing import Any
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.placement import Placement
-from accordion_bench.processes.signals import handling
+from accordion_bench.processes.signals import WARNINGS, handling
 from accordion_bench.processes.watchdog import DIED, ChildRefused, Failure, RankFailed, Watch, error_for, failure_of
 
 Task = Callable[[Placement, Watch], None]  # can be pickled
@@ -118,14 +118,14 @@ def _wait(children: list, ends: list[connection.Connection], received: list[int]
 
 
 def _forwarding(children: list, received: list[int]) -> Callable[[int, Any], None]:
-    """Passes a signal on to the children, which finish a step and save; a second one ends them at once."""
+    """Passes a signal on to the children, which finish a step and save; a second one ends them, if it is no warning."""
     first = 0.0
 
     def forward(signum: int, frame: Any) -> None:
         nonlocal first
-        if not received:
+        if set(received) <= set(WARNINGS):
             first = time.monotonic()
-        elif time.monotonic() > first + AT_ONCE:
+        elif signum not in WARNINGS and time.monotonic() > first + AT_ONCE:
             signum = signal.SIGKILL
         received.append(signum)
         _signal(children, signum)

@@ -1,21 +1,40 @@
 """Checkpoints: one file per worker and one that all share, as a folder that appears whole or not at all.
 
-    checkpoint/step-00000042/shared.pt  worker-0.pt  worker-1.pt ...
+    checkpoint/step-00000042/manifest.json  shared.pt  worker-0.pt  worker-1.pt ...
 
 Everything is keyed by parameter name and loads with `weights_only=True`. The files of all processes must land in one
 folder: on several machines the run folder has to be on a shared file system.
 """
 
-import os
+import io
+import pickle
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.instantiate import Config
+from accordion_bench.runs import durable, tensor_file
+from accordion_bench.runs.manifest import (
+    FILE,
+    Damaged,
+    Manifest,
+    Trained,
+    checkpoints,
+    none_readable,
+    read_file,
+    read_manifest,
+    step_of,
+)
 from accordion_bench.runs.old_folders import checkpoint_in_todays_words
+
+T = TypeVar("T")
+# what torch raises for a file that it cannot read
+UNREADABLE = (RuntimeError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError)
 
 
 class OfAll(Protocol):
@@ -42,64 +61,170 @@ class Owners(NamedTuple):
 
 
 class GlobalGenerator:
-    """The state of torch's global generator."""
+    """The state of torch's global generators of one process; in another placement that of its first worker's counts.
 
-    def state_dict(self) -> dict[str, Any]:
+    Args:
+        device: of the run; a GPU has a generator of its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def worker_state(self, row: int) -> dict[str, Any]:
         """For checkpoints."""
-        return {"rng": torch.get_rng_state()}
+        cuda = {"cuda_rng": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {}
+        return {"rng": torch.get_rng_state(), **cuda}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
+        """Continue from `worker_state()`."""
+        if row > 0:
+            return
         torch.set_rng_state(state["rng"])
+        if self.device.type == "cuda" and "cuda_rng" in state:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
 
 
 def latest(run: Path) -> Path | None:
     """The newest whole checkpoint of a run folder."""
-    return max((path for path in (run / "checkpoint").glob("step-*") if path.suffix == ""), default=None)
+    return next(iter(checkpoints(run)), None)
 
 
-def save(run: Path, step: int, comm: Comm, owners: Owners) -> Path:
+def save(run: Path, trained: Trained, config: Config, comm: Comm, owners: Owners, keep: int = 2) -> Path:
     """Save the state after a step, then remove older checkpoints; every process calls it.
 
     Args:
         run: the run folder.
-        step: optimizer steps taken.
+        trained: how far the run has come.
+        config: everything that decides its result.
         comm: of all workers.
         owners: whose state it is.
+        keep: how many checkpoints stay, this one included.
+
+    Raises:
+        ConfigError: the disk is full; the checkpoints that were there are as they were.
     """
     comm.settle(charged=False)
-    final = run / "checkpoint" / f"step-{step:08d}"
+    final = run / "checkpoint" / f"step-{trained.step:08d}"
     part = final.with_suffix(".part")
+
+    def begin() -> None:
+        if comm.leader:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+
+    def write() -> dict[str, tuple[int, int]]:
+        states = {
+            f"worker-{comm.first_worker + row}.pt": _merge(owner.worker_state(row) for owner in owners.of_each)
+            for row in range(comm.local_workers)
+        }
+        if comm.leader:
+            states["shared.pt"] = _merge(owner.state_dict() for owner in owners.of_all)
+        return {name: tensor_file.write(part / name, state) for name, state in states.items()}
+
+    def end() -> None:
+        if comm.leader:
+            if (metrics := run / "metrics.jsonl").exists():
+                durable.sync(metrics)  # a checkpoint's epochs must have their rows
+            durable.write_text(part / FILE, Manifest(trained, config, files).text())
+            shutil.rmtree(final, ignore_errors=True)
+            durable.replace(part, final)
+            durable.sync(run)  # where the first one has made the folder
+
+    _together(comm, part, begin)
+    files = {name: found for of_one in _together(comm, part, write) for name, found in of_one.items()}
+    _together(comm, part, end)
     if comm.leader:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-    comm.barrier()
-    for row in range(comm.local_workers):
-        state = _merge(owner.worker_state(row) for owner in owners.of_each)
-        torch.save(state, part / f"worker-{comm.first_worker + row}.pt")
-    if comm.leader:
-        torch.save(_merge(owner.state_dict() for owner in owners.of_all), part / "shared.pt")
-    comm.barrier()
-    if comm.leader:
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(part, final)
-        for old in (run / "checkpoint").glob("step-*"):
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
-    comm.barrier()
+        remove_older(run, keep, trained.step)
     return final
 
 
+def remove_older(run: Path, keep: int, step: int) -> None:
+    """Keep the newest checkpoints up to a step; later ones are of a future that is no more."""
+    kept = [path for path in checkpoints(run) if step_of(path) <= step][:keep]
+    for path in (run / "checkpoint").glob("step-*"):
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def load_newest(run: Path, comm: Comm, owners: Owners) -> tuple[Path | None, list[str]]:
+    """Put freshly built owners into the newest state that all processes can read; every process calls it.
+
+    Returns:
+        that checkpoint, None where there is none; and what is wrong with each newer one.
+
+    Raises:
+        ConfigError: there are checkpoints, and none can be read.
+    """
+    problems: list[str] = []
+    for name in comm.everyones([path.name for path in checkpoints(run)])[0]:
+        path, problem = run / "checkpoint" / name, ""
+        try:
+            states = _read(path, comm)
+        except Damaged as damaged:
+            problem = str(damaged)
+        told = [problem for problem in comm.everyones(problem) if problem]
+        if not told:
+            _put(states, comm, owners)
+            return path, problems
+        problems.append(f"{name} is damaged: {told[0]}")
+    if problems:
+        raise none_readable(run, problems)
+    return None, []
+
+
 def load(path: Path, comm: Comm, owners: Owners) -> None:
-    """Put freshly built owners into the saved state; every process calls it."""
-    shared = checkpoint_in_todays_words(torch.load(path / "shared.pt", map_location="cpu", weights_only=True))
+    """Put freshly built owners into the saved state; every process calls it.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    _put(_read(path, comm), comm, owners)
+
+
+def _read(path: Path, comm: Comm) -> list[dict[str, Any]]:
+    """The state that all workers have in common, then that of each local worker."""
+    manifest = read_manifest(path)
+    shared = _loaded(path / "shared.pt", manifest)
+    own = [_loaded(path / f"worker-{worker}.pt", manifest) for worker in comm.local]
+    return [shared, *own] if manifest else checkpoint_in_todays_words(shared, own)
+
+
+def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:
+    shared, *own = states
     for owner in owners.of_all:
         owner.load_state_dict(shared)
-    for row in range(comm.local_workers):
-        file = path / f"worker-{comm.first_worker + row}.pt"
-        state = torch.load(file, map_location="cpu", weights_only=True)
+    for row, state in zip(range(comm.local_workers), own, strict=True):
         for each in owners.of_each:
             each.load_worker_state(row, state)
+
+
+def _loaded(path: Path, manifest: Manifest | None) -> dict[str, Any]:
+    data = read_file(path, manifest)
+    try:
+        return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+    except UNREADABLE:
+        raise Damaged(f"{path.name} {'cannot be read' if data else 'is empty'}") from None
+
+
+def _together(comm: Comm, part: Path, work: Callable[[], T]) -> list[T]:
+    """Let every process do its share of saving; what each has returned, once all are done.
+
+    Raises:
+        ConfigError: the disk of one of them is full; all raise the same.
+    """
+    told, done = "", None
+    try:
+        with durable.room(part.parents[1]):
+            done = work()
+    except ConfigError as full:
+        told = str(full)
+    heard = comm.everyones((told, done))
+    for told, _ in heard:
+        if told:
+            if comm.leader:
+                shutil.rmtree(part, ignore_errors=True)
+            raise ConfigError(told)
+    return [done for _, done in heard]
 
 
 def _merge(states: Iterable[dict[str, Any]]) -> dict[str, Any]:

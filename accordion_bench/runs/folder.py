@@ -5,16 +5,30 @@ config.yaml  environment.json  metrics.jsonl  summary.json  run.log  run.lock  c
 
 import json
 import logging
-import os
 import secrets
 import time
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.runs import durable
 from accordion_bench.runs.environment import environment
 from accordion_bench.runs.old_folders import in_todays_words
 
 log = logging.getLogger("accordion_bench")
+
+
+class _Log(logging.FileHandler):
+    """run.log: where it cannot be written, the run that cannot be written either says so, once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
+def _damaged(file: Path, why: str) -> str:
+    return (
+        f"{file} must be as the run has written it, got {why}; restore it, or type the run's own options for a new run"
+    )
 
 
 class RunFolder:
@@ -35,6 +49,7 @@ class RunFolder:
         folder.path.mkdir(parents=True)
         folder.write_config(config)
         folder.write_json("environment.json", environment(threads))
+        durable.sync(folder.path.parent)
         return folder
 
     def write_config(self, config: dict[str, Any]) -> None:
@@ -44,38 +59,75 @@ class RunFolder:
         self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def read_config(self) -> dict[str, Any]:
-        """Read config.yaml, in today's words where an earlier version has written it."""
+        """Read config.yaml, in today's words where an earlier version has written it.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
+        return in_todays_words(self._saved_config())
+
+    def _saved_config(self) -> dict[str, Any]:
         import yaml
 
-        return in_todays_words(yaml.safe_load((self.path / "config.yaml").read_text()))
+        file = self.path / "config.yaml"
+        try:
+            saved = yaml.safe_load(file.read_text())
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ConfigError(_damaged(file, str(error).splitlines()[0])) from None
+        if not isinstance(saved, dict):
+            raise ConfigError(_damaged(file, "no options in it"))
+        return saved
+
+    def reopen(self, epochs: int) -> None:
+        """Let a run have another number of epochs; a finished one is unfinished then."""
+        saved = self._saved_config()
+        (self.path / "done").unlink(missing_ok=True)
+        (self.path / "summary.json").unlink(missing_ok=True)
+        self.write_config({**saved, "epochs": epochs})
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON file."""
         self._write(name, json.dumps(content, indent=1) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read one JSON file."""
-        return json.loads((self.path / name).read_text())
+        """Read one JSON file.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
+        file = self.path / name
+        try:
+            content = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(_damaged(file, str(error).splitlines()[0])) from None
+        if not isinstance(content, dict):
+            raise ConfigError(_damaged(file, "no names in it"))
+        return content
 
     def _write(self, name: str, text: str) -> None:
-        part = self.path / f"{name}.part"
-        part.write_text(text)
-        os.replace(part, self.path / name)
+        with durable.room(self.path):
+            durable.write_text(self.path / name, text)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row to metrics.jsonl."""
-        with open(self.path / "metrics.jsonl", "a") as file:
+        with durable.room(self.path), open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole rows of metrics.jsonl; a row that a crash has cut off is left out."""
-        file = self.path / "metrics.jsonl"
+        """All whole rows of metrics.jsonl up to the first that a crash has cut off, or damaged."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_text(errors="replace").splitlines()
+        except OSError:
+            return []
         rows = []
-        for line in file.read_text().splitlines() if file.exists() else []:
+        for line in lines:
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
+                row = json.loads(line)
+            except ValueError:
                 break
+            if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
+                break
+            rows.append(row)
         return rows
 
     def keep_metrics_before(self, epoch: int) -> None:
@@ -95,7 +147,7 @@ class RunFolder:
 
     def log_to_file(self) -> logging.Handler:
         """Send the package's log to run.log, too."""
-        handler = logging.FileHandler(self.path / "run.log")
+        handler = _Log(self.path / "run.log")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)

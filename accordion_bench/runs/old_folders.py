@@ -23,8 +23,10 @@ def in_todays_words(config: Any) -> Any:
     return [in_todays_words(item) for item in config] if isinstance(config, list) else config
 
 
-def checkpoint_in_todays_words(shared: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's common state: version 0.1 kept the loss scale with the scheme."""
-    if "loss_scale" in shared["sync"]:
-        return {**shared, "loss_scale": shared["sync"]["loss_scale"]}
-    return shared
+def checkpoint_in_todays_words(shared: dict[str, Any], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The common state of a checkpoint of version 0.1, then that of each worker.
+
+    Version 0.1 kept the loss scale with the scheme, and one state of torch's global generator for all workers.
+    """
+    scale = {"loss_scale": shared["sync"]["loss_scale"]} if "loss_scale" in shared["sync"] else {}
+    return [{**shared, **scale}, *({"rng": shared["rng"], **state} for state in own)]

@@ -19,8 +19,10 @@ RECOMPUTE_BATCHES = 128
 @torch.no_grad()
 def evaluate(
     axis: WorkerAxis, values: Sequence[Tensor], task: Task[Any], data: Data, sampler: Sampler, position: Position
-) -> dict[str, float]:
-    """Evaluation columns of a consensus model; training state stays as it is.
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Evaluation columns of a consensus model, and the buffers that the first local worker has evaluated with.
+
+    Training state stays as it is.
 
     Args:
         axis: the model, and the buffers of the workers.
@@ -44,12 +46,12 @@ def evaluate(
         with kept_rng(comm.device):
             kept = axis.recompute_buffers(values, forward, count)
     axis.model.eval()
-    totals = []
-    for row, buffers in enumerate(axis.consensus_buffers()):
+    totals, evaluated_with = [], axis.consensus_buffers()
+    for row, buffers in enumerate(evaluated_with):
         axis.evaluate_with(values, buffers)
         share = task.totals(axis.model, data, comm.first_worker + row, comm.workers)
         totals.append(share.to(comm.device))
     if kept is not None:
         axis.buffers_W = kept
     axis.evaluate_with(axis.shared, {})
-    return task.columns(comm.sum_(torch.stack(totals).sum(0), "eval").tolist())
+    return task.columns(comm.sum_(torch.stack(totals).sum(0), "eval").tolist()), evaluated_with[0]

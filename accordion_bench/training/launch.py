@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ def train(
             summary = trainer.fit()
             if comm.leader:
                 folder.finish(summary)
+                checkpoint.remove_older(folder.path, 1, summary["steps"])
             comm.barrier()
         except BaseException as error:
             first = watch.first_error(error) if watch else error
@@ -126,10 +128,18 @@ def train(
 
 
 def resume(trainer: Any, folder: RunFolder) -> None:
-    """Continue from the newest checkpoint, or from the start where there is none yet."""
-    path = checkpoint.latest(folder.path)
-    if path is not None:
-        trainer.load(path)
-    if trainer.comm.leader:
-        folder.keep_metrics_before(trainer.position.epoch)
-        log.info("resumed at step %d", trainer.position.step)
+    """Continue from the newest checkpoint that can be read, or from the start where there is none yet.
+
+    Raises:
+        ConfigError: there are some, and none can be read.
+    """
+    path, problems = trainer.load_newest()
+    if not trainer.comm.leader:
+        return
+    folder.keep_metrics_before(trainer.position.epoch)
+    for problem in problems:
+        log.warning(problem)
+        print(f"warning: {problem}; an older one is taken", file=sys.stderr, flush=True)
+    where = f"going on after step {trainer.position.step}" if path else "it has no checkpoint, and starts again"
+    log.info(where)
+    print(f"{folder.path}: {where}", flush=True)

@@ -27,12 +27,14 @@ class Score:
         self.to_target: dict[str, float] = {}
         self.loss_sum: Tensor = torch.zeros((), dtype=torch.float64, device=device)
 
-    def note(self, value: float, row: dict[str, Any]) -> None:
-        """An epoch has ended with this value of the metric, and with this metrics row."""
-        if self.metric.better(value, self.best):
+    def note(self, value: float, row: dict[str, Any]) -> bool:
+        """An epoch has ended with this value of the metric, and with this metrics row; whether it is the best one."""
+        best = self.metric.better(value, self.best)
+        if best:
             self.best = value
         if self.target is not None and self.metric.reaches(value, self.target) and not self.to_target:
             self.to_target = {key: row[key] for key in ("seconds", "payload_bytes")}
+        return best
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""

@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder, log
+from accordion_bench.runs.manifest import Trained
+from accordion_bench.runs.reuse import decisive
+from accordion_bench.runs.weights import BEST, FINAL, save_weights
 from accordion_bench.signals.policy_runner import PolicyRunner
 from accordion_bench.sync.base import SyncContext
 from accordion_bench.sync.state import SyncState
@@ -40,6 +44,7 @@ from accordion_bench.trackers.base import Tracker
 from accordion_bench.training.evaluation import evaluate
 from accordion_bench.training.profiler import profiled
 from accordion_bench.training.progress import Progress
+from accordion_bench.training.saver import Saver
 from accordion_bench.training.score import Score
 
 OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error")
@@ -61,7 +66,7 @@ class Trainer:
         what adapts: ladder, policy_runner (with the policies and what they want to know)
         where it stands: position (epoch, step, plan), score
         what is told: clock, network, meter, folder, progress, tracker, stopper
-        what is saved: owners
+        what is saved: owners, and when: saver
     """
 
     def __init__(
@@ -129,6 +134,8 @@ class Trainer:
             self.ddp,
         )
 
+        resumable = self.ddp is None or self.ddp.resumable
+        self.saver = Saver(config.checkpoint, comm, self.stopper.store, resumable)
         self.progress = Progress(comm.leader)
         self.tracker: Tracker = build(config.tracker, "tracker")
         self.network: Network = build(config.network, "network")
@@ -247,10 +254,11 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end; returns the summary."""
-        position, epochs, every = self.position, self.config.epochs, self.config.checkpoint.every
+        position, epochs = self.position, self.config.epochs
         if self.comm.leader:
             self.tracker.begin(self.config.to_dict(), self.folder.path)
         self.progress.begin(position.step + position.steps_left, position.step)
+        self.saver.begin(position.step)
         recording = profiled(self.config.profile * self.comm.leader, self.folder, self.clock)
         with contextlib.closing(self.progress), recording as profile_step:
             while position.epoch < epochs:
@@ -259,15 +267,20 @@ class Trainer:
                     self.train_step()
                     profile_step()
                     self.progress.step(position, self.score.loss_sum, self.comm)
-                    stop = self.stopper.due(position.step)
-                    if stop or (every and position.step % every == 0):
+                    apart = max(position.plan.period, self.sync.period or 1)  # steps in which nobody waits
+                    stop = self.stopper.due(position.step, apart)
+                    if self.saver.due_after_step(position.step, apart) or stop:
                         self.pause()
                         saved = self.save()
-                        self.meter.start()
-                        self.clock.start()
+                        self.go_on()
                     if stop:
                         raise Interrupted(position.step if saved else None, self.stopper.signum or 0)
-                if position.epoch + 1 == epochs:
+                last = position.epoch + 1 == epochs
+                self.pause()
+                if self.saver.due_after_epoch(position.step, last):
+                    self.save()
+                self.go_on()
+                if last:
                     self.sync.finish()
                 self.end_epoch()
         summary = self.summary()
@@ -282,6 +295,11 @@ class Trainer:
         self.sync.land()
         self.meter.stop()
 
+    def go_on(self) -> None:
+        """Training goes on; what was done meanwhile is in no measured time or traffic."""
+        self.meter.start()
+        self.clock.start()
+
     def begin_epoch(self) -> None:
         """Draw the epoch's order; a resumed epoch goes on where it stood."""
         position = self.position
@@ -293,8 +311,7 @@ class Trainer:
         steps = range(position.step_in_epoch, position.steps_per_epoch)
         self.batches = self.data.train_batches(position.epoch, self.upcoming(steps))
         self.axis.model.train()
-        self.meter.start()
-        self.clock.start()
+        self.go_on()
 
     def upcoming(self, steps: range) -> Iterator[Tensor]:
         """Sample numbers of the local workers' batches, in the order in which they are wanted."""
@@ -312,7 +329,8 @@ class Trainer:
         # the plan, and with it the steps per epoch, may be the next epoch's already
         losses = self.comm.sum_(self.score.loss_sum.clone(), "eval")
         train_loss = float(losses / (position.step_in_epoch * self.comm.workers))
-        evaluated = self.evaluate()
+        values = self.sync.consensus()
+        evaluated, buffers = evaluate(self.axis, values, self.task, self.data, self.sampler, position)
         metric = evaluated[name]
         self.comm.settle()
         row: dict[str, Any] = {
@@ -331,8 +349,9 @@ class Trainer:
             "decisions": decisions,
             **self.policy_runner.measured(),
         }
-        self.score.note(metric, row)
+        best = self.score.note(metric, row)
         if self.comm.leader:
+            self.keep_weights(values, buffers, best)
             self.folder.append_metrics(row)
             self.tracker.log(row)
             told = train_loss, evaluated["test_loss"], name, metric
@@ -347,7 +366,20 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluation columns of the consensus model; training state stays as it is."""
-        return evaluate(self.axis, self.sync.consensus(), self.task, self.data, self.sampler, self.position)
+        return evaluate(self.axis, self.sync.consensus(), self.task, self.data, self.sampler, self.position)[0]
+
+    def keep_weights(self, values: Sequence[Tensor], buffers: dict[str, Tensor], best: bool) -> None:
+        """Write the weights that were evaluated, where they are the last ones, or the best of a run that keeps these.
+
+        Args:
+            values, buffers: that the model was evaluated with.
+            best: whether no earlier epoch was better.
+        """
+        last = self.position.epoch + 1 == self.config.epochs
+        names = [FINAL] * last + [BEST] * (best and self.config.checkpoint.best)
+        weights = self.axis.weights(values, buffers) if names else {}
+        for name in names:
+            save_weights(self.folder.path / name, weights)
 
     def summary(self) -> dict[str, Any]:
         """summary.json: the final metric, the ledger and the clock."""
@@ -378,17 +410,28 @@ class Trainer:
             of_all=[
                 *(self.axis, exchanges, self.inner, self.position, self.policy_runner, self.score, ledger, self.clock),
                 *own_scale,
-                GlobalGenerator(),
             ],
-            of_each=[self.axis, self.inner, exchanges, self.task, self.policy_runner, self.meter, self.score],
+            of_each=[
+                *(self.axis, self.inner, exchanges, self.task, self.policy_runner, self.meter, self.score),
+                GlobalGenerator(self.device),
+            ],
         )
 
     def save(self) -> Path | None:
         """Write a checkpoint; None where what it lacks would make it another run."""
-        if self.ddp and not self.ddp.resumable:
+        if not self.saver.resumable:
             return None
-        return checkpoint.save(self.folder.path, self.position.step, self.comm, self.owners)
+        position, began = self.position, time.monotonic()
+        trained = Trained(position.epoch, position.step, position.step_in_epoch, position.steps_per_epoch)
+        config = decisive(self.config.to_dict())
+        path = checkpoint.save(self.folder.path, trained, config, self.comm, self.owners, self.saver.keep)
+        self.saver.saved(position.step, began)
+        return path
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint; nothing has been trained yet."""
         checkpoint.load(path, self.comm, self.owners)
+
+    def load_newest(self) -> tuple[Path | None, list[str]]:
+        """As `load`, from the newest checkpoint of the run folder that can be read; see `checkpoint.load_newest`."""
+        return checkpoint.load_newest(self.folder.path, self.comm, self.owners)

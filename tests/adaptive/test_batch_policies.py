@@ -387,12 +387,12 @@ def test_the_live_detector_in_a_run(tmp_path):
 @pytest.mark.parametrize("arm", [ADABATCH, GROW, NOISE])
 def test_stopped_and_resumed(arm, tmp_path):
     """In the second epoch, with another batch than at the start: bit for bit the run that was not stopped."""
-    train.run({**composed.run(tmp_path / "straight", *arm), "checkpoint": {"every": 1}})
+    train.run({**composed.run(tmp_path / "straight", *arm), "checkpoint": tiny.saving(1)})
     cfg = start(tmp_path / "stopped", *arm)
     folder = stop(cfg, 8, every=1)
     saved = torch.load(checkpoint.latest(folder) / "shared.pt", weights_only=True)
     assert saved["plan"]["batch_size"] > 4 and saved["step_in_epoch"] == 2
-    resume(folder, {**cfg, "checkpoint": {"every": 1}})
+    resume(folder, {**cfg, "checkpoint": tiny.saving(1)})
     assert differences(state(folder), state(tiny.only(tmp_path / "straight"))) == []
 
 

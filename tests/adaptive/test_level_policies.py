@@ -260,7 +260,7 @@ def test_trains_and_goes_on_bit_for_bit(arm, straight, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr(Trainer, "train_step", train_step)
-        train.run({**cfg, "checkpoint": {"every": stop}})
+        train.run({**cfg, "checkpoint": tiny.saving(stop)})
     folder = tiny.only(tmp_path)
     saved = torch.load(checkpoint.latest(folder) / "worker-0.pt", weights_only=True)
     assert bool(saved["recent"]) == ("lgreco" in arm)

@@ -12,7 +12,7 @@ import yaml
 from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.cli import experiments
-from accordion_bench.config import components, declared
+from accordion_bench.config import components, continuation, declared
 from accordion_bench.config.compose import compose
 from accordion_bench.options import explain
 from accordion_bench.options.checks import ConfigError
@@ -123,6 +123,9 @@ REFUSED = [
     (["bn=pool"], "bn must be one of pooled, .*, got pool; type bn=pooled"),
     (["target=90"], "target must be a number above 0 and at most 1, got 90; type target=0.9"),
     (["checkpoint.every=-1"], "checkpoint.every must be an integer of at least 0, got -1"),
+    (["checkpoint.minutes=-1"], "checkpoint.minutes must be a number at least 0, got -1; type checkpoint.minutes=10"),
+    (["checkpoint.keep=0"], "checkpoint.keep must be an integer of at least 1, got 0; type checkpoint.keep=1"),
+    (["checkpoint.best=1"], "checkpoint.best must be true or false, got 1; type checkpoint.best=false"),
     (["optimizer.lr=-1"], "optimizer.lr must be a number above 0, got -1; type optimizer.lr=0.1"),
     (["optimizer.lr=nan"], "optimizer.lr must be a number above 0, got nan"),
     (["optimizer.momentum=1.5"], "optimizer.momentum must be .* below 1, got 1.5; type optimizer.momentum=0.9"),
@@ -275,7 +278,7 @@ def stopped(tmp_path) -> RunFolder:
 @pytest.mark.parametrize(
     "overrides, told",
     [
-        (["epochs=8"], "epochs must be 7 as in the run that is resumed, got 8; type resume=.* alone"),
+        (["epochs=8"], "epochs must be 7 for a run that has left no checkpoint to go on from, got 8; type"),
         (["compressor=topk"], "compressor must be powersgd as .*, got topk"),
         (["compressor=powersgd"], "compressor.rank must be 4 as .*, got 2"),
         (["adaptive=accordion"], "adaptive must be none as .*, got accordion"),
@@ -290,13 +293,13 @@ def test_resume_with_another_configuration(stopped, overrides, told):
 
 def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
     typed = [f"resume={stopped.path}", "comm.timeout=5", "checkpoint.every=3", "epochs=7"]
-    cfg = train.resumed_config(compose(typed), set(command.typed(typed)))
+    cfg = continuation.resumed_config(compose(typed), set(command.typed(typed)))
     assert (cfg["compressor"]["rank"], cfg["epochs"], cfg["workers"]) == (4, 7, 4)
     kept = {"backend": "gloo", "processes": 2, "workers_per_process": None, "timeout": 5}
     assert {key: cfg["comm"][key] for key in kept} == kept
     assert cfg["checkpoint"]["every"] == 3
     typed = [f"resume={stopped.path}", "comm=simulated"]
-    cfg = train.resumed_config(compose(typed), set(command.typed(typed)))
+    cfg = continuation.resumed_config(compose(typed), set(command.typed(typed)))
     assert placement.place(RunConfig.from_dict(cfg), environ={}, gpus=0) == placement.Placement("simulated", 1, 4)
     assert cfg["choices"]["comm"] == "simulated"
 

@@ -178,7 +178,7 @@ REFUSED = {
     "compressor=powersgd compressor.error_feedback=false compressor.warm_start=true": "type compressor.start_step=2",
     " ".join([*HOOK, "compressor.orthonormalisation=gramschmidt"]): "type compressor.orthonormalisation=qr",
     " ".join([*HOOK, "comm.bucket_cap_mb=5"]): "aborts the process .* type comm.bucket_cap_mb=null",
-    " ".join([*HOOK, "checkpoint.every=5"]): "cannot be saved, got 5; type checkpoint.every=0",
+    " ".join([*HOOK, "checkpoint.every=5"]): "cannot be saved, got 5; type checkpoint.every=null",
     " ".join([*HOOK, "adaptive=accordion"]): "got accordion; type adaptive=none, or comm.engine=exchange",
     "adaptive=noise_scale": "got noise_scale; type adaptive=none",
     "adaptive=accordion_batch": "got accordion_batch; type adaptive=none",

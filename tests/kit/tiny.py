@@ -22,6 +22,7 @@ RUN = [
     "schedule.warmup_epochs=1",
     "optimizer.lr=0.02",
     "comm=simulated",
+    "checkpoint.every=0",  # what a test does not ask for takes no time
 ]
 COMMAND = [sys.executable, "-m", "accordion_bench"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *COMMAND[1:]]
@@ -39,6 +40,13 @@ def cfg(runs: Path, *overrides: str) -> dict:
     from tests.kit import composed  # imports Hydra, which processes that are started do without
 
     return composed.cfg(*typed(runs, *overrides))
+
+
+def saving(every: int | None, **options: float | None) -> dict:
+    """The options of checkpoints."""
+    from accordion_bench.run_config import defaults
+
+    return {**defaults()["checkpoint"], "every": every, **options}
 
 
 def only(runs: Path) -> Path:

@@ -1,0 +1,163 @@
+"""What a run may be resumed with: its own configuration, another place, or more epochs."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from accordion_bench.config.components import Components, build_components
+from accordion_bench.options.checks import ConfigError, show
+from accordion_bench.options.instantiate import Config
+from accordion_bench.processes.rendezvous import first_difference
+from accordion_bench.run_config import RunConfig, completed
+from accordion_bench.runs import reuse
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.manifest import Trained, newest_manifest
+from accordion_bench.runs.old_folders import in_todays_words
+
+# what may differ between a run and its continuation
+MOVING = (*reuse.FREE, "comm", "device")
+FREE_ON_RESUME = (*MOVING, "epochs")
+# of comm, what the compressor's state depends on
+OF_THE_STATE = ("bucket_cap_mb", "engine")
+
+
+def resumed_config(cfg: Config, typed: set[str]) -> Config:
+    """The configuration of the run that is resumed; whatever else was typed must agree with it.
+
+    Raises:
+        ConfigError: no such run, a finished run that is to have no more epochs, or the first difference.
+    """
+    folder = RunFolder(str(cfg["resume"]))
+    if not (folder.path / "config.yaml").is_file():
+        example = f"resume={cfg['paths']['runs']}/RUN"
+        raise ConfigError(f"resume must be a run folder with a config.yaml, got {cfg['resume']}; type {example}")
+    moving = {key: cfg[key] for key in reuse.FREE if key in cfg}
+    merged = saved = completed({**moving, **folder.read_config()})
+    if "threads" not in typed:  # sums of other threads differ in their last bits
+        merged = {**merged, "threads": _threads_of(folder)}
+    if lacking := [key for key in cfg if key not in saved and key not in MOVING]:
+        raise ConfigError(
+            f"resume must be a run of this version, got {cfg['resume']}, whose config.yaml says nothing of "
+            f"{', '.join(lacking)}; type the run's own options without resume="
+        )
+    if folder.done and not ("epochs" in typed and cfg["epochs"] != saved["epochs"]):
+        raise ConfigError(
+            f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
+            f"accordion_bench.report {cfg['resume']} to see it, or epochs=N for more than its {saved['epochs']} epochs"
+        )
+    for key in sorted(typed):  # a group's name comes before its options
+        if key.split(".")[0] in FREE_ON_RESUME and key not in [f"comm.{own}" for own in OF_THE_STATE]:
+            merged = _with_value(merged, key, _value_at(cfg, key))
+            continue
+        old, new = (_value_at(c["choices"], key) for c in (saved, cfg))
+        difference = (
+            (key, old, new) if old != new else first_difference(_value_at(saved, key), _value_at(cfg, key), key)
+        )
+        if difference:
+            where, old, new = difference
+            raise ConfigError(
+                f"{where} must be {show(old)} as in the run that is resumed, got {show(new)}; "
+                f"type resume={cfg['resume']} alone"
+            )
+    if "comm" in typed or any(key.startswith("comm.") for key in typed):
+        own = {key: saved["comm"][key] for key in OF_THE_STATE}
+        merged = {**merged, "comm": {**merged["comm"], **own}}
+    moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
+    return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
+
+
+def _threads_of(folder: RunFolder) -> int | None:
+    """With how many threads each process of a run has computed, where its folder says so."""
+    try:
+        return folder.read_json("environment.json").get("threads")
+    except ConfigError:
+        return None
+
+
+def refuse_other_past(config: RunConfig, parts: Components) -> None:
+    """Refuse to go on from a checkpoint of another configuration, and epochs that would have made another past.
+
+    Args:
+        config: of the run that goes on, with the number of workers; `resume` is its folder.
+        parts: its components.
+
+    Raises:
+        ConfigError: names the first difference.
+    """
+    assert config.resume is not None
+    folder = RunFolder(config.resume)
+    manifest = newest_manifest(folder.path)
+    if manifest is None:
+        if folder.done or folder.read_config().get("epochs") != config.epochs:
+            raise ConfigError(
+                f"epochs must be {folder.read_config().get('epochs')} for a run that has left no checkpoint to go on "
+                f"from, got {config.epochs}; type the run's own options with epochs={config.epochs}, without resume="
+            )
+        return
+    saved, now = (_of_the_past(cfg) for cfg in (completed(in_todays_words(manifest.config)), config.to_dict()))
+    if difference := first_difference(saved, now):
+        key, then, here = difference
+        raise ConfigError(
+            f"{key} must be {show(then)} as when the checkpoint was written, got {show(here)} in "
+            f"{folder.path / 'config.yaml'}; restore that, or type {key}={show(here)} without resume= for a new run"
+        )
+    epochs = manifest.config["epochs"]
+    if epochs != config.epochs:
+        _refuse_another_length(config, parts, epochs, manifest.trained, folder)
+
+
+def _of_the_past(cfg: Config) -> Config:
+    """What a checkpoint's state hangs on."""
+    decisive = {key: value for key, value in reuse.decisive(cfg).items() if key not in FREE_ON_RESUME}
+    return {**decisive, "comm": {key: cfg["comm"].get(key) for key in OF_THE_STATE}}
+
+
+def _refuse_another_length(
+    config: RunConfig, parts: Components, before: int, trained: Trained, folder: RunFolder
+) -> None:
+    """Refuse epochs= with which the steps that are taken would have been others."""
+    if config.epochs <= trained.epochs:
+        rule = f"more than the {trained.epochs:g} that are trained"
+        more = int(trained.epochs) + 1
+        raise ConfigError(f"epochs must be {rule}, got {config.epochs}; type resume={folder.path} epochs={more}")
+    then = build_components(replace(config, epochs=before), config.workers or 1)
+    anew = f"type the run's own options with epochs={config.epochs}, without resume="
+    for when in _steps(trained, folder):
+        old, new = then.schedule(when), parts.schedule(when)
+        if old != new:
+            lr = config.optimizer["lr"]
+            raise ConfigError(
+                f"epochs must leave the learning rates that were trained with as they were, got {config.epochs}, with "
+                f"which schedule={config.chosen('schedule')} has {lr * new:.4g} instead of {lr * old:.4g} after "
+                f"{when:.4g} epochs; {anew}"
+            )
+    past = math.ceil(trained.epochs)
+    for name, policy in parts.policies.items():
+        if then.policies[name].owed_to_length(past) != policy.owed_to_length(past):
+            raise ConfigError(
+                f"epochs must leave what was decided as it was, got {config.epochs}, with which adaptive={name} would "
+                f"have decided otherwise in the first {past} epochs; {anew}"
+            )
+
+
+def _steps(trained: Trained, folder: RunFolder) -> Iterator[float]:
+    """When each step was taken, in epochs; how many an epoch had stands in its metrics row."""
+    ends = {row["epoch"]: row["step"] for row in folder.read_metrics() if row["epoch"] < trained.epoch}
+    begin = 0
+    for epoch in range(trained.epoch):
+        end = ends.get(epoch, begin + trained.steps_per_epoch)
+        yield from (epoch + i / (end - begin) for i in range(end - begin))
+        begin = end
+    yield from (trained.epoch + i / trained.steps_per_epoch for i in range(trained.step_in_epoch))
+
+
+def _with_value(cfg: Any, key: str, value: Any) -> Config:
+    head, _, rest = key.partition(".")
+    return {**cfg, head: _with_value(cfg[head], rest, value) if rest else value}
+
+
+def _value_at(cfg: Any, key: str) -> Any:
+    for part in key.split("."):
+        cfg = cfg.get(part) if isinstance(cfg, dict) else None
+    return cfg

@@ -1,0 +1,50 @@
+"""Files that outlive a power cut, and what is said where there is no room for them."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from accordion_bench.options.checks import ConfigError
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace(part: Path, final: Path) -> None:
+    """Give what has been written completely its name; whoever reads sees the old or the new one, whatever happens."""
+    sync(part)
+    os.replace(part, final)
+    sync(final.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    replace(part, path)
+
+
+@contextlib.contextmanager
+def room(run: Path) -> Iterator[None]:
+    """Around what is written into a run folder.
+
+    Raises:
+        ConfigError: the system has refused it: the disk is full, say.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        what = f"{error.strerror} ({error.filename or run})"
+        raise ConfigError(
+            f"{run} must be a folder that takes what the run writes, got: {what}; mend that, and type resume={run} "
+            "to go on from the last checkpoint"
+        ) from error

@@ -1,0 +1,129 @@
+"""What a checkpoint says of itself, and whether its files are as they were written."""
+
+import json
+import re
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.instantiate import Config
+
+FILE = "manifest.json"
+NAME = re.compile(r"step-(\d+)")
+
+
+class Damaged(Exception):
+    """A checkpoint is not as it was written; `str()` says which of its files is not."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How far a run has come.
+
+    Args:
+        epoch: whole epochs.
+        step: optimizer steps.
+        step_in_epoch: steps of the epoch that is running.
+        steps_per_epoch: all steps of that one.
+    """
+
+    epoch: int
+    step: int
+    step_in_epoch: int
+    steps_per_epoch: int
+
+    @property
+    def epochs(self) -> float:
+        """Epochs passed; whole ones at the end of the last step."""
+        return self.epoch + self.step_in_epoch / self.steps_per_epoch
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What stands in a checkpoint beside the state.
+
+    Args:
+        trained: how far the run had come.
+        config: everything that decides its result.
+        files: their sizes in bytes and checksums (CRC-32), by name.
+    """
+
+    trained: Trained
+    config: Config
+    files: dict[str, tuple[int, int]]
+
+    def text(self) -> str:
+        """As it is written."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The whole checkpoints of a run folder, the newest first; damaged ones are among them."""
+    found = [path for path in (run / "checkpoint").glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Optimizer steps taken before a checkpoint."""
+    return int(path.name.removeprefix("step-"))
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None where version 0.1 has written it, without one.
+
+    Raises:
+        Damaged: it cannot be read.
+    """
+    try:
+        content: Any = json.loads((path / FILE).read_text(encoding="utf-8"))
+        files = {name: (size, checksum) for name, (size, checksum) in content["files"].items()}
+        return Manifest(Trained(**content["trained"]), dict(content["config"]), files)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise Damaged(f"{FILE} cannot be read") from None
+
+
+def newest_manifest(run: Path) -> Manifest | None:
+    """That of the newest checkpoint whose manifest can be read; None where there is none."""
+    for path in checkpoints(run):
+        try:
+            if found := read_manifest(path):
+                return found
+        except Damaged:
+            continue
+    return None
+
+
+def read_file(path: Path, manifest: Manifest | None) -> bytes:
+    """One file of a checkpoint.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise Damaged(f"{path.name} is missing") from None
+    except OSError:
+        raise Damaged(f"{path.name} cannot be read") from None
+    if manifest is None:
+        return data
+    if path.name not in manifest.files:
+        raise Damaged(f"{FILE} says nothing of {path.name}")
+    size, checksum = manifest.files[path.name]
+    if len(data) != size:
+        raise Damaged(f"{path.name} has {len(data):,} of {size:,} bytes")
+    if zlib.crc32(data) != checksum:
+        raise Damaged(f"{path.name} is not as it was written")
+    return data
+
+
+def none_readable(run: Path, problems: list[str]) -> ConfigError:
+    """What to say where no checkpoint can be read."""
+    return ConfigError(
+        f"resume must be a run with a checkpoint that can be read, got {run}, where {'; '.join(problems)}; "
+        f"type rm -r {run / 'checkpoint'} to start it again"
+    )

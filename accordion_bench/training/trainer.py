@@ -423,7 +423,7 @@ class Trainer:
             return None
         position, began = self.position, time.monotonic()
         trained = Trained(position.epoch, position.step, position.step_in_epoch, position.steps_per_epoch)
-        config = decisive(self.config.to_dict())
+        config = decisive({**self.config.to_dict(), "workers": self.comm.workers})
         path = checkpoint.save(self.folder.path, trained, config, self.comm, self.owners, self.saver.keep)
         self.saver.saved(position.step, began)
         return path

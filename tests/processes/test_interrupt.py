@@ -15,7 +15,7 @@ from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.options import explain
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.processes import interrupt
+from accordion_bench.processes import agreed_step, interrupt, spawn
 from accordion_bench.processes.interrupt import Interrupted, Stopper
 from accordion_bench.processes.signals import handling
 from accordion_bench.processes.watchdog import ChildRefused
@@ -26,6 +26,7 @@ from tests.kit import composed, tiny
 from tests.kit.processes import forked, group_members
 
 FOREVER = 100_000  # epochs
+ENDLESS = (f"epochs={FOREVER}", "schedule=constant")  # so that it may be ended at another epoch
 TWO = ("comm=gloo", "comm.processes=2")
 
 
@@ -75,7 +76,7 @@ def status(monkeypatch, *typed: str) -> int | str | None:
 
 def test_ctrl_c_in_one_process(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TINY_TROUBLE", f"stop:0:{4 * 20}")
-    assert status(monkeypatch, *tiny.typed(tmp_path, f"epochs={FOREVER}")) == 130
+    assert status(monkeypatch, *tiny.typed(tmp_path, *ENDLESS)) == 130
     folder = tiny.only(tmp_path)
     printed = capsys.readouterr()
     resume = f"python -m accordion_bench resume={folder}"
@@ -87,14 +88,14 @@ def test_ctrl_c_in_one_process(tmp_path, monkeypatch, capsys):
 
 def test_ctrl_c_ends_a_multirun(tmp_path, monkeypatch):
     monkeypatch.setenv("TINY_TROUBLE", f"stop:0:{4 * 3}")
-    assert status(monkeypatch, "-m", *tiny.typed(tmp_path, f"epochs={FOREVER}", "seed=0,1,2")) == 130
+    assert status(monkeypatch, "-m", *tiny.typed(tmp_path, *ENDLESS, "seed=0,1,2")) == 130
     tiny.only(tmp_path)
 
 
 def test_ctrl_c_in_two_processes(tmp_path, monkeypatch, capsys):
     """The signal comes to the parent alone; the children agree on a step."""
     monkeypatch.setenv("TINY_TROUBLE", f"stop:1:{2 * 20}")
-    assert status(monkeypatch, *tiny.typed(tmp_path, f"epochs={FOREVER}", *TWO)) == 130
+    assert status(monkeypatch, *tiny.typed(tmp_path, *ENDLESS, *TWO)) == 130
     assert multiprocessing.active_children() == []
     folder = tiny.only(tmp_path)
     printed = capsys.readouterr()
@@ -110,7 +111,7 @@ def test_ctrl_c_in_two_processes(tmp_path, monkeypatch, capsys):
 
 def interrupted(runs: Path, signum: int, whole_group: bool, *overrides: str) -> subprocess.CompletedProcess:
     """Start the command, signal it in its third epoch, wait for its end; nobody of its group may be left."""
-    arguments = [*tiny.COMMAND, *tiny.typed(runs, f"epochs={FOREVER}", *overrides)]
+    arguments = [*tiny.COMMAND, *tiny.typed(runs, *ENDLESS, *overrides)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(arguments, cwd=conf_dir().parent, start_new_session=True, **pipes)
     try:
@@ -137,24 +138,42 @@ def test_a_terminals_ctrl_c(tmp_path):
     assert done.stderr == f"stopped after step {step}; continue with: {resume}\n"
 
 
-def test_sigterm_in_one_process(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGXCPU, 152)])
+def test_a_launchers_signals_in_one_process(signum, code, tmp_path, monkeypatch, capsys):
+    """Slurm's and the kernel's warnings save as SIGTERM does, however often they come."""
     train_step = Trainer.train_step
 
     def signalled(self):
         train_step(self)
         if self.position.step == 15:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signum)
+            self.stopper._noted -= 2 * interrupt.AT_ONCE
+            if signum != signal.SIGTERM:
+                os.kill(os.getpid(), signum)
 
     monkeypatch.setattr(Trainer, "train_step", signalled)
-    assert status(monkeypatch, *tiny.typed(tmp_path, f"epochs={FOREVER}")) == 143
+    assert status(monkeypatch, *tiny.typed(tmp_path, *ENDLESS)) == code
     step = check_stopped(tiny.only(tmp_path), 15)
     resume = f"python -m accordion_bench resume={tiny.only(tmp_path)}"
     assert capsys.readouterr().err == f"stopped after step {step}; continue with: {resume}\n"
 
 
+def test_the_parent_passes_warnings_on(monkeypatch):
+    """Again and again; only a second signal that is none ends the children at once."""
+    now, sent = [0.0], []
+    monkeypatch.setattr(spawn.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(spawn, "_signal", lambda children, signum: sent.append(signum))
+    forward = spawn._forwarding([], [])
+    for signum in (signal.SIGXCPU, signal.SIGXCPU, signal.SIGUSR1, signal.SIGTERM, signal.SIGXCPU, signal.SIGTERM):
+        forward(signum, None)
+        now[0] += 2 * interrupt.AT_ONCE
+    first = [signal.SIGXCPU, signal.SIGXCPU, signal.SIGUSR1, signal.SIGTERM, signal.SIGXCPU]
+    assert sent == [*first, signal.SIGKILL]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True])
-@pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 @pytest.mark.parametrize("overrides", [(), TWO], ids=["one", "two"])
 def test_every_signal_everywhere(overrides, signum, status, whole_group, tmp_path):
     done = interrupted(tmp_path, signum, whole_group, *overrides)
@@ -168,7 +187,7 @@ def test_every_signal_everywhere(overrides, signum, status, whole_group, tmp_pat
 @pytest.mark.parametrize("delay", [0.3, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0])
 def test_ctrl_c_while_starting(delay, tmp_path):
     """Before there is anything to save it ends at once or after the first steps, and leaves nobody behind."""
-    arguments = [*tiny.COMMAND, *tiny.typed(tmp_path, f"epochs={FOREVER}", *TWO)]
+    arguments = [*tiny.COMMAND, *tiny.typed(tmp_path, *ENDLESS, *TWO)]
     pipes = {"stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(arguments, cwd=conf_dir().parent, start_new_session=True, **pipes)
     time.sleep(delay)
@@ -184,7 +203,7 @@ def test_ctrl_c_while_starting(delay, tmp_path):
 
 @pytest.mark.slow
 def test_the_children_of_a_killed_parent_end(tmp_path):
-    arguments = [*tiny.COMMAND, *tiny.typed(tmp_path, f"epochs={FOREVER}", *TWO)]
+    arguments = [*tiny.COMMAND, *tiny.typed(tmp_path, *ENDLESS, *TWO)]
     process = subprocess.Popen(arguments, cwd=conf_dir().parent, start_new_session=True)
     while not any(file.read_text() for file in tmp_path.glob("*/metrics.jsonl")):
         time.sleep(0.1)
@@ -199,7 +218,7 @@ def test_the_children_of_a_killed_parent_end(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_under_torchrun(tmp_path):
     """torchrun passes the signal on; the run saves and names the command that continues it."""
-    arguments = [*tiny.TORCHRUN, *tiny.typed(tmp_path, f"epochs={FOREVER}", "comm=gloo")]
+    arguments = [*tiny.TORCHRUN, *tiny.typed(tmp_path, *ENDLESS, "comm=gloo")]
     pipes = {"stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(arguments, cwd=conf_dir().parent, start_new_session=True, **pipes)
     while not any(file.read_text() for file in tmp_path.glob("*/metrics.jsonl")):
@@ -230,7 +249,7 @@ class Store(dict):
 def test_all_stop_after_the_same_step(hearer, monkeypatch):
     """Whichever process hears the signal, and although each looks into the store only now and then."""
     now = [0.0]
-    monkeypatch.setattr(interrupt.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(agreed_step.time, "monotonic", lambda: now[0])
     store = Store()
     stoppers = [Stopper(leader=rank == 0, store=store) for rank in range(3)]
     ends: list[int | None] = [None] * 3

@@ -10,6 +10,7 @@ from accordion_bench.processes.agreed_step import AgreedStep
 from accordion_bench.run_config import CheckpointConfig
 from accordion_bench.training import saver
 from accordion_bench.training.saver import Saver
+from scripts import bench_checkpoint
 from tests.processes.test_interrupt import Store
 
 
@@ -105,3 +106,10 @@ def test_all_processes_save_after_the_same_steps(period, time):
                     found[rank].append(step)
                     since = time.now
     assert found[0] == found[1] == found[2] and len(found[0]) > 3
+
+
+def test_what_it_costs(capsys):
+    """At the default less than two percent of training, whatever the model."""
+    bench_checkpoint.main(["--models", "resnet8", "--steps", "1", "--saves", "1"])
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| resnet8")]
+    assert float(row.split("|")[-2].strip().removesuffix("%")) <= 2

@@ -1,0 +1,75 @@
+"""What saving costs: seconds of one checkpoint beside those of an epoch, and how often the default saves.
+
+    python -m scripts.bench_checkpoint [--models resnet8,resnet18] [--steps 3] [--saves 5] [--runs FOLDER]
+
+Four workers in one process with PowerSGD, whose residuals are the largest part of a checkpoint. An epoch of CIFAR-10
+(391 steps of 4 x 32) or of digits is so many median steps. Prints a Markdown table.
+"""
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.compose import compose
+from accordion_bench.run_config import RunConfig
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.training.saver import SHARE
+from accordion_bench.training.trainer import Trainer
+
+WORKERS = 4
+CIFAR = ["dataset=synthetic", f"dataset.train_size={WORKERS * 32 * 8}", "dataset.test_size=64"]
+EPOCHS = {"resnet8": ("digits", [], 12), "resnet18": ("CIFAR-10", CIFAR, 391)}  # data, options, steps
+
+
+def measured(model: str, steps: int, saves: int, runs: Path) -> dict[str, float]:
+    """Medians of step and save, seconds; MB of a checkpoint."""
+    _, options, _ = EPOCHS[model]
+    cfg = compose([f"model={model}", *options, "compressor=powersgd", f"workers={WORKERS}", "comm=simulated"])
+    folder = RunFolder.create(str(runs), model, cfg)
+    trainer = Trainer(RunConfig.from_dict(cfg), Comm(WORKERS), folder)
+    trainer.begin_epoch()
+    taken, saved = [], []
+    for _ in range(steps + 1):
+        began = time.perf_counter()
+        trainer.train_step()
+        taken.append(time.perf_counter() - began)
+    for _ in range(saves):
+        began = time.perf_counter()
+        path = trainer.save()
+        saved.append(time.perf_counter() - began)
+    assert path is not None
+    size = sum(file.stat().st_size for file in path.iterdir()) / 1e6
+    return {"step": statistics.median(taken[1:]), "save": statistics.median(saved), "most": max(saved), "size": size}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(EPOCHS))
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--runs", type=Path, help="a folder on the disk to measure; default: the temporary one")
+    args = parser.parse_args(arguments)
+    print("| model, epoch of | epoch, s | checkpoint, MB | saving, s (most) | of an epoch | saved every | share |")
+    print("|---|---|---|---|---|---|---|")
+    for model in args.models.split(","):
+        folder = Path(tempfile.mkdtemp(prefix="bench-checkpoint-", dir=args.runs))
+        try:
+            found = measured(model, args.steps, args.saves, folder)
+        finally:
+            shutil.rmtree(folder)
+        data, _, count = EPOCHS[model]
+        epoch, save = found["step"] * count, found["save"]
+        every = max(1, -(-save / SHARE // epoch))
+        print(
+            f"| {model}, {data} | {epoch:.3g} | {found['size']:.3g} | {save:.3g} ({found['most']:.3g}) | "
+            f"{save / epoch:.2%} | {every:.0f} epochs | {save / (every * epoch):.2%} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

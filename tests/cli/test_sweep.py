@@ -323,6 +323,7 @@ def run_cells(runs: Path, *arguments: str, **environ: str) -> subprocess.Complet
     return subprocess.run(arguments, cwd=HOUSE, env=environment, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 def test_joblib(tmp_path):
     """Two workers: cells are recorded, a failed one leaves the others alone, threads are shared out."""
     threads = tmp_path / "threads"

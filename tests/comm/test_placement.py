@@ -27,20 +27,35 @@ def cases(name: str) -> list[placement.Case]:
 
 CASES = {name: cases(name) for name in yaml_names("compressor")}
 CASES |= {cls.__name__: [(conformance.from_class(cls), None)] for cls in THIRD_PARTY}
-ALL = [case for of_name in CASES.values() for case in of_name]
+FIRST = [of_name[0] for of_name in CASES.values()]
+REST = {name: of_name[1:] for name, of_name in CASES.items() if len(of_name) > 1}
+ALL_OF_REST = [case for of_name in REST.values() for case in of_name]
 
 
 @pytest.fixture(scope="module")
 def by_placement(tmp_path_factory):
-    """Results of every case for 1x4, 2x2 and 4x1."""
+    """Results of the first case of every compressor for 1x4, 2x2 and 4x1."""
     with forked():
-        return placement.results(ALL, tmp_path_factory.mktemp("placement"))
+        return placement.results(FIRST, tmp_path_factory.mktemp("placement"))
+
+
+@pytest.fixture(scope="module")
+def rest_by_placement(tmp_path_factory):
+    """Those of all other cases: further levels, collectives, error feedback."""
+    with forked():
+        return placement.results(ALL_OF_REST, tmp_path_factory.mktemp("placement"))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_compressors_do_not_see_the_placement(by_placement, name):
-    for case in CASES[name]:
-        placement.compare(by_placement, ALL.index(case))
+    placement.compare(by_placement, list(CASES).index(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REST)
+def test_nor_at_other_levels_and_over_other_collectives(rest_by_placement, name):
+    for case in REST[name]:
+        placement.compare(rest_by_placement, ALL_OF_REST.index(case))
 
 
 def finished(tmp_path, name, *overrides):

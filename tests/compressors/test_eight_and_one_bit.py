@@ -106,8 +106,9 @@ def test_blocks_of_whole_buckets_share_a_scale():
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_constant_gradient_gets_through(name, workers):
     """The running mean of updates goes to the gradient, whatever the number of workers and the learning rate."""
-    exchange, plan = exchange_for(name, workers)
-    xs_W = gradients(workers=workers).tensors
+    specs = [TensorSpec("matrix", (12, 10)), TensorSpec("vector", (7,))]
+    exchange, plan = exchange_for(name, workers, specs=specs)
+    xs_W = gradients(specs, workers=workers).tensors
     steps, total = 200, [torch.zeros_like(x[0]) for x in xs_W]
     for step in range(steps):
         for t, u in zip(total, exchange(xs_W, StepInfo(plan, step, 0.1)), strict=True):

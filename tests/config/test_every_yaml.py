@@ -28,13 +28,19 @@ GROUPS = {"optimizer": [], "schedule": [], "sync": [], "tracker": []}
 CASES = [(group, name, extra) for group, extra in GROUPS.items() for name in yaml_names(group)]
 
 
+def marked(case: tuple):
+    """Wandb's own process takes most of a trial's time; tests/trackers has one in the default suite."""
+    group, name, _ = case
+    return pytest.param(*case, id=f"{group}={name}", marks=[pytest.mark.slow] if name == "wandb" else [])
+
+
 def finished(tmp_path, *overrides) -> RunFolder:
     train.run(compose([*TINY, f"paths.runs={tmp_path}", *overrides]))
     (folder,) = tmp_path.iterdir()
     return RunFolder(folder)
 
 
-@pytest.mark.parametrize("group, name, extra", CASES, ids=[f"{group}={name}" for group, name, _ in CASES])
+@pytest.mark.parametrize("group, name, extra", map(marked, CASES))
 def test_trains(tmp_path, group, name, extra):
     folder = finished(tmp_path, *extra, f"{group}={name}")
     assert folder.done and len(folder.read_metrics()) == 2

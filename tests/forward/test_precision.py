@@ -150,7 +150,7 @@ def _in_two(rank: int, cfg: dict, folder: str) -> None:
 def test_processes_skip_together(tmp_path, engine):
     """As workers of one process do; DistributedDataParallel has sent the overflow, and is charged for it."""
     cfg = composed.run(tmp_path, "comm=gloo", "comm.processes=2", "workers=2", HALF, f"comm.engine={engine}")
-    in_two(_in_two, cfg, str(tmp_path), seconds=60)
+    in_two(_in_two, cfg, str(tmp_path))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert first["scale"] == second["scale"] == {"loss_scale": {"value": 2.0**15, "good_steps": 2, "skipped": 1}}
     assert all(map(torch.equal, first["parameters"], second["parameters"]))

@@ -5,7 +5,6 @@ import functools
 import itertools
 import json
 import math
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -32,6 +31,7 @@ from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed
+from tests.kit.processes import together
 from tests.runs.test_resume import differences, far, resume, stop, without_times
 
 CPU = torch.device("cpu")
@@ -356,14 +356,7 @@ def elsewhere(tmp_path_factory):
     folders["resumed"] = stop(
         {**cfgs["topk"], "paths": {**cfgs["topk"]["paths"], "runs": str(root / "moved")}}, STEPS + 3, every=1
     )
-    context = multiprocessing.get_context("spawn")
-    arguments = (str(root / "store"), cfgs, folders)
-    children = [context.Process(target=_in_each_process, args=(rank, *arguments), daemon=True) for rank in range(4)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(timeout=120)
-    assert [child.exitcode for child in children] == [0] * 4
+    together(4, _in_each_process, str(root / "store"), cfgs, folders)
     return folders
 
 

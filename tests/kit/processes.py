@@ -49,18 +49,23 @@ def forked() -> Iterator[None]:
         yield
 
 
-def in_two(target: Callable, *args: Any, seconds: float = 120) -> None:
+def in_two(target: Callable, *args: Any) -> None:
     """Call `target(rank, *args)` in two processes, which must both come to a good end."""
+    together(2, target, *args)
+
+
+def together(processes: int, target: Callable, *args: Any, seconds: float = 120) -> None:
+    """Call `target(rank, *args)` in so many processes, which must all come to a good end."""
     with forked():
         context = multiprocessing.get_context("spawn")
-        children = [context.Process(target=target, args=(rank, *args)) for rank in range(2)]
+        children = [context.Process(target=target, args=(rank, *args)) for rank in range(processes)]
         for child in children:
             child.start()
         for child in children:
             child.join(seconds)
             if child.is_alive():
                 child.kill()
-    assert [child.exitcode for child in children] == [0, 0]
+    assert [child.exitcode for child in children] == [0] * processes
 
 
 # ---- processes of launchers, each in a group of its own

@@ -138,6 +138,7 @@ def test_a_launcher_that_is_killed(tmp_path):
 # ---- one rank is different, or does not answer
 
 
+@pytest.mark.slow
 def test_another_configuration_on_one_rank(tmp_path):
     done = processes.outputs(processes.tasks(tiny.typed(tmp_path, *LONG), [(), ("batch_size=8",)]))
     assert [job.returncode for job in done] == [2, 2]

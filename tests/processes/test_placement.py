@@ -160,6 +160,7 @@ def test_a_failing_rank_ends_the_run(trouble, told, tmp_path, monkeypatch):
 # ---- processes of another launcher
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path):
     """Only rank 0 writes and prints; one folder per run: the launcher's store outlives a run, and the second one must
     not find the first one's folder there. A single run is what `test_slurm` starts."""

@@ -1,28 +1,40 @@
 #!/usr/bin/env bash
 # Four arms on scikit-learn's digits: dense, PowerSGD weak, PowerSGD strong, Accordion between the two; one table, one figure.
 # bash scripts/demo.sh [SEEDS [OUT]]: SEEDS such as 0 (default) or 0,1,2; OUT for table and figure (default: results/report)
+# As many arms run side by side as there are cores (JOBS=1: one after another). EPOCHS=1 is a trial.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${1:-0}
 out=${2:-results/report}
+jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}
 runs=results/runs/demo/$(date +%Y%m%d-%H%M%S)-$$  # a new folder: the report sees this demo's runs only
-
-# layers this small gain nothing from two threads, and lose much where another process is busy
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1  # layers this small gain nothing from two threads
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
 arm() {
-    local sweep=()
+    local name=$1 sweep=()
+    shift
     if [[ $seeds == *,* ]]; then sweep=(-m); fi
-    local command=(-m accordion_bench ${sweep[@]+"${sweep[@]}"} "$@" model=resnet20 epochs=40 "seed=$seeds" "paths.runs=$runs")
-    echo
-    echo "\$ python ${command[*]}"
-    .venv/bin/python "${command[@]}"
+    local command=(-m accordion_bench ${sweep[@]+"${sweep[@]}"} "$@" model=resnet20 "epochs=${EPOCHS:-40}" "seed=$seeds" "paths.runs=$runs")
+    echo "$name: \$ python ${command[*]}"
+    .venv/bin/python "${command[@]}" 2>&1 | sed -u "s/^/$name: /"
 }
 
-arm compressor=none
-arm compressor=powersgd compressor.rank=4
-arm compressor=powersgd compressor.rank=1
-arm compressor=powersgd adaptive=accordion adaptive.accordion.weak=4 adaptive.accordion.strong=1
+running=()
+begin() {
+    if ((${#running[@]} == jobs)); then  # in the order of their start: bash 3 of macOS cannot wait for any
+        wait "${running[0]}"
+        running=("${running[@]:1}")
+    fi
+    arm "$@" &
+    running+=($!)
+}
+
+begin dense compressor=none
+begin "rank 4" compressor=powersgd compressor.rank=4
+begin "rank 1" compressor=powersgd compressor.rank=1
+begin Accordion compressor=powersgd adaptive=accordion adaptive.accordion.weak=4 adaptive.accordion.strong=1
+for one in "${running[@]}"; do wait "$one"; done
 
 echo
 echo "\$ python -m accordion_bench.report $runs --out $out --pdf"

@@ -11,7 +11,7 @@ from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, intervals, provenance, tidy, verdicts
-from accordion_bench.report.read import labels, load
+from accordion_bench.report.read import labels, load, missing_runs
 from accordion_bench.report.render import captions, figures, table, write
 from accordion_bench.report.render.figures import level_map
 
@@ -443,7 +443,7 @@ def test_a_report_end_to_end(tmp_path, capsys):
     figures = {f"{stem}.png" for stem in stems}
     written = {path.name for path in out.iterdir()}
     assert {"table.csv", "table.md", "table.tex", "report.html", "README.md"} | figures <= written
-    assert "levels-7.png" not in written and not any(name.endswith(".pdf") for name in written)
+    assert "levels-7.png" in written and not any(name.endswith(".pdf") for name in written)
     assert all((out / name).stat().st_size > 5000 for name in figures)
     assert list(pd.read_csv(out / "table.csv")["n"]) == [2, 2]
     readme = (out / "README.md").read_text()
@@ -468,7 +468,20 @@ def test_two_settings_are_two_tables(tmp_path):
     run_folder(tmp_path, "none", epochs=5)
     text = write.write(load.read_runs([tmp_path]), tmp_path / "out")
     assert text.count("## resnet8 on digits") == 2
-    assert (tmp_path / "out" / "comparison-2.png").exists()
+    assert [file.name for file in sorted((tmp_path / "out").glob("comparison*.png"))] == [
+        "comparison-resnet8-on-digits-4-workers-x-32-samples-4-epochs.png",
+        "comparison-resnet8-on-digits-4-workers-x-32-samples-5-epochs.png",
+    ]
+
+
+def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_path):
+    deep = run_folder(tmp_path / "papers" / "accordion", "none")
+    near = run_folder(tmp_path, "topk")
+    run_folder(near / "checkpoint", "none")
+    run_folder(tmp_path / ".hidden", "none")
+    (tmp_path / "empty").mkdir()
+    assert load.find_runs([tmp_path]) == [deep, near]
+    assert missing_runs.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(load.FILES)}")]
 
 
 def test_no_run_is_refused_with_what_to_type(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from accordion_bench.report.progress import told
 from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.labels import label
 from accordion_bench.runs.folder import RunFolder
@@ -74,18 +76,30 @@ class Run:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The run folders among `paths` and directly inside them, each once, in the order given."""
+    """The run folders among `paths` and at any depth inside them, each once, in the order given."""
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
-        inside = [path] if is_run(path) else sorted(p for p in path.glob("*") if is_run(p))
-        found.update((p.resolve(), p) for p in inside if p.resolve() not in found)
+        found.update((p.resolve(), p) for p in _inside(path) if p.resolve() not in found)
     return list(found.values())
+
+
+def _inside(path: Path) -> list[Path]:
+    """The run folders under `path`, itself included; nothing is looked for inside a run, nor in hidden folders."""
+    found = []
+    for name, folders, _ in os.walk(path):
+        here = Path(name)
+        if is_run(here):
+            found.append(here)
+            folders.clear()
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+    return found
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     """Every run found under `paths`."""
     with _no_collection():
-        return [read_run(path) for path in find_runs(paths)]
+        folders = find_runs(paths)
+        return [read_run(path) for path in told(folders, len(folders), "reading")]
 
 
 @contextlib.contextmanager

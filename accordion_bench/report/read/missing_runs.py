@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.report.read.load import FILES, is_run
+from accordion_bench.report.read.load import FILES, find_runs, is_run
 
 RECORD = "sweep.jsonl"  # beside run folders: a line per cell of a sweep, the newest last
 
@@ -28,8 +28,9 @@ def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
             found.append((path.name, "no folder" if path.exists() else "does not exist"))
         elif not is_run(path):
             inside = [p for p in sorted(path.glob("[!.]*")) if p.is_dir()]
-            found += [(p.name, f"no run: has none of {', '.join(FILES)}") for p in inside if not is_run(p)]
-            found += [] if any(map(is_run, inside)) else [(path.name, "holds no run")]
+            empty = [p for p in inside if not find_runs([p])]
+            found += [(p.name, f"no run: has none of {', '.join(FILES)}") for p in empty]
+            found += [] if len(empty) < len(inside) else [(path.name, "holds no run")]
             found += _cells_without_a_run(path / RECORD)
     return found
 

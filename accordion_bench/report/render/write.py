@@ -39,7 +39,6 @@ def write(
         pdf: a PDF of every figure beside its PNG.
     """
     out.mkdir(parents=True, exist_ok=True)
-    clear(out)
     arms, repeats = group(runs)
     parts, absent = settings(arms), left_out(runs, repeats, folders)
     sections = [Section(*pair) for pair in zip(parts, draw(parts, out, bandwidths, pdf), strict=True)]
@@ -55,13 +54,6 @@ def write(
     if "html" in formats:
         (out / "report.html").write_text(page(sections, across, absent))
     return f"{text}\ntables and figures: {out}"
-
-
-def clear(out: Path) -> None:
-    """Remove what another report has left behind: it would not belong to this one."""
-    drawn = [file for file in (*out.glob("*.png"), *out.glob("*.pdf")) if file.name.startswith(figures.NAMES)]
-    for old in (*drawn, *map(out.joinpath, TABLES)):
-        old.unlink(missing_ok=True)
 
 
 def section(arms: Sequence[Arm]) -> str:

@@ -448,7 +448,7 @@ def test_formats(tmp_path, no_figures):  # noqa: F811
     (out / "README.md").write_text("mine")
     (out / "table.csv").touch()
     assert report_main([str(tmp_path / "runs"), "--out", str(out), "--formats", "latex,html"]) == 0
-    assert {path.name for path in out.iterdir()} == {"table.tex", "report.html", "README.md"}
+    assert {path.name for path in out.iterdir()} == {"table.tex", "report.html", "README.md", "table.csv"}
     assert (out / "README.md").read_text() == "mine"
 
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.comm.samples import MATTERS
 from accordion_bench.config.components import Components
 from accordion_bench.config.continuation import refuse_other_past, resumed_config
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
-from accordion_bench.options.units import human_bytes
+from accordion_bench.options.units import counted, human_bytes
 from accordion_bench.processes import rendezvous
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.processes.watchdog import Watch
@@ -224,6 +225,12 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
         f"{human_bytes(summary['eval_bytes'])} for evaluation",
         f"{'time':<11}{summary['seconds']:.1f} s of training{remark}",
     ]
+    if summary["outlier_seconds"] >= MATTERS * summary["seconds"] > 0:
+        count = summary["outlier_seconds_count"]
+        lines.append(
+            f"{'outliers':<11}{counted(count, 'step')} of {summary['steps']} took three times what is usual or longer, "
+            f"{summary['outlier_seconds']:.2g} s in all beyond it: in measured time, in no modelled time"
+        )
     if summary["modelled_seconds"] is not None:
         lines.append(
             f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {config.choices['network']}; "

@@ -2,32 +2,36 @@
 
 `lap(part)` gives the main thread's time since the last mark to `part`; these exclusive parts sum to the total. What an
 exchange does, on whichever thread, is split into encode, comm and decode by the marks that `Comm` leaves around its
-collectives, and kept per bucket, for the modelled clock. On a GPU marks are CUDA events, read only once an epoch, so
+collectives, and kept per bucket, for the modelled clock. `step_over` closes a step: what its parts have taken is kept,
+so that the modelled clock can tell what they usually take. On a GPU marks are CUDA events, read only once an epoch, so
 that measuring never waits for the device.
 """
 
 import contextlib
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from accordion_bench.comm.ledger import Ledger
+from accordion_bench.comm.samples import Phase, Series, Steps
 
 EXCLUSIVE = ("data", "compute", "exposed", "update", "policy")
 CONCURRENT = ("encode", "comm", "decode")
 OF_BUCKET = ("ready", "encode", "decode", "wire", "rounds")
+PLANS = 16  # that are told apart
 
 
 class Stage(NamedTuple):
-    """One bucket of an exchange, means over the exchanges of a run.
+    """One bucket of the exchanges of one kind.
 
-    ready: seconds from the start of a worker's step until its tensors were there.
-    encode, decode: seconds of work before its last collective ended, and after.
-    wire: bytes that one worker sends.
-    rounds: of collectives, one after another.
+    ready: seconds from the start of a worker's step until its tensors were there; median.
+    encode, decode: seconds of work before its last collective ended, and after; medians.
+    wire: bytes that one worker sends; mean.
+    rounds: of collectives, one after another; mean.
     """
 
     ready: float
@@ -37,22 +41,52 @@ class Stage(NamedTuple):
     rounds: float
 
 
+class InForce(NamedTuple):
+    """What of a plan decides how long an exchange takes.
+
+    batch_size: samples per worker and step, during which buckets become ready.
+    payload: bytes that a worker hands over in all, which follow from the levels.
+    """
+
+    batch_size: int
+    payload: int
+
+    def distance(self, other: "InForce") -> tuple[float, int]:
+        """How far another one is: batch sizes first, as a ratio."""
+        return abs(math.log(self.batch_size / other.batch_size)), abs(self.payload - other.payload)
+
+
 class ExchangeKind(NamedTuple):
     """Exchanges that are alike.
 
     what: that is exchanged.
     workers: that take part.
+    plan: in force; None = not told.
     """
 
     what: str
     workers: int
+    plan: InForce | None = None
+
+    @property
+    def name(self) -> str:
+        """As checkpoints spell it: `gradient-4`, `gradient-4@32x1000`."""
+        plan = "@{}x{}".format(*self.plan) if self.plan else ""
+        return f"{self.what}-{self.workers}{plan}"
+
+    @classmethod
+    def named(cls, name: str) -> "ExchangeKind":
+        """What a checkpoint calls so."""
+        head, _, plan = name.partition("@")
+        what, _, workers = head.rpartition("-")
+        return cls(what, int(workers), InForce(*map(int, plan.split("x"))) if plan else None)
 
 
 class ExchangePart(NamedTuple):
     """What the clock counts of one kind of exchange, or of one of its buckets.
 
     kind: of exchange.
-    part: `count`, `wait`, `wait_squared`; of a bucket `encode`, `comm`, `decode`, `ready`, `wire`, `rounds`.
+    part: `count`, `wait`; of a bucket `encode`, `decode`, `ready`, `wire`, `rounds`.
     bucket: its number; None = of the whole exchange.
     """
 
@@ -64,17 +98,18 @@ class ExchangePart(NamedTuple):
     def name(self) -> str:
         """As checkpoints spell it: `gradient-4.wait`, `gradient-4.0.ready`."""
         bucket = [] if self.bucket is None else [str(self.bucket)]
-        return ".".join([f"{self.kind.what}-{self.kind.workers}", *bucket, self.part])
+        return ".".join([self.kind.name, *bucket, self.part])
+
+    @classmethod
+    def named(cls, name: str) -> "ExchangePart":
+        """What a checkpoint calls so."""
+        head, *bucket, part = name.split(".")
+        return cls(ExchangeKind.named(head), part, int(bucket[0]) if bucket else None)
 
 
 def part_named(name: str) -> str | ExchangePart:
     """What a checkpoint calls so: a part of the main thread's time, or a part of an exchange."""
-    head, *rest = name.split(".")
-    if not rest:
-        return name
-    *bucket, part = rest
-    what, _, workers = head.rpartition("-")
-    return ExchangePart(ExchangeKind(what, int(workers)), part, int(bucket[0]) if bucket else None)
+    return ExchangePart.named(name) if "." in name else name
 
 
 class Span(NamedTuple):
@@ -93,7 +128,10 @@ class Clock:
         device: where the work runs; its kind decides how marks are taken.
 
     Attributes:
-        totals: seconds per part; of exchanges also how many there were, and what their buckets have sent.
+        totals: seconds per part; of exchanges how many there were, and what their buckets have sent.
+        series: what exchanges have taken, one after another.
+        steps: what steps have taken by part, one after another.
+        plan: in force.
         warm: until set, everything counts as warm-up.
         timeline: spans, where it is a list.
     """
@@ -102,8 +140,14 @@ class Clock:
         self.cuda = device.type == "cuda"
         self.warm = False
         self.totals: dict[str | ExchangePart, float] = defaultdict(float)
+        self.series: dict[ExchangePart, Series] = defaultdict(Series)
+        self.steps = Steps()
+        self.plan: InForce | None = None
         self.timeline: list[Span] | None = None
-        self._spans: list[tuple[str | ExchangePart, Any, Any]] = []
+        self._plans: list[InForce] = []
+        self._events: set[str] = set()  # of the step that is running
+        self._taken: dict[str, float] = defaultdict(float)  # by its parts
+        self._spans: list[tuple[str | ExchangePart | Phase, Sequence[tuple[Any, Any]]]] = []  # not read yet
         self._collectives: list[tuple[Any, Any]] | None = None  # of the exchange that is running
         self._ready: dict[int, tuple[Any, Any]] = {}  # per bucket: since when is counted, and when it was ready
         self.start()
@@ -124,8 +168,46 @@ class Clock:
         """Give the time since the last mark to `part`."""
         start, now = self._last, self.mark()
         self._last = now
-        self._add(part if self.warm else "warmup", start, now)
+        self._add(part if self.warm else "warmup", (start, now))
         self._note(part, "main", start, now)
+
+    # ---- steps
+
+    def in_force(self, batch_size: int, payload: int) -> None:
+        """A step begins under a plan; of very many plans, one counts as the nearest of the first ones.
+
+        Args:
+            batch_size: samples per worker and step.
+            payload: bytes that a worker hands over in an exchange.
+        """
+        plan = InForce(batch_size, payload)
+        if plan not in self._plans and len(self._plans) == PLANS:
+            plan = min(self._plans, key=plan.distance)
+        elif plan not in self._plans:
+            self._plans.append(plan)
+        self.plan = plan
+
+    def event(self, name: str) -> None:
+        """Something takes place in this step that does not in every one, and takes its time."""
+        self._events.add(name)
+
+    def step_over(self, samples: int = 0) -> None:
+        """A step is over, or what was to be done between steps.
+
+        Args:
+            samples: of one worker in it; 0 = it was no step.
+        """
+        phase = Phase(samples, tuple(sorted(self._events)))
+        self._events.clear()
+        if self.cuda:
+            self._spans.append((phase, ()))
+        else:
+            self._keep(phase)
+
+    def _keep(self, phase: Phase) -> None:
+        if self._taken:
+            self.steps.add(phase, self._taken)
+            self._taken.clear()
 
     # ---- exchanges
 
@@ -139,6 +221,7 @@ class Clock:
 
     def launched(self, buckets: int) -> Any:
         """All buckets are ready now, and time is counted from here on; returns what `waits` is to be told."""
+        self.event("launch")
         now = self.mark()
         self._ready = dict.fromkeys(range(buckets), (now, now))
         return now
@@ -150,8 +233,10 @@ class Clock:
             kind: of the exchange.
             since: its launch; None = the start of the step.
         """
+        self.event(kind.name)
         if self.warm:
-            self._add(ExchangePart(kind, "wait"), self._step if since is None else since, self._last)
+            kind = kind._replace(plan=self.plan)
+            self._add(ExchangePart(kind, "wait"), (self._step if since is None else since, self._last))
             self.totals[ExchangePart(kind, "count")] += 1
 
     @contextlib.contextmanager
@@ -170,43 +255,44 @@ class Clock:
         self._collectives = collectives
         yield
         self._collectives = None
-        now = self.mark()
-        cursor = start
-        for begin, end in collectives:
-            self._concurrent(kind, bucket, "encode", cursor, begin)
-            self._concurrent(kind, bucket, "comm", begin, end)
-            cursor = end
-        self._concurrent(kind, bucket, "decode", cursor, now)
+        begins, ends = zip(*collectives, strict=True) if collectives else ((), ())
+        marks = [start, *ends, self.mark()]
+        *encode, decode = zip(marks, [*begins, marks[-1]], strict=False)
+        for part, stretches in (("encode", encode), ("comm", collectives), ("decode", [decode])):
+            for begin, end in stretches:
+                self._note(f"{part} {bucket}", "exchange", begin, end)
+            if self.warm:
+                self._add(part, *stretches)
         if self.warm:
-            self._add(ExchangePart(kind, "ready", bucket), *ready)
+            kind = kind._replace(plan=self.plan)
+            for part, stretches in (("ready", [ready]), ("encode", encode), ("decode", [decode])):
+                self._add(ExchangePart(kind, part, bucket), *stretches)
             self.totals[ExchangePart(kind, "wire", bucket)] += (ledger.counts["wire"] - sent) / ledger.workers
             self.totals[ExchangePart(kind, "rounds", bucket)] += ledger.counts["rounds"] - rounds
-
-    def _concurrent(self, kind: ExchangeKind, bucket: int, part: str, start: Any, end: Any) -> None:
-        if self.warm:
-            self._add(part, start, end)
-            self._add(ExchangePart(kind, part, bucket), start, end)
-        self._note(f"{part} {bucket}", "exchange", start, end)
 
     def collective(self, start: Any) -> None:
         """A collective that began at `start` has ended."""
         if self._collectives is not None:
             self._collectives.append((start, self.mark()))
         elif self.warm:  # of no exchange: an exact average, buffers
-            self._add("comm", start, self.mark())
+            self._add("comm", (start, self.mark()))
 
     # ---- reading
 
-    def _add(self, part: str | ExchangePart, start: Any, end: Any) -> None:
+    def _add(self, part: str | ExchangePart, *stretches: tuple[Any, Any]) -> None:
+        """Stretches of time that belong to one part; together, one value of a series."""
         if self.cuda:
-            self._spans.append((part, start, end))
+            self._spans.append((part, stretches))
         else:
-            self._count(part, end - start)
+            self._count(part, sum(end - start for start, end in stretches))
 
     def _count(self, part: str | ExchangePart, seconds: float) -> None:
+        if isinstance(part, ExchangePart):
+            self.series[part].add(seconds)
+            return
         self.totals[part] += seconds
-        if isinstance(part, ExchangePart) and part.part == "wait":
-            self.totals[part._replace(part="wait_squared")] += seconds**2
+        if part in EXCLUSIVE:
+            self._taken["compute" if part == "data" else part] += seconds
 
     def _note(self, name: str, thread: str, start: Any, end: Any) -> None:
         timeline = self.timeline  # which another thread may end
@@ -217,18 +303,28 @@ class Clock:
         """Seconds so far per part; waits for the device."""
         if self._spans:
             torch.cuda.synchronize()
-            for part, start, end in self._spans:
-                self._count(part, start.elapsed_time(end) / 1000)
+            for part, stretches in self._spans:
+                if isinstance(part, Phase):
+                    self._keep(part)
+                else:
+                    self._count(part, sum(start.elapsed_time(end) for start, end in stretches) / 1000)
             self._spans.clear()
         return dict(self.totals)
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""
-        return {"clock": {part.name if isinstance(part, ExchangePart) else part: n for part, n in self.read().items()}}
+        totals = {part.name if isinstance(part, ExchangePart) else part: n for part, n in self.read().items()}
+        series = {part.name: series.state_dict() for part, series in self.series.items()}
+        return {"clock": {**totals, "series": series, "steps": self.steps.state_dict()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
-        self.totals.update({part_named(name): number for name, number in state["clock"].items()})
+        """Continue from `state_dict()`; of versions before 0.2, only sums are known."""
+        totals = dict(state["clock"])
+        series = totals.pop("series", {})
+        self.steps.load_state_dict(totals.pop("steps", []))
+        self.series.update({ExchangePart.named(name): Series.from_state(kept) for name, kept in series.items()})
+        self.totals.update({part_named(name): number for name, number in totals.items()})
+        self._plans = list(dict.fromkeys(part.kind.plan for part in self.series if part.kind.plan))
 
     def events(self) -> list[dict[str, Any]]:
         """The timeline in the format of Chrome's traces, from its first span on; waits for the device."""
@@ -255,21 +351,36 @@ class Clock:
         ]
 
     def exchanges(self) -> dict[ExchangeKind, tuple[int, float, float, list[Stage]]]:
-        """Per kind of exchange: how many there were, when they were waited for (mean, deviation), the buckets."""
+        """Per kind of exchange: how many there were, when they were waited for (median, deviation), the buckets."""
         totals, found = self.read(), {}
         for kind in [key.kind for key in totals if isinstance(key, ExchangePart) and key.part == "count"]:
-            count = totals[ExchangePart(kind, "count")]
             stages: list[Stage] = []
             while ExchangePart(kind, "wire", len(stages)) in totals:
-                of_bucket = [totals.get(ExchangePart(kind, part, len(stages)), 0.0) for part in OF_BUCKET]
-                stages.append(Stage(*(total / count for total in of_bucket)))
-            mean = totals[ExchangePart(kind, "wait")] / count
-            spread = max(0.0, totals.get(ExchangePart(kind, "wait_squared"), 0.0) / count - mean**2) ** 0.5
-            found[kind] = int(count), mean, spread, stages
+                stages.append(Stage(*(self._usual(ExchangePart(kind, part, len(stages))) for part in OF_BUCKET)))
+            wait = ExchangePart(kind, "wait")
+            found[kind] = int(totals[wait._replace(part="count")]), self._usual(wait), self._deviation(wait), stages
         return found
+
+    def _usual(self, part: ExchangePart) -> float:
+        """Median of what is timed; mean of what is counted, and of what an older checkpoint has summed."""
+        if part in self.series:
+            return self.series[part].median()
+        series = self.series.get(part._replace(part="ready"))
+        count = series.count if series else self.totals[ExchangePart(part.kind, "count")]
+        return self.totals.get(part, 0.0) / count
+
+    def _deviation(self, part: ExchangePart) -> float:
+        if part in self.series:
+            return self.series[part].deviation()
+        squares = self.totals.get(part._replace(part="wait_squared"), 0.0)
+        count = self.totals[part._replace(part="count")]
+        return max(0.0, squares / count - self._usual(part) ** 2) ** 0.5
 
     def columns(self, measures_comm: bool) -> dict[str, float | None]:
         """Time columns of a metrics row: `seconds` of training, its exclusive parts, and what exchanges took.
+
+        `outlier_seconds_count` steps have taken three times what is usual or longer; `outlier_seconds` is what they
+        took beyond it, which is in all measured columns and in no modelled one.
 
         Args:
             measures_comm: false where a process hosts several workers: no communication time can be measured then.
@@ -278,8 +389,11 @@ class Clock:
         parts: dict[str, float | None] = {f"{part}_seconds": totals.get(part, 0.0) for part in EXCLUSIVE + CONCURRENT}
         if not measures_comm:
             parts["comm_seconds"] = None
+        steps, seconds = self.steps.outliers()
         return {
             "seconds": sum(totals.get(part, 0.0) for part in EXCLUSIVE),
+            "outlier_seconds_count": steps,
+            "outlier_seconds": seconds,
             **parts,
             "warmup_seconds": totals.get("warmup", 0.0),
         }

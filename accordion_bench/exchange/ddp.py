@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CASTS = {torch.float16: default_hooks.fp16_compress_hook, torch.bfloat16: default_hooks.bf16_compress_hook}
 UNMEASURED = (
     *("exposed_seconds", "encode_seconds", "comm_seconds", "decode_seconds"),
-    *("modelled_seconds", "modelled_exposed_seconds", "seconds_by_bucket"),
+    *("modelled_seconds", "modelled_exposed_seconds", "seconds_by_bucket", "seconds_by_phase"),
 )
 
 

@@ -78,6 +78,7 @@ class Exchange:
         self.what = "gradient"
         self.numel = sum(spec.numel for spec in specs)
         self._counted: tuple[list[float | None], int | None] = [], 0
+        self._predicted: tuple[list[float | None], int] = [], 0
 
     def _weakest_bytes(self) -> list[float]:
         """Payload of each sent tensor at the weakest level that a plan may choose."""
@@ -109,12 +110,15 @@ class Exchange:
     def predicted_bytes(self, info: StepInfo) -> int:
         """Payload that this step will hand to the collectives, from sizes alone."""
         levels = self.levels(info)
-        pairs = zip(self.sent, levels, strict=True)
-        return round(sum(self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs))
+        if levels != self._predicted[0]:  # a plan lasts for many steps
+            pairs = zip(self.sent, levels, strict=True)
+            payload = sum(self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs)
+            self._predicted = levels, round(payload)
+        return self._predicted[1]
 
     def paper_floats(self, levels: list[float | None]) -> int | None:
         """Volume of one exchange at these levels as the Accordion paper counts it; None = it has no count for this."""
-        if levels != self._counted[0]:  # a plan lasts for many steps
+        if levels != self._counted[0]:
             pairs = zip(self.sent, levels, strict=True)
             counts = [self.compressor.paper_floats(spec, level, self.comm.workers) for spec, level in pairs]
             known = [count for count in counts if count is not None]

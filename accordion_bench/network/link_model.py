@@ -14,13 +14,13 @@ from accordion_bench.options import checks
 
 
 class Exchanges(NamedTuple):
-    """The exchanges of one kind, as one worker alone on its machine would make them; means over the run.
+    """The exchanges of one kind, as one worker alone on its machine would make them; times are medians over the run.
 
     workers: that take part.
     times: how many exchanges.
     wait: seconds from the start of a step until there is nothing left to do but to wait for them.
     buckets: in the order in which they travel, `ready` since the same start.
-    spread: standard deviation of `wait` from step to step.
+    spread: standard deviation of `wait` from one step to the next, without outliers.
     """
 
     workers: int
@@ -118,16 +118,19 @@ class Network:
         `modelled_seconds` is what one worker alone on its machine would need: what this process has computed outside
         exchanges, shared by its local workers, which run one after another, plus `modelled_exposed_seconds`. What the
         process does once for all of them (the step of a common optimizer) is shared, too, and so counts too little; the
-        first step's computation is left out, as in `seconds`. `modelled_comm_seconds` is communication alone, hidden or
+        first step's computation is left out, as in `seconds`. Computation is steps x median, by phase, so that no
+        stall of the machine is in it: `seconds_by_phase`. `modelled_comm_seconds` is communication alone, hidden or
         not; `modelled_dense_comm_seconds` that of an fp32 ring all-reduce in every step. `seconds_by_bucket` is what
-        the model starts from, so that reports can put the run on other links.
+        the model starts from, so that reports can put the run on other links, and `seconds_by_phase` how fast steps
+        usually were, so that they can compare it with others.
 
         Args:
             comm: with ledger and clock.
             overlaps: buckets leave during the backward pass, also where all workers share a process; else after it.
         """
         sent, spent = comm.ledger.columns(), comm.clock.read()
-        own = sum(spent.get(part, 0.0) for part in EXCLUSIVE if part != "exposed") / comm.local_workers
+        measured = sum(spent.get(part, 0.0) for part in EXCLUSIVE if part != "exposed")
+        own = (measured - comm.clock.steps.excess()) / comm.local_workers
         wire_bytes, rounds = (sent[key] + sent[f"control_{key}"] for key in ("wire_bytes", "rounds"))
         kinds = exchanges_of(comm, overlaps)
         exposed = self.exposed(kinds, wire_bytes, rounds, comm.workers)
@@ -138,6 +141,7 @@ class Network:
             "modelled_comm_seconds": self.seconds(wire_bytes, rounds, comm.workers),
             "modelled_dense_comm_seconds": dense,
             "seconds_by_bucket": kinds,
+            "seconds_by_phase": comm.clock.steps.usual(),
         }
 
 
@@ -166,7 +170,8 @@ def exchanges_of(comm: Comm, overlaps: bool) -> list[Exchanges]:
         overlaps: buckets leave when they are ready, not when there is nothing else left to do.
     """
     found = []
-    for (_, workers), (count, wait, spread, buckets) in comm.clock.exchanges().items():
+    for kind, (count, wait, spread, buckets) in comm.clock.exchanges().items():
+        workers = kind.workers
         rows, groups = min(comm.local_workers, workers), max(1, comm.local_workers // workers)
         own = [b._replace(encode=b.encode / rows, ready=b.ready if overlaps else wait) for b in buckets]
         found.append(Exchanges(workers, count / groups, wait, own, spread))

@@ -47,6 +47,8 @@ class GradientSums:
     @torch.no_grad()
     def add_gradients(self, gradients_W: Sequence[Tensor]) -> None:
         """Add one step's gradients [W, ...], before residual, compression and reduction."""
+        for name in self.sums:
+            self.comm.clock.event(name)
         if LEADERS & self.sums.keys():
             firsts = list(gradients_W) if self.comm.local_workers == 1 else [g_W[:1] for g_W in gradients_W]
             for name in LEADERS & self.sums.keys():

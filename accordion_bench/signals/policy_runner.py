@@ -1,5 +1,6 @@
 """Decisions: what policies want to know, collected; what they decide, taken once on the leader and broadcast."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -117,7 +118,10 @@ class PolicyRunner:
     def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
         """Before an exchange: look at what each local group is to exchange, tensors [rows, ...]."""
         needs = self.asked = self.needs_at()
+        for request, count in Counter(type(request).__name__ for request in needs).items():
+            self.comm.clock.event(f"{count} x {request}")
         if self.comm.leader and self.measure.get("error") and self.compression_error is None:
+            self.comm.clock.event("compression error")
             self.compression_error = probe_exchange(exchanges[0], xs_W[0], info, first=True).total_error
         if statistics := frozenset(request for request in needs if isinstance(request, BucketStatistic)):
             pairs = zip(exchanges, xs_W, strict=True)
@@ -228,6 +232,7 @@ class PolicyRunner:
     def _agree(self, policies: dict[str, Policy], signals: Signals) -> dict[str, Any]:
         """Update on the leader, then broadcast; returns what was decided."""
         decisions, plan = {}, self.position.plan
+        self.comm.clock.event("decision")
         if self.comm.leader:
             for name, policy in policies.items():
                 before, plan = plan, policy.update(signals, plan)

@@ -137,6 +137,7 @@ class OverlapLocalSGD(LocalSGD):
     def use(self) -> None:
         """Let the workers know of the average that was launched last."""
         axis = self.axis
+        self.clock.event("use")
         self.land()
         torch._foreach_sub_(axis.shared, self.in_flight)
         self.in_flight = []

@@ -151,6 +151,7 @@ class Trainer:
         """One optimizer step of all workers."""
         comm, lr = self.comm, self.position.lr()
         losses = []
+        self.clock.in_force(self.position.plan.batch_size, self.exchange.predicted_bytes(self.position.info()))
         with kept_rng(self.device):
             for row in range(comm.local_workers):
                 self.clock.worker()
@@ -172,6 +173,7 @@ class Trainer:
                 "schedule and scaling"
             ) from None
         self.position.step_taken()
+        self.clock.step_over(len(y))
         self.clock.warm = True
 
     def _step(self, lr: float) -> None:
@@ -293,6 +295,7 @@ class Trainer:
     def pause(self) -> None:
         """Training stops for a while: what is under way arrives, and counts as training."""
         self.sync.land()
+        self.clock.step_over()
         self.meter.stop()
 
     def go_on(self) -> None:
@@ -325,6 +328,8 @@ class Trainer:
         self.pause()
         decisions = self.policy_runner.end_epoch()
         self.clock.lap("policy")
+        self.clock.event("end of epoch")
+        self.clock.step_over()
         self.comm.agree(self.checksum(), "the parameters")
         # the plan, and with it the steps per epoch, may be the next epoch's already
         losses = self.comm.sum_(self.score.loss_sum.clone(), "eval")

@@ -1,7 +1,6 @@
 """Modelled time: the ledger's integers times a link, apart from what was measured."""
 
 import json
-import math
 import random
 import re
 
@@ -10,7 +9,7 @@ import torch
 
 from accordion_bench import train
 from accordion_bench.__main__ import typed
-from accordion_bench.comm.clock import Clock, ExchangeKind, ExchangePart, Stage
+from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of
@@ -20,6 +19,7 @@ from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.load import read_run
 from accordion_bench.report.render import captions
 from accordion_bench.report.render.figures import series
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import tiny
 from tests.kit.helpers import yaml_names
@@ -222,16 +222,6 @@ def test_the_last_of_several_workers_is_waited_for():
     assert later == pytest.approx(3 * 0.1 * largest_of(4))
 
 
-def test_the_clock_knows_how_much_steps_differ():
-    clock = Clock(torch.device("cpu"))
-    clock.warm = True
-    for seconds in (1.0, 2.0, 4.0):
-        clock._step, clock._last = 0.0, seconds
-        clock.waits(ExchangeKind("gradient", 4))
-    ((count, mean, spread, _),) = clock.exchanges().values()
-    assert (count, mean) == (3, pytest.approx(7 / 3)) and spread == pytest.approx(math.sqrt(21 / 3 - (7 / 3) ** 2))
-
-
 def test_a_faster_link_hides_more(tmp_path):
     """The same run on other links: from its own computation alone to the bound of the link."""
     row = run(tmp_path).read_metrics()[-1]
@@ -318,6 +308,11 @@ def test_the_footer_says_modelled(tmp_path, capsys):
     run(tmp_path, "network=10gbit")
     told = capsys.readouterr().out
     assert re.search(r"\nmodelled  .* s for one worker on 10gbit; .* s of communication .* not hidden", told)
+    folder = RunFolder(tiny.only(tmp_path))
+    config, summary = RunConfig.from_dict(folder.read_config()), folder.read_json("summary.json")
+    stalls = {"outlier_seconds_count": 1, "outlier_seconds": 8.0, "seconds": 10.0}
+    assert "\noutliers   1 step of 12 took three times" in train.footer(summary | stalls, config, folder.path)
+    assert "outliers" not in train.footer(summary | stalls | {"outlier_seconds": 0.05}, config, folder.path)
 
 
 @pytest.mark.parametrize(
@@ -356,13 +351,3 @@ def test_columns_are_numbers(tmp_path):
     summary = run(tmp_path).read_json("summary.json")
     assert json.loads(json.dumps(summary)) == summary
     assert isinstance(summary["dense_rounds"], int) and isinstance(summary["modelled_seconds"], float)
-
-
-def test_checkpoints_spell_the_clock_as_version_0_1_did():
-    kind, clock, again = ExchangeKind("mean gradient", 4), Clock(torch.device("cpu")), Clock(torch.device("cpu"))
-    totals = {"compute": 1.0, ExchangePart(kind, "wait_squared"): 2.0, ExchangePart(kind, "ready", 10): 3.0}
-    clock.totals.update(totals)
-    saved = clock.state_dict()
-    assert saved == {"clock": {"compute": 1.0, "mean gradient-4.wait_squared": 2.0, "mean gradient-4.10.ready": 3.0}}
-    again.load_state_dict(saved)
-    assert again.totals == totals

@@ -176,6 +176,7 @@ def test_metrics_and_summary_have_every_column(tmp_path):
     expected = [f"{c}_bytes" for c in bytes_columns] + ["rounds", "seconds", *(f"{part}_seconds" for part in parts)]
     expected += ["dense_rounds", "control_rounds", "link_sent_bytes", "link_received_bytes"]
     expected += [*(f"modelled_{part}seconds" for part in ("", "exposed_", "comm_", "dense_comm_")), "seconds_by_bucket"]
+    expected += ["seconds_by_phase", "outlier_seconds", "outlier_seconds_count"]
     expected += ["epoch", "step", "lr", "train_loss", "test_loss", "accuracy", "plan", "decisions"]
     assert sorted(rows[1]) == sorted([*expected, "entropy_bytes", "paper_floats"]) and rows[1]["entropy_bytes"] is None
     assert all(isinstance(rows[1][f"{c}_bytes"], int) for c in bytes_columns)

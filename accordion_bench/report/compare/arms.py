@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from accordion_bench.report.read.common_speed import at_common_speed
 from accordion_bench.report.read.labels import drives, is_dense, policies_of
 from accordion_bench.report.read.load import Run, flat
 from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
@@ -132,10 +133,11 @@ def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
     """Finished runs as arms in the order of their first run, and the runs that repeat a seed of their arm.
 
     Of several runs with one seed the newest counts: repeats are no new evidence, and would make intervals too small.
+    Modelled times are brought to one speed, over all of them.
     """
     arms: dict[str, dict[Any, Run]] = {}
     repeats = []
-    for run in filter(lambda run: run.finished, runs):
+    for run in at_common_speed([run for run in runs if run.finished]):
         seeds = arms.setdefault(json.dumps(fingerprint(run), sort_keys=True), {})
         newest, *older = sorted(filter(None, [run, seeds.get(run.seed)]), key=_started, reverse=True)
         seeds[run.seed] = newest

@@ -31,9 +31,10 @@ def against_model(arms: Sequence[Arm]) -> Beside:
     rows = [["arm", "n", "modelled network", "measured", "modelled", "error"]]
     for arm in arms:
         if arm.values("comm_seconds") and arm.values("modelled_seconds") and all(map(describes_its_link, arm.runs)):
-            pairs = zip(arm.values("modelled_seconds"), arm.values("seconds"), strict=True)
+            column = "own_modelled_seconds" if arm.values("own_modelled_seconds") else "modelled_seconds"
+            pairs = zip(arm.values(column), arm.values("seconds"), strict=True)
             errors = [100 * (modelled / measured - 1) if measured else math.nan for modelled, measured in pairs]
-            seconds = [f"{arm.mean(column):.3g} s" for column in ("seconds", "modelled_seconds")]
+            seconds = [f"{arm.mean(name):.3g} s" for name in ("seconds", column)]
             rows.append([arm.label, str(arm.n), show_link(arm.config["network"]), *seconds, percent(errors)])
     note = (
         "Both without evaluation and warm-up. The model starts from what this run has computed, and knows nothing of "

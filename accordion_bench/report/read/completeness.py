@@ -41,7 +41,8 @@ def problem(
 
 
 def _strange_in_summary(summary: Mapping[str, Any]) -> list[str]:
-    return [f"{key} of summary.json" for key in ("epochs", "workers") if not _is_count(summary.get(key))]
+    wanted = ("epochs", "workers", *(["processes"] if "processes" in summary else []))
+    return [f"{key} of summary.json" for key in wanted if not _is_count(summary.get(key))]
 
 
 def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
@@ -81,8 +82,9 @@ def _strange(row: Mapping[str, Any], levels: Any, metric: str) -> str:
             return f"metrics.jsonl has a row whose {column} is no number"
     if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, GROUPS))):
         return "metrics.jsonl has a row whose plan, decisions or norms are of another kind"
-    if not _are_exchanges(row.get("seconds_by_bucket") or []):
-        return "metrics.jsonl has a row whose seconds_by_bucket is of another kind"
+    for column, is_right in (("seconds_by_bucket", _are_exchanges), ("seconds_by_phase", _are_phases)):
+        if not is_right(row.get(column) or []):
+            return f"metrics.jsonl has a row whose {column} is of another kind"
     return ""
 
 
@@ -98,6 +100,18 @@ def _are_exchanges(kinds: Any) -> bool:
         return all(map(_is_number, [*kind[:3], *kind[4:], *itertools.chain(*kind[3])]))
 
     return isinstance(kinds, list) and all(map(is_one, kinds))
+
+
+def _are_phases(phases: Any) -> bool:
+    """Whether it is what `common_speed` reads: lists of part, phase, steps and seconds."""
+    return isinstance(phases, list) and all(
+        isinstance(one, list)
+        and len(one) == 4
+        and isinstance(one[0], str)
+        and isinstance(one[1], int | list)
+        and all(map(_is_number, one[2:]))
+        for one in phases
+    )
 
 
 def _not_understood(config: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from accordion_bench.comm.samples import MATTERS
 from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.provenance import machine, unequal
@@ -11,6 +12,8 @@ from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.table import paper_reference
 from accordion_bench.runs.metrics import metric
+
+SPEED_TOLD = 0.05  # how far from the common speed runs are named
 
 FIGURES = {
     "comparison": "Arms side by side",
@@ -51,7 +54,7 @@ def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
         arms: of the setting.
         paper: of the table that holds only what papers show.
     """
-    lines = [evaluated(arms, paper), sent(arms, paper), time(arms, paper)]
+    lines = [evaluated(arms, paper), sent(arms, paper), time(arms, paper), *outliers(arms)]
     lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]
     if experiments := sorted({arm.chosen("experiment") for arm in arms} - {""}):
         lines.append(f"Experiment: {'; '.join(experiments)}.")
@@ -103,6 +106,21 @@ def time(arms: Sequence[Arm], paper: bool = False) -> str:
     return " ".join([text, *unequal(arms)])
 
 
+def outliers(arms: Sequence[Arm]) -> list[str]:
+    """Which measured times hold stalls of the machine that matter: a hundredth of the training time or more."""
+    found = []
+    for arm in arms:
+        seconds, steps = (sum(arm.values(name)) for name in ("outlier_seconds", "outlier_seconds_count"))
+        if seconds >= MATTERS * sum(arm.values("seconds")) > 0:
+            found.append(f"{arm.label} {counted(int(steps), 'step')}, {seconds:.3g} s")
+    if not found:
+        return []
+    return [
+        "Outliers, steps that took three times what is usual or longer, and what they took beyond it, over all seeds: "
+        f"{'; '.join(found)}. They are in measured time and in no modelled time."
+    ]
+
+
 def modelled(arms: Sequence[Arm]) -> list[str]:
     """What the modelled columns mean, where there are any."""
     with_model = [arm for arm in arms if arm.values("modelled_seconds")]
@@ -112,8 +130,27 @@ def modelled(arms: Sequence[Arm]) -> list[str]:
     return [
         f"Modelled, not measured: one worker on its own machine with a link of {'; '.join(links)}. Its time is the "
         "measured computation of one worker plus modelled communication, 8 x wire bytes / bandwidth + rounds x "
-        f"latency, those of decisions included, {hidden(with_model)}."
+        f"latency, those of decisions included, {hidden(with_model)}.{speeds(with_model)}"
     ]
+
+
+def speeds(arms: Sequence[Arm]) -> str:
+    """How computation was made comparable, and of which arms it was not."""
+    slowness = {arm.label: arm.mean("modelled_slowness") for arm in arms if arm.values("modelled_slowness")}
+    if not slowness:
+        return ""
+    far = [f"{label} {1 / factor:.2f}x" for label, factor in slowness.items() if abs(factor - 1) >= SPEED_TOLD]
+    told = f" (what multiplied times: {', '.join(far)})" if far else ""
+    older = [arm.label for arm in arms if arm.label not in slowness]
+    but = (
+        f" Not so {', '.join(older)}: run by an older version, whose times are means with the machine's noise."
+        if older
+        else ""
+    )
+    return (
+        " Computation is steps x their median; runs that compute the same, in one process or without overlap, are "
+        f"brought to one speed{told}.{but}"
+    )
 
 
 def hidden(arms: Sequence[Arm]) -> str:

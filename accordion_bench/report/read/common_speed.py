@@ -1,0 +1,150 @@
+"""Modelled time of runs that compute the same, at one speed: which of them had a busy machine must not decide."""
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from accordion_bench.network.link_model import Exchanges, Network, exchanges_from
+from accordion_bench.report.read.load import Run
+
+# of a configuration and an environment, what a step's computation hangs on beside its samples
+COMPUTES = (
+    "model",
+    "dataset",
+    "precision",
+    "compile",
+    "channels_last",
+    "bn",
+    "micro_batch_size",
+    "clip_norm",
+    "clip_at",
+)
+RUNS_ON = ("processor", "cpu_cores", "gpus", "threads")
+MODELLED = ("modelled_seconds", "modelled_exposed_seconds", "seconds_by_bucket")
+
+
+def at_common_speed(runs: Sequence[Run]) -> list[Run]:
+    """The runs, their modelled columns as if all that compute the same had computed at the same speed.
+
+    A run's speed is its median time of a step's computation over the median of those of all runs that compute the same.
+    By its speed all is divided that the run has measured and the model starts from: its computation, its updates, its
+    codec. How much their steps differ from one another, which decides how long the last worker is waited for, is the
+    median over these runs, too. Medians of the whole run stand for every epoch, so that no curve goes back in time.
+
+    The summary has `modelled_slowness`, this quotient, and `own_modelled_seconds`, what the run itself has modelled.
+    Runs whose exchange goes on beside the backward pass, in another thread, share nothing: it slows their computation
+    down. Of what older versions have written, nothing changes.
+    """
+    alike: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if is_shared(run):
+            alike[what_computes(run)].append(run)
+    common = {key: Common.of(members) for key, members in alike.items() if len(members) > 1}
+    return [_at_speed(run, common.get(what_computes(run)) if is_shared(run) else None) for run in runs]
+
+
+class Common(NamedTuple):
+    """What runs that compute the same have in common.
+
+    compute: by samples of a step: how many runs have such steps, and the median of their medians.
+    spread: of their steps, over how long they take.
+    """
+
+    compute: dict[int, tuple[int, float]]
+    spread: float
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> "Common":
+        """Some runs."""
+        found: dict[int, list[float]] = defaultdict(list)
+        for run in runs:
+            for samples, (_, seconds) in _computing(run).items():
+                found[samples].append(seconds)
+        compute = {samples: (len(medians), statistics.median(medians)) for samples, medians in found.items()}
+        return cls(compute, statistics.median(map(_spread, runs)))
+
+
+def is_shared(run: Run) -> bool:
+    """Whether what a step of this run computes may be put in the place of another's."""
+    beside = run.summary.get("processes") != 1 and (run.config.get("comm") or {}).get("overlap") is not False
+    return run.finished and not beside and bool(_computing(run))
+
+
+def what_computes(run: Run) -> str:
+    """One text for everything that must be equal before two runs compute the same in a step of equally many samples."""
+    device = run.config.get("device")
+    parts = [run.summary.get("workers"), run.summary.get("processes"), device]
+    parts += [run.config.get(key) for key in COMPUTES] + [run.environment.get(key) for key in RUNS_ON]
+    return json.dumps([*parts, (run.environment.get("versions") or {}).get("torch")], sort_keys=True)
+
+
+def _computing(run: Run) -> dict[int, tuple[int, float]]:
+    """Steps and their median by samples, of the whole run."""
+    usual = (run.rows[-1].get("seconds_by_phase") or []) if run.rows else []
+    return {phase: (steps, seconds) for part, phase, steps, seconds in usual if part == "compute" and seconds > 0}
+
+
+def _spread(run: Run) -> float:
+    """Of the most frequent exchanges of a run, relative."""
+    kinds = [kind for kind in exchanges_from(run.rows[-1]["seconds_by_bucket"]) if kind.wait > 0]
+    most = max(kinds, key=lambda kind: kind.times, default=None)
+    return most.spread / most.wait if most else 0.0
+
+
+def _at_speed(run: Run, common: Common | None) -> Run:
+    if not run.rows or run.rows[-1].get("seconds_by_phase") is None:
+        return run
+    own, slowness = _computing(run), 1.0
+    if common:  # the steps that most runs have, and of those the most frequent in this one
+        samples = max(own, key=lambda samples: (common.compute[samples][0], own[samples][0]))
+        slowness = own[samples][1] / common.compute[samples][1]
+    rows = [_remodelled(run, row, slowness, common) for row in run.rows]
+    kept = {key: rows[-1][key] for key in MODELLED if key in run.summary}
+    summary = {**run.summary, **kept, "modelled_slowness": slowness}
+    return replace(run, rows=rows, summary={**summary, "own_modelled_seconds": run.summary.get("modelled_seconds")})
+
+
+def _remodelled(run: Run, row: dict[str, Any], slowness: float, common: Common | None) -> dict[str, Any]:
+    """A row with the medians of the whole run, at another speed."""
+    last = run.rows[-1]
+    known = all(row.get(key) is not None for key in ("seconds_by_phase", *MODELLED))
+    if not known or (row is last and not common):
+        return row
+    local_workers = run.summary["workers"] // run.summary.get("processes", 1)
+    usual = {(part, str(phase)): seconds for part, phase, _, seconds in last["seconds_by_phase"]}
+    now = row["seconds_by_phase"]
+    later = sum(steps * (usual.get((part, str(phase)), own) - own) for part, phase, steps, own in now)
+    own = row["modelled_seconds"] - row["modelled_exposed_seconds"] + later / local_workers
+    kinds = _in_hindsight(exchanges_from(row["seconds_by_bucket"]), exchanges_from(last["seconds_by_bucket"]))
+    if common:
+        kinds = [_at(slowness, common.spread, kind) for kind in kinds]
+    options = {key: value for key, value in run.config["network"].items() if key != "_target_"}
+    wire_bytes, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in ("wire_bytes", "rounds"))
+    exposed = Network(**options).exposed(kinds, wire_bytes, rounds, run.summary["workers"])
+    modelled = {"modelled_seconds": own / slowness + exposed, "modelled_exposed_seconds": exposed}
+    as_read = [[*kind[:3], [list(bucket) for bucket in kind.buckets], kind.spread] for kind in kinds]
+    return {**row, **modelled, "seconds_by_bucket": as_read}
+
+
+def _in_hindsight(kinds: Sequence[Exchanges], last: Sequence[Exchanges]) -> list[Exchanges]:
+    """Exchanges until some epoch, with the times that those of the whole run usually took; kinds only become more."""
+    found = []
+    for now, then in zip(kinds, last, strict=False):
+        if now.workers == then.workers and len(now.buckets) == len(then.buckets):
+            pairs = zip(now.buckets, then.buckets, strict=True)
+            buckets = [whole._replace(wire=own.wire, rounds=own.rounds) for own, whole in pairs]
+            now = then._replace(times=now.times, buckets=buckets)
+        found.append(now)
+    return found
+
+
+def _at(slowness: float, spread: float, kind: Exchanges) -> Exchanges:
+    buckets = [
+        bucket._replace(**{part: getattr(bucket, part) / slowness for part in ("ready", "encode", "decode")})
+        for bucket in kind.buckets
+    ]
+    wait = kind.wait / slowness
+    return kind._replace(wait=wait, spread=spread * wait, buckets=buckets)

@@ -1,0 +1,180 @@
+"""Clock: what steps and exchanges usually take, whatever the machine does in between; in told time."""
+
+import json
+
+import pytest
+import torch
+
+from accordion_bench.comm.clock import PLANS, Clock, ExchangeKind, ExchangePart, InForce, Stage
+from accordion_bench.comm.samples import MOST, Series, Usual
+from accordion_bench.network.link_model import Network, exchanges_of
+from tests.kit.timed import Told
+
+LINK = Network(1e9, 1e-4)
+
+
+def modelled(told) -> dict:
+    return LINK.columns(told.comm)
+
+
+def run(stalled=None, steps=100, **stall) -> Told:
+    """Ten epochs; the stalled step takes what is typed."""
+    told = Told()
+    for step in range(steps):
+        told.step(**{"encode": 0.02, "decode": 0.03, **(stall if step == stalled else {})})
+        if step % 10 == 9:
+            told.decide()
+    return told
+
+
+def test_without_noise_the_model_is_the_sum_of_the_laps():
+    told = run()
+    columns, measured = modelled(told), told.clock.columns(True)
+    assert columns["modelled_seconds"] == pytest.approx(measured["seconds"]) == pytest.approx(100 * 1.15 + 10 * 0.01)
+    assert (measured["outlier_seconds_count"], measured["outlier_seconds"]) == (0, 0)
+    (kind,) = exchanges_of(told.comm, True)
+    assert kind.times == 100 and (kind.wait, kind.spread) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
+    assert kind.buckets == [Stage(pytest.approx(1), pytest.approx(0.02), pytest.approx(0.03), 0, 0)]
+
+
+@pytest.mark.parametrize("part", ["compute", "encode", "decode", "update"])
+@pytest.mark.parametrize("stalled", [0, 57, 99])
+def test_a_stall_of_8_seconds_moves_nothing_and_is_told(part, stalled):
+    usual = {"compute": 1.0, "encode": 0.02, "decode": 0.03, "update": 0.1}[part]
+    told = run(stalled, **{part: usual + 8})
+    measured = told.clock.columns(True)
+    assert modelled(told)["modelled_seconds"] == pytest.approx(modelled(run())["modelled_seconds"], rel=0.01)
+    assert measured["seconds"] == pytest.approx(run().clock.columns(True)["seconds"] + 8)
+    assert (measured["outlier_seconds_count"], measured["outlier_seconds"]) == (1, pytest.approx(8))
+
+
+def test_a_stall_between_steps_is_told():
+    told = run()
+    told.decide(5.0)
+    assert modelled(told)["modelled_seconds"] == pytest.approx(modelled(run())["modelled_seconds"], rel=0.01)
+    assert told.clock.steps.outliers() == (1, pytest.approx(4.99))
+
+
+def test_what_is_rare_by_intent_is_counted():
+    """A local method's averaging in every fourth step, a larger batch, the smaller last batch of an epoch."""
+    told = Told()
+    for step in range(40):
+        averages = step % 4 == 3
+        told.step(exchanges=averages, update=0.5 if averages else 0.1)
+    for _ in range(5):
+        told.step(4.0, samples=128, exchanges=False)
+    told.step(0.5, samples=16, exchanges=False)
+    assert modelled(told)["modelled_seconds"] == pytest.approx(told.clock.columns(True)["seconds"])
+    assert told.clock.steps.usual() == [
+        Usual("compute", 32, 40, pytest.approx(1.0)),
+        Usual("compute", 128, 5, pytest.approx(4.0)),
+        Usual("compute", 16, 1, pytest.approx(0.5)),
+        Usual("update", (), 36, pytest.approx(0.1)),
+        Usual("update", ("gradient-1",), 10, pytest.approx(0.5)),
+    ]
+    assert told.clock.steps.outliers() == (0, 0)
+
+
+def test_exchanges_under_different_plans_are_not_mixed():
+    told = Told()
+    for step in range(30):
+        told.step(encode=0.5 if step < 10 else 0.1, payload=4000 if step < 10 else 1000)
+    for _ in range(10):
+        told.step(compute=2.0, samples=64)
+    found = [(kind.times, kind.wait, kind.buckets[0].encode) for kind in exchanges_of(told.comm, True)]
+    assert found == [
+        (10, *map(pytest.approx, (1, 0.5))),
+        (20, *map(pytest.approx, (1, 0.1))),
+        (10, pytest.approx(2), 0),
+    ]
+    exposed = modelled(told)["modelled_exposed_seconds"]
+    assert exposed == pytest.approx(10 * 0.5 + 20 * 0.1)
+
+
+def test_very_many_plans_count_as_the_nearest_of_the_first_ones():
+    clock = Told().clock
+    for payload in range(1000, 1000 + PLANS):
+        clock.in_force(32, payload)
+    for plan, nearest in (((32, 5), 1000), ((32, 9999), 1000 + PLANS - 1), ((33, 1003), 1003)):
+        clock.in_force(*plan)
+        assert clock.plan == InForce(32, nearest)
+
+
+def test_a_long_series_is_thinned_evenly():
+    series = Series()
+    for number in range(10 * MOST):
+        series.add(number)
+    assert series.count == 10 * MOST and MOST // 2 <= len(series.values) < MOST
+    assert set(torch.tensor(series.values).diff().tolist()) == {series.stride}
+    assert series.median() == pytest.approx(5 * MOST, rel=0.01)
+    again = Series.from_state(series.state_dict())
+    for one in (series, again):
+        one.add(1.0)
+    assert again.state_dict()["values"].equal(series.state_dict()["values"]) and again.count == series.count
+
+
+def test_the_spread_of_normal_steps_is_their_deviation():
+    draws = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert Series(draws.tolist()).deviation() == pytest.approx(1, abs=0.1)
+    stalled, slower = draws.clone(), draws.clone()
+    stalled[::50] = 8000
+    slower[500:] += 100
+    for noisy in (stalled, slower):
+        assert Series(noisy.tolist()).deviation() == pytest.approx(1, abs=0.1)
+    assert Series().deviation() == Series([5.0]).deviation() == 0
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    """Half of a run, saved, loaded and continued, is the whole run."""
+    whole, first, rest = run(57, compute=9.0), run(steps=50), Told()
+    torch.save(first.clock.state_dict(), tmp_path / "state.pt")
+    rest.clock.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for step in range(50, 100):
+        rest.step(encode=0.02, decode=0.03, compute=9.0 if step == 57 else 1.0)
+        if step % 10 == 9:
+            rest.decide()
+    for columns in (modelled, lambda told: told.clock.columns(True)):
+        now, then = columns(rest), columns(whole)
+        assert all(now[key] == pytest.approx(then[key]) for key in now if isinstance(now[key], float | int))
+    assert rest.clock.steps.phases.keys() == whole.clock.steps.phases.keys()
+
+
+def test_a_checkpoint_of_sums_counts_as_means():
+    """Of version 0.1: what it has summed stays in the model, medians begin with the next step."""
+    told = Told()
+    old = {"compute": 50.0, "gradient-1.count": 40, "gradient-1.wait": 44.0, "gradient-1.wait_squared": 50.0}
+    old |= {"gradient-1.0.ready": 40.0, "gradient-1.0.wire": 4000.0, "gradient-1.0.rounds": 40}
+    told.clock.load_state_dict({"clock": old})
+    for _ in range(10):
+        told.step(update=0)
+    told.step(compute=9.0, update=0)
+    assert modelled(told)["modelled_seconds"] == pytest.approx(50 + 11)
+    before, since = exchanges_of(told.comm, True)
+    assert (before.times, before.wait, before.spread) == (40, 1.1, pytest.approx((50 / 40 - 1.1**2) ** 0.5))
+    assert (since.times, since.wait, since.spread) == (11, 1, 0)
+
+
+def test_checkpoints_spell_parts_of_exchanges():
+    kind = ExchangeKind("mean gradient", 4, InForce(32, 1000))
+    for part, name in (
+        (ExchangePart(kind, "wait"), "mean gradient-4@32x1000.wait"),
+        (ExchangePart(kind._replace(plan=None), "ready", 10), "mean gradient-4.10.ready"),
+    ):
+        assert part.name == name and ExchangePart.named(name) == part
+
+
+def test_phases_are_json():
+    told = run(steps=10)
+    assert json.loads(json.dumps(modelled(told)["seconds_by_phase"])) == [
+        ["compute", 32, 10, pytest.approx(1.0)],
+        ["update", ["gradient-1"], 10, pytest.approx(0.1)],
+        ["policy", ["end of epoch"], 1, pytest.approx(0.01)],
+    ]
+
+
+def test_the_first_step_is_on_no_clock():
+    clock = Clock(torch.device("cpu"))
+    clock.lap("compute")
+    clock.event("exchange")
+    clock.step_over(32)
+    assert clock.steps.usual() == [] and clock.columns(True)["seconds"] == 0

@@ -231,6 +231,8 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
             f"{'outliers':<11}{counted(count, 'step')} of {summary['steps']} took three times what is usual or longer, "
             f"{summary['outlier_seconds']:.2g} s in all beyond it: in measured time, in no modelled time"
         )
+    for sentence, steps in summary["went_dense"].items():
+        lines.append(f"{'dense':<11}{steps} of {counted(summary['steps'], 'step')}: {sentence}")
     if summary["modelled_seconds"] is not None:
         lines.append(
             f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {config.choices['network']}; "

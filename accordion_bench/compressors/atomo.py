@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.base import Context, dense_bytes
+from accordion_bench.compressors.base import Context, WhyDense, dense_bytes
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.options import checks
@@ -55,6 +55,13 @@ class ATOMO(OneShot):
         if level is None or spec.ndim < self.traits.min_ndim:
             return False
         return self.message_bytes(spec, level) < dense_bytes(spec)
+
+    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+        if spec.ndim < self.traits.min_ndim or self.compresses(spec, level):
+            return super().why_dense(spec, level, workers)
+        if level >= min(spec.matrix):
+            return WhyDense(f"rank {level:g} is beyond the matrix", self._lower_knob())
+        return WhyDense(f"{level:g} triples would be no smaller than the matrix", self._lower_knob())
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return 4 * int(level) * (sum(spec.matrix) + 1)

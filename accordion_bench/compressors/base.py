@@ -61,6 +61,17 @@ class Probe(NamedTuple):
     measured: list[Measured]
 
 
+class WhyDense(NamedTuple):
+    """Why a tensor that has a level travels dense after all.
+
+    reason: a clause.
+    instead: what to type for it to be compressed.
+    """
+
+    reason: str
+    instead: str
+
+
 class Compressor(Component, Claims):
     """A compressor exchanges a list of tensors [W, ...] and returns their decoded mean.
 
@@ -106,6 +117,10 @@ class Compressor(Component, Claims):
         """Whether something of this tensor may be lost on the way; a tensor sent whole has no residual."""
         return level is not None and spec.ndim >= self.traits.min_ndim
 
+    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+        """Why a tensor that has a level travels dense; None = it does not, or it was asked to."""
+        return None
+
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         """State before the first exchange, for tensors of the type and on the device of `like`."""
         return {}
@@ -121,6 +136,11 @@ class Compressor(Component, Claims):
     def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         """Bytes that one worker's link sends for this tensor (mean over workers); here all is all-reduced."""
         return ring(workers) * self.payload_bytes(spec, level, workers)
+
+    def _lower_knob(self) -> str:
+        """What to type for shorter messages."""
+        knob = self.traits.knob
+        return f"{'fewer' if knob == 'bits' else 'a lower'} compressor.{knob}" if knob else ""
 
     def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int | None:
         """Floats of one exchange of this tensor as the Accordion paper counts them; None = it has no count for this.

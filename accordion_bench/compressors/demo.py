@@ -14,7 +14,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import index_codes
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense, dense_bytes, ring
 from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.oneshot import non_finite, rows_of
 from accordion_bench.compressors.traits import Traits
@@ -105,6 +105,11 @@ class DeMo(Compressor):
             return False
         chunks = self.chunks(spec)
         return level < chunks.numel and self.chunk_bytes(chunks, int(level)) < 4 * chunks.numel
+
+    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+        if not spec.numel or self.compresses(spec, level):
+            return None
+        return WhyDense(f"{level:g} values with their positions would be no smaller than a chunk", self._lower_knob())
 
     def gathers(self, chunks: Chunks, k: int, workers: int) -> bool:
         """Whether an all-gather costs less wire than a dense all-reduce: (A-1) B < 2 (A-1)/A 4N."""

@@ -11,10 +11,20 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import packed_codes
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
+from accordion_bench.compressors.base import (
+    Compressor,
+    Context,
+    Exchanged,
+    NonFinite,
+    State,
+    WhyDense,
+    dense_bytes,
+    ring,
+)
 from accordion_bench.compressors.entropy import coded_bytes
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.traits import Traits
+from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng, large_pages
 from accordion_bench.tensors.same_shape import as_matrices
@@ -105,6 +115,14 @@ class OneShot(Compressor):
     def gathers(self, spec: TensorSpec, level: float, workers: int) -> bool:
         """Whether the message costs less wire than a dense all-reduce: (A-1) B < 2 (A-1)/A 4n."""
         return self._sent_bytes(spec, level) * max(workers, 2) < 8 * spec.numel
+
+    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+        if not self.compresses(spec, level) or self.gathers(spec, level, workers):
+            return None
+        at = f" at {self.traits.knob} {level:g}" if self.traits.knob else ""
+        reason = f"messages{at} from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
+        two_way = "compressor.collective=two_way" if "two_way" in self.traits.collectives else ""
+        return WhyDense(reason, " or ".join(filter(None, [two_way, self._lower_knob()])) or "fewer workers")
 
     def _sent_bytes(self, spec: TensorSpec, level: float) -> int:
         size = self.message_bytes(spec, level)

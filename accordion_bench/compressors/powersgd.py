@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, WhyDense, dense_bytes
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -78,6 +78,14 @@ class PowerSGD(Compressor):
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return self.factor_rank(spec, level) is not None
+
+    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+        if spec.ndim < self.traits.min_ndim or self.compresses(spec, level):
+            return None
+        if level >= min(spec.matrix):
+            return WhyDense(f"rank {level:g} is beyond the matrix", self._lower_knob())
+        rate = f"{self.min_compression_rate:g} times smaller than the matrix"
+        return WhyDense(f"factors of rank {level:g} would not be {rate}", self._lower_knob())
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         rank = self.factor_rank(spec, level)

@@ -8,7 +8,16 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import packed_codes
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, dense_bytes, ring
+from accordion_bench.compressors.base import (
+    Compressor,
+    Context,
+    Exchanged,
+    NonFinite,
+    State,
+    WhyDense,
+    dense_bytes,
+    ring,
+)
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import OneShot, rows_of
 from accordion_bench.compressors.rounding.norms import bucket_norms
@@ -16,6 +25,7 @@ from accordion_bench.compressors.rounding.stochastic import encode_levels
 from accordion_bench.compressors.rounding.sums import add_levels_
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
+from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 
 TERNARY = (-1.0, 0.0, 1.0)
@@ -87,6 +97,12 @@ class TernGrad(Compressor):
     def pays(self, spec: TensorSpec, workers: int) -> bool:
         """Whether codes and scale cost less wire than dense: (A-1) B + 2 (A-1)/A 4 < 2 (A-1)/A 4n."""
         return packed_codes.code_bytes(spec.numel, len(TERNARY)) * max(workers, 2) + 8 < 8 * spec.numel
+
+    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+        if self.pays(spec, workers):
+            return None
+        reason = f"codes from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
+        return WhyDense(reason, "fewer workers")
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         if level is None or not self.pays(spec, workers):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, dense_bytes, ring
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense, dense_bytes, ring
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.oneshot import OneShot, non_finite
 from accordion_bench.compressors.tiles import tiles
@@ -166,6 +166,12 @@ class TwoWay(Wrapper):
         return sum(
             self.inner.message_bytes(p.spec, level) for p in self.pieces.get(spec.name, [Piece("", 0, spec.numel, 0)])
         )
+
+    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+        if not self.compresses(spec, level) or self.pays(spec, level):
+            return None
+        at = f" at {self.traits.knob} {level:g}" if self.traits.knob else ""
+        return WhyDense(f"messages{at} would be no shorter than the tensors", self._lower_knob() or "compressor=none")
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         if level is None or not self.compresses(spec, level) or not self.pays(spec, level):

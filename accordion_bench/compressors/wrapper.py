@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Probe, State
+from accordion_bench.compressors.base import Compressor, Context, Probe, State, WhyDense
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.plan import TensorSpec
 
@@ -38,6 +38,9 @@ class Wrapper(Compressor):
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return self.inner.compresses(spec, level)
+
+    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+        return self.inner.why_dense(spec, level, workers)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         return self.inner.init(specs, comm, like)

@@ -11,6 +11,7 @@ from torch import Tensor
 from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
+from accordion_bench.exchange.dense_share import goes_dense
 from accordion_bench.exchange.partition import bucketed, levelled, sent_units, unit_spec
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
@@ -78,13 +79,12 @@ class Exchange:
         self.what = "gradient"
         self.numel = sum(spec.numel for spec in specs)
         self._counted: tuple[list[float | None], int | None] = [], 0
+        self._dense: tuple[list[float | None], str] = [], ""
         self._predicted: tuple[list[float | None], int] = [], 0
 
     def _weakest_bytes(self) -> list[float]:
         """Payload of each sent tensor at the weakest level that a plan may choose."""
-        names = levelled(self.compressor, self.sent)
-        weakest = Plan(dict.fromkeys(names, len(self.ladder.values) - 1) if self.ladder.values else {}, 1)
-        levels = self.levels(StepInfo(weakest, self.start_step, epoch=math.inf))
+        levels = self.levels(StepInfo(self.weakest(), self.start_step, epoch=math.inf))
         pairs = zip(self.sent, levels, strict=True)
         return [self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs]
 
@@ -115,6 +115,18 @@ class Exchange:
             payload = sum(self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs)
             self._predicted = levels, round(payload)
         return self._predicted[1]
+
+    def goes_dense(self, info: StepInfo) -> str:
+        """What of this step travels dense although it has a level, and why, in a sentence; "" = next to nothing."""
+        levels = self.levels(info)
+        if levels != self._dense[0]:
+            self._dense = levels, goes_dense(self.compressor, self.sent, levels, self.comm.workers)
+        return self._dense[1]
+
+    def weakest(self) -> Plan:
+        """The plan with the weakest level of all that a policy may choose."""
+        names = levelled(self.compressor, self.sent)
+        return Plan(dict.fromkeys(names, len(self.ladder.values) - 1) if self.ladder.values else {}, 1)
 
     def paper_floats(self, levels: list[float | None]) -> int | None:
         """Volume of one exchange at these levels as the Accordion paper counts it; None = it has no count for this."""

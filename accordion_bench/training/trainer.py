@@ -27,7 +27,7 @@ from accordion_bench.network.meter import Meter
 from accordion_bench.optimizers.inner import InnerOptimizers
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
-from accordion_bench.position import Position
+from accordion_bench.position import Position, StepInfo
 from accordion_bench.processes.interrupt import Interrupted, Stopper
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
@@ -41,6 +41,7 @@ from accordion_bench.sync.base import SyncContext
 from accordion_bench.sync.state import SyncState
 from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
 from accordion_bench.trackers.base import Tracker
+from accordion_bench.training.dense_notes import DenseNotes
 from accordion_bench.training.evaluation import evaluate
 from accordion_bench.training.profiler import profiled
 from accordion_bench.training.progress import Progress
@@ -65,7 +66,7 @@ class Trainer:
         what is exchanged: sync (with its exchanges), runner, overlap, comm, ddp (in the place of an exchange)
         what adapts: ladder, policy_runner (with the policies and what they want to know)
         where it stands: position (epoch, step, plan), score
-        what is told: clock, network, meter, folder, progress, tracker, stopper
+        what is told: clock, network, meter, folder, progress, dense_notes, tracker, stopper
         what is saved: owners, and when: saver
     """
 
@@ -137,6 +138,7 @@ class Trainer:
         resumable = self.ddp is None or self.ddp.resumable
         self.saver = Saver(config.checkpoint, comm, self.stopper.store, resumable)
         self.progress = Progress(comm.leader)
+        self.dense_notes = DenseNotes(comm.leader)
         self.tracker: Tracker = build(config.tracker, "tracker")
         self.network: Network = build(config.network, "network")
         self.meter = Meter(config.comm.interface, comm)
@@ -151,7 +153,9 @@ class Trainer:
         """One optimizer step of all workers."""
         comm, lr = self.comm, self.position.lr()
         losses = []
-        self.clock.in_force(self.position.plan.batch_size, self.exchange.predicted_bytes(self.position.info()))
+        info = self.position.info()
+        self.clock.in_force(info.plan.batch_size, self.exchange.predicted_bytes(info))
+        self.dense_notes.note(self.exchange.goes_dense(info), info.step)
         with kept_rng(self.device):
             for row in range(comm.local_workers):
                 self.clock.worker()
@@ -257,6 +261,9 @@ class Trainer:
     def fit(self) -> dict[str, Any]:
         """Train to the end; returns the summary."""
         position, epochs = self.position, self.config.epochs
+        start = max(position.step, self.exchange.start_step)
+        plans = (position.plan, self.exchange.weakest())
+        self.dense_notes.predict(self.exchange.goes_dense(StepInfo(plan, start, epoch=epochs)) for plan in plans)
         if self.comm.leader:
             self.tracker.begin(self.config.to_dict(), self.folder.path)
         self.progress.begin(position.step + position.steps_left, position.step)
@@ -402,6 +409,7 @@ class Trainer:
             "processes": self.comm.processes,
             "test_size": self.data.test_size,
             **kept,
+            "went_dense": dict(self.dense_notes.steps),
             "seconds_to_target": self.score.to_target.get("seconds"),
             "payload_bytes_to_target": self.score.to_target.get("payload_bytes"),
         }
@@ -415,6 +423,7 @@ class Trainer:
             of_all=[
                 *(self.axis, exchanges, self.inner, self.position, self.policy_runner, self.score, ledger, self.clock),
                 *own_scale,
+                self.dense_notes,
             ],
             of_each=[
                 *(self.axis, self.inner, exchanges, self.task, self.policy_runner, self.meter, self.score),

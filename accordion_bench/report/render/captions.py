@@ -54,7 +54,7 @@ def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
         arms: of the setting.
         paper: of the table that holds only what papers show.
     """
-    lines = [evaluated(arms, paper), sent(arms, paper), time(arms, paper), *outliers(arms)]
+    lines = [evaluated(arms, paper), sent(arms, paper), *went_dense(arms), time(arms, paper), *outliers(arms)]
     lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]
     if experiments := sorted({arm.chosen("experiment") for arm in arms} - {""}):
         lines.append(f"Experiment: {'; '.join(experiments)}.")
@@ -119,6 +119,16 @@ def outliers(arms: Sequence[Arm]) -> list[str]:
         "Outliers, steps that took three times what is usual or longer, and what they took beyond it, over all seeds: "
         f"{'; '.join(found)}. They are in measured time and in no modelled time."
     ]
+
+
+def went_dense(arms: Sequence[Arm]) -> list[str]:
+    """Which arms were to compress and sent what they had dense, why, and what would have helped."""
+    found: dict[str, list[str]] = {}
+    for arm in arms:
+        notes = [run.summary.get("went_dense") for run in arm.runs]
+        for sentence in dict.fromkeys(text for note in notes if isinstance(note, dict) for text in note):
+            found.setdefault(sentence, []).append(arm.label)
+    return [f"{', '.join(labels)}: {sentence}." for sentence, labels in found.items()]
 
 
 def modelled(arms: Sequence[Arm]) -> list[str]:

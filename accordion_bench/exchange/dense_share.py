@@ -1,0 +1,51 @@
+"""What travels dense although it has a level: how much of an exchange, why, and what to type instead."""
+
+from collections.abc import Sequence
+
+from accordion_bench.compressors.base import Compressor, WhyDense
+from accordion_bench.plan import TensorSpec
+
+TOLD = 0.01  # share of the coordinates from which it is told: biases and other small tensors matter to nobody
+REASONS = 2  # that are told, those of most coordinates
+
+
+def why_dense(
+    compressor: Compressor, sent: Sequence[TensorSpec], levels: Sequence[float | None], workers: int
+) -> dict[WhyDense, list[TensorSpec]]:
+    """By reason, what travels dense although it has a level; those of most coordinates first.
+
+    Args:
+        compressor: with its wrappers.
+        sent: what travels as one: tensors, buckets, the model.
+        levels: of each; None = dense by intent.
+        workers: that take part.
+    """
+    found: dict[WhyDense, list[TensorSpec]] = {}
+    for spec, level in zip(sent, levels, strict=True):
+        why = None if level is None else compressor.why_dense(spec, level, workers)
+        if why is not None:
+            found.setdefault(why, []).append(spec)
+    return dict(sorted(found.items(), key=lambda item: -_numel(item[1])))
+
+
+def goes_dense(compressor: Compressor, sent: Sequence[TensorSpec], levels: Sequence[float | None], workers: int) -> str:
+    """The same in one sentence; "" where it is next to nothing."""
+    found, whole = why_dense(compressor, sent, levels, workers), _numel(sent)
+    share = sum(map(_numel, found.values())) / max(whole, 1)
+    if share < TOLD:
+        return ""
+    count = sum(map(len, found.values()))
+    reasons = "; ".join(
+        f"{why.reason} ({len(specs)})" if len(found) > 1 else why.reason for why, specs in _first(found)
+    )
+    instead = " or ".join(dict.fromkeys(why.instead for why, _ in _first(found)))
+    how_much = f"{count} of {len(sent)} tensors, {100 * share:.3g} % of the coordinates"
+    return f"{how_much}, travel dense: {reasons}; type {instead}"
+
+
+def _first(found: dict[WhyDense, list[TensorSpec]]) -> list[tuple[WhyDense, list[TensorSpec]]]:
+    return list(found.items())[:REASONS]
+
+
+def _numel(specs: Sequence[TensorSpec]) -> int:
+    return sum(spec.numel for spec in specs)

@@ -168,7 +168,7 @@ class Signals:
         epoch: the epoch that is running, or has just ended, counted from 0.
         lr: learning rate of the last step; for a policy that decides per epoch, of that epoch.
         next_lr: learning rate of the next step, or with which the next epoch starts; for all but the policy that
-            drives the batch, as that one has just decided.
+            drives the batch, as that one has just decided. After the last epoch, `lr`.
         values: the collected signals by name, each a number per tensor name, and for the whole `model`.
         step: optimizer steps taken before the one that has just been taken.
         exchange: exchanges made before the one that has just been made; with sync=every_step, the step.
@@ -180,6 +180,7 @@ class Signals:
         square_norms: of this exchange's gradients, where asked for; None at the end of an epoch.
         epoch_steps: optimizer steps of the epoch that has ended, over which `values` were summed; 0 within an epoch.
         local: the exchange was an averaging of local steps; false for one in a synchronous step.
+        end_lr: learning rate with which the epoch ends, an instant before the next one; None = `lr`.
     """
 
     epoch: int
@@ -196,6 +197,7 @@ class Signals:
     square_norms: SquareNorms | None = None
     epoch_steps: int = 0
     local: bool = True
+    end_lr: float | None = None
 
 
 def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Where a run stands: epoch, step, plan, and the learning rate that follows from them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,10 @@ class Position:
         """Learning rate of a step, the coming one unless another is named: base_lr x schedule x plan."""
         step_in_epoch = self.step_in_epoch if step_in_epoch is None else step_in_epoch
         return self.base_lr * self.schedule(self.at(step_in_epoch, epoch)) * self.plan.lr_factor
+
+    def end_lr(self) -> float:
+        """Learning rate with which this epoch ends, an instant before the next one."""
+        return self.base_lr * self.schedule(math.nextafter(self.epoch + 1, 0)) * self.plan.lr_factor
 
     def info(self, lr: float = 1.0) -> StepInfo:
         """What an exchange in the coming step is told."""

@@ -25,8 +25,9 @@ class CriticalRegime:
     Args:
         eta: relative change of the norm from which a regime is critical; lower = critical more often.
         interval: T, epochs between two checks.
-        lr_drop_ratio: a next learning rate of at most this times the current one is a drop; a drop makes every tensor
-            critical. 1 = any decrease (the official code; under a cosine schedule that is every epoch).
+        lr_drop_ratio: an epoch that starts with at most this times the learning rate of an instant before is a drop,
+            which makes every tensor critical; a steady decay, however steep, is none. 1 = any decrease from epoch to
+            epoch (the official code; under a cosine schedule that is every epoch).
         min_hold: epochs after a drop in which checks are skipped, keeping the saved norm; None = T.
 
     Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248) and its official code.
@@ -56,7 +57,13 @@ class CriticalRegime:
         return self.saved is not None and self.steps == steps
 
     def update(
-        self, epoch: int, norms: list[float] | None, lr: float, next_lr: float, steps: int = 0
+        self,
+        epoch: int,
+        norms: list[float] | None,
+        lr: float,
+        next_lr: float,
+        steps: int = 0,
+        end_lr: float | None = None,
     ) -> list[bool] | bool | None:
         """Decide at the end of an epoch.
 
@@ -66,6 +73,7 @@ class CriticalRegime:
             lr: learning rate of this epoch.
             next_lr: learning rate of the next one.
             steps: optimizer steps of this epoch.
+            end_lr: learning rate with which this epoch ends; None = `lr`.
 
         Returns:
             critical or not per tensor; True = all, because the learning rate drops; None = nothing changes.
@@ -75,7 +83,7 @@ class CriticalRegime:
             if self.saved is not None and self.comparable(steps):
                 critical = [self.changed(old, new) for old, new in zip(self.saved, norms, strict=True)]
             self.saved, self.steps = norms, steps
-        if next_lr < lr and next_lr <= self.lr_drop_ratio * lr:
+        if next_lr < lr and next_lr <= self.lr_drop_ratio * (lr if end_lr is None else end_lr):
             self.last_drop = epoch + 1
             return True
         return critical
@@ -135,7 +143,8 @@ class Detecting(Policy):
         norms = None if values is None else [values[name] for name in names]
         before, held = detector.saved, detector.held(signals.epoch)
         alike = detector.comparable(signals.epoch_steps)
-        found = detector.update(signals.epoch, norms, signals.lr, signals.next_lr, signals.epoch_steps)
+        rates = signals.lr, signals.next_lr
+        found = detector.update(signals.epoch, norms, *rates, signals.epoch_steps, signals.end_lr)
         if norms is None and found is None:
             self._decision = {}
             return None

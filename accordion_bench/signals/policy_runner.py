@@ -212,15 +212,17 @@ class PolicyRunner:
         if not policies:
             return decisions
         position = self.position
+        lr, following = position.lr(0), position.epoch + 1
         signals = Signals(
             position.epoch,
-            position.lr(0),
-            position.lr(0, position.epoch + 1),
+            lr,
+            position.lr(0, following) if following < position.epochs else lr,
             sums,
             position.step,
             self.exchanges,
             position.steps_left,
             epoch_steps=position.step_in_epoch,
+            end_lr=position.end_lr(),
         )
         return decisions | self._agree(policies, signals)
 

@@ -306,7 +306,8 @@ class Trainer:
         self.meter.stop()
 
     def go_on(self) -> None:
-        """Training goes on; what was done meanwhile is in no measured time or traffic."""
+        """Training goes on: what was done meanwhile is in no measured time or traffic, and has arrived everywhere."""
+        self.comm.barrier()
         self.meter.start()
         self.clock.start()
 

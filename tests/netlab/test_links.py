@@ -36,6 +36,15 @@ OPTIONS = {
     "demo": {"k": 128},
     "powersgd": {"rank": 4},
 }
+# of a model whose start-up broadcast takes as long as a step
+ONE_STEP = [
+    "model=resnet20",
+    "dataset=synthetic",
+    "dataset.train_size=8",
+    "dataset.test_size=8",
+    "batch_size=4",
+    "epochs=1",
+]
 CALLS = ("all_reduce", "all_gather", "all_gather_uneven", "all_to_all", "all_reduce_max")
 CALIBRATED, SMALL = (1_000, 16_000, LARGE), 4_000  # bytes of a worker's message; from those follows what this one costs
 
@@ -264,6 +273,7 @@ def jobs(
     words = {
         "static": [*two, "100mbit", "--cut", "1:1s@0.2s", "--command", f"{torchrun} {static} {run} epochs=3"],
         "elastic": [*two, "none", "--command", f"{torchrun} {elastic} {run} epochs=1"],
+        "one step": [*two, "100mbit", "--", *ONE_STEP],
         "long cut": [*two, "100mbit", "--cut", "1:200s@0.3s", "--", "comm.timeout=8", "epochs=200"],
     }
     folders = {name: tmp_path_factory.mktemp("runs") for name in words}
@@ -291,6 +301,15 @@ def test_torchrun_meets_across_hosts(jobs, rendezvous):
 def test_a_run_records_what_its_link_has_carried(jobs):
     _, folder = jobs["elastic"]
     found = summary(folder)
+    on_links = found["wire_bytes"] + found["control_wire_bytes"]
+    assert abs(found["link_sent_bytes"] / on_links - 1) < AGREE, (found["link_sent_bytes"], on_links)
+
+
+def test_what_is_sent_before_the_first_step_is_not_counted(jobs):
+    done, folder = jobs["one step"]
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = summary(folder)
+    assert found["steps"] == 1
     on_links = found["wire_bytes"] + found["control_wire_bytes"]
     assert abs(found["link_sent_bytes"] / on_links - 1) < AGREE, (found["link_sent_bytes"], on_links)
 

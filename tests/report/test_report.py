@@ -14,8 +14,10 @@ from accordion_bench.report.compare import arms, intervals, provenance, tidy, ve
 from accordion_bench.report.read import labels, load, missing_runs
 from accordion_bench.report.render import captions, figures, table, write
 from accordion_bench.report.render.figures import level_map
+from accordion_bench.runs.folder import RunFolder
 
 DENSE_BYTES = 1000
+COSINE = {"_target_": "accordion_bench.schedules.cosine.Cosine", "warmup_epochs": 0, "lr_scaling": "none"}
 LAYERS = ["conv.weight", "stages.0.0.conv1.weight", "fc.weight"]
 
 
@@ -417,6 +419,12 @@ def test_level_map(tmp_path):
     (run,) = load.read_runs([tmp_path])
     assert level_map.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
     assert level_map.lr_drops(run) == [2]
+    halving = run_folder(tmp_path / "steady", "powersgd", adaptive=accordion(weak=4), schedule=COSINE)
+    for row, share in zip(rows := RunFolder(halving).read_metrics(), (1, 0.85, 0.5, 0.146), strict=True):
+        row["lr"] = share  # of half a cosine over four epochs
+    (halving / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (steady,) = load.read_runs([tmp_path / "steady"])
+    assert level_map.lr_drops(steady) == []
     assert "conv.weight" in level_map.dense_layers(run.config, 4)  # 16 x 9: rank 4 would save less than half
     assert "stages.0.0.conv1.weight" not in level_map.dense_layers(run.config, 4)
     assert level_map.dense_layers({"model": {"_target_": "gone.Model"}}, 4) == frozenset()

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib as mpl
@@ -12,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.transforms import offset_copy
 
+from accordion_bench.options.instantiate import build
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read.labels import knob_of, pair_of, show_level
 from accordion_bench.report.read.load import Run
@@ -30,9 +32,23 @@ def levels_by_layer(run: Run) -> dict[str, list[float | None]]:
 
 
 def lr_drops(run: Run) -> list[int]:
-    """Epochs that start with a dropped learning rate."""
+    """Epochs that start with a learning rate that has dropped at once; a steady decay, however steep, has no drop."""
     rates = [row["lr"] for row in run.rows]
-    return [epoch for epoch in range(1, len(rates)) if rates[epoch] <= LR_DROP * rates[epoch - 1]]
+    halved = [epoch for epoch in range(1, len(rates)) if rates[epoch] <= LR_DROP * rates[epoch - 1]]
+    factor = _schedule(run) if halved else None
+    if factor is None:
+        return halved
+    ends = {epoch: factor(math.nextafter(epoch, 0)) / factor(epoch - 1) for epoch in halved}
+    return [epoch for epoch in halved if rates[epoch] <= LR_DROP * rates[epoch - 1] * ends[epoch]]
+
+
+def _schedule(run: Run) -> Callable[[float], float] | None:
+    """The factor of a run's learning rate; None where this version cannot rebuild it."""
+    try:
+        rebuilt = {"epochs": run.config["epochs"], "workers": run.config["workers"] or 1}
+        return build(run.config["schedule"], "schedule", **rebuilt)
+    except Exception:
+        return None
 
 
 def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:

@@ -59,7 +59,7 @@ def _run(
     config = RunConfig.from_dict(cfg)
     where = place(config)
     rendezvous.agree(config, where, watch)
-    parts = validate(config, where)
+    parts = validate(config, where, set(typed))
     config, where = replace(config, workers=where.workers), replace(where, threads=parts.threads)
     if config.resume is not None:
         refuse_other_past(config, parts)
@@ -240,4 +240,6 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
             f"{summary['modelled_dense_comm_seconds']:.3g} s), {summary['modelled_exposed_seconds']:.3g} s not hidden, "
             "codec included"
         )
+    if warning := summary.get("not_learned"):
+        lines.append(f"{'warning':<11}{warning}")
     return "\n".join([*lines, str(path)])

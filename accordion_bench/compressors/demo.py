@@ -85,6 +85,8 @@ class DeMo(Compressor):
         self.k = self.check_level("k", k)
         self.decay = checks.number("decay", decay, at_least=0, at_most=1, instead=0.999)
         self.chunk = checks.integer("chunk", chunk, at_least=1, instead=64)
+        if self.k > self.chunk**2:
+            raise checks.ValueRefused("k", f"at most {self.chunk**2}, the coefficients of a chunk", k, self.chunk**2)
         self.value_dtype = VALUES[checks.choice("value_dtype", value_dtype, list(VALUES))]
 
     def check_level(self, key, value) -> int:

@@ -23,8 +23,8 @@ def without_effect(config: RunConfig, typed: set[str], parts: Components) -> lis
     """
     idle = [*_of_components(config, parts), *_of_the_run(config, parts)]
     told = [f"{key} has no effect here: {why}" for key, why in idle if key in typed]
-    seldom, slower = _seldom(config, typed, parts), _slower(config, parts)
-    return list(dict.fromkeys(told)) + seldom + _growing(config) + slower + ddp_rules.warnings(config)
+    told = [*dict.fromkeys(told), *_seldom(config, typed, parts), *_cut(config, typed, parts), *_growing(config)]
+    return told + _slower(config, parts) + ddp_rules.warnings(config)
 
 
 def _of_components(config: RunConfig, parts: Components) -> Idle:
@@ -96,6 +96,14 @@ def _slower(config: RunConfig, parts: Components) -> list[str]:
         return []
     how = f"{parts.slowdown:.2g} times as long as one in float32"
     return [f"precision={config.precision} is slower here: a trial step of two samples has taken {how}"]
+
+
+def _cut(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
+    """A warning where a step cannot have as many samples as were asked for."""
+    run, asked = parts.run, {"batch_size", "workers", "comm.processes", "comm.workers_per_process", "dataset.subset"}
+    if config.batch_size <= run.per_worker or parts.dataset.sharding == "consecutive" or not asked & typed:
+        return []
+    return [f"batch_size={config.batch_size} is more than the {run.per_worker} samples that each worker has"]
 
 
 def _growing(config: RunConfig) -> list[str]:

@@ -2,13 +2,14 @@
 
 import math
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from accordion_bench.comm.worker_axis import BN_POLICIES
-from accordion_bench.config import ddp_rules
+from accordion_bench.config import ddp_rules, limits
 from accordion_bench.config.by_scale import SCALES
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.declared import check_kinds
@@ -19,14 +20,20 @@ from accordion_bench.forward.task import task_of
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build
+from accordion_bench.plan import TensorSpec
 from accordion_bench.processes import threads
 from accordion_bench.processes.placement import Placement, processes_here, with_placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 
 
-def validate(config: RunConfig, where: Placement) -> Components:
+def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -> Components:
     """Refuse every wrong value before data or devices are touched.
+
+    Args:
+        config: the configuration.
+        where: its placement.
+        typed: the keys on the command line.
 
     Returns:
         the components of the run.
@@ -35,11 +42,7 @@ def validate(config: RunConfig, where: Placement) -> Components:
         ConfigError: one sentence: key, rule, value, what to type instead.
     """
     check_kinds(config)
-    checks.integer("seed", config.seed, at_least=0)
-    checks.integer("epochs", config.epochs, at_least=1, instead=60)
-    checks.integer("batch_size", config.batch_size, at_least=1, instead=32)
-    if config.micro_batch_size is not None:
-        checks.integer("micro_batch_size", config.micro_batch_size, at_least=1, instead=config.batch_size)
+    limits.refuse_absurd(config)
     checks.choice("bn", config.bn, BN_POLICIES)
     if config.precision is not None:
         checks.choice("precision", config.precision, list(PRECISIONS))
@@ -56,7 +59,6 @@ def validate(config: RunConfig, where: Placement) -> Components:
     checks.number("checkpoint.minutes", saving.minutes, at_least=0, instead=10)
     checks.integer("checkpoint.keep", saving.keep, at_least=1)
     checks.boolean("checkpoint.best", saving.best, instead=True)
-    checks.integer("profile", config.profile, at_least=0)
     for key in ("norms", "error"):
         checks.boolean(f"measure.{key}", getattr(config.measure, key), instead=True)
     for key, folder in (("data", "data"), ("runs", "results/runs")):
@@ -91,6 +93,8 @@ def validate(config: RunConfig, where: Placement) -> Components:
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
     with keyed_rng.kept_rng():
         model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))
+    specs = [TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+    limits.refuse_beyond(config, parts, specs, typed)
     build_optimizer(config.optimizer, parts.wrapped.compressor, list(model.parameters()))
     parts = replace(parts, threads=_threads(config, where, model, parts.dataset))
     if config.precision in HALF and where.device == "cpu":

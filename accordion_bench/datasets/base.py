@@ -70,6 +70,11 @@ class Dataset(Component):
         """Training samples of a run."""
         return min(self.subset or self.train_size, self.train_size)
 
+    @property
+    def chance(self) -> float | None:
+        """The metric of a guess; None = unknown."""
+        return None
+
     def model_arguments(self) -> dict[str, Any]:
         """What a model must be told of the data, by the names of its constructor."""
         raise NotImplementedError

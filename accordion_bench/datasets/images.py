@@ -173,6 +173,10 @@ class ImageDataset(Dataset):
     num_classes: int
     image_size: int
 
+    @property
+    def chance(self) -> float:
+        return 1 / self.num_classes
+
     def model_arguments(self) -> dict[str, int]:
         return {"in_channels": self.in_channels, "num_classes": self.num_classes}
 

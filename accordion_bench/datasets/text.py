@@ -110,6 +110,10 @@ class TextDataset(Dataset):
             raise ValueRefused("dataset.bptt", rule, self.bptt, max(1, min(30, words - 1)))
         return (words - 1) // self.bptt
 
+    @property
+    def chance(self) -> float:
+        return float(self.vocabulary)  # the perplexity where all words are equally likely
+
     def model_arguments(self) -> dict[str, int]:
         return {"vocabulary": self.vocabulary}
 

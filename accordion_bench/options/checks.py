@@ -47,9 +47,10 @@ def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 def integer(key: str, value: Any, at_least: int, instead: int | None = None, at_most: int | None = None) -> int:
     """An integer of at least `at_least`, and at most `at_most`."""
-    if not _is_number(value, int) or value < at_least or (at_most is not None and value > at_most):
-        rule = f"an integer of at least {at_least}" + ("" if at_most is None else f" and at most {at_most}")
-        raise ValueRefused(key, rule, value, at_least if instead is None else instead)
+    if not _is_number(value, int) or value < at_least:
+        raise ValueRefused(key, f"an integer of at least {at_least}", value, at_least if instead is None else instead)
+    if at_most is not None and value > at_most:
+        raise ValueRefused(key, f"an integer of at most {at_most}", value, at_least if instead is None else instead)
     return value
 
 

@@ -15,6 +15,8 @@ from accordion_bench.run_config import RunConfig
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
 ENGINES = ("exchange", "ddp")
 DEFAULT_WORKERS = 4
+LONGEST_TIMEOUT = 1e8  # seconds, three years
+PER_CORE = 16  # training processes; more of them only wait for each other
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
     gpus = torch.cuda.device_count() if gpus is None else gpus
     comm = config.comm
     checks.choice("comm.backend", comm.backend, BACKENDS)
-    checks.number("comm.timeout", comm.timeout, above=0, instead=600)
+    checks.number("comm.timeout", comm.timeout, above=0, at_most=LONGEST_TIMEOUT, instead=600)
     checks.choice("comm.engine", comm.engine, ENGINES)
     if comm.overlap is not None:
         checks.boolean("comm.overlap", comm.overlap)
@@ -143,6 +145,11 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
             raise ValueRefused("comm", "gloo or simulated on a machine without a CUDA device", "nccl", "auto")
         rule = f"at most {gpus}, the GPUs here, one for each process (comm.workers_per_process adds workers)"
         raise ValueRefused("comm.processes", rule, local_processes, gpus)
+    most = PER_CORE * (os.cpu_count() or 1)
+    if backend != "nccl" and local_processes > most:
+        rule = f"at most {most} on this machine, {PER_CORE} for each core (comm.workers_per_process adds workers)"
+        instead = _largest_divisor(processes * per_process, min(most, os.cpu_count() or 1))
+        raise ValueRefused("comm.processes", rule, local_processes, instead)
     return Placement(
         backend=backend,
         processes=processes,

@@ -1,5 +1,7 @@
 """Step decay at milestones, with linear warm-up."""
 
+import itertools
+
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
@@ -30,6 +32,10 @@ class MultiStep(Schedule):
             raise checks.ValueRefused("milestones", "a list", milestones, [0.5, 0.8333])
         for milestone in milestones:
             checks.number("milestones", milestone, above=0, instead=0.5)
+        reached = [m * epochs if m < 1 else m for m in milestones]
+        if any(later <= earlier for earlier, later in itertools.pairwise(reached)):
+            rising = [m for _, m in sorted(dict(zip(reached, milestones, strict=True)).items())]
+            raise checks.ValueRefused("milestones", f"rising, in a run of {epochs} epochs", list(milestones), rising)
         self.milestones = [round(m * epochs) if m < 1 else m for m in milestones]
         self.gamma = checks.number("gamma", gamma, above=0, at_most=1, instead=0.1)
         self.lag = checks.boolean("lag", lag, instead=False)

@@ -33,6 +33,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder, log
+from accordion_bench.runs.learned import not_learned
 from accordion_bench.runs.manifest import Trained
 from accordion_bench.runs.reuse import decisive
 from accordion_bench.runs.weights import BEST, FINAL, save_weights
@@ -61,8 +62,9 @@ class Trainer:
         stopper: says when to stop early.
 
     Attributes, by role:
-        what is trained: axis (model, gradients, buffers), inner (optimizers), task, data, sampler, batches (of this
-            epoch), loss_scale (in float16), memory_format (of images), forward (what is called as the model)
+        what is trained: axis (model, gradients, buffers), inner (optimizers), task, data, chance (the metric of a
+            guess), sampler, batches (of this epoch), loss_scale (in float16), memory_format (of images), forward (what
+            is called as the model)
         what is exchanged: sync (with its exchanges), runner, overlap, comm, ddp (in the place of an exchange)
         what adapts: ladder, policy_runner (with the policies and what they want to know)
         where it stands: position (epoch, step, plan), score
@@ -84,6 +86,7 @@ class Trainer:
         self.sync, self.ladder = parts.sync, parts.ladder
 
         self.task: Task = task_of(parts.dataset, self.device)
+        self.chance = parts.dataset.chance
         self.data = parts.dataset.load(config.paths.data, seed, self.device)
         self.sampler = Sampler(self.data.train_size, comm.workers, seed, parts.dataset.sharding)
         with seeded(key(seed, "model")):
@@ -396,13 +399,15 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """summary.json: the final metric, the ledger and the clock."""
-        row = self.folder.read_metrics()[-1] if self.comm.leader else {}
-        name = self.task.metric.name
+        rows = self.folder.read_metrics() if self.comm.leader else [{}]
+        row, judged = rows[-1], self.task.metric
+        name, losses = judged.name, [row["train_loss"] for row in rows if row]
         kept = {k: v for k, v in row.items() if k not in (*OF_AN_EPOCH, name)}
         return {
             "metric_name": name,
             "metric": row.get(name),
             "best_metric": self.score.best,
+            "not_learned": not_learned(judged, row[name], losses, self.chance, self.data.test_size) if row else None,
             "steps": self.position.step,
             "epochs": self.position.epoch,
             "parameters": sum(spec.numel for spec in self.axis.specs),

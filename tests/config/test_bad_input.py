@@ -111,7 +111,7 @@ REFUSED = [
     (["workers=0"], "workers must be an integer of at least 1, got 0"),
     (["comm=nccl"], "comm must be gloo or simulated on .* without a CUDA device, got nccl; type comm=auto"),
     (["comm=nccl", "device=cpu"], "comm must be gloo or simulated with device=cpu, got nccl; type comm=gloo"),
-    (["comm.timeout=0"], "comm.timeout must be a number above 0, got 0; type comm.timeout=600"),
+    (["comm.timeout=0"], "comm.timeout must be a number above 0 .*, got 0; type comm.timeout=600"),
     (["device=cuda"], "device must be auto or cpu .*, got cuda; type device=auto"),
     (["device=gpu"], "device must be one of auto, cpu, cuda, got gpu; type device="),
     (["epochs=-3"], "epochs must be an integer of at least 1, got -3; type epochs=60"),

@@ -11,7 +11,8 @@ from types import FrameType
 from typing import Any
 
 from accordion_bench import __version__
-from accordion_bench.cli import command_line
+from accordion_bench.cli import command_line, help
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.signals import handle, handling
 from accordion_bench.processes.threads import sleep_while_waiting
@@ -33,13 +34,14 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"accordion_bench {__version__}")
         return
+    if (status := _answered(sys.argv[1:])) is not None:
+        raise SystemExit(status)
     failures: list[int] = []
     usual = signal.getsignal(signal.SIGINT)
     # a KeyboardInterrupt would be lost in what torch's imports catch
     importing = _leave if usual is signal.default_int_handler else usual
     with handling(importing, (signal.SIGINT,)):
         try:
-            command_line.refuse_unreadable(sys.argv[1:])
             _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)))
         except KeyboardInterrupt as stop:
             print(str(stop) or "stopped", file=sys.stderr)
@@ -59,6 +61,21 @@ def main() -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             faulthandler.dump_traceback_later(LEAVE, exit=True, file=nowhere)
         raise SystemExit(max(failures))
+
+
+def _answered(arguments: list[str]) -> int | None:
+    """Help, or what is wrong with the words themselves, before anything is imported; None = Hydra is to read them."""
+    try:
+        if not help.asked(arguments):
+            command_line.refuse_unreadable(arguments)
+            return None
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # --help | head
+        print(help.text(arguments))
+    except ConfigError as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    return 0
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:

@@ -26,3 +26,4 @@ else
 fi
 "$uv" pip install --quiet --compile-bytecode --python .venv/bin/python --constraint constraints.txt --editable '.[dev]'
 echo "installed into .venv: $(.venv/bin/python -c 'import importlib.metadata as m; print("torch", m.version("torch"), "torchvision", m.version("torchvision"))')"
+echo "now type: source .venv/bin/activate    (then python -m accordion_bench --help works, and every command of README.md)"

@@ -90,7 +90,9 @@ def _refuse_levels(config: RunConfig, parts: "Components", specs: Sequence[Tenso
             options |= {f"adaptive.{name}.{key}": config.adaptive[name].get(key) for key in policy.level_keys}
     for key in [key for key in options if key in typed]:
         given = options[key]
-        for value in given if isinstance(given, list) else [] if given is None else [given]:
+        for value in given if isinstance(given, list) else [given]:
+            if not isinstance(value, int | float):  # null, or a range of epochs
+                continue
             if knob == "rank" and value > (most := max(min(spec.matrix) for spec in sizes)):
                 raise ValueRefused(key, f"at most {most}, the rank of the model's largest matrix", value, most)
             least = 1 / max(spec.numel for spec in sizes)

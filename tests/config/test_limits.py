@@ -71,6 +71,7 @@ def test_beyond_is_one_sentence(typed, over, sentence):
         ([], {"schedule.milestones": [0.5, 0.8, 59]}),
         (["compressor=powersgd"], {"compressor.rank": 64}),
         (["compressor=topk"], {"compressor.density": 1 / 36864}),
+        (["compressor=powersgd", "adaptive=schedule"], {"adaptive.schedule.ranges": [[0, 9, "dense"], [9, None, 1]]}),
         (["comm=gloo"], {"comm.processes": MOST}),
         (["adaptive=accordion_batch"], {"micro_batch_size": 64}),  # the batch will be larger than that
     ],

@@ -1,0 +1,169 @@
+"""--help: every option of every choice with its comment, read from the YAML files as they stand."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accordion_bench.options import advice
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import conf_dir
+
+START = """\
+What communicating less costs in accuracy and saves in bytes and time.
+
+  python -m accordion_bench compressor=powersgd adaptive=accordion
+  python -m accordion_bench -m compressor=none,powersgd,topk seed=0,1,2
+  python -m accordion_bench.report results/runs/*
+
+  --help compressor=powersgd adaptive=accordion     the options of these
+  --help compressor                                 of all choices of a group
+  --help rank                                       every option of that name
+  --version, --hydra-help (sweeps, launchers, --cfg job, shell completion)
+"""
+ASKED = ("--help", "-h")
+KEY = re.compile(r"( *)([\w./]+):(?: +|$)(.*)")
+
+
+@dataclass
+class Choice:
+    """One YAML file: what it says of itself, and its options as they are typed.
+
+    Args:
+        name: `compressor=powersgd`.
+        told: its first comment.
+        options: (`compressor.rank=2`, comment), in their order.
+    """
+
+    name: str
+    told: str = ""
+    options: list[tuple[str, str]] = field(default_factory=list)
+
+
+def asked(arguments: Sequence[str]) -> bool:
+    """Whether the command line asks for help."""
+    return any(word in ASKED for word in arguments)
+
+
+def text(arguments: Sequence[str]) -> str:
+    """The help for what stands on the command line beside --help.
+
+    Raises:
+        ConfigError: there is no such group, choice or option.
+    """
+    words = [word.lstrip("+") for word in arguments if not word.startswith("-")]
+    if not words:
+        return "\n".join([START, *_run_level(), "", *_all_groups()])
+    return "\n\n".join("\n".join(_of(word)) for word in words)
+
+
+def read(file: Path, name: str, prefix: str) -> Choice:
+    """One YAML file, line by line; comments at the ends of lines belong to their options.
+
+    Args:
+        file: of a config group.
+        name: how it is chosen.
+        prefix: of its options, `compressor.`
+    """
+    found, above, inside = Choice(name), [""], [0]
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            package = re.match(r"# @package (\S+)", line)
+            if package:
+                prefix = "" if package[1] == "_global_" else f"{package[1]}."
+            elif not found.options:
+                found.told = f"{found.told} {line.lstrip('# ')}".strip()
+            continue
+        match = KEY.fullmatch(line)
+        if not match:
+            continue
+        depth = len(match[1])
+        while depth < inside[-1]:
+            inside.pop()
+            above.pop()
+        value, comment = _split(match[3])
+        key = f"{'.'.join([*filter(None, above), match[2]])}"
+        if not value:
+            above.append(match[2])
+            inside.append(depth + 2)
+        if key.split(".")[0] not in ("_target_", "defaults", "hydra") and (value or comment):
+            found.options.append((f"{prefix}{key}{f'={value}' if value else ''}", comment))
+    return found
+
+
+def _split(rest: str) -> tuple[str, str]:
+    """The value of a line, and the comment behind it."""
+    value, _, comment = rest.partition("#") if rest.startswith("#") else rest.partition(" #")
+    return value.strip(), comment.strip()
+
+
+def choice(group: str, name: str) -> Choice:
+    """A choice of a config group."""
+    plus = "+" if group in advice.PRESETS else ""
+    return read(conf_dir() / group / f"{name}.yaml", f"{plus}{group}={name}", f"{group}.")
+
+
+def _run_level() -> Iterator[str]:
+    yield "Options of every run:"
+    yield from _lines(read(conf_dir() / "config.yaml", "", "").options)
+
+
+def _all_groups() -> Iterator[str]:
+    for group in advice.groups():
+        if group == "arm":
+            continue
+        if group == "experiment":
+            yield "Experiments: +experiment=NAME, see docs/experiments.md:"
+            yield f"  {', '.join(advice.experiments())}"
+            continue
+        yield from _of_group(group)
+        yield ""
+
+
+def _of_group(group: str) -> Iterator[str]:
+    yield f"{group}:"
+    for name in advice.choices(group):
+        found = choice(group, name)
+        yield f"  {found.name}" + (f"   {found.told}" if found.told else "")
+        yield from _lines(found.options, "      ")
+
+
+def _of(word: str) -> Iterator[str]:
+    """The options of a group, a choice, or all of one name."""
+    group, equals, names = word.partition("=")
+    if group in advice.PRESETS and not equals:
+        known = advice.experiments() if group == "experiment" else advice.choices(group)
+        yield from [f"+{group}=NAME, one of", *(f"  {name}" for name in known)]
+    elif group in advice.groups() and not equals:
+        yield from _of_group(group)
+    elif group in advice.groups():
+        for name in names.strip("[]").split(","):
+            if not (conf_dir() / group / f"{name}.yaml").is_file():
+                raise ConfigError(advice.unknown_choice(group, name) or f"{word} is no choice here; type --help")
+            found = choice(group, name)
+            yield f"{found.name}" + (f"   {found.told}" if found.told else "")
+            yield from _lines(found.options)
+    else:
+        yield from _named(group)
+
+
+def _named(key: str) -> Iterator[str]:
+    """Every option whose name, or a part of it, is `key`."""
+    own = read(conf_dir() / "config.yaml", "", "").options
+    of_choices = [
+        (option, told)
+        for group in advice.groups()
+        if group not in advice.PRESETS
+        for name in advice.choices(group)
+        for option, told in choice(group, name).options
+    ]
+    found = [(o, told) for o, told in [*own, *of_choices] if f".{key}." in f".{o.partition('=')[0]}."]
+    if not found:
+        raise ConfigError(advice.unknown_key(key))
+    yield from _lines(list(dict.fromkeys(found)), "")
+
+
+def _lines(options: Sequence[tuple[str, str]], indent: str = "  ") -> Iterator[str]:
+    width = min(46, max((len(option) for option, _ in options), default=0))
+    for option, told in options:
+        yield f"{indent}{option:<{width}}  {told}".rstrip()

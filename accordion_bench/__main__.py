@@ -13,6 +13,7 @@ from typing import Any
 from accordion_bench import __version__
 from accordion_bench.cli import command_line, help
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.signals import handle, handling
 from accordion_bench.processes.threads import sleep_while_waiting
@@ -27,6 +28,7 @@ LEAVE = 5.0  # seconds that a failed process of several may take to end
 def main() -> None:
     """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
     sleep_while_waiting()
+    import_from_here()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
     if {"RANK", "SLURM_PROCID"} & os.environ.keys():  # else torch buries the cause under its own stacks
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -114,7 +116,6 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
 
     from accordion_bench.cli import sweep
     from accordion_bench.config import by_scale
-    from accordion_bench.options.conf_dir import conf_dir
 
     by_scale.register()
 
@@ -128,6 +129,9 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
 
         imported()
         by_scale.register()  # maybe in a process that a launcher has started
+        for source in hydra_config.runtime.config_sources:
+            if source.provider == "command-line":  # --config-dir
+                add_conf_dir(source.path)
         overrides = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
         assert isinstance(overrides, list)
         cell = f"{' '.join(overrides)}: " if hydra_config.mode == RunMode.MULTIRUN else ""

@@ -1,8 +1,13 @@
 """What every policy is."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component, Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
@@ -109,6 +114,55 @@ class Policy(Component):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
+
+
+def checked(name: str, before: Plan, plan: Any, ladder: Ladder) -> Plan:
+    """What a policy has made of a plan, with its levels in the order of the plan before.
+
+    Args:
+        name: of the policy.
+        before: the plan that it was given.
+        plan: what it returns.
+        ladder: of the run.
+
+    Raises:
+        ConfigError: that is no plan which the run can follow.
+    """
+    if plan is before:
+        return before
+    if not isinstance(plan, Plan):
+        raise _wrong(name, "return a Plan", checks.show(plan), "`return plan` where nothing changes")
+    if plan.levels.keys() != before.levels.keys():
+        odd = min(plan.levels.keys() ^ before.levels.keys())
+        what = f"{odd} {'added' if odd in plan.levels else 'left out'}"
+        raise _wrong(name, "plan a level for each tensor of the plan before", what, "`return plan.with_levels(levels)`")
+    for tensor, level in plan.levels.items():
+        if not _is_index(level) or not level < len(ladder.values):
+            held = ", ".join(f"{i} = {ladder.knob} {value:g}" for i, value in enumerate(ladder.values))
+            instead = "`ladder.values.index(VALUE)`"
+            raise _wrong(name, f"plan levels by their index in the ladder ({held})", f"{level} for {tensor}", instead)
+    for key, value in (("batch_size", plan.batch_size), ("period", plan.period)):
+        if not _is_index(value) or value < 1:
+            raise _wrong(
+                name, f"plan a {key} that is a whole number of at least 1", value, f"`{key}=max(1, int(VALUE))`"
+            )
+    if isinstance(plan.lr_factor, bool) or not (0 <= plan.lr_factor < math.inf):
+        raise _wrong(name, "plan an lr_factor that is finite and not negative", plan.lr_factor, "`lr_factor=1.0`")
+    sizes, own = ({bits: len(book) for bits, book in each.codebooks.items()} for each in (plan, before))
+    if sizes != own:
+        rule = f"plan codebooks of as many levels as the plan before ({checks.show(own)} by bits)"
+        raise _wrong(name, rule, checks.show(sizes), "`replace(plan, codebooks=...)` with the same sizes")
+    if list(plan.levels) != list(before.levels):
+        return replace(plan, levels={tensor: plan.levels[tensor] for tensor in before.levels})
+    return plan
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _wrong(name: str, rule: str, got: Any, instead: str) -> ConfigError:
+    return ConfigError(f"adaptive.{name} must {rule}, got {got}; write {instead}")
 
 
 def in_order(policies: dict[str, Policy]) -> dict[str, Policy]:

@@ -3,10 +3,10 @@
 import dataclasses
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import add_conf_dir
 
 # Hydra's own, in one spelling each, and whether a value follows
 FLAGS = {
@@ -36,6 +36,8 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
         ConfigError: for the first such word.
     """
     refuse_bytes(arguments)
+    for folder in config_dirs(arguments):
+        add_conf_dir(folder)
     overrides: list[str] = []
     rest = list(arguments)
     while rest:
@@ -52,6 +54,17 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
         _list(key.lstrip("+"), value)
         if key.lstrip("+~").startswith("hydra."):
             _of_hydra(key.lstrip("+~"))
+
+
+def config_dirs(arguments: Sequence[str]) -> list[str]:
+    """The folders of --config-dir, in any of its spellings; where its value is missing, none."""
+    found = []
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        own = [flag for flag in FLAGS if flag.startswith(name)] if name.startswith("--") else []
+        if (OF_SHORT.get(name) == "--config-dir" or own == ["--config-dir"]) and (equals or following):
+            found.append(value if equals else following)
+    return found
 
 
 def refuse_bytes(arguments: Sequence[str]) -> None:
@@ -73,12 +86,7 @@ def _flag(word: str, rest: list[str]) -> None:
         if FLAGS.get(flag) and not equals:
             if not rest:
                 raise ConfigError(f"{flag} must be followed by its value, got nothing; type {flag}=VALUE")
-            value = rest.pop(0)
-        if flag == "--config-dir" and not Path(value).is_dir():
-            raise ConfigError(
-                f"--config-dir must be a folder with config groups in it, got {value}, which is none; type "
-                "--config-dir=FOLDER, with FOLDER/compressor/mine.yaml in it, say"
-            )
+            rest.pop(0)
         return
     if not equals and rest and not re.match("-|.*=", rest[0]):
         value = rest[0]

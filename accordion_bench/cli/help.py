@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from accordion_bench.cli import command_line
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, yaml_file
 
 START = """\
 What communicating less costs in accuracy and saves in bytes and time.
@@ -51,7 +52,10 @@ def text(arguments: Sequence[str]) -> str:
     Raises:
         ConfigError: there is no such group, choice or option.
     """
-    words = [word.lstrip("+") for word in arguments if not word.startswith("-")]
+    own = command_line.config_dirs(arguments)
+    for folder in own:
+        add_conf_dir(folder)
+    words = [word.lstrip("+") for word in arguments if not word.startswith("-") and word not in own]
     if not words:
         return "\n".join([START, *_run_level(), "", *_all_groups()])
     return "\n\n".join("\n".join(_of(word)) for word in words)
@@ -98,9 +102,14 @@ def _split(rest: str) -> tuple[str, str]:
 
 
 def choice(group: str, name: str) -> Choice:
-    """A choice of a config group."""
-    plus = "+" if group in advice.PRESETS else ""
-    return read(conf_dir() / group / f"{name}.yaml", f"{plus}{group}={name}", f"{group}.")
+    """A choice of a config group.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if (file := yaml_file(group, name)) is None:
+        raise ConfigError(advice.unknown_choice(group, name) or f"{group}={name} is no choice here; type --help")
+    return read(file, f"{'+' if group in advice.PRESETS else ''}{group}={name}", f"{group}.")
 
 
 def _run_level() -> Iterator[str]:
@@ -138,8 +147,6 @@ def _of(word: str) -> Iterator[str]:
         yield from _of_group(group)
     elif group in advice.groups():
         for name in names.strip("[]").split(","):
-            if not (conf_dir() / group / f"{name}.yaml").is_file():
-                raise ConfigError(advice.unknown_choice(group, name) or f"{word} is no choice here; type --help")
             found = choice(group, name)
             yield f"{found.name}" + (f"   {found.told}" if found.told else "")
             yield from _lines(found.options)

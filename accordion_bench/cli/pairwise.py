@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.options.instantiate import Config, target
 from accordion_bench.run_config import RunConfig
 
@@ -18,14 +18,14 @@ Cell = tuple[str, str, tuple[str, ...]]  # compressor, synchronisation, policies
 @functools.cache
 def names(group: str) -> list[str]:
     """The choices of a config group."""
-    return sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+    return list(yaml_files(group))
 
 
 @functools.cache
 def _node(group: str, name: str) -> Config:
     import yaml
 
-    node = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text())
+    node = yaml.safe_load(yaml_files(group)[name].read_text())
     return {key: value for key, value in node.items() if key != "defaults"}
 
 

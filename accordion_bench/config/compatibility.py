@@ -9,7 +9,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.compressors.assemble import pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.base import Sync
 
@@ -124,5 +124,5 @@ def knobs() -> dict[str, str | None]:
     """The knob of every compressor, found in the YAML files."""
     import yaml
 
-    files = sorted((conf_dir() / "compressor").glob("*.yaml"))
-    return {file.stem: wrapped_compressor(yaml.safe_load(file.read_text())).compressor.traits.knob for file in files}
+    files = yaml_files("compressor").items()
+    return {name: wrapped_compressor(yaml.safe_load(file.read_text())).compressor.traits.knob for name, file in files}

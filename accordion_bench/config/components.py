@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from accordion_bench.adaptive.base import Policy, in_order, tell_followers
+from accordion_bench.adaptive.base import Policy, checked, in_order, tell_followers
 from accordion_bench.compressors.assemble import Wrapped, optimizer_node, pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.config.compatibility import refuse_pairs
@@ -51,7 +51,7 @@ class Components:
         """The plan before the first step, after every policy has started.
 
         Raises:
-            ValueRefused: a policy's option does not fit the run.
+            ConfigError: a policy's option does not fit the run, or its plan is none.
         """
         wrapped, weakest = self.wrapped, len(self.ladder.values) - 1
         sent = sent_specs(specs, wrapped.scope, wrapped.block_size)
@@ -59,7 +59,7 @@ class Components:
         plan = self.sync.start(Plan(levels, self.run.batch_size, codebooks=self.codebooks))
         for name, policy in self.policies.items():
             try:
-                plan = policy.start(plan, self.ladder, self.run)
+                plan = checked(name, plan, policy.start(plan, self.ladder, self.run), self.ladder)
             except ValueRefused as refused:
                 raise refused.under(f"adaptive.{name}") from None
             tell_followers(list(self.policies.values()), policy, plan)

@@ -5,7 +5,7 @@ from typing import Any
 
 from accordion_bench.config import by_scale
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir, conf_dirs
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import without_units
 
@@ -16,8 +16,10 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     from hydra import initialize_config_dir
 
     by_scale.register()
+    own = ",".join(f"'file://{folder}'" for folder in conf_dirs()[1:])
+    beside = [f"hydra.searchpath=[{own}]"] if own else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        full = hydra_compose("config", list(overrides), return_hydra_config=True)
+        full = hydra_compose("config", [*overrides, *beside], return_hydra_config=True)
     return resolve(full, full.hydra.runtime.choices)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import yaml_file
 from accordion_bench.options.instantiate import Config, target
 from accordion_bench.run_config import GROUPS, RunConfig, defaults
 
@@ -59,7 +59,7 @@ def _groups(config: RunConfig) -> Config:
     declared: Config = {}
     for group in GROUPS:
         names = config.choices.get(group, "").split(",")
-        nodes = {name: _yaml(conf_dir() / group / f"{name}.yaml") for name in names}
+        nodes = {name: _yaml(file) for name in names if (file := yaml_file(group, name))}
         nodes = {name: node for name, node in nodes.items() if "_target_" in node}
         declared[group] = nodes if group == "adaptive" else next(iter(nodes.values()), {})
     return declared
@@ -67,7 +67,7 @@ def _groups(config: RunConfig) -> Config:
 
 @functools.cache
 def _yaml(file: Path) -> Config:
-    """A YAML file as Hydra reads it; empty where there is none."""
+    """A YAML file as Hydra reads it."""
     from omegaconf import OmegaConf
 
-    return dict(OmegaConf.to_container(OmegaConf.load(file), resolve=False)) if file.is_file() else {}  # type: ignore
+    return dict(OmegaConf.to_container(OmegaConf.load(file), resolve=False))  # type: ignore

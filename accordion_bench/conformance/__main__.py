@@ -1,20 +1,31 @@
 """python -m accordion_bench.conformance OVERRIDES: one line per property; exit status 1 where one fails."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
+from accordion_bench.options.conf_dir import add_conf_dir
 from accordion_bench.options.explain import explain
 
 
-def main(overrides: Sequence[str]) -> int:
-    """Check the compressor that the overrides choose.
+def main(arguments: Sequence[str]) -> int:
+    """Check the compressor that the arguments choose.
 
     Returns:
         the exit status: 0, 1 (a property fails), 2 (an override cannot be used).
     """
     from accordion_bench import conformance
 
+    parser = argparse.ArgumentParser("accordion_bench.conformance", description=__doc__)
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="compressor=topk, say"
+    )
+    parser.add_argument("--config-dir", metavar="FOLDER", help="with a config group of your own: compressor/mine.yaml")
+    args = parser.parse_intermixed_args(arguments)
+    overrides = args.overrides
     try:
+        if args.config_dir is not None:
+            add_conf_dir(args.config_dir)
         make = conformance.from_overrides(overrides)
         make()
     except Exception as error:

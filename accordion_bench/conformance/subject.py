@@ -5,7 +5,6 @@ Tensor suffixes: W local workers.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from accordion_bench.conformance.tensors import SPECS
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
@@ -69,10 +68,10 @@ def from_class(cls: type[Compressor], **options: Any) -> Make:
 
 
 def from_yaml(name: str, **options: Any) -> Make:
-    """Of conf/compressor/<name>.yaml with some options replaced."""
+    """Of compressor/<name>.yaml, in `conf` or a folder that was added, with some options replaced."""
     import yaml
 
-    node = yaml.safe_load((Path(conf_dir()) / "compressor" / f"{name}.yaml").read_text())
+    node = yaml.safe_load(yaml_files("compressor")[name].read_text())
     return _with_optimizer({**node, **options})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import closest, nearest
-from accordion_bench.options.conf_dir import conf_dir, package_dir
+from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_files
 
 PRESETS = ("experiment", "arm")  # groups that are added with a plus
 
@@ -120,22 +120,24 @@ def loose_word(word: str) -> str:
 
 def choices(group: str) -> list[str]:
     """The names of a config group."""
-    return sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+    return list(yaml_files(group))
 
 
 def groups() -> list[str]:
     """The config groups, those of the defaults list first, in its order."""
     listed = [next(iter(item)) for item in _yaml(conf_dir() / "config.yaml")["defaults"] if isinstance(item, dict)]
-    found = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    found = {path.name for folder in conf_dirs() for path in folder.iterdir() if path.is_dir()}
     return [name for name in listed if name in found] + sorted(found - set(listed))
 
 
 @functools.cache
 def experiments() -> list[str]:
     """Whole experiments; a part of others is none."""
-    folder = conf_dir() / "experiment"
-    files = [file for file in sorted(folder.rglob("*.yaml")) if re.search(r"^  experiment: ", file.read_text(), re.M)]
-    return [str(file.relative_to(folder).with_suffix("")) for file in files]
+    found = [
+        (folder / "experiment", file) for folder in conf_dirs() for file in (folder / "experiment").rglob("*.yaml")
+    ]
+    whole = [pair for pair in found if re.search(r"^  experiment: ", pair[1].read_text(), re.M)]
+    return sorted(str(file.relative_to(folder).with_suffix("")) for folder, file in whole)
 
 
 @functools.cache
@@ -145,7 +147,7 @@ def known_keys() -> dict[str, Any]:
     for group in groups():
         known.setdefault(group, None)
         if group not in PRESETS:
-            for file in sorted((conf_dir() / group).glob("*.yaml")):
+            for file in yaml_files(group).values():
                 known |= {key: value for key, value in keys_of(file).items() if key not in known}
     return known
 
@@ -163,7 +165,8 @@ def keys_of(file: Path) -> dict[str, Any]:
                     collect(value, f"{prefix}{name}.")
 
     package = re.match(r"# @package (\S+)", file.read_text())
-    prefix = package[1] if package else ".".join(file.relative_to(conf_dir()).parts[:-1])
+    inside = next(file.relative_to(folder) for folder in conf_dirs() if file.is_relative_to(folder))
+    prefix = package[1] if package else ".".join(inside.parts[:-1])
     collect(_yaml(file), "" if prefix in ("", "_global_") else f"{prefix}.")
     return keys
 
@@ -172,14 +175,14 @@ def takes_list(key: str) -> bool:
     """Whether a list may be typed: for an option that holds one, or a group whose choices have places of their own."""
     if key not in groups():
         return isinstance(known_keys().get(key), list)
-    own = any(re.match(rf"# @package {key}\.", file.read_text()) for file in (conf_dir() / key).glob("*.yaml"))
+    own = any(re.match(rf"# @package {key}\.", file.read_text()) for file in yaml_files(key).values())
     return own or key in PRESETS
 
 
 def holders_of(key: str) -> list[str]:
     """The choices of a group that have this option."""
     group, _, option = key.partition(".")
-    files = sorted((conf_dir() / group).glob("*.yaml")) if option and group not in PRESETS else []
+    files = yaml_files(group).values() if option and group not in PRESETS else []
     return [file.stem for file in files if key in keys_of(file)]
 
 
@@ -205,7 +208,7 @@ def _elsewhere(group: str, name: str) -> str:
 
 def _of_class(group: str, name: str) -> str:
     """The choice whose class is called so: `none` for Dense; "" where there is none, or several."""
-    targets = {choice: str(_yaml(conf_dir() / group / f"{choice}.yaml").get("_target_")) for choice in choices(group)}
+    targets = {choice: str(_yaml(file).get("_target_")) for choice, file in yaml_files(group).items()}
     named = [choice for choice, path in targets.items() if path.rpartition(".")[2].lower() == name.lower()]
     return named[0] if len(named) == 1 else ""
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.adaptive.base import Policy, tell_followers
+from accordion_bench.adaptive.base import Policy, checked, tell_followers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.probe import compressor_input, cut_into_buckets, measure_level, probe_exchange
 from accordion_bench.exchange.runner import CompletedExchange
-from accordion_bench.plan import WHOLE_MODEL, Measured, Signals, SquareNorms, TensorSpec
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Measured, Signals, SquareNorms, TensorSpec
 from accordion_bench.position import Position, StepInfo
 from accordion_bench.requests import (
     BucketStatistic,
@@ -42,6 +42,7 @@ class PolicyRunner:
         specs: the trained tensors.
         comm: collectives; what policies cost is charged to control_bytes.
         like: gives type and device.
+        ladder: the values behind the plan's levels.
         position: where training stands; its plan is replaced by what is decided.
         loss_sum: training loss of this epoch, float64 [], which the loop adds to in place.
         count_samples: samples behind each gradient of the coming exchange.
@@ -65,13 +66,14 @@ class PolicyRunner:
         specs: Sequence[TensorSpec],
         comm: Comm,
         like: Tensor,
+        ladder: Ladder,
         position: Position,
         loss_sum: Tensor,
         count_samples: Callable[[], int],
         warmup_epochs: float = 0,
         measure: dict[str, bool] | None = None,
     ) -> None:
-        self.policies, self.comm, self.position = policies, comm, position
+        self.policies, self.comm, self.ladder, self.position = policies, comm, ladder, position
         self.loss_sum, self.count_samples, self.warmup_epochs = loss_sum, count_samples, warmup_epochs
         self.measure = measure or {}
         self.norms: dict[str, float] = {}
@@ -237,7 +239,7 @@ class PolicyRunner:
         self.comm.clock.event("decision")
         if self.comm.leader:
             for name, policy in policies.items():
-                before, plan = plan, policy.update(signals, plan)
+                before, plan = plan, checked(name, plan, policy.update(signals, plan), self.ladder)
                 if plan is not before:
                     tell_followers(list(self.policies.values()), policy, plan)
                 if before.lr_factor and plan.lr_factor != before.lr_factor:  # for the policies after this one

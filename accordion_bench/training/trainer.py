@@ -111,6 +111,7 @@ class Trainer:
             specs,
             comm,
             like,
+            self.ladder,
             self.position,
             self.score.loss_sum,
             lambda: len(self.sampler.batch(comm.first_worker, self.position.step_in_epoch)),

@@ -178,3 +178,26 @@ def test_the_first_step_is_on_no_clock():
     clock.event("exchange")
     clock.step_over(32)
     assert clock.steps.usual() == [] and clock.columns(True)["seconds"] == 0
+
+
+class Event(float):
+    """A point in a device's queue, which is read later."""
+
+    def elapsed_time(self, end):
+        return 1000 * (end - self)
+
+
+def test_events_that_are_read_once_an_epoch_say_the_same(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    whole, late = run(57, compute=9.0), Told()
+    late.clock.cuda = True
+    late.clock.mark = lambda: Event(late.now)
+    late.clock.start()
+    for step in range(100):
+        late.step(encode=0.02, decode=0.03, compute=9.0 if step == 57 else 1.0)
+        if step % 10 == 9:
+            late.decide()
+    assert not late.clock.steps.phases
+    for columns in (modelled, lambda told: told.clock.columns(True)):
+        now, then = columns(late), columns(whole)
+        assert all(now[key] == pytest.approx(then[key]) for key in now if isinstance(now[key], float | int))

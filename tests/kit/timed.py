@@ -34,7 +34,7 @@ class Told:
             clock.waits(GRADIENTS)
             with clock.exchanging(GRADIENTS, 0, self.comm.ledger):
                 self.now += encode
-                clock.collective(self.now)
+                clock.collective(clock.mark())
                 self.now += decode
             clock.lap("exposed")
         self.lap("update", update)

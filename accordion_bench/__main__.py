@@ -100,12 +100,14 @@ def _tell(error: Exception, cell: str = "") -> int:
 
 
 def _no_launcher(error: Exception) -> str | None:
-    """The sentence for `hydra/launcher=joblib` where that is not installed."""
+    """The sentence for `hydra/launcher=joblib`, or a sweeper, where that is not installed."""
     group, _, name = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-    if group.lstrip("/") != "hydra/launcher":
+    extra = {"hydra/launcher": "sweeps", "hydra/sweeper": "optuna"}.get(group.lstrip("/"))
+    if extra is None:
         return None
     there = ", ".join(getattr(error, "options", None) or ["basic"])
-    return f"hydra/launcher must be one of {there}, got {name}; type pip install 'accordion-bench[sweeps]' for others"
+    wanted = f"pip install 'accordion-bench[{extra}]' for others"
+    return f"{group.lstrip('/')} must be one of {there}, got {name}; type {wanted}"
 
 
 def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
@@ -150,7 +152,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
             from accordion_bench.cli import smoke
 
             return smoke.run(resolve(composed, hydra_config.runtime.choices), typed(overrides), tell)
-        return sweep.run_cell(overrides, run, tell)
+        return sweep.told_to(hydra_config.sweeper, sweep.run_cell(overrides, run, tell))
 
     task()
 

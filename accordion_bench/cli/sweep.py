@@ -168,6 +168,12 @@ def run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell:
     return metric
 
 
+def told_to(sweeper: Mapping[str, Any], metric: float) -> float:
+    """What a sweeper that searches is told of a cell: NaN, of one that failed, would end Optuna's search."""
+    worst = {"maximize": -math.inf, "minimize": math.inf}.get(str(sweeper.get("direction")), metric)
+    return worst if math.isnan(metric) else metric
+
+
 def _sentence(error: Exception) -> str:
     """What the user can act on, or the traceback's last line."""
     return explain(error) or "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]

@@ -9,7 +9,7 @@ from typing import Any
 from accordion_bench.options.checks import closest, nearest
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_files
 
-PRESETS = ("experiment", "arm")  # groups that are added with a plus
+PRESETS = ("experiment", "arm", "search")  # groups that are added with a plus
 
 # what papers and other programs call our options
 ALSO_CALLED = {

@@ -163,7 +163,8 @@ def test_done_cells_are_skipped(tmp_path, monkeypatch, capsys):
     metrics = [line["metric"] for line in record(tmp_path)]
     capsys.readouterr()
     # another tracker, other checkpoints: no other result
-    assert main(monkeypatch, "-m", *typed, "compressor=none,topk,randomk", "checkpoint.every=5") == 0
+    others = tiny.typed(tmp_path, "epochs=1", "resume_sweep=true", "compressor=none,topk,randomk", "checkpoint.every=5")
+    assert main(monkeypatch, "-m", *others) == 0
     assert statuses(tmp_path)[2:] == ["skipped", "skipped", "done"]
     assert [line["metric"] for line in record(tmp_path)[2:4]] == metrics
     assert [line["folder"] for line in record(tmp_path)[2:4]] == [str(path) for path in first]

@@ -117,9 +117,9 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
     from omegaconf import DictConfig, OmegaConf
 
     from accordion_bench.cli import sweep
-    from accordion_bench.config import by_scale
+    from accordion_bench.config import resolvers
 
-    by_scale.register()
+    resolvers.register()
 
     @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def task(composed: DictConfig) -> float:
@@ -130,7 +130,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
         from accordion_bench.config.compose import resolve
 
         imported()
-        by_scale.register()  # maybe in a process that a launcher has started
+        resolvers.register()  # maybe in a process that a launcher has started
         for source in hydra_config.runtime.config_sources:
             if source.provider == "command-line":  # --config-dir
                 add_conf_dir(source.path)

@@ -180,6 +180,7 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {config.epochs} epochs of {config.batch_size} "
         f"samples per worker and step{momentum}{describe_exchange(where, parts)}"
+        f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
     )
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import torch
 import torchvision
-import yaml
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
@@ -26,6 +25,7 @@ from accordion_bench.compressors.oneshot import Group, OneShot
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.choice_file import read_options
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
@@ -77,7 +77,7 @@ def gradients(specs: list[TensorSpec], device: str) -> list[torch.Tensor]:
 
 def codec(name: str, yaml_name: str, changes: dict, specs: list[TensorSpec], xs_W: list[torch.Tensor]) -> Codec:
     """A compressor without error feedback, worker momentum and scope."""
-    node = yaml.safe_load((conf_dir() / "compressor" / f"{yaml_name}.yaml").read_text()) | changes
+    node = read_options(conf_dir() / "compressor" / f"{yaml_name}.yaml") | changes
     node = {key: value for key, value in node.items() if key not in ("worker_momentum", "weight_decay_mode")}
     if "error_feedback" in node:
         node |= {"error_feedback": False}

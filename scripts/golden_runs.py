@@ -23,6 +23,8 @@ TWO_BY_ONE = ["device=cpu", "comm=gloo", "comm.processes=2", "comm.workers_per_p
 CRITICAL = ["adaptive.accordion.interval=1", "adaptive.accordion.min_hold=0", "schedule.milestones=[]"]
 LATE_DROP = ["epochs=4", "schedule.milestones=[3]"]
 SMALL_PERIOD = ["sync.period=3"]
+HEAVY_BALL = ["optimizer.nesterov=false"]  # as before schemes brought their momentum
+LINEAR = ["schedule.lr_scaling=linear"]  # as before AdamW brought its own
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ COMPRESSORS = {
     "signum": images("compressor=signum", "optimizer.lr=0.0005"),
     "efsignsgd": images("compressor=efsignsgd", "compressor.block=bucket", "compressor.block_size=256"),
     "onebit": images("compressor=onebit"),
-    "distefblocksgd": images("compressor=distefblocksgd"),
+    "distefblocksgd": images("compressor=distefblocksgd", *HEAVY_BALL),
     "qsgd": images("compressor=qsgd"),
     "qsgd_elias": images(
         "compressor=qsgd", "compressor.bits=3", "compressor.entropy=elias", on_rounding=("entropy_bytes",)
@@ -149,25 +151,31 @@ POLICIES = {
     "accordion_sync": images(
         *("adaptive=accordion_sync", "adaptive.accordion_sync.interval=1", "adaptive.accordion_sync.min_hold=0"),
         *("adaptive.accordion_sync.strong=4", "adaptive.accordion_sync.eta=9", "schedule.milestones=[]"),
+        *HEAVY_BALL,
     ),
-    "adacomm": images("adaptive=adacomm", "adaptive.adacomm.every=2", *SMALL_PERIOD),
-    "qsr": images("adaptive=qsr", "adaptive.qsr.alpha=0.1", "sync.period=2", "schedule.milestones=[1,2]"),
+    "adacomm": images("adaptive=adacomm", "adaptive.adacomm.every=2", *SMALL_PERIOD, *HEAVY_BALL),
+    "qsr": images("adaptive=qsr", "adaptive.qsr.alpha=0.1", "sync.period=2", "schedule.milestones=[1,2]", *HEAVY_BALL),
 }
 
 SCHEMES = {
-    "local_sgd": images("sync=local_sgd", *SMALL_PERIOD),
-    "local_sgd_powersgd": images("adaptive=local_sgd", "compressor=powersgd", *SMALL_PERIOD, "sync.buffers=average"),
-    "post_local_sgd": images("sync=post_local_sgd", *SMALL_PERIOD, "schedule.milestones=[1]", "compressor=topk"),
-    "slowmo": images("adaptive=slowmo", "sync.period=4"),
+    "local_sgd": images("sync=local_sgd", *SMALL_PERIOD, *HEAVY_BALL),
+    "local_sgd_powersgd": images(
+        "adaptive=local_sgd", "compressor=powersgd", *SMALL_PERIOD, "sync.buffers=average", *HEAVY_BALL
+    ),
+    "post_local_sgd": images(
+        "sync=post_local_sgd", *SMALL_PERIOD, "schedule.milestones=[1]", "compressor=topk", *HEAVY_BALL
+    ),
+    "slowmo": images("adaptive=slowmo", "sync.period=4", *HEAVY_BALL),
     "slowmo_qsgd_alq": images(
         *("sync=slowmo", *SMALL_PERIOD, "compressor=qsgd", "adaptive=alq", "adaptive.alq.update_at=[1]"),
+        *HEAVY_BALL,
         on_rounding=FITTED,
     ),
-    "diloco": images("adaptive=diloco", "sync.period=4", "optimizer=adamw", "optimizer.lr=0.001"),
+    "diloco": images("adaptive=diloco", "sync.period=4", "optimizer=adamw", "optimizer.lr=0.001", *LINEAR),
     "overlap_local_sgd": images("sync=overlap_local_sgd", "sync.delay=1", "compressor=int8"),
     "overlap_local_sgd_cocod": images("sync=overlap_local_sgd", "sync.merge=cocod", "sync.beta=0"),
-    "hierarchical": images("sync=hierarchical", "sync.groups=[[2,2],[4,4]]"),
-    "hierarchical_topk": images("sync=hierarchical", "sync.groups=[[2,2],[4,4]]", "compressor=topk"),
+    "hierarchical": images("sync=hierarchical", "sync.groups=[[2,2],[4,4]]", *HEAVY_BALL),
+    "hierarchical_topk": images("sync=hierarchical", "sync.groups=[[2,2],[4,4]]", "compressor=topk", *HEAVY_BALL),
 }
 
 FORWARD = {
@@ -176,10 +184,10 @@ FORWARD = {
         *("compressor=powersgd", "adaptive=accordion", *CRITICAL, "clip_norm=0.4", "optimizer.nesterov=true"),
     ),
     "text_plus_gradient": text("optimizer=sgd_plus_gradient", "compressor=topk", "clip_norm=0.3", "clip_at=after"),
-    "text_slowmo": text("sync=slowmo", "sync.period=4", "compressor=fp16"),
+    "text_slowmo": text("sync=slowmo", "sync.period=4", "compressor=fp16", *HEAVY_BALL),
     "digits": Run([*DIGITS, *ONE_PROCESS, "bn=average", "compressor=powersgd"]),
     "micro_batches": images("micro_batch_size=2", "clip_norm=0.5", "bn=recompute", "schedule=cosine"),
-    "bn_rank0": images("bn=rank0", "optimizer=adamw", "optimizer.lr=0.001", "schedule=constant"),
+    "bn_rank0": images("bn=rank0", "optimizer=adamw", "optimizer.lr=0.001", "schedule=constant", *LINEAR),
     "bn_local": images("bn=local", "channels_last=true"),
     "bfloat16": images("precision=bfloat16", "compressor=powersgd", "epochs=2"),
     "measured": images(
@@ -193,13 +201,13 @@ PLACEMENTS = {
         [*IMAGES, *TWO_BY_TWO, "compressor=powersgd", "comm.overlap=false", "comm.bucket_cap_mb=0.01"]
     ),
     "two_by_two_hierarchical": Run(
-        [*IMAGES, *TWO_BY_TWO, "sync=hierarchical", "sync.groups=[[2,2],[4,4]]", "compressor=topk"]
+        [*IMAGES, *TWO_BY_TWO, "sync=hierarchical", "sync.groups=[[2,2],[4,4]]", "compressor=topk", *HEAVY_BALL]
     ),
     "two_by_two_text": Run([*TEXT, *TWO_BY_TWO, "compressor=topk", "clip_norm=0.4"]),
     "four_by_one": Run([*IMAGES, *FOUR_BY_ONE, "compressor=topk", "comm.bucket_cap_mb=0.01"]),
     "four_by_one_dense": Run([*IMAGES, *FOUR_BY_ONE, "bn=average"]),
     "four_by_one_overlap_local_sgd": Run([*IMAGES, *FOUR_BY_ONE, "sync=overlap_local_sgd"]),
-    "four_by_one_dist_ef": Run([*IMAGES, *FOUR_BY_ONE, "compressor=distefblocksgd"]),
+    "four_by_one_dist_ef": Run([*IMAGES, *FOUR_BY_ONE, "compressor=distefblocksgd", *HEAVY_BALL]),
     "ddp": Run([*IMAGES, *TWO_BY_ONE, "comm.engine=ddp"]),
     "ddp_fp16": Run([*IMAGES, *TWO_BY_ONE, "comm.engine=ddp", "compressor=fp16"]),
 }

@@ -40,7 +40,8 @@ from accordion_bench.report.render.table import aligned
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 
-ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=1gbit"]
+# one momentum for all, so that schemes differ in nothing else
+ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=1gbit", "optimizer.nesterov=false"]
 SETTINGS = {
     "digits": ["dataset=digits"],
     "cifar10": ["dataset=cifar10", "dataset.subset=5000", "dataset.limit_eval=2000", "schedule.warmup_epochs=2"],

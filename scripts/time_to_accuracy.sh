@@ -47,7 +47,7 @@ run() {
         for cell in "${chosen[@]}"; do
             # shellcheck disable=SC2086
             "$python" -m accordion_bench.netlab --hosts 4 --rate 100mbit "${lab[@]}" -- "$@" ${cell//INTERVAL/$interval} \
-                "seed=$seed" model=resnet8 network=100mbit resume_sweep=true "paths.data=$data" "paths.runs=$runs/$part" \
+                "seed=$seed" model=resnet8 optimizer.nesterov=false network=100mbit resume_sweep=true "paths.data=$data" "paths.runs=$runs/$part" \
                 || failed=1
         done
     done

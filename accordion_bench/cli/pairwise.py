@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from accordion_bench.compressors.assemble import wrapped_compressor
+from accordion_bench.config.brought import bring_again
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.choice_file import read_yaml
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.options.instantiate import Config, target
 from accordion_bench.run_config import RunConfig
@@ -23,9 +25,7 @@ def names(group: str) -> list[str]:
 
 @functools.cache
 def _node(group: str, name: str) -> Config:
-    import yaml
-
-    node = yaml.safe_load(yaml_files(group)[name].read_text())
+    node = read_yaml(yaml_files(group)[name])
     return {key: value for key, value in node.items() if key != "defaults"}
 
 
@@ -46,6 +46,7 @@ def cell(base: Config, compressor: str, sync: str, adaptive: Iterable[str]) -> C
     for name in policies:
         _set_beside(cfg, cfg["adaptive"][name], f"adaptive.{name}")
     cfg["choices"] |= {"compressor": compressor, "sync": sync, "adaptive": ",".join(policies) or "none"}
+    bring_again(cfg)
     return cfg
 
 

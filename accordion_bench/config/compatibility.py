@@ -9,6 +9,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.compressors.assemble import pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.choice_file import read_options
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.base import Sync
@@ -122,7 +123,5 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
 @functools.cache
 def knobs() -> dict[str, str | None]:
     """The knob of every compressor, found in the YAML files."""
-    import yaml
-
     files = yaml_files("compressor").items()
-    return {name: wrapped_compressor(yaml.safe_load(file.read_text())).compressor.traits.knob for name, file in files}
+    return {name: wrapped_compressor(read_options(file)).compressor.traits.knob for name, file in files}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from accordion_bench.config import by_scale
+from accordion_bench.config import brought, resolvers
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs
 from accordion_bench.options.instantiate import Config
@@ -15,7 +15,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    by_scale.register()
+    resolvers.register()
     own = ",".join(f"'file://{folder}'" for folder in conf_dirs()[1:])
     beside = [f"hydra.searchpath=[{own}]"] if own else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
@@ -24,13 +24,19 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 
 def resolve(composed: Any, choices: Any) -> Config:
-    """A plain dict from what Hydra composed, with the chosen name of each group under `choices`."""
+    """A plain dict from what Hydra composed, with the chosen name of each group under `choices`.
+
+    Defaults that choices bring stand in it; `choices.brought` says which, and who has brought them.
+    """
     from omegaconf import OmegaConf
 
     own = OmegaConf.create({key: value for key, value in composed.items_ex(resolve=False) if key != "hydra"})
-    cfg = OmegaConf.to_container(own, resolve=True)
-    assert isinstance(cfg, dict)
     names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
+    raw: Config = OmegaConf.to_container(own, resolve=False)  # type: ignore[assignment]
+    taken = brought.take(raw, names)
+    cfg: Config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)  # type: ignore[assignment]
+    if taken := brought.settle(cfg, taken):
+        names["brought"] = "; ".join(map(str, taken))
     if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
         if "experiment" not in setup:
             name = names.get("experiment")

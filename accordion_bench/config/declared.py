@@ -7,6 +7,7 @@ from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.choice_file import options_of
 from accordion_bench.options.conf_dir import yaml_file
 from accordion_bench.options.instantiate import Config, target
 from accordion_bench.run_config import GROUPS, RunConfig, defaults
@@ -67,7 +68,7 @@ def _groups(config: RunConfig) -> Config:
 
 @functools.cache
 def _yaml(file: Path) -> Config:
-    """A YAML file as Hydra reads it."""
+    """The options of a YAML file as Hydra reads it."""
     from omegaconf import OmegaConf
 
-    return dict(OmegaConf.to_container(OmegaConf.load(file), resolve=False))  # type: ignore
+    return options_of(OmegaConf.to_container(OmegaConf.load(file), resolve=False))  # type: ignore

@@ -10,9 +10,9 @@ from torch import nn
 
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.config import ddp_rules, limits
-from accordion_bench.config.by_scale import SCALES
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.declared import check_kinds
+from accordion_bench.config.resolvers import SCALES
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.forward import compile, trial
 from accordion_bench.forward.precision import HALF, PRECISIONS
@@ -68,6 +68,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     checks.number("optimizer.lr", optimizer.get("lr"), above=0, instead=0.1)
     checks.number("optimizer.weight_decay", optimizer.get("weight_decay", 0), at_least=0, instead=1e-4)
     checks.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
+    checks.boolean("optimizer.nesterov", optimizer.get("nesterov", False), instead=False)
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = build_components(with_placement(config, where), where.workers)

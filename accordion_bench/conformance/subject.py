@@ -18,6 +18,7 @@ from accordion_bench.conformance.tensors import SPECS
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.choice_file import read_options
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, TensorSpec
@@ -69,10 +70,7 @@ def from_class(cls: type[Compressor], **options: Any) -> Make:
 
 def from_yaml(name: str, **options: Any) -> Make:
     """Of compressor/<name>.yaml, in `conf` or a folder that was added, with some options replaced."""
-    import yaml
-
-    node = yaml.safe_load(yaml_files("compressor")[name].read_text())
-    return _with_optimizer({**node, **options})
+    return _with_optimizer({**read_options(yaml_files("compressor")[name]), **options})
 
 
 def _with_optimizer(node: Config) -> Make:

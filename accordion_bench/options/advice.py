@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import closest, nearest
+from accordion_bench.options.choice_file import NO_OPTIONS, plain
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_files
 
 PRESETS = ("experiment", "arm", "search")  # groups that are added with a plus
@@ -160,8 +161,8 @@ def keys_of(file: Path) -> dict[str, Any]:
     def collect(node: object, prefix: str) -> None:
         if isinstance(node, dict):
             for name, value in node.items():
-                if name not in ("_target_", "defaults", "hydra"):
-                    keys[f"{prefix}{name}"] = value
+                if name not in ("_target_", "hydra", *NO_OPTIONS):
+                    keys[f"{prefix}{name}"] = plain(value)
                     collect(value, f"{prefix}{name}.")
 
     package = re.match(r"# @package (\S+)", file.read_text())

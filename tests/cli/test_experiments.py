@@ -16,9 +16,9 @@ from omegaconf import OmegaConf, open_dict
 from accordion_bench import train
 from accordion_bench.__main__ import in_order
 from accordion_bench.config import validate
-from accordion_bench.config.by_scale import SCALES
 from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose, resolve
+from accordion_bench.config.resolvers import SCALES
 from accordion_bench.exchange.partition import sent_specs
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec

@@ -14,9 +14,9 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.config import validate
-from accordion_bench.config.by_scale import SCALES
 from accordion_bench.config.components import build_model
 from accordion_bench.config.compose import compose, resolve
+from accordion_bench.config.resolvers import SCALES
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient

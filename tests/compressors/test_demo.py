@@ -282,7 +282,7 @@ def test_error_feedback_and_the_optimizers_momentum_are_refused():
     with pytest.raises(ConfigError, match=r"compressor\.error_feedback must be false"):
         exchange_for("demo", error_feedback=True)
     with pytest.raises(ConfigError, match=r"type optimizer\.momentum=0"):
-        build_components(RunConfig.from_dict(compose(["compressor=demo"])), workers=1)
+        build_components(RunConfig.from_dict(compose(["compressor=demo", "optimizer.momentum=0.9"])), workers=1)
 
 
 def test_trains_with_decoupled_weight_decay(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from accordion_bench.config import by_scale, validate
+from accordion_bench.config import resolvers, validate
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.config.compose import compose
 from accordion_bench.config.no_effect import without_effect
@@ -35,6 +35,8 @@ def _value(override: str) -> Any:
 def cfg(*overrides: str) -> dict[str, Any]:
     """`compose(overrides)`; values are set by hand in what has been composed for the same choices before."""
     out = copy.deepcopy(_once(tuple(override for override in overrides if _is_choice(override))))
+    if "brought" in out["choices"] and not all(map(_is_choice, overrides)):
+        return compose(overrides)  # what is typed may send it back
     for option in overrides:
         if _is_choice(option):
             continue
@@ -66,7 +68,7 @@ def unresolved(preset: str, arm: str = "") -> DictConfig:
     """What Hydra composes for an experiment, with its own node; not to be changed."""
     from hydra import compose, initialize_config_dir
 
-    by_scale.register()
+    resolvers.register()
     overrides = [f"+experiment={preset}", *([f"+arm={arm}"] if arm else [])]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", overrides, return_hydra_config=True)

@@ -5,13 +5,13 @@ import functools
 from pathlib import Path
 
 import torch
-import yaml
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.conformance import tensors
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled, sent_specs
+from accordion_bench.options.choice_file import read_options
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.tensors.same_shape import Blocks
@@ -33,7 +33,7 @@ def yaml_node(group: str, name: str) -> dict:
 
 @functools.cache
 def _parsed(file: Path) -> dict:
-    return yaml.safe_load(file.read_text())
+    return read_options(file)
 
 
 def compressor(name: str, **options):

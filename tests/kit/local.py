@@ -80,6 +80,8 @@ def cfg_for(tmp_path, *overrides: str) -> dict:
         if key not in groups:
             assert last in node, key
             node[last] = yaml.safe_load(value)
+    if "nesterov" in cfg["optimizer"] and "optimizer.nesterov" not in pairs:
+        cfg["optimizer"]["nesterov"] = False  # the twins have plain momentum, whatever the scheme brings
     return cfg
 
 

@@ -1,0 +1,34 @@
+"""A choice's YAML file as a plain dict of its options (imports nothing heavy)."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.options.instantiate import Config
+
+NO_OPTIONS = ("defaults", "brings")  # what Hydra reads; what the choice brings to other groups
+
+
+def read_options(file: Path) -> Config:
+    """The options with their defaults, where no other choice brings its own."""
+    return options_of(read_yaml(file))
+
+
+def read_yaml(file: Path) -> Config:
+    """All that a file says."""
+    import yaml
+
+    return yaml.safe_load(file.read_text()) or {}
+
+
+def options_of(node: Config) -> Config:
+    """The options of what a file says."""
+    return {key: plain(value) for key, value in node.items() if key not in NO_OPTIONS}
+
+
+def plain(value: Any) -> Any:
+    """`${brought:0.1}` is 0.1, anything else itself."""
+    import yaml
+
+    found = re.fullmatch(r"\$\{brought:(.*)\}", value) if isinstance(value, str) else None
+    return yaml.safe_load(found[1]) if found else value

@@ -90,7 +90,9 @@ def read(file: Path, name: str, prefix: str) -> Choice:
         if not value:
             above.append(match[2])
             inside.append(depth + 2)
-        if key.split(".")[0] not in ("_target_", "defaults", "hydra") and (value or comment):
+        if key.startswith("brings.") and value:  # defaults of other groups
+            found.options.append((f"brings {key.removeprefix('brings.')}={value}", comment))
+        elif key.split(".")[0] not in ("_target_", "defaults", "hydra", "brings") and (value or comment):
             found.options.append((f"{prefix}{key}{f'={value}' if value else ''}", comment))
     return found
 
@@ -98,7 +100,8 @@ def read(file: Path, name: str, prefix: str) -> Choice:
 def _split(rest: str) -> tuple[str, str]:
     """The value of a line, and the comment behind it."""
     value, _, comment = rest.partition("#") if rest.startswith("#") else rest.partition(" #")
-    return value.strip(), comment.strip()
+    default = re.fullmatch(r"\$\{brought:(.*)\}", value.strip())  # until another choice brings its own
+    return default[1] if default else value.strip(), comment.strip()
 
 
 def choice(group: str, name: str) -> Choice:

@@ -21,7 +21,7 @@ from accordion_bench.processes.placement import Placement, place
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, reuse
-from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.folder import RunFolder, damaged
 from accordion_bench.runs.metrics import metric
 from accordion_bench.training import launch
 
@@ -138,8 +138,11 @@ def _find_earlier(
 
 def _tell_done(folder: RunFolder) -> float:
     """The metric of a run that is done already."""
+    found = folder.read_json("summary.json").get("metric")
+    if not isinstance(found, int | float):
+        raise ConfigError(damaged(folder.path / "summary.json", "no metric in it"))
     print(f"done already: {folder.path}", flush=True)
-    return folder.read_json("summary.json")["metric"]
+    return found
 
 
 def _make_or_resume_folder(config: RunConfig, where: Placement, watch: Watch | None) -> RunFolder:

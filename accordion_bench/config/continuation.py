@@ -11,7 +11,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs import reuse
-from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.folder import RunFolder, damaged
 from accordion_bench.runs.manifest import Trained, newest_manifest
 from accordion_bench.runs.old_folders import in_todays_words
 
@@ -41,6 +41,9 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
             f"resume must be a run of this version, got {cfg['resume']}, whose config.yaml says nothing of "
             f"{', '.join(lacking)}; type the run's own options without resume="
         )
+    for key in ("choices", "comm"):
+        if not isinstance(saved[key], dict):
+            raise ConfigError(damaged(folder.path / "config.yaml", f"{key} of {show(saved[key])}"))
     if folder.done and not ("epochs" in typed and cfg["epochs"] != saved["epochs"]):
         raise ConfigError(
             f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
@@ -95,16 +98,15 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
                 f"from, got {config.epochs}; type the run's own options with epochs={config.epochs}, without resume="
             )
         return
-    saved, now = (_of_the_past(cfg) for cfg in (completed(in_todays_words(manifest.config)), config.to_dict()))
-    if difference := first_difference(saved, now):
+    saved = completed(in_todays_words(manifest.config))
+    if difference := first_difference(_of_the_past(saved), _of_the_past(config.to_dict())):
         key, then, here = difference
         raise ConfigError(
             f"{key} must be {show(then)} as when the checkpoint was written, got {show(here)} in "
             f"{folder.path / 'config.yaml'}; restore that, or type {key}={show(here)} without resume= for a new run"
         )
-    epochs = manifest.config["epochs"]
-    if epochs != config.epochs:
-        _refuse_another_length(config, parts, epochs, manifest.trained, folder)
+    if saved["epochs"] != config.epochs:
+        _refuse_another_length(config, parts, saved["epochs"], manifest.trained, folder)
 
 
 def _of_the_past(cfg: Config) -> Config:
@@ -143,10 +145,11 @@ def _refuse_another_length(
 
 def _steps(trained: Trained, folder: RunFolder) -> Iterator[float]:
     """When each step was taken, in epochs; how many an epoch had stands in its metrics row."""
-    ends = {row["epoch"]: row["step"] for row in folder.read_metrics() if row["epoch"] < trained.epoch}
+    ends = {row["epoch"]: row["step"] for row in folder.read_metrics() if isinstance(row.get("step"), int)}
     begin = 0
     for epoch in range(trained.epoch):
-        end = ends.get(epoch, begin + trained.steps_per_epoch)
+        end = ends.get(epoch, 0)
+        end = end if end > begin else begin + trained.steps_per_epoch
         yield from (epoch + i / (end - begin) for i in range(end - begin))
         begin = end
     yield from (trained.epoch + i / trained.steps_per_epoch for i in range(trained.step_in_epoch))

@@ -25,7 +25,8 @@ class _Log(logging.FileHandler):
         pass
 
 
-def _damaged(file: Path, why: str) -> str:
+def damaged(file: Path, why: str) -> str:
+    """The sentence for a file of a run that something else than the run has written."""
     return (
         f"{file} must be as the run has written it, got {why}; restore it, or type the run's own options for a new run"
     )
@@ -73,9 +74,9 @@ class RunFolder:
         try:
             saved = yaml.safe_load(file.read_text())
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise ConfigError(_damaged(file, str(error).splitlines()[0])) from None
+            raise ConfigError(damaged(file, str(error).splitlines()[0])) from None
         if not isinstance(saved, dict):
-            raise ConfigError(_damaged(file, "no options in it"))
+            raise ConfigError(damaged(file, "no options in it"))
         return saved
 
     def reopen(self, epochs: int) -> None:
@@ -99,9 +100,9 @@ class RunFolder:
         try:
             content = json.loads(file.read_text())
         except (OSError, ValueError) as error:
-            raise ConfigError(_damaged(file, str(error).splitlines()[0])) from None
+            raise ConfigError(damaged(file, str(error).splitlines()[0])) from None
         if not isinstance(content, dict):
-            raise ConfigError(_damaged(file, "no names in it"))
+            raise ConfigError(damaged(file, "no names in it"))
         return content
 
     def _write(self, name: str, text: str) -> None:
@@ -130,10 +131,11 @@ class RunFolder:
             rows.append(row)
         return rows
 
-    def keep_metrics_before(self, epoch: int) -> None:
-        """Drop the rows from `epoch` on; a resumed run writes them again."""
+    def keep_metrics_before(self, epoch: int) -> int:
+        """Drop the rows from `epoch` on, which a resumed run writes again; how many of those before are lacking."""
         rows = [row for row in self.read_metrics() if row["epoch"] < epoch]
         self._write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        return epoch - len({row["epoch"] for row in rows})
 
     @property
     def done(self) -> bool:

@@ -1,6 +1,7 @@
 """What a checkpoint says of itself, and whether its files are as they were written."""
 
 import json
+import operator
 import re
 import zlib
 from dataclasses import asdict, dataclass
@@ -79,7 +80,8 @@ def read_manifest(path: Path) -> Manifest | None:
     try:
         content: Any = json.loads((path / FILE).read_text(encoding="utf-8"))
         files = {name: (size, checksum) for name, (size, checksum) in content["files"].items()}
-        return Manifest(Trained(**content["trained"]), dict(content["config"]), files)
+        trained = Trained(**{name: operator.index(number) for name, number in content["trained"].items()})
+        return Manifest(trained, dict(content["config"]), files)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -52,7 +52,7 @@ def find_earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = T
     named = [Path(folder, "config.yaml") for folder in among or []]
     files = Path(cfg["paths"]["runs"]).glob("*/config.yaml") if among is None else named
     for file in sorted(files, reverse=True):
-        if not lines <= set(file.read_text().splitlines()) or _decisive(file, file.stat().st_mtime_ns) != wanted:
+        if not lines <= _lines(file) or _decisive(file, file.stat().st_mtime_ns) != wanted:
             continue
         folder = RunFolder(file.parent)
         if folder.done:
@@ -69,6 +69,14 @@ def find_earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = T
     with hold(running, wait):
         pass
     return find_earlier(cfg, among, wait)
+
+
+def _lines(file: Path) -> set[str]:
+    """Those of a text file; none where it cannot be read."""
+    try:
+        return set(file.read_text().splitlines())
+    except (OSError, ValueError):
+        return set()
 
 
 @functools.cache  # the cells of a sweep look at the same folders

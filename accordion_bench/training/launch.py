@@ -136,10 +136,12 @@ def resume(trainer: Any, folder: RunFolder) -> None:
     path, problems = trainer.load_newest()
     if not trainer.comm.leader:
         return
-    folder.keep_metrics_before(trainer.position.epoch)
+    problems = [f"{problem}; an older one is taken" for problem in problems]
+    if lacking := folder.keep_metrics_before(trainer.position.epoch):
+        problems.append(f"metrics.jsonl lacks the rows of {lacking} epochs: reports will call the run incomplete")
     for problem in problems:
         log.warning(problem)
-        print(f"warning: {problem}; an older one is taken", file=sys.stderr, flush=True)
+        print(f"warning: {problem}", file=sys.stderr, flush=True)
     where = f"going on after step {trainer.position.step}" if path else "it has no checkpoint, and starts again"
     log.info(where)
     print(f"{folder.path}: {where}", flush=True)

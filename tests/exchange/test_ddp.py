@@ -244,3 +244,12 @@ def test_torchs_rule_of_what_is_compressed():
                 ours = PowerSGD(rank=rank, min_compression_rate=rate).factor_rank(spec, rank)
                 n, m = spec.matrix
                 assert (ours is not None) == powerSGD_hook._should_compress(n, m, min(n, m, rank), rate)[0]
+
+
+def test_that_nothing_can_be_saved_is_told_once(tmp_path):
+    def told(*options: str) -> int:
+        cfg = composed.run(tmp_path, *DDP, *HOOK, *options)
+        return sum("leaves no checkpoint" in warning for warning in composed.warnings(cfg, set()))
+
+    assert told("checkpoint.every=null") == 1
+    assert told("checkpoint.every=0") == 0

@@ -142,7 +142,8 @@ def load_runs(paths: Iterable[str | Path]) -> pd.DataFrame:
     for run in read_runs(paths):
         head = {"run": str(run.path), "label": run.label, "seed": run.seed, "finished": run.finished}
         head |= {"problem": run.problem, "last_epoch": run.last_epoch, "commit": run.environment.get("commit", "")}
-        choices = run.config.get("choices") or {}
+        chosen = run.config.get("choices")
+        choices = chosen if isinstance(chosen, dict) else {}
         rows.append({**flat(run.config), **choices, **run.summary, **head})
     return pd.DataFrame(rows)
 

@@ -1,0 +1,142 @@
+"""Whatever has happened to the files of a run folder: reports, resume= and resume_sweep never end with a traceback."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accordion_bench import train
+from accordion_bench.config import continuation
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.processes.placement import place
+from accordion_bench.report import load_metrics, load_runs
+from accordion_bench.run_config import RunConfig
+from accordion_bench.runs import reuse
+from accordion_bench.runs.folder import RunFolder
+from tests.kit import composed, tiny
+from tests.runs.test_resume import stop
+
+FILES = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json", "done", "run.log")
+DAMAGES = {
+    "absent": Path.unlink,
+    "empty": lambda file: file.write_text(""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "binary": lambda file: file.write_bytes(bytes(range(256))),
+    "a list": lambda file: file.write_text("[1, 2]\n"),
+    "a word": lambda file: file.write_text("hello\n"),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Configuration and folder of a finished run and of one that was stopped."""
+    found = {}
+    for name in ("finished", "stopped"):
+        root = tmp_path_factory.mktemp(name)
+        cfg = composed.run(root, "compressor=topk", "epochs=2", "schedule=constant")
+        if name == "stopped":
+            stop(cfg, 8, every=6)
+        else:
+            train.run({**cfg, "checkpoint": tiny.saving(None)})
+        found[name] = cfg, tiny.only(root)
+    return found
+
+
+def doors(cfg: dict, folder: Path) -> list[str]:
+    """Everything that reads the folder, up to where training would begin; the sentences that were said."""
+    load_runs([folder.parent])
+    load_metrics([folder.parent])
+    said = []
+
+    def resume(asked: dict, typed: set[str]) -> None:
+        config = RunConfig.from_dict(continuation.resumed_config(asked, typed))
+        continuation.refuse_other_past(config, train.validate(config, place(config)))
+        RunFolder(folder).keep_metrics_before(1)
+
+    def sweep() -> None:
+        found = reuse.find_earlier({**cfg, "workers": 4})
+        if found is not None and found.done:
+            train._tell_done(found)
+
+    asked = {**cfg, "resume": str(folder)}
+    for door in (
+        sweep,
+        lambda: resume(asked, {"resume"}),
+        lambda: resume({**asked, "epochs": 3}, {"resume", "epochs"}),
+    ):
+        try:
+            door()
+        except ConfigError as error:
+            said.append(str(error))
+    assert all(sentence and "\n" not in sentence for sentence in said)
+    return said
+
+
+def copied(runs: dict, kind: str, root: Path) -> tuple[dict, Path]:
+    cfg, folder = runs[kind]
+    cfg = {**cfg, "paths": {**cfg["paths"], "runs": str(root)}}
+    return cfg, Path(shutil.copytree(folder, root / folder.name))
+
+
+@pytest.mark.parametrize("kind", ["finished", "stopped"])
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_file(kind, file, runs, tmp_path):
+    for damage, hurt in DAMAGES.items():
+        cfg, folder = copied(runs, kind, tmp_path / damage.replace(" ", "-"))
+        if (folder / file).exists():
+            hurt(folder / file)
+        said = doors(cfg, folder)
+        if file == "config.yaml":
+            assert said, damage
+
+
+STRANGE = (5, None, "x", [1], {"a": 1}, ...)  # ...: absent
+
+
+def strange(runs: dict, root: Path, every: int) -> None:
+    """Every option as another kind, and as none: each `every`-th of these."""
+    cfg, folder = copied(runs, "stopped", root)
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    for key, value in list(itertools.product(saved, STRANGE))[::every]:
+        changed = {**saved, key: value}
+        if value is ...:
+            del changed[key]
+        (folder / "config.yaml").write_text(yaml.safe_dump(changed))
+        doors(cfg, folder)
+
+
+def test_some_strange_values(runs, tmp_path):
+    strange(runs, tmp_path, every=7)
+
+
+@pytest.mark.slow
+def test_strange_values(runs, tmp_path):
+    strange(runs, tmp_path, every=1)
+
+
+@pytest.mark.parametrize("row", ["[]", "5", '{"epoch": "x"}', '{"epoch": 0}', '{"epoch": 0, "step": null}', "{"])
+def test_a_strange_row(row, runs, tmp_path):
+    for place_of in ("first", "last"):
+        cfg, folder = copied(runs, "finished", tmp_path / place_of)
+        rows = (folder / "metrics.jsonl").read_text()
+        (folder / "metrics.jsonl").write_text(f"{row}\n{rows}" if place_of == "first" else f"{rows}{row}\n")
+        doors(cfg, folder)
+
+
+@pytest.mark.parametrize("metric", [None, "x", [1]])
+def test_a_metric_that_is_no_number(metric, runs, tmp_path):
+    cfg, folder = copied(runs, "finished", tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "metric": metric}))
+    assert any("no metric in it; restore it" in sentence for sentence in doors(cfg, folder))
+
+
+def test_rows_that_are_lost_are_told(runs, tmp_path, capsys):
+    cfg, folder = copied(runs, "stopped", tmp_path)
+    (folder / "metrics.jsonl").write_text("")
+    train.run({**cfg, "resume": str(folder)}, {"resume": None})
+    assert RunFolder(folder).done and len(RunFolder(folder).read_metrics()) == 2

@@ -242,6 +242,8 @@ def command_line(benches: dict[str, Callable[[int], None]], description: str | N
     parser.add_argument("which", nargs="*", choices=[*benches, []], default=[])
     parser.add_argument("--rounds", type=int, default=rounds)
     arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error(f"--rounds must be at least 2, quartiles need them, got {arguments.rounds}; type --rounds 2")
     about = environment()
     print(f"commit {about['commit']}, {about['processor']}, {about['cpu_cores']} cores, {about['versions']}\n")
     print("| what | setting | ours | measured: ratio, median (quartiles) | target | met |\n|---|---|---|---|---|---|")

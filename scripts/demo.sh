@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${1:-0}
 out=${2:-results/report}
+python=${PYTHON:-.venv/bin/python}
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}
 runs=results/runs/demo/$(date +%Y%m%d-%H%M%S)-$$  # a new folder: the report sees this demo's runs only
 export OMP_NUM_THREADS=1  # layers this small gain nothing from two threads
@@ -17,7 +18,7 @@ arm() {
     if [[ $seeds == *,* ]]; then sweep=(-m); fi
     local command=(-m accordion_bench ${sweep[@]+"${sweep[@]}"} "$@" model=resnet20 "epochs=${EPOCHS:-40}" "seed=$seeds" "paths.runs=$runs")
     echo "$name: \$ python ${command[*]}"
-    .venv/bin/python "${command[@]}" 2>&1 | sed -u "s/^/$name: /"
+    "$python" "${command[@]}" 2>&1 | sed -u "s/^/$name: /"
 }
 
 running=()
@@ -38,5 +39,5 @@ for one in "${running[@]}"; do wait "$one"; done
 
 echo
 echo "\$ python -m accordion_bench.report $runs --out $out --pdf"
-.venv/bin/python -m accordion_bench.report "$runs" --out "$out" --pdf
+"$python" -m accordion_bench.report "$runs" --out "$out" --pdf
 echo "the figure: $out/comparison.png"

@@ -1,0 +1,109 @@
+"""Every script runs, in its smallest form; every command that a shell script types can be composed."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accordion_bench.__main__ import in_order
+from accordion_bench.config.compose import compose
+from tests.kit import composed
+from tests.kit.paths import ROOT
+
+ONCE, TWICE = ["--rounds", "1"], ["--rounds", "2"]
+SMALLEST = {
+    "bench_against": [".", *ONCE, "--seconds", "0.1"],
+    "bench_checkpoint": [],
+    "bench_codec": ["--floats", "1", "--only", "topk", *ONCE],
+    "bench_compose": [],
+    "bench_data": ["batch", *TWICE],
+    "bench_local": ["step", *TWICE],
+    "bench_powersgd": TWICE,
+    "bench_report": ["--settings", "1", "--arms", "2", "--seeds", "1", "--epochs", "3"],
+    "bench_step": ["plain", "workers", "detector", "ddp", *TWICE],
+    "bench_threads": [*ONCE, "--arms", "digits", "--busy", "1"],
+    "golden": ["--compare", "accordion_powersgd"],
+    "local_methods": ["--minutes", "0", "--runs", "TMP/runs", "--out", "TMP/out"],
+    "matrix": ["TMP/matrix.md"],
+}
+LINKS = {"bench_netlab": ["--rates", "1gbit", "--arms", "dense", *ONCE, "--seconds", "0.2"]}
+PARTS = {"bench_arms", "golden_runs"}  # of others
+SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
+OTHERWISE = {"setup", "figures", "try_wheel"}  # make install; demo and compressors, one after another; make wheel
+
+
+def test_every_script_is_tried():
+    names = {file.stem for file in (ROOT / "scripts").glob("[!_]*")}
+    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE}
+
+
+def run(name: str, arguments: list[str], tmp_path: Path) -> None:
+    typed = [argument.replace("TMP", str(tmp_path)) for argument in arguments]
+    command = [sys.executable, "-m", f"scripts.{name}", *typed]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_script_runs(tmp_path, name):
+    run(name, SMALLEST[name], tmp_path)
+
+
+@pytest.mark.slow
+def test_codecs_as_one_flat_tensor(tmp_path):
+    run("bench_codec", ["--flat", *SMALLEST["bench_codec"]], tmp_path)
+
+
+@pytest.mark.netlab
+@pytest.mark.parametrize("name", LINKS)
+def test_a_script_behind_links_runs(tmp_path, name):
+    run(name, LINKS[name], tmp_path)
+
+
+def typed(script: str, tmp_path: Path) -> list[list[str]]:
+    """What a shell script types after `python -m`, each command once whatever its seed; nothing is run."""
+    record, stub = tmp_path / "typed", tmp_path / "python"
+    stub.write_text('#!/usr/bin/env bash\nprintf "%q " "$@" >>' + shlex.quote(str(record)) + f"\necho >>{record}\n")
+    stub.chmod(0o755)
+    arguments = [str(tmp_path)] if script in ("papers", "time_to_accuracy") else []
+    environ = {**os.environ, "PYTHON": str(stub), "RUNS": str(tmp_path / "runs"), "JOBS": "1", "SEEDS": "0"}
+    command = ["bash", str(ROOT / "scripts" / f"{script}.sh"), *arguments]
+    subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=60)  # ends where it wants a table
+    commands = [shlex.split(line) for line in record.read_text().splitlines()]
+    return [command[1:] for command in commands if command[:2] in (["-m", "accordion_bench"], ["-m", NETLAB])]
+
+
+NETLAB = "accordion_bench.netlab"
+
+
+@pytest.mark.parametrize("script", ["demo", *(pytest.param(name, marks=pytest.mark.slow) for name in SHELL[1:])])
+def test_what_a_shell_script_types_is_accepted(tmp_path, script):
+    commands = typed(script, tmp_path)
+    assert len(commands) >= 4
+    for module, *words in commands:
+        if "--probe" not in words:
+            hosts = ["comm=gloo", "comm.processes=4"] if module == NETLAB else []
+            composed.validated(compose([*in_order(first_cell(words)), *hosts]))
+
+
+def first_cell(words: list[str]) -> list[str]:
+    """The overrides among some words, of a sweep those of its first cell."""
+    pairs = [(key, value) for key, equals, value in (word.partition("=") for word in words) if equals]
+    return [f"{key}={value if '[' in value else value.split(',')[0]}" for key, value in pairs]
+
+
+def test_makes_targets_name_what_there_is(tmp_path):
+    """`make -n` of each: the files that its commands name exist."""
+    targets = [line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if "  ## " in line]
+    assert {"install", "demo", "test", "test-slow", "test-avx2", "bench", "figures", "methods"} <= set(targets)
+    for target in targets:
+        shown = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for word in shown.split():
+            if word.startswith("scripts/") or word.startswith("tests/"):
+                assert (ROOT / word).exists(), (target, word)
+            if word.startswith("scripts."):
+                assert (ROOT / f"{word.replace('.', '/')}.py").exists(), (target, word)

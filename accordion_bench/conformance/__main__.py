@@ -17,9 +17,7 @@ def main(arguments: Sequence[str]) -> int:
     from accordion_bench import conformance
 
     parser = argparse.ArgumentParser("accordion_bench.conformance", description=__doc__)
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="compressor=topk, say"
-    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="compressor=topk, say")
     parser.add_argument("--config-dir", metavar="FOLDER", help="with a config group of your own: compressor/mine.yaml")
     args = parser.parse_intermixed_args(arguments)
     overrides = args.overrides

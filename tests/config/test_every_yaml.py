@@ -40,7 +40,7 @@ def finished(tmp_path, *overrides) -> RunFolder:
     return RunFolder(folder)
 
 
-@pytest.mark.parametrize("group, name, extra", map(marked, CASES))
+@pytest.mark.parametrize("group, name, extra", [marked(case) for case in CASES])
 def test_trains(tmp_path, group, name, extra):
     folder = finished(tmp_path, *extra, f"{group}={name}")
     assert folder.done and len(folder.read_metrics()) == 2

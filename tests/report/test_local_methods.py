@@ -178,7 +178,7 @@ def test_what_cannot_be_composed_is_told(args):
     cells, refused = local_methods.planned(args)
     assert [(cell.arm, cell.seed) for cell in cells] == [("dense", 0), ("H 4", 0)]
     (sentence,) = refused
-    assert sentence.startswith("synthetic, gone: adaptive must be one of")
+    assert sentence.startswith("synthetic, gone: adaptive must be a known name")
 
 
 def test_runs_once_and_writes_the_tables(args, monkeypatch, capsys):

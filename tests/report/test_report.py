@@ -492,6 +492,16 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_p
     assert missing_runs.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(load.FILES)}")]
 
 
+def test_runs_that_have_learned_nothing_are_told(tmp_path):
+    (folder,) = [run_folder(tmp_path, "none")]
+    (arm,) = grouped(tmp_path)
+    assert captions.not_learned([arm]) == []
+    file = folder / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "not_learned": "the accuracy is that of a guess"}))
+    (arm,) = grouped(tmp_path)
+    assert captions.not_learned([arm]) == ["dense: in 1 of 1 run the accuracy is that of a guess."]
+
+
 def test_no_run_is_refused_with_what_to_type(tmp_path, capsys):
     assert report_main([str(tmp_path / "nothing")]) == 2
     assert "type python -m accordion_bench.report results/runs/*" in capsys.readouterr().err

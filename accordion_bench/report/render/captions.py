@@ -55,9 +55,20 @@ def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
         paper: of the table that holds only what papers show.
     """
     lines = [evaluated(arms, paper), sent(arms, paper), *went_dense(arms), time(arms, paper), *outliers(arms)]
+    lines += not_learned(arms)
     lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]
     if experiments := sorted({arm.chosen("experiment") for arm in arms} - {""}):
         lines.append(f"Experiment: {'; '.join(experiments)}.")
+    return lines
+
+
+def not_learned(arms: Sequence[Arm]) -> list[str]:
+    """Arms of which a run has learned nothing, with what that run has said."""
+    lines = []
+    for arm in arms:
+        told = [said for run in arm.runs if isinstance(said := run.summary.get("not_learned"), str)]
+        if told:
+            lines.append(f"{arm.label}: in {len(told)} of {counted(arm.n, 'run')} {told[0]}.")
     return lines
 
 

@@ -5,8 +5,10 @@ import functools
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -15,6 +17,7 @@ from accordion_bench.cli import command_line, help
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
 from accordion_bench.options.explain import explain
+from accordion_bench.options.renamed import overrides_in_todays_words
 from accordion_bench.processes.signals import handle, handling
 from accordion_bench.processes.threads import sleep_while_waiting
 
@@ -27,24 +30,30 @@ LEAVE = 5.0  # seconds that a failed process of several may take to end
 
 def main() -> None:
     """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
+    if sys.platform == "win32":
+        print("accordion_bench must run on Linux or macOS, got Windows; type it inside WSL 2", file=sys.stderr)
+        raise SystemExit(2)
     sleep_while_waiting()
     import_from_here()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
     if {"RANK", "SLURM_PROCID"} & os.environ.keys():  # else torch buries the cause under its own stacks
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    sys.argv[1:] = in_order(sys.argv[1:])
+    sys.argv[1:] = in_order(overrides_in_todays_words(sys.argv[1:]))
     if sys.argv[1:] == ["--version"]:
         print(f"accordion_bench {__version__}")
         return
-    if (status := _answered(sys.argv[1:])) is not None:
+    if (status := _answered([word for word in sys.argv[1:] if word != command_line.DRY_RUN])) is not None:
         raise SystemExit(status)
+    dry = command_line.DRY_RUN in sys.argv[1:]
     failures: list[int] = []
     usual = signal.getsignal(signal.SIGINT)
     # a KeyboardInterrupt would be lost in what torch's imports catch
     importing = _leave if usual is signal.default_int_handler else usual
-    with handling(importing, (signal.SIGINT,)):
+    with handling(importing, (signal.SIGINT,)), tempfile.TemporaryDirectory() if dry else nullcontext("") as folder:
         try:
-            _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)))
+            if dry:
+                sys.argv[1:] = command_line.for_dry_run(sys.argv[1:], folder)
+            _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)), dry)
         except KeyboardInterrupt as stop:
             print(str(stop) or "stopped", file=sys.stderr)
             failures.append(128 + getattr(stop, "signum", signal.SIGINT))
@@ -110,7 +119,7 @@ def _no_launcher(error: Exception) -> str | None:
     return f"{group.lstrip('/')} must be one of {there}, got {name}; type {wanted}"
 
 
-def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
+def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -126,7 +135,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
         hydra_config = HydraConfig.get()
         sweep.limit_threads(hydra_config.launcher)
         from accordion_bench import train
-        from accordion_bench.cli import experiments
+        from accordion_bench.cli import dry_run, experiments
         from accordion_bench.config.compose import resolve
 
         imported()
@@ -148,6 +157,11 @@ def _hydra_main(failures: list[int], imported: Callable[[], object]) -> None:
             failures.append(_tell(error, cell))
             return failures[-1]
 
+        if dry:
+            try:
+                return dry_run.run(resolve(composed, hydra_config.runtime.choices), typed(overrides), cell)
+            except Exception as error:
+                return tell(error)
         if OmegaConf.select(composed, "setup.experiment") == "smoke":  # its cells are computed, not swept
             from accordion_bench.cli import smoke
 

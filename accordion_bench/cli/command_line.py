@@ -8,6 +8,9 @@ from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir
 
+DRY_RUN = "--dry-run"  # ours
+NOT_DRY = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")  # a dry run submits nothing and leaves nothing
+
 # Hydra's own, in one spelling each, and whether a value follows
 FLAGS = {
     "--help": False,
@@ -54,6 +57,12 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
         _list(key.lstrip("+"), value)
         if key.lstrip("+~").startswith("hydra."):
             _of_hydra(key.lstrip("+~"))
+
+
+def for_dry_run(arguments: Sequence[str], folder: str) -> list[str]:
+    """The arguments of a dry run as Hydra is to read them: each cell in this process, its own notes in a folder."""
+    kept = [word for word in arguments if word != DRY_RUN and not word.lstrip("+").startswith(NOT_DRY)]
+    return [*kept, f"hydra.sweep.dir='{folder}'"]
 
 
 def config_dirs(arguments: Sequence[str]) -> list[str]:

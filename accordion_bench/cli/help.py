@@ -20,6 +20,7 @@ What communicating less costs in accuracy and saves in bytes and time.
   --help compressor=powersgd adaptive=accordion     the options of these
   --help compressor                                 of all choices of a group
   --help rank                                       every option of that name
+  --dry-run                                         plan, bytes, memory and time; nothing is trained or written
   --version, --hydra-help (sweeps, launchers, --cfg job, shell completion)
 """
 ASKED = ("--help", "-h")

@@ -43,7 +43,7 @@ def environment(threads: int | None = None) -> dict[str, Any]:
         "processor": _processor(),
         "cpu_cores": os.cpu_count(),
         "threads": threads,
-        "load": round(os.getloadavg()[0], 2),  # processes that want to run, mean of the last minute
+        "load": _load(),
         "host": platform.node(),
         "gpus": _gpus(),
         **({"netlab": json.loads(lab)} if (lab := os.environ.get(NETLAB)) else {}),
@@ -66,6 +66,14 @@ def _commit() -> str:
         return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def _load() -> float | None:
+    """Processes that want to run, mean of the last minute; None where the system does not say."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except OSError:
+        return None
 
 
 def _processor() -> str:

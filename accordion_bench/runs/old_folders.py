@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from accordion_bench.options.renamed import config_in_todays_words
+
 # classes that have moved since version 0.1, by the `_target_` that its folders hold
 MOVED = {
     "accordion_bench.adaptive.codebooks.FittedCodebook": "accordion_bench.adaptive.fitted_codebook.FittedCodebook",
@@ -14,13 +16,17 @@ MOVED = {
 
 
 def in_todays_words(config: Any) -> Any:
-    """A configuration with every moved `_target_` replaced; to be applied before anything is compared."""
+    """A configuration with every renamed key and moved `_target_` replaced; to be applied before any comparison."""
+    return _with_moved_classes(config_in_todays_words(config) if isinstance(config, dict) else config)
+
+
+def _with_moved_classes(config: Any) -> Any:
     if isinstance(config, dict):
         return {
-            key: MOVED.get(value, value) if key == "_target_" and isinstance(value, str) else in_todays_words(value)
+            key: MOVED.get(value, value) if key == "_target_" and isinstance(value, str) else _with_moved_classes(value)
             for key, value in config.items()
         }
-    return [in_todays_words(item) for item in config] if isinstance(config, list) else config
+    return [_with_moved_classes(item) for item in config] if isinstance(config, list) else config
 
 
 def checkpoint_in_todays_words(shared: dict[str, Any], own: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -58,6 +58,7 @@ class Sync(Component):
         period: H, where the plan has one.
         groups: (period, size) of every group of workers, where they have periods of their own.
         outer_optimizer: what takes a step at every averaging; `none` = the mean stays as it is.
+        final: steps that are left after the last averaging end in an exact one.
     """
 
     local: bool = False
@@ -66,6 +67,7 @@ class Sync(Component):
     period: int | None = None
     groups: Sequence[tuple[int, int]] | None = None
     outer_optimizer: str = "none"
+    final: bool = False
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:
         """Refuse options that do not fit the run.

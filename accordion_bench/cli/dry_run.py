@@ -1,0 +1,348 @@
+"""--dry-run: what a run would do and take, from sizes and a short trial; it makes no folder and needs no data."""
+
+import copy
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accordion_bench import train
+from accordion_bench.cli.command_line import DRY_RUN
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.config.components import Components
+from accordion_bench.config.no_effect import without_effect
+from accordion_bench.config.validate import validate
+from accordion_bench.datasets.base import Batches, Dataset
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.network.link_model import Network
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.units import counted, human_bytes
+from accordion_bench.plan import Plan
+from accordion_bench.position import StepInfo
+from accordion_bench.processes.placement import Placement, place
+from accordion_bench.run_config import RunConfig
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.training.trainer import Trainer
+
+TRIALS = 3  # steps, after a first one
+ENOUGH = 20.0  # seconds after which no further step is tried
+SMALL = 1e-3  # of random gradients
+
+
+@dataclass(frozen=True)
+class Made:
+    """Exchanges of one kind in a run.
+
+    Args:
+        exchange: that is made.
+        times: how often.
+        info: of a step in which it is made, past its dense start.
+        seconds: of one, codec of all workers included, nothing on a link.
+        wire: bytes that one worker's link sends in one.
+        rounds: of one, one after another.
+    """
+
+    exchange: Exchange
+    times: int
+    info: StepInfo
+    seconds: float
+    wire: float
+    rounds: int
+
+    def payload(self, plan: Plan | None = None) -> int:
+        """Bytes that one worker hands over in one exchange, under this plan or that one."""
+        return self.exchange.predicted_bytes(self.info if plan is None else replace(self.info, plan=plan))
+
+
+class Example:
+    """Random data of the right shapes.
+
+    Args:
+        dataset: that it stands for.
+        device: where batches are.
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        self.dataset, self.device = dataset, device
+        self.train_size = self.test_size = dataset.train_count
+        told = dataset.model_arguments()
+        self.classes = told.get("num_classes", told.get("vocabulary", 1))
+        self.generator = keyed_rng.generator(0, "dry run")
+
+    def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
+        """As many samples as each index tensor has."""
+        for indices in batches:
+            x, y = (part.clone() for part in self.dataset.example(len(indices)))
+            if x.is_floating_point():
+                x.normal_(generator=self.generator)
+            else:
+                x.random_(self.classes, generator=self.generator)
+            yield x.to(self.device), y.random_(self.classes, generator=self.generator).to(self.device)
+
+
+def run(cfg: Config, typed: dict[str, Any], cell: str = "") -> float:
+    """Tell what the run of a configuration would do and take.
+
+    Args:
+        cfg: the resolved configuration.
+        typed: the keys on the command line.
+        cell: of a sweep, as it is named to the user.
+
+    Returns:
+        NaN, which is what a sweep gets.
+
+    Raises:
+        ConfigError: a value breaks a rule, or the run is one that has begun.
+    """
+    if cfg["choices"].get("experiment") == "smoke":
+        raise ConfigError(f"{DRY_RUN} tells of one run, got +experiment=smoke, whose cells are computed; type it alone")
+    if cfg["resume"] is not None:
+        raise ConfigError(f"{DRY_RUN} must stand beside a new run's options, got resume={cfg['resume']}; type those")
+    config = RunConfig.from_dict(cfg)
+    where = place(config)
+    parts = validate(config, where, set(typed))
+    config = replace(config, workers=where.workers)
+    if where.rank == 0:
+        for warning in without_effect(config, set(typed), parts):
+            print(f"warning: {warning}", file=sys.stderr)
+        if cell:
+            print(cell.rstrip(": "))
+        print(train.header(config, where, parts), flush=True)
+        print("\n".join(told(config, where, parts)), flush=True)
+    return float("nan")
+
+
+def told(config: RunConfig, where: Placement, parts: Components) -> Iterator[str]:
+    """The lines: plan, bytes, memory, time."""
+    before = torch.get_num_threads()
+    if where.threads or parts.threads:
+        torch.set_num_threads(where.threads or parts.threads)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = trainer_of(config, where, parts, RunFolder(folder))
+            step = seconds_of_a_step(trainer)
+            made = exchanges(trainer, parts)
+            yield from plan_lines(trainer, parts)
+            yield from byte_lines(trainer, parts, made)
+            yield from memory_lines(trainer, where, made)
+            yield from time_lines(config, trainer, where, parts, made, step)
+    finally:
+        torch.set_num_threads(before)
+
+
+def trainer_of(config: RunConfig, where: Placement, parts: Components, folder: RunFolder) -> Trainer:
+    """The run's trainer with all workers in this process, on random data."""
+    device = torch.device(where.device)
+    dataset = copy.copy(parts.dataset)
+    setattr(dataset, "load", lambda *_: Example(parts.dataset, device))  # noqa: B010
+    alone = replace(config.comm, engine="exchange", backend="simulated", interface=None, processes=1)
+    quiet = {"_target_": "accordion_bench.trackers.base.Tracker"}
+    config = replace(config, comm=alone, compile=None, tracker=quiet)
+    parts = replace(parts, dataset=dataset, exchange=replace(parts.exchange, engine="exchange"))
+    return Trainer(config, Comm(where.workers, 1, 0, where.device), folder, None, parts)
+
+
+def seconds_of_a_step(trainer: Trainer) -> float:
+    """The median of a few steps after a first one: of all workers, one after another."""
+    trainer.begin_epoch()
+    took: list[float] = []
+    began = time.perf_counter()
+    while len(took) <= TRIALS and trainer.position.step_in_epoch < trainer.position.steps_per_epoch:
+        start = time.perf_counter()
+        trainer.train_step()
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - start)
+        if time.perf_counter() - began > ENOUGH:
+            break
+    return statistics.median(took[1:] or took)
+
+
+def exchanges(trainer: Trainer, parts: Components) -> list[Made]:
+    """Every kind of exchange of the run, each made once with random numbers."""
+    run, runner, plan, device = parts.run, trainer.runner, trainer.position.plan, trainer.device.type
+    local = trainer.sync.local_steps(run)
+    made = []
+    if local < run.steps:
+        exchange = runner.new_exchange(of_differences=not trainer.sync.gradient_exchange)
+        phases = _phases(exchange, plan, run.steps - local, run.steps_per_epoch())
+        made += [_made(exchange, times, info, trainer.axis) for times, info in phases]
+    if local:
+        groups = trainer.sync.groups or [(plan.period, trainer.comm.workers)]
+        for (period, size), longer in zip(groups, [*(p for p, _ in groups[1:]), 0], strict=True):
+            exchange = runner.new_exchange(of_differences=True, comm=Comm(size, 1, 0, device))
+            times = local // period - (local // longer if longer else 0)
+            made.append(_made(exchange, times, StepInfo(plan, run.steps, epoch=run.epochs), trainer.axis))
+    return made
+
+
+def _phases(exchange: Exchange, plan: Plan, steps: int, per_epoch: int) -> list[tuple[int, StepInfo]]:
+    """(Steps, the first of them) for each stretch of steps at the same levels: a dense start, a warm-up, the rest."""
+    found: list[tuple[int, StepInfo]] = []
+    starts = {*range(0, steps, per_epoch), min(exchange.start_step, steps)} - {steps}
+    for first, end in itertools.pairwise([*sorted(starts), steps]):
+        info = StepInfo(plan, first, epoch=first / per_epoch)
+        if found and exchange.levels(found[-1][1]) == exchange.levels(info):
+            found[-1] = found[-1][0] + end - first, found[-1][1]
+        else:
+            found.append((end - first, info))
+    return found
+
+
+def _made(exchange: Exchange, times: int, info: StepInfo, axis: Any) -> Made:
+    generator = keyed_rng.generator(0, "dry run")
+    workers, ledger = exchange.comm.workers, exchange.comm.ledger
+    shapes = [(workers, *spec.shape) for spec in axis.specs]
+    xs_W = [SMALL * torch.randn(shape, generator=generator).to(exchange.comm.device) for shape in shapes]
+    exchange.comm.clock.start()
+    before, start = ledger.columns(), time.perf_counter()
+    exchange(xs_W, info)
+    took, after = time.perf_counter() - start, ledger.columns()
+    wire, rounds = (after[key] - before[key] for key in ("wire_bytes", "rounds"))
+    return Made(exchange, times, info, took, wire, rounds)
+
+
+def plan_lines(trainer: Trainer, parts: Components) -> Iterator[str]:
+    """Epochs, steps, levels, and who may change them."""
+    run, plan, ladder = parts.run, trainer.position.plan, trainer.ladder
+    steps = f"{counted(run.epochs, 'epoch')} of {counted(run.steps_per_epoch(), 'step')}, {run.steps} in all"
+    yield f"{'plan':<11}{steps}; {run.batch_size} samples per worker and step, {run.workers * run.batch_size} in all"
+    if plan.levels:
+        values = sorted({ladder.values[level] for level in plan.levels.values()})
+        shown = ", ".join(f"{value:g}" for value in values)
+        first = " at first" if any(policy.drives == "level" for policy in parts.policies.values()) else ""
+        yield f"{'':<11}{ladder.knob} {shown} for {counted(len(plan.levels), 'tensor')}{first}"
+    for name, policy in parts.policies.items():
+        if policy.drives == "level":
+            yield f"{'':<11}adaptive={name} chooses {ladder.knob} {', '.join(f'{v:g}' for v in ladder.values)}"
+        elif policy.drives:
+            yield f"{'':<11}adaptive={name} may change the {policy.drives}, and with it what follows"
+
+
+def byte_lines(trainer: Trainer, parts: Components, made: list[Made]) -> Iterator[str]:
+    """Payload and wire of an exchange and of the run, next to dense."""
+    dense = 4 * sum(spec.numel for spec in trainer.axis.specs)
+    workers, run = trainer.comm.workers, parts.run
+    for one in made:
+        what = f"{one.times} exchanges of {one.exchange.what}s" + (
+            f" among {one.exchange.comm.workers} workers" if one.exchange.comm.workers != workers else ""
+        )
+        sizes = f"payload {human_bytes(one.payload())}, wire {human_bytes(one.wire)}, per worker and exchange"
+        yield f"{'bytes':<11}{what}: {sizes}"
+        if said := one.exchange.goes_dense(one.info):
+            yield f"{'':<11}{said}"
+    ring = 2 * (workers - 1) / workers
+    payload, wire = totals(trainer, parts, made)
+    if averages_at_the_end(trainer, parts):
+        yield f"{'':<11}and an exact average of {human_bytes(dense)} at the end"
+    yield (
+        f"{'':<11}in all payload {human_bytes(payload)} (dense {human_bytes(run.steps * dense)}), wire "
+        f"{human_bytes(wire)} (dense {human_bytes(run.steps * dense * ring)}) per worker"
+    )
+    levels = trainer.position.plan.levels
+    if levels and any(policy.drives == "level" for policy in parts.policies.values()):
+        ends = (0, len(trainer.ladder.values) - 1)
+        plans = [trainer.position.plan.with_levels(dict.fromkeys(levels, level)) for level in ends]
+        low, high = (totals(trainer, parts, made, plan)[0] for plan in plans)
+        yield f"{'':<11}between {human_bytes(low)} and {human_bytes(high)} of payload, as the policies decide"
+
+
+def averages_at_the_end(trainer: Trainer, parts: Components) -> bool:
+    """Whether local steps are left after the last averaging."""
+    sync = trainer.sync
+    period = sync.groups[-1][0] if sync.groups else trainer.position.plan.period
+    return sync.final and sync.local_steps(parts.run) % period > 0
+
+
+def totals(trainer: Trainer, parts: Components, made: list[Made], plan: Plan | None = None) -> tuple[float, float]:
+    """(Payload, wire) of the run, bytes of one worker, under this plan or that at the start."""
+    dense = 4 * sum(spec.numel for spec in trainer.axis.specs) * averages_at_the_end(trainer, parts)
+    ring = 2 * (trainer.comm.workers - 1) / trainer.comm.workers
+    wire = sum(one.times * one.wire for one in made)
+    return sum(one.times * one.payload(plan) for one in made) + dense, wire + ring * dense
+
+
+def memory_lines(trainer: Trainer, where: Placement, made: list[Made]) -> Iterator[str]:
+    """Estimated bytes of a process: tensors that last; activations and libraries come on top."""
+    axis, inner, share = trainer.axis, trainer.inner, where.workers_per_process / where.workers
+    params = _size(axis.params)
+    common = params * (1 + where.workers_per_process * trainer.sync.local)
+    optimizers = [inner.common, *inner.of_replicas]
+    in_optimizers = [_size(_tensors(optimizer.state)) for optimizer in optimizers]
+    optimizer = in_optimizers[0] + share * sum(in_optimizers[1:])
+    if trainer.sync.local and not inner.of_replicas:
+        optimizer *= where.workers_per_process
+    state = max((_state(one.exchange, share) for one in made), default=0)
+    parts = {
+        "parameters": common,
+        "gradients": params * where.workers_per_process,
+        "buffers": share * _size(x for x_W in axis.buffers_W.values() for x in x_W),
+        "error feedback and other state of the compressor": state,
+        "optimizer": optimizer,
+    }
+    shown = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items() if size)
+    yield f"{'memory':<11}about {human_bytes(sum(parts.values()))} per process, beside activations: {shown}"
+
+
+def time_lines(
+    config: RunConfig, trainer: Trainer, where: Placement, parts: Components, made: list[Made], step: float
+) -> Iterator[str]:
+    """Estimated seconds: here, and on the modelled link."""
+    run, network = parts.run, trainer.network
+    averagings = [one for one in made if one.exchange.what == "difference"]
+    here = run.steps * step + sum(one.times * one.seconds for one in averagings)
+    beside = "" if where.processes == 1 else f"; {where.processes} processes share that as far as there are cores"
+    compiled = ", without compile" if config.compile else ""
+    yield (
+        f"{'time':<11}about {_seconds(here)} on this machine for all workers ({_seconds(step)} a step, from a trial"
+        f"{compiled}), without evaluation{beside}"
+    )
+    comm = sum(one.times * network.seconds(one.wire, one.rounds, one.exchange.comm.workers) for one in made)
+    dense = 4 * sum(spec.numel for spec in trainer.axis.specs)
+    plain = run.steps * _ring(network, dense, run.workers)
+    yield (
+        f"{'modelled':<11}{_seconds(comm)} of communication on network={config.choices['network']}, hidden or not "
+        f"(dense {_seconds(plain)}); {_seconds(here / run.workers)} of computing for one worker on its own machine"
+    )
+
+
+def _ring(network: Network, nbytes: float, workers: int) -> float:
+    rounds = 2 * (workers - 1)
+    return network.seconds(rounds / workers * nbytes, rounds, workers)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def _tensors(node: Any) -> Iterator[Tensor]:
+    """All tensors in a nest of containers."""
+    if isinstance(node, Tensor):
+        yield node
+    elif isinstance(node, dict):
+        for value in node.values():
+            yield from _tensors(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _tensors(value)
+
+
+def _state(exchange: Exchange, share: float) -> float:
+    """Bytes of a compressor's state in a process with this share of the workers."""
+    rows = [(key.endswith("_W"), value) for own in exchange.state.values() for key, value in own.items()]
+    return sum((share if of_workers else 1) * _size(_tensors(value)) for of_workers, value in rows)

@@ -1,0 +1,104 @@
+"""--dry-run: what it says of bytes is what a run sends; it leaves nothing behind."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from accordion_bench import train
+from accordion_bench.cli import command_line, dry_run
+from accordion_bench.config.validate import validate
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.processes.placement import place
+from accordion_bench.run_config import RunConfig
+from accordion_bench.runs.folder import RunFolder
+from tests.kit import composed
+from tests.kit.paths import ROOT
+
+RUNS = {
+    "dense": ["compressor=none"],
+    "low rank after a dense start": ["compressor=powersgd", "compressor.start_step=5"],
+    "a warm-up": ["compressor=dgc", "compressor.warmup_epochs=2"],
+    "two ways": ["compressor=efsignsgd", "compressor.collective=two_way"],
+    "local steps, and some at the end": ["compressor=topk", "sync=local_sgd", "sync.period=3"],
+    "groups": ["sync=hierarchical", "sync.groups=[[2,2],[4,4]]"],
+    "post-local": ["sync=post_local_sgd", "sync.switch_step=3", "sync.period=2", "compressor=qsgd"],
+}
+
+
+def forecast(cfg, folder):
+    config = RunConfig.from_dict(cfg)
+    where = place(config)
+    parts = validate(config, where)
+    trainer = dry_run.trainer_of(replace(config, workers=where.workers), where, parts, RunFolder(folder))
+    dry_run.seconds_of_a_step(trainer)
+    return dry_run.totals(trainer, parts, dry_run.exchanges(trainer, parts))
+
+
+@pytest.mark.parametrize("overrides", RUNS.values(), ids=RUNS)
+def test_the_bytes_are_those_of_the_run(overrides, tmp_path):
+    cfg = composed.run(tmp_path / "runs", *overrides, "epochs=3")
+    note = {}
+    train.run(cfg, {}, note)
+    summary = RunFolder(note["folder"]).read_json("summary.json")
+    payload, wire = forecast(cfg, tmp_path)
+    exact = validate(RunConfig.from_dict(cfg), place(RunConfig.from_dict(cfg))).wrapped.compressor.traits.fixed_size
+    if exact:  # each exchange is rounded to whole bytes of a mean worker
+        assert payload == pytest.approx(summary["payload_bytes"], rel=0, abs=summary["steps"] / 2)
+        assert wire == pytest.approx(summary["wire_bytes"], rel=0, abs=summary["steps"] / 2)
+    else:  # a bound
+        assert payload >= summary["payload_bytes"] > payload / 2
+
+
+def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cfg = composed.cfg("compressor=powersgd", "adaptive=accordion", "workers=4", "epochs=3", "paths.runs=there")
+    dry_run.run(cfg, {}, "seed=0: ")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "seed=0" and lines[1].startswith("resnet8 on digits, compressor powersgd")
+    assert "3 epochs of 12 steps, 36 in all" in lines[2]
+    words = [line.split()[0] for line in lines[2:] if line[0] != " "]
+    assert words == ["plan", "bytes", "memory", "time", "modelled"]
+    assert any("adaptive=accordion chooses rank 1, 2" in line for line in lines)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_counts_what_is_there(tmp_path, capsys):
+    """Parameters in fp32, a gradient for each of four workers, one momentum."""
+    dry_run.run(composed.cfg("compressor=topk", "workers=4", "epochs=1"), {})
+    memory = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("memory"))
+    for part in ("parameters 300 kB", "gradients 1.2 MB", "optimizer 300 kB"):
+        assert part in memory
+
+
+def test_no_data_is_needed(tmp_path, capsys):
+    cfg = composed.cfg("dataset=cifar10", "workers=2", "batch_size=2", "epochs=1", f"paths.data={tmp_path / 'none'}")
+    dry_run.run(cfg, {})
+    assert "1 epoch of 12500 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("overrides", [["resume=results/runs/x"], ["+experiment=smoke"]])
+def test_what_is_no_new_run_is_refused(overrides):
+    with pytest.raises(ConfigError, match=r"^--dry-run (must stand|tells)"):
+        dry_run.run(composed.cfg(*overrides), {})
+
+
+def test_nothing_is_submitted():
+    typed = ["-m", "--dry-run", "hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=5", "seed=0,1"]
+    assert command_line.for_dry_run(typed, "/x") == ["-m", "seed=0,1", "hydra.sweep.dir='/x'"]
+
+
+def test_a_sweep_tells_each_cell_and_leaves_nothing(tmp_path):
+    words = ["--dry-run", "-m", "batch_size=2,0", "epochs=1"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "accordion_bench", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2  # one cell is refused, the other told
+    assert ended.stdout.count("plan ") == ended.stderr.count("batch_size must be") == 1
+    assert list(tmp_path.iterdir()) == []

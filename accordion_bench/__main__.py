@@ -159,7 +159,9 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool) 
 
         if dry:
             try:
-                return dry_run.run(resolve(composed, hydra_config.runtime.choices), typed(overrides), cell)
+                experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
+                metric = dry_run.run(resolve(composed, hydra_config.runtime.choices), typed(overrides), cell)
+                return sweep.told_to(hydra_config.sweeper, metric)
             except Exception as error:
                 return tell(error)
         if OmegaConf.select(composed, "setup.experiment") == "smoke":  # its cells are computed, not swept

@@ -1,6 +1,7 @@
 """A command line before Hydra reads it: what Hydra would misread, pass over, or answer with its usage text."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -68,7 +69,7 @@ def for_dry_run(arguments: Sequence[str], folder: str) -> list[str]:
 def config_dirs(arguments: Sequence[str]) -> list[str]:
     """The folders of --config-dir, in any of its spellings; where its value is missing, none."""
     found = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")
         own = [flag for flag in FLAGS if flag.startswith(name)] if name.startswith("--") else []
         if (OF_SHORT.get(name) == "--config-dir" or own == ["--config-dir"]) and (equals or following):

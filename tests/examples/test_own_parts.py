@@ -109,6 +109,7 @@ def test_a_name_of_ours_stays_ours(inside, tmp_path):
     "typed", [["--config-dir", "conf"], ["--config-dir=conf"], ["-cd", "conf"], ["--config-di", "conf"]]
 )
 def test_every_spelling_of_the_folder(typed):
+    assert command_line.config_dirs([]) == command_line.config_dirs(["--config-dir"]) == []
     assert command_line.config_dirs(["epochs=3", *typed, "seed=1"]) == ["conf"]
 
 

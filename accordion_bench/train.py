@@ -22,7 +22,7 @@ from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, reuse
 from accordion_bench.runs.folder import RunFolder, damaged
-from accordion_bench.runs.metrics import metric
+from accordion_bench.runs.metrics import metric, split_of
 from accordion_bench.training import launch
 
 
@@ -216,9 +216,12 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
         remark = " (workers share a process: no communication time)"
     elif simulated:
         remark = " (several workers in each process: communication in it)"
+    best = f", {judged.show(summary['best_metric'])} best"
+    if split_of(summary["selected_by"]) != "test" and summary["best_epoch"] is not None:
+        then = f"in epoch {summary['best_epoch']}, when the test had {judged.show(summary['test_at_best'])}"
+        best = f"; best of the validation split {judged.show(summary['best_metric'])} {then}"
     lines = [
-        f"{judged.name:<11}{judged.show(summary['metric'])} at the end, {judged.show(summary['best_metric'])} best "
-        f"({summary['steps']} steps)",
+        f"{judged.name:<11}{judged.show(summary['metric'])} at the end{best} ({summary['steps']} steps)",
         line("payload", summary["payload_bytes"], summary["dense_bytes"]),
         line("wire", summary["wire_bytes"], summary["dense_wire_bytes"]),
     ]

@@ -50,7 +50,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
             f"accordion_bench.report {cfg['resume']} to see it, or epochs=N for more than its {saved['epochs']} epochs"
         )
     for key in sorted(typed):  # a group's name comes before its options
-        if key.split(".")[0] in FREE_ON_RESUME and key not in [f"comm.{own}" for own in OF_THE_STATE]:
+        if {key, key.split(".")[0]} & set(FREE_ON_RESUME) and key not in [f"comm.{own}" for own in OF_THE_STATE]:
             merged = _with_value(merged, key, _value_at(cfg, key))
             continue
         old, new = (_value_at(c["choices"], key) for c in (saved, cfg))

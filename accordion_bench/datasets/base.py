@@ -1,7 +1,7 @@
 """What every data set is: checked before it is loaded, then read in batches, in the order asked for."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,21 @@ class LabelledData(Data, Protocol):
 
     def test_batches(self, batches: Iterable[Tensor]) -> Batches:
         """Inputs and targets for each index tensor in turn."""
+
+    def validation_batches(self, batches: Iterable[Tensor]) -> Batches:
+        """Inputs and targets of training samples, as they are evaluated, for each index tensor in turn."""
+
+
+class Split(NamedTuple):
+    """Numbers of samples of the loaded training set.
+
+    Args:
+        train: that are trained on; None = all.
+        validation: that are held out, to choose by; None = there are none, the test set chooses.
+    """
+
+    train: Tensor | None = None
+    validation: Tensor | None = None
 
 
 class Dataset(Component):
@@ -74,6 +89,10 @@ class Dataset(Component):
     def chance(self) -> float | None:
         """The metric of a guess; None = unknown."""
         return None
+
+    def split(self, size: int, seed: int) -> Split:
+        """What is trained on, and what is held out, of so many loaded training samples."""
+        return Split()
 
     def model_arguments(self) -> dict[str, Any]:
         """What a model must be told of the data, by the names of its constructor."""

@@ -36,7 +36,7 @@ class Cifar(ImageDataset):
             `cutout`.
         rotation: largest angle in degrees; nearest pixel, corners black.
         cutout: side in pixels of a square that is cut out of each training image; 0 = none.
-        subset, limit_eval, sharding: see `ImageDataset`.
+        validation, subset, limit_eval, sharding: see `ImageDataset`.
     """
 
     in_channels, image_size = 3, 32

@@ -23,6 +23,7 @@ from accordion_bench.tensors import keyed_rng
 MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # of torchvision's reference training, in units of uint8
 STD = [255 * s for s in (0.229, 0.224, 0.225)]
 ATTEMPTS = 10  # at a crop that fits
+HELD_OUT = -1  # in the place of an epoch: a training image as it is evaluated
 
 
 class ImageNet(ImageDataset):
@@ -39,7 +40,7 @@ class ImageNet(ImageDataset):
         augment: false trains on the central squares.
         workers: processes that read and decode, in each training process; 0 = none, decode when needed.
         limit_eval: evaluate on so many images, the same for every seed, of all classes; null = all.
-        subset, sharding: see `ImageDataset`.
+        validation, subset, sharding: see `ImageDataset`.
     """
 
     in_channels = 3
@@ -147,11 +148,11 @@ class Views(Dataset):
         self.train, self.test, self.size, self.augment, self.seed = train, test, size, augment, seed
 
     def __getitem__(self, key: tuple[int | None, int]) -> tuple[Tensor, int]:
-        """Image [3, size, size] in uint8, and its class."""
+        """Image [3, size, size] in uint8, and its class; by the epoch, None for a test image, and its number."""
         epoch, sample = key
         files = self.test if epoch is None else self.train
         image = files.open(sample)
-        if epoch is None or not self.augment:
+        if epoch in (None, HELD_OUT) or not self.augment:
             image = central(image, self.size)
         else:
             draws = torch.rand(ATTEMPTS + 1, 4, generator=keyed_rng.generator(self.seed, "augmentation", epoch, sample))
@@ -215,6 +216,10 @@ class FolderData:
     def test_batches(self, batches: Iterable[Tensor]) -> Batches:
         """Normalised images and labels for each index tensor in turn."""
         return self._read(None, batches)
+
+    def validation_batches(self, batches: Iterable[Tensor]) -> Batches:
+        """Normalised training images, not augmented, and labels for each index tensor in turn."""
+        return self._read(HELD_OUT, batches)
 
     def _read(self, epoch: int | None, batches: Iterable[Tensor]) -> Batches:
         ready = None

@@ -1,12 +1,13 @@
 """Image classification data in memory: batches by index, augmentation in one vectorised pass on the device."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from accordion_bench.datasets.base import Batches, Dataset
+from accordion_bench.datasets.base import Batches, Dataset, Split
 from accordion_bench.options import checks
 from accordion_bench.tensors import keyed_rng
 
@@ -76,6 +77,12 @@ class ImageData:
         """Normalised images and labels for each index tensor in turn."""
         for indices in batches:
             yield self.test_batch(indices.to(self.test_labels.device))
+
+    def validation_batches(self, batches: Iterable[Tensor]) -> Batches:
+        """Normalised training images, not augmented, and labels for each index tensor in turn."""
+        for indices in batches:
+            at = indices.to(self.train_labels.device)
+            yield normalised(self.train_images[at], self.mean, self.std), self.train_labels[at]
 
     def train_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Augmented, normalised images and labels; augmented as the epoch says that has begun last."""
@@ -162,7 +169,10 @@ class ImageDataset(Dataset):
     """Images with one label each.
 
     Args:
-        subset, limit_eval, sharding: see `Dataset`.
+        validation: so many of the training samples (below 1: this share of them), chosen by the seed after `subset`,
+            are not trained on but evaluated; `target`, the best epoch and the best weights go by them, so that the test
+            set chooses nothing. null = none, the test set chooses.
+        subset, limit_eval, sharding: see `Dataset`; `limit_eval` holds for each of the two evaluations.
 
     Class attributes:
         in_channels, num_classes, image_size: what a model must accept.
@@ -176,6 +186,41 @@ class ImageDataset(Dataset):
     @property
     def chance(self) -> float:
         return 1 / self.num_classes
+
+    def __init__(self, validation: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        if validation is not None:
+            checks.number("validation", validation, above=0, instead=0.1)
+            if validation >= 1:
+                checks.integer("validation", validation, at_least=1, instead=5000)
+        self.validation = validation
+
+    @property
+    def validation_count(self) -> int:
+        """Training samples of a run that are held out.
+
+        Raises:
+            ConfigError: of the training samples, none or all are.
+        """
+        if self.validation is None:
+            return 0
+        samples = super().train_count
+        count = round(self.validation * samples) if self.validation < 1 else int(self.validation)
+        if not 0 < count < samples:
+            rule = f"a number or a share of the {samples:,} training samples that leaves some on both sides"
+            raise checks.ValueRefused("dataset.validation", rule, self.validation, 0.1 if samples > 9 else None)
+        return count
+
+    @property
+    def train_count(self) -> int:
+        return super().train_count - self.validation_count
+
+    def split(self, size: int, seed: int) -> Split:
+        if not self.validation_count:
+            return Split()
+        order = torch.randperm(size, generator=keyed_rng.generator(seed, "validation"))
+        held_out, rest = order[: self.validation_count], order[self.validation_count :]
+        return Split(rest.sort().values, held_out[: self.limit_eval])
 
     def model_arguments(self) -> dict[str, int]:
         return {"in_channels": self.in_channels, "num_classes": self.num_classes}

@@ -19,10 +19,14 @@ class Sampler:
         sharding: `reshuffled` in every epoch, `static`, or `consecutive`: samples are segments of one sequence, cut
             into A x batch size strands of equal length, the last ones filled up from its beginning; entry i of a
             worker's next batch continues entry i. Batches are always whole.
+        samples: numbers of the training samples among all that are loaded; None = 0 to size - 1.
     """
 
-    def __init__(self, size: int, workers: int, seed: int, sharding: str = "reshuffled") -> None:
+    def __init__(
+        self, size: int, workers: int, seed: int, sharding: str = "reshuffled", samples: Tensor | None = None
+    ) -> None:
         self.size, self.workers, self.seed, self.sharding = size, workers, seed, sharding
+        self.samples = samples
         self.per_worker = -(-size // workers)
 
     def steps(self, batch_size: int) -> int:
@@ -36,6 +40,8 @@ class Sampler:
             return
         keyed = 0 if self.sharding == "static" else epoch
         order = torch.randperm(self.size, generator=keyed_rng.generator(self.seed, "order", keyed))
+        if self.samples is not None:
+            order = self.samples[order]
         total = self.per_worker * self.workers
         order = order.repeat(-(-total // self.size))[:total]
         self._shards = order.view(self.per_worker, self.workers).T

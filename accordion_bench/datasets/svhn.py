@@ -25,7 +25,7 @@ class SVHN(ImageDataset):
         augment: random crop (padding 4). Off by default: neither Accordion's code nor Wide ResNets (Zagoruyko &
             Komodakis 2016, arXiv 1605.07146) nor the cutout paper augment these images. Digits are never flipped.
         cutout: side in pixels of a square that is cut out of each training image; 0 = none.
-        subset, limit_eval, sharding: see `ImageDataset`.
+        validation, subset, limit_eval, sharding: see `ImageDataset`.
     """
 
     in_channels, num_classes, image_size = 3, 10, 32

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench.datasets.base import Data, Dataset, LabelledData
+from accordion_bench.datasets.base import Batches, Data, Dataset, LabelledData
 from accordion_bench.datasets.text import TextData
 from accordion_bench.runs.metrics import METRICS, Metric
 
@@ -19,9 +19,15 @@ class Task(Generic[DataT]):
 
     Class attributes:
         metric: what a run is judged by.
+
+    Attributes:
+        selected_by, tested: columns of that metric, on the split that `target` and the best epoch go by, and on the
+            test split.
     """
 
     metric: Metric
+    selected_by: str
+    tested: str
 
     def begin_epoch(self) -> None:
         """Before the first step of an epoch."""
@@ -47,26 +53,48 @@ class Task(Generic[DataT]):
 
 
 class Images(Task[LabelledData]):
-    """Cross-entropy of one label per image; accuracy."""
+    """Cross-entropy of one label per image; accuracy, of the test set.
+
+    Args:
+        validation: numbers of the training samples that are held out, by which epochs are chosen; None = by the test.
+        device: of the sums.
+    """
 
     metric = METRICS["accuracy"]
+    tested = "accuracy"
+
+    def __init__(self, validation: Tensor | None = None, device: torch.device | None = None) -> None:
+        self.validation, self.device = validation, device
+        self.selected_by = "accuracy" if validation is None else "validation_accuracy"
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
         return F.cross_entropy(model(x), y)
 
     def totals(self, model: nn.Module, data: LabelledData, worker: int, workers: int) -> Tensor:
-        totals: Tensor | None = None
         share = torch.arange(min(worker, data.test_size), data.test_size, workers)
-        for x, y in data.test_batches(share.split(EVAL_BATCH) if len(share) else []):
+        totals = self._of(model, data.test_batches(share.split(EVAL_BATCH) if len(share) else []))
+        if self.validation is None:
+            return totals
+        share = self.validation[worker::workers]
+        held_out = self._of(model, data.validation_batches(share.split(EVAL_BATCH) if len(share) else []))
+        return torch.cat([totals, held_out])
+
+    def _of(self, model: nn.Module, batches: Batches) -> Tensor:
+        """Sums of loss and correct answers, and the number of samples."""
+        totals = torch.zeros(3, dtype=torch.float64, device=self.device)
+        for x, y in batches:
             output = model(x)
             loss, correct = F.cross_entropy(output, y, reduction="sum"), (output.argmax(1) == y).sum()
-            found = torch.stack([loss.double(), correct.double(), torch.full_like(loss, len(y), dtype=torch.float64)])
-            totals = found if totals is None else totals + found
-        return torch.zeros(3, dtype=torch.float64) if totals is None else totals
+            totals += torch.stack([loss.double(), correct.double(), torch.full_like(loss, len(y), dtype=torch.float64)])
+        return totals
 
     def columns(self, totals: list[float]) -> dict[str, float]:
-        loss, correct, count = totals
-        return {"test_loss": loss / count, "accuracy": correct / count}
+        loss, correct, count = totals[:3]
+        columns = {"test_loss": loss / count, "accuracy": correct / count}
+        if self.validation is not None:
+            loss, correct, count = totals[3:]
+            columns |= {"validation_loss": loss / count, "validation_accuracy": correct / count}
+        return columns
 
 
 class Text(Task[TextData]):
@@ -85,6 +113,7 @@ class Text(Task[TextData]):
 
     def __init__(self, metric_split: str = "test", device: torch.device | None = None) -> None:
         self.metric_split, self.device = metric_split, device
+        self.selected_by, self.tested = f"{metric_split}_perplexity", "test_perplexity"
         self.states: dict[int, dict[int, tuple[Tensor, ...]]] = {}
 
     def begin_epoch(self) -> None:
@@ -125,6 +154,8 @@ class Text(Task[TextData]):
         self.states[row] = {micro: tuple(part.to(self.device) for part in parts) for micro, parts in micros}
 
 
-def task_of(dataset: Dataset, device: torch.device | None = None) -> Task[Any]:
-    """The task of a data set."""
-    return Text(getattr(dataset, "metric_split", "test"), device) if dataset.task == "text" else Images()
+def task_of(dataset: Dataset, device: torch.device | None = None, validation: Tensor | None = None) -> Task[Any]:
+    """The task of a data set, of which some training samples may be held out."""
+    return (
+        Text(getattr(dataset, "metric_split", "test"), device) if dataset.task == "text" else Images(validation, device)
+    )

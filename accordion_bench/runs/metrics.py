@@ -50,6 +50,11 @@ class Metric:
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
 
+def split_of(column: str) -> str:
+    """The split that a column of a metric is of: `validation_accuracy`, `valid_perplexity`; else the test split."""
+    return "validation" if column.startswith("valid") else "test"
+
+
 METRICS = {m.name: m for m in (Metric("accuracy", True, True), Metric("perplexity", False, False))}
 
 

@@ -15,8 +15,8 @@ from accordion_bench.runs.old_folders import in_todays_words
 
 LOCK = "run.lock"  # in a run's folder; stays there, empty
 POLL = 0.2  # seconds between two looks at a lock that somebody holds
-# run-level keys that decide no result
-FREE = ("threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile")
+# keys that decide no result
+FREE = ("dataset.check", "threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile")
 # plain top-level numbers, which look the same in every config.yaml: read before YAML is parsed
 QUICK = ("seed", "epochs", "batch_size")
 
@@ -27,8 +27,20 @@ def decisive(cfg: Config) -> Config:
     `choices` are only names; an option that is null is left out, and one that is lacking has the value that was in
     effect before there was that option.
     """
-    free = (*FREE, "choices")
-    return {key: value for key, value in completed(cfg).items() if key not in free and value is not None}
+    return without(completed(cfg), (*FREE, "choices"))
+
+
+def without(cfg: Config, free: Sequence[str]) -> Config:
+    """A configuration without some dotted keys, and without nulls: as in runs from before there was that option."""
+
+    def kept(node: Config, prefix: str) -> Config:
+        return {
+            key: kept(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+            for key, value in node.items()
+            if value is not None and f"{prefix}{key}" not in free
+        }
+
+    return kept(cfg, "")
 
 
 def find_earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) -> RunFolder | None:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from accordion_bench.runs.metrics import Metric
 
+KEPT = ("best", "best_epoch", "test_at_best", "to_target")
+
 
 class Score:
     """The best value of the metric, what it took to reach the target, and the loss of the running epoch.
@@ -15,34 +17,44 @@ class Score:
         metric: what the run is judged by.
         target: its value that is to be reached; None = none.
         device: of the loss.
+        selected_by, tested: columns of the metric, on the split that target and best epoch go by, and on the test
+            split.
 
     Attributes:
+        best, best_epoch: value and number of the best epoch.
+        test_at_best: what the test split gave then.
         loss_sum: training loss of this epoch, summed over steps and local workers, float64 [].
         to_target: `seconds` and `payload_bytes` when the target was reached first; empty before.
     """
 
-    def __init__(self, metric: Metric, target: float | None, device: torch.device) -> None:
-        self.metric, self.target = metric, target
+    def __init__(
+        self, metric: Metric, target: float | None, device: torch.device, selected_by: str, tested: str
+    ) -> None:
+        self.metric, self.target, self.selected_by, self.tested = metric, target, selected_by, tested
         self.best = metric.worst
+        self.best_epoch: int | None = None
+        self.test_at_best: float | None = None
         self.to_target: dict[str, float] = {}
         self.loss_sum: Tensor = torch.zeros((), dtype=torch.float64, device=device)
 
-    def note(self, value: float, row: dict[str, Any]) -> bool:
-        """An epoch has ended with this value of the metric, and with this metrics row; whether it is the best one."""
+    def note(self, row: dict[str, Any]) -> bool:
+        """An epoch has ended with this metrics row; whether it is the best one."""
+        value = row[self.selected_by]
         best = self.metric.better(value, self.best)
         if best:
-            self.best = value
+            self.best, self.best_epoch, self.test_at_best = value, row["epoch"], row[self.tested]
         if self.target is not None and self.metric.reaches(value, self.target) and not self.to_target:
             self.to_target = {key: row[key] for key in ("seconds", "payload_bytes")}
         return best
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""
-        return {"best": self.best, "to_target": self.to_target}
+        return {key: getattr(self, key) for key in KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.best, self.to_target = state["best"], state["to_target"]
+        for key in KEPT:
+            setattr(self, key, state.get(key))  # version 0.1 kept the value of the best epoch alone
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """The loss, kept by the first local worker."""

@@ -85,10 +85,12 @@ class Trainer:
         parts, seed = parts or build_components(config, comm.workers), config.seed
         self.sync, self.ladder = parts.sync, parts.ladder
 
-        self.task: Task = task_of(parts.dataset, self.device)
         self.chance = parts.dataset.chance
         self.data = parts.dataset.load(config.paths.data, seed, self.device)
-        self.sampler = Sampler(self.data.train_size, comm.workers, seed, parts.dataset.sharding)
+        train, validation = parts.dataset.split(self.data.train_size, seed)
+        self.task: Task = task_of(parts.dataset, self.device, validation)
+        train_size = self.data.train_size if train is None else len(train)
+        self.sampler = Sampler(train_size, comm.workers, seed, parts.dataset.sharding, train)
         with seeded(key(seed, "model")):
             model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
@@ -102,7 +104,8 @@ class Trainer:
         )
         self.loss_scale = LossScale() if config.precision == "float16" else None
 
-        self.score = Score(self.task.metric, config.target, self.device)
+        chosen_by = self.task.selected_by, self.task.tested
+        self.score = Score(self.task.metric, config.target, self.device, *chosen_by)
         specs, like, run = self.axis.specs, self.axis.params[0], parts.run
         plan = parts.plan_for(specs)
         self.position = Position(plan, config.optimizer["lr"], parts.schedule, config.epochs, self.sampler.steps)
@@ -366,7 +369,7 @@ class Trainer:
             "decisions": decisions,
             **self.policy_runner.measured(),
         }
-        best = self.score.note(metric, row)
+        best = self.score.note(row)
         if self.comm.leader:
             self.keep_weights(values, buffers, best)
             self.folder.append_metrics(row)
@@ -409,6 +412,9 @@ class Trainer:
             "metric": row.get(name),
             "best_metric": self.score.best,
             "not_learned": not_learned(judged, row[name], losses, self.chance, self.data.test_size) if row else None,
+            "best_epoch": self.score.best_epoch,
+            "selected_by": self.task.selected_by,
+            "test_at_best": self.score.test_at_best,
             "steps": self.position.step,
             "epochs": self.position.epoch,
             "parameters": sum(spec.numel for spec in self.axis.specs),

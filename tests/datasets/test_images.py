@@ -296,6 +296,14 @@ def test_subset_and_limit_eval(root):
     assert len(list(few[0].test_batches(torch.arange(4).split(3)))) == 2
 
 
+def test_held_out_images_are_the_central_squares(root):
+    data = small(validation=4).load(str(root), 0, CPU)
+    ((x, y),) = data.validation_batches([torch.tensor([2, 9])])
+    files = data.loader.items.train
+    squares = torch.stack([torch.from_numpy(np.array(central(files.open(i), 16))).permute(2, 0, 1) for i in (2, 9)])
+    assert torch.equal(x, (squares.float() - data.mean) / data.std) and y.tolist() == files.labels[[2, 9]].tolist()
+
+
 def test_refused_folders(root, tmp_path):
     small().prepare(str(root))
     with pytest.raises(ConfigError, match=r"paths.data must hold the images imagenet/\{train,val\}/CLASS"):

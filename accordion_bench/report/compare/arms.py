@@ -11,6 +11,7 @@ from accordion_bench.report.read.common_speed import at_common_speed
 from accordion_bench.report.read.labels import drives, is_dense, policies_of
 from accordion_bench.report.read.load import Run, flat
 from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
+from accordion_bench.runs.reuse import without
 
 # what does not change what a run computes
 FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target")
@@ -61,6 +62,14 @@ class Arm:
         return self.runs[0].summary.get("metric_name", "accuracy")
 
     @property
+    def selected_by(self) -> str:
+        """The column of metrics.jsonl by which `target` and the best epoch were chosen."""
+        if selected_by := self.runs[0].summary.get("selected_by"):
+            return selected_by
+        split = self.options.get("dataset.metric_split")  # version 0.1 did not write it into the summary
+        return f"{split}_{self.metric}" if split else self.metric
+
+    @property
     def scale(self) -> str:
         """`full`, or the shorter form of an experiment: `small`, `tiny`."""
         return self.config.get("scale") or "full"
@@ -107,7 +116,7 @@ def fingerprint(run: Run) -> dict[str, Any]:
 
     An option that is null is left out, as in runs from before there was that option.
     """
-    kept = {key: value for key, value in run.config.items() if key not in FREE and value is not None}
+    kept = without(run.config, FREE)
     kept["adaptive"] = policies_of(run.config)  # a preset changes no result: its scheme stands under sync
     kept["scale"] = run.config.get("scale") or "full"
     if isinstance(lab := run.environment.get("netlab"), dict):

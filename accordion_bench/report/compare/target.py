@@ -11,7 +11,7 @@ from accordion_bench.report.compare.link_tables import Beside
 from accordion_bench.report.compare.link_tables import tables as measured_tables
 from accordion_bench.report.compare.show import NONE
 from accordion_bench.report.compare.timed import communicates
-from accordion_bench.runs.metrics import Metric, metric
+from accordion_bench.runs.metrics import Metric, metric, split_of
 
 
 class Reached(NamedTuple):
@@ -35,14 +35,16 @@ def clock_of(arms: Sequence[Arm]) -> str:
 def reached(arm: Arm, target: float, column: str) -> Reached:
     """Seconds and payload of the seeds that have reached the target."""
     judged = metric(arm.metric)
-    first = [first_row(run.rows, judged, target, column) for run in arm.runs]
+    first = [first_row(run.rows, judged, arm.selected_by, target, column) for run in arm.runs]
     rows = [row for row in first if row is not None]
     return Reached([row[column] for row in rows], [row["payload_bytes"] for row in rows])
 
 
-def first_row(rows: Sequence[dict[str, Any]], judged: Metric, target: float, column: str) -> dict[str, Any] | None:
-    """The first row that reaches the target, where the time is known."""
-    found = (row for row in rows if judged.reaches(row[judged.name], target))
+def first_row(
+    rows: Sequence[dict[str, Any]], judged: Metric, selected_by: str, target: float, column: str
+) -> dict[str, Any] | None:
+    """The first row that reaches the target in the column it goes by, where the time is known."""
+    found = (row for row in rows if judged.reaches(row[selected_by], target))
     row = next(found, None)
     return row if row is not None and isinstance(row.get(column), int | float) else None
 
@@ -67,7 +69,8 @@ def to_target(arms: Sequence[Arm]) -> Beside:
     shown = metric(arms[0].metric).show(target)
     how = "measured" if column == "seconds" else f"modelled on {arms[0].chosen('network') or 'the network'}"
     note = (
-        f"Training time, {how}, without evaluation and warm-up, to the end of the first epoch that reached {shown}; "
+        f"Training time, {how}, without evaluation and warm-up, to the end of the first epoch that reached {shown} in "
+        f"the {split_of(arms[0].selected_by)} split; "
         "means over the seeds that did, with 95 % t-intervals; of dense: over the fastest dense arm, below 1 = faster."
     )
     return Beside(f"Time to {shown}", rows, note)

@@ -77,6 +77,8 @@ def _judged(arm: Arm, dense: Arm | None) -> dict[str, Any]:
         f"{name}_ci95": half_width(values),
         f"{name}_std": standard_error(values) * math.sqrt(arm.n) if arm.n > 1 else math.nan,
         f"best_{name}": arm.mean("best_metric"),
+        "selected_by": arm.selected_by,
+        f"test_{name}_at_best": arm.mean("test_at_best"),
         f"{name}_minus_dense": found.gap,
         f"{name}_minus_dense_ci95": found.half,
         "interval": found.how,

@@ -11,7 +11,7 @@ from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.table import paper_reference
-from accordion_bench.runs.metrics import metric
+from accordion_bench.runs.metrics import metric, split_of
 
 SPEED_TOLD = 0.05  # how far from the common speed runs are named
 
@@ -44,6 +44,8 @@ def heading(arm: Arm) -> str:
     subset = arm.options.get("dataset.subset")
     what = "words" if arm.metric == "perplexity" else "samples"
     part = f", {subset:,} training {what}" if isinstance(subset, int) else ""
+    if validation := arm.options.get("dataset.validation"):
+        part += f", {validation:,} of the training samples held out"
     return f"{task}, {workers}, {counted(config['epochs'], 'epoch')}{part}{scale}"
 
 
@@ -77,7 +79,7 @@ def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
     judged = metric(arms[0].metric)
     several = max(arm.n for arm in arms) > 1
     interval = "mean ± Student's 95 % t-interval over n seeds" if several else "one seed per arm, so no intervals"
-    best = "" if paper else "; best: of all epochs"
+    best = "" if paper else f"; best: of all epochs, by the {split_of(arms[0].selected_by)} split"
     text = f"{judged.name.capitalize()}: after the last epoch, {interval}{best}."
     text += "" if judged.higher_is_better else " Lower is better."
     images = arms[0].runs[0].summary.get("test_size")

@@ -30,7 +30,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("plan, told", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("plan, told", list(WRONG.values()), ids=list(WRONG))
 def test_one_sentence_for_a_wrong_plan(plan, told):
     with pytest.raises(ConfigError, match=f"^adaptive.mine must .*{told}") as caught:
         checked("mine", PLAN, plan, LADDER)

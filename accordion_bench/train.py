@@ -24,6 +24,7 @@ from accordion_bench.runs import checkpoint, reuse
 from accordion_bench.runs.folder import RunFolder, damaged
 from accordion_bench.runs.metrics import metric, split_of
 from accordion_bench.training import launch
+from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
 
 
 def run(
@@ -76,7 +77,8 @@ def _run(
         if found:
             config = replace(config, resume=found)
             refuse_other_past(config, parts)
-        launch.prepare_data(parts.dataset, config.paths.data, where, watch)
+        with Heartbeat(leader and not on_a_terminal(), "getting the data"):
+            launch.prepare_data(parts.dataset, config.paths.data, where, watch)
         folder = _make_or_resume_folder(config, where, watch)
         note["folder"] = str(folder.path)
 
@@ -218,7 +220,7 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
         remark = " (several workers in each process: communication in it)"
     best = f", {judged.show(summary['best_metric'])} best"
     if split_of(summary["selected_by"]) != "test" and summary["best_epoch"] is not None:
-        then = f"in epoch {summary['best_epoch']}, when the test had {judged.show(summary['test_at_best'])}"
+        then = f"in epoch {summary['best_epoch'] + 1}, when the test had {judged.show(summary['test_at_best'])}"
         best = f"; best of the validation split {judged.show(summary['best_metric'])} {then}"
     lines = [
         f"{judged.name:<11}{judged.show(summary['metric'])} at the end{best} ({summary['steps']} steps)",

@@ -15,15 +15,25 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
+said=$SECONDS
+beat() { while sleep 8 >/dev/null 2>&1; do echo "still installing, for $((SECONDS - said)) s (torch alone is a download of several hundred MB)" >&2; done; }
+quiet=()
+if [ ! -t 2 ]; then  # on a terminal uv draws bars
+    quiet=(--quiet)
+    beat &
+    trap "kill $! 2>/dev/null || true" EXIT
+fi
+
+echo "installing into .venv" >&2
 rm -rf .venv
 uv=$(command -v uv || true)
 if [ -n "$uv" ]; then
     "$uv" venv --quiet --python "$(command -v "$python")" .venv
 else
     "$python" -m venv .venv || { echo "install python3-venv, or uv, and try again" >&2; exit 1; }
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check uv
+    .venv/bin/python -m pip install ${quiet[@]+"${quiet[@]}"} --disable-pip-version-check uv
     uv=.venv/bin/uv
 fi
-"$uv" pip install --quiet --compile-bytecode --python .venv/bin/python --constraint constraints.txt --editable '.[dev]'
+"$uv" pip install ${quiet[@]+"${quiet[@]}"} --compile-bytecode --python .venv/bin/python --constraint constraints.txt --editable '.[dev]'
 echo "installed into .venv: $(.venv/bin/python -c 'import importlib.metadata as m; print("torch", m.version("torch"), "torchvision", m.version("torchvision"))')"
 echo "now type: source .venv/bin/activate    (then python -m accordion_bench --help works, and every command of README.md)"

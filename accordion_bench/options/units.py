@@ -48,6 +48,14 @@ def human_bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def human_seconds(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 5 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
 def counted(count: int, noun: str) -> str:
     """`1 worker`, `4 workers`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

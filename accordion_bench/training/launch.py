@@ -21,6 +21,7 @@ from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder, log
+from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
 
 
 @contextlib.contextmanager
@@ -106,9 +107,10 @@ def train(
     handler = folder.log_to_file() if comm.leader else None
     with handling(stopper.note):
         try:
-            trainer = Trainer(config, comm, folder, stopper, parts)
-            if config.resume:
-                resume(trainer, folder)
+            with Heartbeat(comm.leader and not on_a_terminal(), "loading the data and building the model"):
+                trainer = Trainer(config, comm, folder, stopper, parts)
+                if config.resume:
+                    resume(trainer, folder)
             summary = trainer.fit()
             if comm.leader:
                 folder.finish(summary)

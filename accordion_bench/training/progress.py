@@ -1,4 +1,4 @@
-"""The progress bar: loss, accuracy, bytes, time left; silent when not on a terminal."""
+"""Progress on the leader: a bar on a terminal, else a line per epoch, and one at least every ten seconds."""
 
 import sys
 import time
@@ -7,58 +7,112 @@ from torch import Tensor
 from tqdm import tqdm
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.options.units import human_bytes
+from accordion_bench.options.units import human_bytes, human_seconds
 from accordion_bench.position import Position
 from accordion_bench.runs.metrics import Metric
+from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
 
-REFRESH_SECONDS = 0.5
+REFRESH_SECONDS = 0.5  # of the bar
+LINE_SECONDS = 8.0  # after which a step tells its own line; a longer one leaves that to the heartbeat
 
 
 class Progress:
-    """A tqdm bar over optimizer steps on the leader's terminal.
+    """Loss, metric, speed, bytes, time left.
 
     Args:
         leader: whether this process tells anything.
+        per_worker: training samples of each worker in an epoch.
     """
 
-    def __init__(self, leader: bool) -> None:
-        self.shown = leader and sys.stderr.isatty()
+    def __init__(self, leader: bool, per_worker: int) -> None:
+        self.barred = leader and on_a_terminal() and sys.stderr.isatty()
+        self.per_worker = per_worker
         self.bar: tqdm | None = None
+        self.heart = Heartbeat(leader and not on_a_terminal(), "before the first step")
+        self.lines = leader and not on_a_terminal()
         self.evaluated: tuple[Metric, float] | None = None
-        self._next = 0.0
+        self._next = self._speed = 0.0
 
     def begin(self, total: int, done: int) -> None:
-        """Open the bar."""
-        if self.shown:
+        """Open the bar, or start to tell lines."""
+        self.heart.__enter__()
+        self.began, self.done = time.monotonic(), done
+        self._epoch_began, self._skipped = self.began, 0
+        if self.barred:
             self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, leave=False)
 
+    def begin_epoch(self, position: Position) -> None:
+        """Training goes on in an epoch, maybe in its middle."""
+        self._epoch_began, self._skipped = time.monotonic(), self._samples(position)
+        self.heart.now(f"in a step of epoch {position.epoch + 1} of {position.epochs}")
+
+    def _samples(self, position: Position) -> int:
+        """Training samples of each worker in this epoch so far."""
+        return min(position.step_in_epoch * position.plan.batch_size, self.per_worker)
+
     def step(self, position: Position, loss_sum: Tensor, comm: Comm) -> None:
-        """One more step; the figures are refreshed twice a second.
+        """One more step; the bar's figures are refreshed twice a second, a line is due when nothing was said for long.
 
         Args:
             position: where training stands.
             loss_sum: training loss of this epoch, summed over steps and local workers.
             comm: whose ledger tells what was sent.
         """
-        if self.bar is None:
-            return
+        if self.bar is not None:
+            self._draw(position, loss_sum, comm)
+        elif self.lines:
+            epoch, step, steps = position.epoch + 1, position.step_in_epoch, position.steps_per_epoch
+            self._speed = self._samples_per_second(position, comm)
+            if self.heart.silent >= LINE_SECONDS:
+                told = f"loss {_mean(loss_sum, position, comm):.4f}, {self._figures(position, comm)}"
+                self.heart.say(f"epoch {epoch} of {position.epochs}, step {step} of {steps}: {told}")
+            doing = f"in step {step + 1} of {steps} of epoch" if step < steps else "evaluating epoch"
+            self.heart.now(f"{doing} {epoch} of {position.epochs}")
+
+    def _draw(self, position: Position, loss_sum: Tensor, comm: Comm) -> None:
+        assert self.bar is not None
         self.bar.total = position.step + position.steps_left  # larger batches mean fewer steps
         self.bar.update()
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REFRESH_SECONDS
-            mean = loss_sum.item() / (max(position.step_in_epoch, 1) * comm.local_workers)
             payload = comm.ledger.columns()["payload_bytes"]
-            figures = {"loss": f"{mean:.3f}", "sent": human_bytes(payload)}
+            figures = {"loss": f"{_mean(loss_sum, position, comm):.3f}", "sent": human_bytes(payload)}
             if self.evaluated:
                 metric, value = self.evaluated
                 figures[metric.name] = metric.show(value)
             self.bar.set_postfix(figures)
 
-    def epoch(self, metric: Metric, value: float) -> None:
-        """Note the newest evaluation."""
+    def epoch_over(self, metric: Metric, value: float, loss: float, position: Position, comm: Comm) -> None:
+        """An epoch has been evaluated, and is over.
+
+        Args:
+            metric, value: of the evaluation.
+            loss: mean training loss.
+            position: where training stands, before the next epoch.
+            comm: whose ledger tells what was sent.
+        """
         self.evaluated = metric, value
+        if self.lines:
+            told = f"{metric.name} {metric.show(value)}, loss {loss:.4f}, {self._figures(position, comm)}"
+            self.heart.say(f"epoch {position.epoch} of {position.epochs}: {told}")
+
+    def _samples_per_second(self, position: Position, comm: Comm) -> float:
+        """Of all workers, in this epoch."""
+        samples = (self._samples(position) - self._skipped) * comm.workers
+        return samples / max(time.monotonic() - self._epoch_began, 1e-9)
+
+    def _figures(self, position: Position, comm: Comm) -> str:
+        left = (time.monotonic() - self.began) / max(position.step - self.done, 1) * position.steps_left
+        payload = human_bytes(comm.ledger.columns()["payload_bytes"])
+        return f"{self._speed:,.0f} samples/s, payload {payload}, {human_seconds(left)} left"
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the bar, say nothing any more."""
+        self.heart.__exit__()
         if self.bar is not None:
             self.bar.close()
+
+
+def _mean(loss_sum: Tensor, position: Position, comm: Comm) -> float:
+    """Training loss of this epoch so far, mean over steps and local workers."""
+    return loss_sum.item() / (max(position.step_in_epoch, 1) * comm.local_workers)

@@ -144,7 +144,7 @@ class Trainer:
 
         resumable = self.ddp is None or self.ddp.resumable
         self.saver = Saver(config.checkpoint, comm, self.stopper.store, resumable)
-        self.progress = Progress(comm.leader)
+        self.progress = Progress(comm.leader, self.sampler.per_worker)
         self.dense_notes = DenseNotes(comm.leader)
         self.tracker: Tracker = build(config.tracker, "tracker")
         self.network: Network = build(config.network, "network")
@@ -273,10 +273,10 @@ class Trainer:
         self.dense_notes.predict(self.exchange.goes_dense(StepInfo(plan, start, epoch=epochs)) for plan in plans)
         if self.comm.leader:
             self.tracker.begin(self.config.to_dict(), self.folder.path)
-        self.progress.begin(position.step + position.steps_left, position.step)
         self.saver.begin(position.step)
         recording = profiled(self.config.profile * self.comm.leader, self.folder, self.clock)
         with contextlib.closing(self.progress), recording as profile_step:
+            self.progress.begin(position.step + position.steps_left, position.step)
             while position.epoch < epochs:
                 self.begin_epoch()
                 while position.step_in_epoch < position.steps_per_epoch:
@@ -329,6 +329,7 @@ class Trainer:
         steps = range(position.step_in_epoch, position.steps_per_epoch)
         self.batches = self.data.train_batches(position.epoch, self.upcoming(steps))
         self.axis.model.train()
+        self.progress.begin_epoch(position)
         self.go_on()
 
     def upcoming(self, steps: range) -> Iterator[Tensor]:
@@ -376,8 +377,8 @@ class Trainer:
             self.tracker.log(row)
             told = train_loss, evaluated["test_loss"], name, metric
             log.info("epoch %d: losses %.4f %.4f, %s %.4f", position.epoch, *told)
-        self.progress.epoch(self.task.metric, metric)
         position.epoch_over()
+        self.progress.epoch_over(self.task.metric, metric, train_loss, position, self.comm)
 
     def checksum(self) -> int:
         """The bits of all parameters, summed: equal on all processes, or they have drifted apart."""

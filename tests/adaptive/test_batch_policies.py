@@ -472,6 +472,7 @@ def test_the_bar_ends_at_the_steps_that_were_taken(tmp_path, monkeypatch):
             return True
 
     monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr("sys.stdout", Terminal())
     totals = []
     original = progress.Progress.step
 

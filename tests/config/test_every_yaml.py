@@ -73,6 +73,7 @@ def test_progress_bar_on_a_terminal(tmp_path, monkeypatch):
     """Loss, accuracy, bytes and time left."""
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("sys.stdout", Terminal())
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
     finished(tmp_path, "epochs=3")
     shown = terminal.getvalue()

@@ -66,7 +66,7 @@ def test_it_is_told_at_the_end(run):
     folder, cfg = run
     summary = RunFolder(folder).read_json("summary.json")
     line = train.footer(summary, train.RunConfig.from_dict(cfg), folder).splitlines()[0]
-    best = f"{100 * summary['best_metric']:.2f} % in epoch {summary['best_epoch']}"
+    best = f"{100 * summary['best_metric']:.2f} % in epoch {summary['best_epoch'] + 1}"
     assert f"best of the validation split {best}, when the test had" in line
 
 

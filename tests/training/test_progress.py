@@ -1,0 +1,83 @@
+"""What a run says where its output is no terminal."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from accordion_bench.options.units import human_seconds
+from accordion_bench.training import heartbeat, progress
+from accordion_bench.training.heartbeat import Heartbeat
+from tests.kit.local import trained, trainer_for
+from tests.kit.paths import ROOT
+
+EPOCH = r"epoch (\d) of 4: accuracy [\d.]+ %, loss [\d.]+, [\d,]+ samples/s, payload [\d.]+ [kM]B, \d+ s left"
+
+
+def test_a_line_per_epoch(tmp_path, capsys):
+    trained(tmp_path)
+    printed = capsys.readouterr()
+    found = [re.fullmatch(EPOCH, line) for line in printed.out.splitlines()]
+    assert [match and match[1] for match in found] == ["1", "2", "3", "4"] and printed.err == ""
+
+
+def test_only_the_leader_speaks(tmp_path, capsys):
+    trainer = trainer_for(tmp_path)
+    trainer.progress = progress.Progress(False, trainer.sampler.per_worker)
+    trainer.fit()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_long_epoch_tells_its_steps(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    trained(tmp_path, "epochs=1")
+    steps = [line for line in capsys.readouterr().out.splitlines() if "step" in line]
+    assert [line.split(":")[0] for line in steps] == [f"epoch 1 of 1, step {i} of 6" for i in range(1, 7)]
+    assert re.search(r": loss [\d.]+, [\d,]+ samples/s, payload", steps[0])
+
+
+def test_the_speed_counts_samples_of_all_workers(tmp_path, monkeypatch):
+    """96 samples in a second, of which the last batch is a partial one."""
+    trainer = trainer_for(tmp_path, "epochs=1", "batch_size=5")
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
+    trainer.progress.begin_epoch(trainer.position)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 1.0)
+    trainer.position.step_in_epoch = trainer.position.steps_per_epoch
+    assert trainer.progress._samples_per_second(trainer.position, trainer.comm) == 96
+
+
+def test_no_silence(capsys, monkeypatch):
+    monkeypatch.setattr(heartbeat, "PATIENCE", 0.1)
+    with Heartbeat(True, "waiting") as heart:
+        time.sleep(0.35)
+        heart.now("working")
+        heart.say("here")
+        time.sleep(0.15)
+    *waiting, here, working = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert 2 <= len(waiting) <= 3 and set(waiting) == {"still waiting"} and (here, working) == ("here", "still working")
+
+
+def test_remaining_time_is_readable():
+    assert [human_seconds(s) for s in (0.4, 59.6, 200, 7500)] == ["0 s", "1 min 0 s", "3 min 20 s", "2 h 5 min"]
+
+
+@pytest.mark.slow
+def test_installing_is_not_silent(tmp_path):
+    """With an installer that takes 9 seconds."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "setup.sh", tmp_path / "scripts")
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    installing = "mkdir -p .venv/bin; cp /bin/sh .venv/bin/python"
+    uv.write_text(f'#!/bin/sh\nif [ "$1" = pip ]; then sleep 9; else {installing}; fi\n')
+    uv.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{uv.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "scripts/setup.sh"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    told = [line.split(",")[0] for line in done.stderr.splitlines()]
+    assert told[:2] == ["installing into .venv", "still installing"]

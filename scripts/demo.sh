@@ -34,7 +34,7 @@ begin() {
 begin dense compressor=none
 begin "rank 4" compressor=powersgd compressor.rank=4
 begin "rank 1" compressor=powersgd compressor.rank=1
-begin Accordion compressor=powersgd adaptive=accordion adaptive.accordion.weak=4 adaptive.accordion.strong=1
+begin Accordion compressor=powersgd adaptive=accordion adaptive.accordion.weak=4 adaptive.accordion.strong=1 adaptive.accordion.eta=1
 for one in "${running[@]}"; do wait "$one"; done
 
 echo

@@ -129,6 +129,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool) 
     from accordion_bench.config import resolvers
 
     resolvers.register()
+    sweep.needs_data = not dry
 
     @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def task(composed: DictConfig) -> float:

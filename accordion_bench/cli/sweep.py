@@ -18,9 +18,11 @@ from types import FrameType
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.explain import explain
+from accordion_bench.options.instantiate import build, target
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.signals import STOP, WARNINGS, handle, handling
 
@@ -53,6 +55,8 @@ class Sweep(Callback):
         current = self
         self.begin(config.paths.runs)
         self.launcher = config.hydra.launcher._target_.rpartition(".")[2].removesuffix("Launcher").lower()
+        if needs_data and self.launcher in ("basic", "joblib") and not config.resume_sweep:  # others run elsewhere
+            _refuse_without_data(config)
         if self.launcher == "joblib":
             self._pass_signals_on()
         elif self.launcher != "basic":  # this process only waits
@@ -122,6 +126,23 @@ class Sweep(Callback):
         return None if self.file is None else [line["folder"] for line in self.lines() if line["status"] == "done"]
 
 
+def _refuse_without_data(config: DictConfig) -> None:
+    """Get the data that the cells share before the first of them, or end the program in one sentence."""
+    from accordion_bench.datasets.base import Dataset
+    from accordion_bench.processes import rendezvous
+
+    dataset: Any = OmegaConf.to_container(config.dataset, resolve=True)
+    try:
+        cls = target(dataset, "dataset")
+        if issubclass(cls, Dataset) and cls.reads_files:
+            build(dataset, "dataset").prepare(config.paths.data)
+    except ConfigError as error:
+        print(f"{error} (nothing has been run)", file=sys.stderr)
+        rendezvous.call_off(error)
+        raise SystemExit(2) from None  # Hydra makes a warning of what else a callback raises
+
+
+needs_data = True  # of the cells; a dry run does without
 current = Sweep()  # of this process
 
 

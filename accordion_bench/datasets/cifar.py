@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets import download
+from accordion_bench.datasets import checksums, download
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -17,6 +17,18 @@ from accordion_bench.options.instantiate import Config
 
 TIMEOUT = 10.0  # seconds that a silent network may take to say anything
 TENS = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
+# of the Python version, as published beside it; torchvision's are the same, but take seconds to import
+MD5 = {
+    10: {
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    },
+    100: {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+}
 # the constants of the Accordion experiments, in units of the uint8 images
 NORMAL = {
     10: ([125.3, 123.0, 113.9], [63.0, 62.1, 66.7]),
@@ -27,8 +39,7 @@ NORMAL = {
 class Cifar(ImageDataset):
     """60,000 colour images of 32x32 pixels (Krizhevsky 2009), 50,000 of them for training.
 
-    The files are read without comparing checksums, but may hold nothing except arrays; torchvision downloads what is
-    missing, and verifies that.
+    The files may hold nothing except arrays; torchvision downloads what is missing.
 
     Args:
         classes: 10 or 100.
@@ -36,6 +47,7 @@ class Cifar(ImageDataset):
             `cutout`.
         rotation: largest angle in degrees; nearest pixel, corners black.
         cutout: side in pixels of a square that is cut out of each training image; 0 = none.
+        check: compare the files with the published md5 sums, once; false trains on others, too.
         validation, subset, limit_eval, sharding: see `ImageDataset`.
     """
 
@@ -43,7 +55,13 @@ class Cifar(ImageDataset):
     train_size = 50_000
 
     def __init__(
-        self, classes: int, augment: bool = True, rotation: float = 0.0, cutout: int = 0, **options: Any
+        self,
+        classes: int,
+        augment: bool = True,
+        rotation: float = 0.0,
+        cutout: int = 0,
+        check: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         if classes not in (10, 100):
@@ -52,6 +70,7 @@ class Cifar(ImageDataset):
         self.augment = checks.boolean("augment", augment)
         self.rotation = checks.number("rotation", rotation, at_least=0, at_most=180, instead=15)
         self.cutout = self.checked_cutout(cutout)
+        self.check = checks.boolean("check", check)
         self.folder = {10: "cifar-10-batches-py", 100: "cifar-100-python"}[classes]
         self.train_files, self.test_files = {10: TENS, 100: (["train"], ["test"])}[classes]
 
@@ -67,10 +86,16 @@ class Cifar(ImageDataset):
 
             {10: datasets.CIFAR10, 100: datasets.CIFAR100}[self.num_classes](root, download=True)
 
-        download.ensure(root, self.folder, [*self.train_files, *self.test_files], fetch, TIMEOUT)
+        found = download.ensure(root, self.folder, self.files, fetch, TIMEOUT)
+        if self.check:
+            checksums.refuse_changed(found, {name: MD5[self.num_classes][name] for name in self.files})
+
+    @property
+    def files(self) -> list[str]:
+        return [*self.train_files, *self.test_files]
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
-        folder = Path(root, self.folder)
+        folder = download.find(root, self.folder, self.files) or Path(root, self.folder)
         train, test = (batches([folder / name for name in names]) for names in (self.train_files, self.test_files))
         download.refuse_size("training", self.train_size, len(train[1]), folder)
         train, test = self.cut(train, test, seed)

@@ -6,8 +6,27 @@ from pathlib import Path
 
 from accordion_bench.options.checks import ConfigError
 
+_failed: dict[tuple[str, str], ConfigError] = {}  # of this process: what could not be fetched is not asked for again
 
-def ensure(root: str, folder: str, files: Sequence[str], download: Callable[[], object], timeout: float) -> None:
+
+def find(root: str, folder: str, files: Sequence[str]) -> Path | None:
+    """The folder that holds all files: in `root`, `root` itself, or one level further down; None where there is none.
+
+    Args:
+        root: `paths.data`.
+        folder: its name.
+        files: in the folder; `*` as in shells.
+    """
+    here = Path(root)
+    places = [here / folder, *([here] if here.absolute().name == folder else []), *sorted(here.glob(f"*/{folder}"))]
+    return next((place for place in places if all(_holds(place, name) for name in files)), None)
+
+
+def _holds(folder: Path, name: str) -> bool:
+    return any(path.is_file() for path in folder.glob(name))
+
+
+def ensure(root: str, folder: str, files: Sequence[str], download: Callable[[], object], timeout: float) -> Path:
     """Make sure that files are in a folder.
 
     Args:
@@ -17,22 +36,29 @@ def ensure(root: str, folder: str, files: Sequence[str], download: Callable[[], 
         download: fetches and verifies them.
         timeout: seconds that a silent network may take to say anything.
 
+    Returns:
+        the folder that holds them, see `find`.
+
     Raises:
         ConfigError: they are not there and cannot be fetched.
     """
-    if all((Path(root) / folder / name).is_file() for name in files):
-        return
+    if found := find(root, folder, files):
+        return found
+    if failed := _failed.get((root, folder)):
+        raise failed
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(timeout)
     try:
         download()
     except (OSError, RuntimeError) as error:
-        raise ConfigError(
+        _failed[root, folder] = ConfigError(
             f"paths.data must hold the folder {folder}, got {root} without it or not whole, and downloading "
             f"failed ({type(error).__name__}); type paths.data=FOLDER, or dataset=digits, which needs no download"
-        ) from error
+        )
+        raise _failed[root, folder] from error
     finally:
         socket.setdefaulttimeout(before)
+    return Path(root, folder)
 
 
 def refuse_size(what: str, expected: int, found: int, where: Path) -> None:

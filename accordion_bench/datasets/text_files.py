@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from accordion_bench.datasets import download
 from accordion_bench.datasets.text import EOS, TextData, TextDataset, by_frequency, numbers
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -47,7 +48,8 @@ class TextFiles(TextDataset):
         Raises:
             ConfigError: there is none, or several could be meant.
         """
-        found = [sorted(path for path in Path(root, self.folder).glob(name) if path.is_file()) for name in self.files]
+        folder = download.find(root, self.folder, self.files) or Path(root, self.folder)
+        found = [sorted(path for path in folder.glob(name) if path.is_file()) for name in self.files]
         if missing := [name for name, paths in zip(self.files, found, strict=True) if not paths]:
             raise ConfigError(
                 f"paths.data must hold the files {', '.join(missing)} in the folder {self.folder}, got {root} without "

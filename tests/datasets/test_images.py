@@ -142,7 +142,7 @@ def test_cifar100(tmp_path, monkeypatch):
     """Channels are planes, rows come next; subset and limit_eval cut; a run of it ends."""
     drawn = write_cifar100(tmp_path)
     monkeypatch.setattr(Cifar, "train_size", 40)
-    dataset = Cifar(100, augment=False, limit_eval=7)
+    dataset = Cifar(100, augment=False, limit_eval=7, check=False)
     dataset.prepare(str(tmp_path))
     data = dataset.load(str(tmp_path), 0, CPU)
     rows, labels = drawn["train"]
@@ -152,7 +152,14 @@ def test_cifar100(tmp_path, monkeypatch):
     assert float(x[0, 1, 2, 5]) == pytest.approx((rows[3, 1024 + 2 * 32 + 5] / 255 - 0.4865) / 0.2564, rel=1e-5)
     assert (data.test_size, data.test_labels.tolist()) == (7, drawn["test"][1][:7].tolist())
 
-    data_of = ["dataset=cifar100", f"paths.data={tmp_path}", f"paths.runs={tmp_path / 'runs'}", "dataset.subset=16"]
+    data_of = [
+        "dataset=cifar100",
+        f"paths.data={tmp_path}",
+        f"paths.runs={tmp_path / 'runs'}",
+        "dataset.subset=16",
+        "dataset.check=false",
+    ]
+    data_of.append("dataset.check=false")
     train.run(compose([*data_of, "dataset.cutout=8", "batch_size=4", "epochs=1", "comm=simulated", "workers=2"]))
     (folder,) = (tmp_path / "runs").iterdir()
     assert RunFolder(folder).read_json("summary.json")["steps"] == 2
@@ -162,7 +169,7 @@ def test_svhn(tmp_path, monkeypatch):
     """Ten stands for 0; pixels go to [-1, 1]; never flipped."""
     drawn = write_svhn(tmp_path)
     monkeypatch.setattr(SVHN, "train_size", 30)
-    dataset = SVHN(augment=True, subset=20)
+    dataset = SVHN(augment=True, subset=20, check=False)
     dataset.prepare(str(tmp_path))
     data = dataset.load(str(tmp_path), 0, CPU)
     x, y = drawn["test"]

@@ -1,0 +1,64 @@
+"""The md5 sums of files as their authors publish them; compared once for each file that is found."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from accordion_bench.options.checks import ConfigError
+
+Seen = dict[str, list]  # path: [size, modified, md5], of files that were read
+
+
+def refuse_changed(folder: Path, published: Mapping[str, str]) -> None:
+    """Compare files with their published md5 sums; one that is as it was when it was last read is not read again.
+
+    Args:
+        folder: of the files.
+        published: md5 by file name.
+
+    Raises:
+        ConfigError: a file differs.
+    """
+    cache = _cache_folder() / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
+    seen, now = _read(cache), {}
+    for name, md5 in published.items():
+        stat = (folder / name).stat()
+        as_it_is = [stat.st_size, stat.st_mtime_ns]
+        known = seen.get(name, [])
+        now[name] = known if known[:2] == as_it_is else [*as_it_is, _md5(folder / name)]
+        if now[name][2:] != [md5]:
+            raise ConfigError(
+                f"paths.data must hold the original files, got {folder / name}, whose md5 is {now[name][2]} and not "
+                f"{md5}; remove that folder to download it anew, or type dataset.check=false to train on it as it is"
+            )
+    if now != seen:
+        _write(cache, now)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accordion_bench" / "md5"
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _read(cache: Path) -> Seen:
+    try:
+        seen = json.loads(cache.read_text())
+    except (OSError, ValueError):
+        return {}
+    whole = isinstance(seen, dict) and all(isinstance(value, list) and len(value) == 3 for value in seen.values())
+    return seen if whole else {}
+
+
+def _write(cache: Path, seen: Seen) -> None:
+    with contextlib.suppress(OSError):  # without a home they are read each time
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        part = cache.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(seen))
+        os.replace(part, cache)

@@ -22,16 +22,16 @@ arms=(
   "compressor=natural"
   "compressor=onebit"
   "compressor=efsignsgd"
-  "compressor=distefblocksgd"
-  "compressor=signsgd optimizer.lr=0.0005"
-  "compressor=signum optimizer.lr=0.001"
+  "compressor=distefblocksgd optimizer.nesterov=false"
+  "compressor=signsgd optimizer.lr=0.0005 schedule.lr_scaling=linear"
+  "compressor=signum optimizer.lr=0.001 schedule.lr_scaling=linear"
   "compressor=topk compressor.density=0.01"
   "compressor=threshold compressor.density=0.01"
   "compressor=randomk compressor.density=0.1"
   "compressor=dgc compressor.density=0.01"
   "compressor=powersgd"
   "compressor=atomo"
-  "compressor=demo optimizer.momentum=0 optimizer.lr=0.005"
+  "compressor=demo optimizer.momentum=0 optimizer.lr=0.005 schedule.lr_scaling=linear"
 )
 printf '%s\n' "${arms[@]}" | xargs -P "${JOBS:-1}" -I{} bash -c \
   '$python -m accordion_bench -m {} seed=0,1,2 epochs=40 workers=4 comm=simulated paths.runs="$runs"'

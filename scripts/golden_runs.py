@@ -24,7 +24,7 @@ CRITICAL = ["adaptive.accordion.interval=1", "adaptive.accordion.min_hold=0", "s
 LATE_DROP = ["epochs=4", "schedule.milestones=[3]"]
 SMALL_PERIOD = ["sync.period=3"]
 HEAVY_BALL = ["optimizer.nesterov=false"]  # as before schemes brought their momentum
-LINEAR = ["schedule.lr_scaling=linear"]  # as before AdamW brought its own
+LINEAR = ["schedule.lr_scaling=linear"]  # as before other choices brought theirs
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ COMPRESSORS = {
     "fp8": images("compressor=fp8"),
     "int8": images("compressor=int8"),
     "int8_two_way": images("compressor=int8", "compressor.collective=two_way"),
-    "signsgd": images("compressor=signsgd", "optimizer.lr=0.0005"),
-    "signum": images("compressor=signum", "optimizer.lr=0.0005"),
+    "signsgd": images("compressor=signsgd", "optimizer.lr=0.0005", *LINEAR),
+    "signum": images("compressor=signum", "optimizer.lr=0.0005", *LINEAR),
     "efsignsgd": images("compressor=efsignsgd", "compressor.block=bucket", "compressor.block_size=256"),
     "onebit": images("compressor=onebit"),
     "distefblocksgd": images("compressor=distefblocksgd", *HEAVY_BALL),
@@ -97,7 +97,7 @@ COMPRESSORS = {
         *("compressor.min_compression_rate=0", "compressor.orthonormalisation=gramschmidt"),
     ),
     "atomo": images("compressor=atomo", "epochs=2"),
-    "demo": images("compressor=demo", "optimizer.momentum=0", "optimizer.lr=0.002"),
+    "demo": images("compressor=demo", "optimizer.momentum=0", "optimizer.lr=0.002", *LINEAR),
 }
 
 POLICIES = {
@@ -144,6 +144,7 @@ POLICIES = {
     "accordion_batch": images(
         *("adaptive=accordion_batch", "adaptive.accordion_batch.interval=1", "adaptive.accordion_batch.min_hold=0"),
         *("adaptive.accordion_batch.factor=2", "adaptive.accordion_batch.eta=9", "schedule.milestones=[]"),
+        "adaptive.accordion_batch.lr_scaling=linear",
     ),
     "adabatch": images("adaptive=adabatch", "adaptive.adabatch.freq=1"),
     "grow_batch": images("adaptive=grow_batch", "adaptive.grow_batch.cap=12", "schedule.milestones=[1,2]"),

@@ -21,7 +21,8 @@ class AccordionBatch(Detecting):
     Args:
         factor: how many times larger the large batch is; 8 in the paper (512 -> 4096 over all workers).
         large_batch: samples per worker and step instead of `factor`; null = factor x batch_size.
-        lr_scaling: the learning rate at the switch: `linear` (x large / small), `sqrt`, `none`; linear as recalled.
+        lr_scaling: the learning rate at the switch: `none`, `sqrt`, or `linear` (x large / small), the paper's as
+            recalled, which undoes what a run at a high rate has learned.
         fixed_switch: the first epoch with the large batch, without a detector (20 in the paper's runs); null = the
             detector decides.
         options: the detector's, see `Detecting`.
@@ -35,7 +36,7 @@ class AccordionBatch(Detecting):
         self,
         factor: int = 8,
         large_batch: int | None = None,
-        lr_scaling: str = "linear",
+        lr_scaling: str = "none",
         fixed_switch: int | None = None,
         **options: Any,
     ) -> None:

@@ -57,11 +57,11 @@ class TestAccordionBatch:
     def test_the_switch_lands_after_the_first_check_that_does_not_fire(self):
         """The check at 10 fires, the one at 20 does not: large from 21 on, and for good, whatever the schedule does."""
         run = RunFacts(300, 4, 50_000, 128, MultiStep(300, 4))
-        rows = batches(AccordionBatch(interval=10), run, norm=lambda e: 6.0 if e == 0 else 1.1)
+        rows = batches(AccordionBatch(interval=10, lr_scaling="linear"), run, norm=lambda e: 6.0 if e == 0 else 1.1)
         assert spans(rows) == [(0, 128, 1.0), (21, 1024, 8.0)]
 
     def test_fixed_switch_of_the_paper_and_its_volume(self):
-        rows = batches(AccordionBatch(fixed_switch=20), CIFAR)
+        rows = batches(AccordionBatch(fixed_switch=20, lr_scaling="linear"), CIFAR)
         assert spans(rows) == [(0, 128, 1.0), (20, 1024, 8.0)]
         # the paper drops the samples that do not fill a step, this sampler keeps them as one step more
         paper = sum(CIFAR.per_worker // batch for batch, _ in rows)
@@ -77,8 +77,9 @@ class TestAccordionBatch:
         [
             ({"lr_scaling": "sqrt"}, 1024, float32(math.sqrt(8))),
             ({"lr_scaling": "none"}, 1024, 1.0),
-            ({"factor": 3}, 384, 3.0),
-            ({"large_batch": 12_500}, 12_500, float32(12_500 / 128)),
+            ({}, 1024, 1.0),
+            ({"factor": 3, "lr_scaling": "linear"}, 384, 3.0),
+            ({"large_batch": 12_500, "lr_scaling": "linear"}, 12_500, float32(12_500 / 128)),
         ],
     )
     def test_options(self, options, batch, factor):
@@ -89,14 +90,14 @@ class TestAccordionBatch:
         run = RunFacts(30, 4, 50_000, 128, MultiStep(30, 1, milestones=[8]))
         norms = {0: 4.0, 5: 1.0, 15: 0.9}
         policy = AccordionBatch()
-        assert spans(batches(policy, run, norm=lambda e: norms.get(e, 1.0)))[1:] == [(16, 1024, 8.0)]
+        assert spans(batches(policy, run, norm=lambda e: norms.get(e, 1.0)))[1:] == [(16, 1024, 1.0)]
 
     def test_the_decision_says_why(self):
         policy = AccordionBatch(interval=2)
         batches(policy, RunFacts(3, 4, 50_000, 128))
         assert policy.decision() == {
             "norm_before": [1.0], "norm": [1.0], "critical": False, "reason": "norm", "batch_size": 1024,
-            "lr_factor": 8.0,
+            "lr_factor": 1.0,
         }  # fmt: skip
 
 

@@ -33,6 +33,30 @@ def test_what_is_typed_wins():
     assert optimizer("sync=slowmo", "optimizer.momentum=0") | {"lr": 0} == optimizer("optimizer.momentum=0") | {"lr": 0}
 
 
+@pytest.mark.parametrize("choice", ["compressor=signsgd", "compressor=signum", "compressor=demo"])
+def test_a_step_that_is_a_sign_has_a_rate_of_its_own(choice):
+    cfg, typed = compose([choice]), compose([choice, "optimizer.lr=0.02", "schedule.lr_scaling=linear"])
+    assert (cfg["optimizer"]["lr"], cfg["schedule"]["lr_scaling"]) == (1e-3, "sqrt")
+    assert (typed["optimizer"]["lr"], typed["schedule"]["lr_scaling"]) == (0.02, "linear")
+
+
+@pytest.mark.parametrize("schedule", ["multistep", "cosine", "constant"])
+def test_adamw_does_not_inherit_linear_scaling(schedule):
+    assert compose([f"schedule={schedule}"])["schedule"]["lr_scaling"] == "linear"
+    assert compose(["optimizer=adamw", f"schedule={schedule}"])["schedule"]["lr_scaling"] == "sqrt"
+
+
+SLOW = ["signum", "demo", "onebit", "efsignsgd", "distefblocksgd"]
+
+
+@pytest.mark.parametrize("name", ["signsgd", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_it_learns_as_it_is_typed(name, tmp_path):
+    """At the rate of SGD, 0.4 with 4 workers, the first three end at 0.10, which is chance."""
+    options = ["dataset=digits", "dataset.subset=512", "dataset.limit_eval=128", "epochs=4", "schedule.warmup_epochs=1"]
+    metric = train.run(compose([f"compressor={name}", *options, "comm=simulated", f"paths.runs={tmp_path}"]))
+    assert metric > 0.5
+
+
 def test_an_optimizer_without_the_option_is_left_alone():
     assert "nesterov" not in optimizer("sync=slowmo", "optimizer=adamw")
 

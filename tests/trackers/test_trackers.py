@@ -170,7 +170,7 @@ def test_tensorboard(tmp_path):
 
     cfg = tiny.cfg(tmp_path / "runs", "tracker=tensorboard", "checkpoint.every=4")
     with stopping_after(3 * tiny.STEPS + 1), pytest.raises(KeyboardInterrupt):
-        train.run({**cfg, "checkpoint": {"every": 3 * tiny.STEPS - 1}})  # the third epoch is told, and lost
+        train.run({**cfg, "checkpoint": tiny.saving(3 * tiny.STEPS - 1)})  # the third epoch is told, and lost
     folder = tiny.only(tmp_path / "runs")
     train.run({**cfg, "resume": str(folder)})
     events = EventAccumulator(str(folder / "tensorboard")).Reload()

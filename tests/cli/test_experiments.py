@@ -279,7 +279,7 @@ def run_preset(preset: str, runs: Path, *overrides: str) -> list[dict]:
 def test_equal_cells_train_once_and_arms_have_the_last_word(tmp_path):
     """One worker knows nothing of buckets, and stays alone though the experiment says four."""
     typed = ["+arm=alq_one_worker,alq_trn", "setup.bucket_size=64,128"]
-    lines = run_preset("alq/table1", tmp_path, *QUICK, *typed)
+    lines = run_preset("alq/table1", tmp_path, *[word for word in QUICK if "scale" not in word], *typed)
     assert [line["status"] for line in lines] == ["done", "skipped", "done", "done"]
     assert lines[0]["folder"] == lines[1]["folder"]
     configs = [RunFolder(line["folder"]).read_config() for line in lines]

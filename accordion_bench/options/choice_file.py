@@ -1,5 +1,7 @@
 """A choice's YAML file as a plain dict of its options (imports nothing heavy)."""
 
+import copy
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,12 @@ def read_options(file: Path) -> Config:
 
 
 def read_yaml(file: Path) -> Config:
-    """All that a file says."""
+    """All that a file says; the caller's own copy."""
+    return copy.deepcopy(_parsed(file, file.stat().st_mtime_ns))
+
+
+@functools.cache
+def _parsed(file: Path, changed: int) -> Config:
     import yaml
 
     return yaml.safe_load(file.read_text()) or {}
@@ -28,7 +35,12 @@ def options_of(node: Config) -> Config:
 
 def plain(value: Any) -> Any:
     """`${brought:0.1}` is 0.1, anything else itself."""
+    found = re.fullmatch(r"\$\{brought:(.*)\}", value) if isinstance(value, str) else None
+    return _scalar(found[1]) if found else value
+
+
+@functools.cache
+def _scalar(text: str) -> Any:
     import yaml
 
-    found = re.fullmatch(r"\$\{brought:(.*)\}", value) if isinstance(value, str) else None
-    return yaml.safe_load(found[1]) if found else value
+    return yaml.safe_load(text)

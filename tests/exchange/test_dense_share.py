@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from accordion_bench import train
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import dense_bytes
 from accordion_bench.exchange.dense_share import goes_dense, why_dense
-from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.report.compare.arms import group
 from accordion_bench.report.read.load import read_run
@@ -17,14 +15,13 @@ from accordion_bench.report.render import captions
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.dense_notes import DenseNotes
 from tests.kit import tiny
-from tests.kit.helpers import yaml_names
+from tests.kit.helpers import yaml_names, yaml_node
 
 SPECS = [TensorSpec("conv", (64, 576)), TensorSpec("fc", (10, 64)), TensorSpec("bias", (64,)), TensorSpec("one", (1,))]
 
 
 def of(name, **options):
-    node = yaml.safe_load((conf_dir() / "compressor" / f"{name}.yaml").read_text())
-    return wrapped_compressor({**node, **options}).compressor
+    return wrapped_compressor({**yaml_node("compressor", name), **options}).compressor
 
 
 def sentence(compressor, level, workers=4, specs=SPECS[:3]) -> str:

@@ -54,7 +54,7 @@ TEXT = [
     "comm=simulated",
 ]
 DOUBLE = ["model._target_=tests.forward.test_text.Double", "model.dropout=0"]
-PLAIN_SGD = ["optimizer.momentum=0", "optimizer.weight_decay=0"]
+PLAIN_SGD = ["optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0"]
 
 
 class Double(LSTM):

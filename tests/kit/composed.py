@@ -45,7 +45,8 @@ def cfg(*overrides: str) -> dict[str, Any]:
         for part in path:
             node = node.get(part) if isinstance(node, dict) else None
         there = isinstance(node, dict) and last in node and not isinstance(node[last], dict)
-        if not there or isinstance(_value(option), dict):
+        gives_way = "brought" in out["choices"] and path[:1] == ["optimizer"]  # other defaults may, to what is typed
+        if not there or gives_way or isinstance(_value(option), dict):
             return compose(overrides)
         node[last] = copy.deepcopy(_value(option))
     return out

@@ -217,7 +217,8 @@ def test_multirun_over_compressors(tmp_path, monkeypatch, capsys):
     assert sorted(folder.read_config()["choices"]["compressor"] for folder in folders) == compressors
     assert all(folder.done and len(folder.read_metrics()) == 1 for folder in folders)
     printed = capsys.readouterr()
-    assert printed.err == ""
+    (told,) = printed.err.splitlines()  # of DeMo, whose chunks of so small a model are dense
+    assert told.startswith("warning: 5 of 9 tensors") and told.endswith("type a lower compressor.k")
     assert {str(folder.path) for folder in folders} <= set(printed.out.splitlines())
 
 

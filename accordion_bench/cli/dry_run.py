@@ -81,7 +81,9 @@ class Example:
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
         """As many samples as each index tensor has."""
         for indices in batches:
-            x, y = (part.clone() for part in self.dataset.example(len(indices)))
+            example = self.dataset.example(len(indices))
+            assert example is not None
+            x, y = (part.clone() for part in example)
             if x.is_floating_point():
                 x.normal_(generator=self.generator)
             else:
@@ -110,6 +112,9 @@ def run(cfg: Config, typed: dict[str, Any], cell: str = "") -> float:
     config = RunConfig.from_dict(cfg)
     where = place(config)
     parts = validate(config, where, set(typed))
+    if parts.dataset.example(1) is None:
+        name = config.chosen("dataset")
+        raise ConfigError(f"{DRY_RUN} needs a data set with an example, got dataset={name}; write its method example")
     config = replace(config, workers=where.workers)
     if where.rank == 0:
         for warning in without_effect(config, set(typed), parts):

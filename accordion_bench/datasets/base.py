@@ -98,9 +98,9 @@ class Dataset(Component):
         """What a model must be told of the data, by the names of its constructor."""
         raise NotImplementedError
 
-    def example(self, samples: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the right shapes, all 0: for trials before there is data."""
-        raise NotImplementedError
+    def example(self, samples: int) -> tuple[Tensor, Tensor] | None:
+        """Inputs and targets of the right shapes, all 0: for trials before there is data; None = nothing is tried."""
+        return None
 
     def prepare(self, root: str) -> None:
         """Make sure that the data is under `root`, downloading it where needed.

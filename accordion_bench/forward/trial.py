@@ -1,10 +1,11 @@
 """Trials before a run: how much a step computes, and whether this processor can compute it so."""
 
+import math
 import statistics
 import time
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from accordion_bench.datasets.base import Dataset
@@ -24,11 +25,16 @@ def flops_per_kernel(model: nn.Module, dataset: Dataset, batch_size: int) -> flo
         model: of which only the size counts; it is in no training mode afterwards.
         dataset: what it is to learn.
         batch_size: samples of a step.
+
+    Returns:
+        infinity where the data set has no example.
     """
+    example = dataset.example(1)
+    if example is None:
+        return math.inf
     model.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        x, y = dataset.example(1)
-        task_of(dataset).loss(model, x, y, 0, 0)
+        task_of(dataset).loss(model, *example, 0, 0)
     kernels = sum(1 for module in model.modules() if next(module.children(), None) is None)
     return FORWARD_AND_BACKWARD * counter.get_total_flops() * batch_size / kernels
 
@@ -42,28 +48,34 @@ def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "th
         precision: `bfloat16` or `float16`.
         name: of the model, for messages.
 
+    Returns:
+        0 where the data set has no example.
+
     Raises:
         ConfigError: it cannot; for instance, oneDNN has no bfloat16 LSTM without AVX-512.
     """
+    example = dataset.example(2)
+    if example is None:
+        return 0.0
     model.train()
+    usual = _seconds(model, dataset, "float32", example)
     try:
-        took = {each: _seconds(model, dataset, each) for each in (precision, "float32")}
+        return _seconds(model, dataset, precision, example) / usual
     except RuntimeError as error:
         why = str(error).splitlines()[0]
         raise ConfigError(
             f"precision must be float32 for model={name} on this processor, which has failed in {precision} ({why}), "
             f"got {precision}; type precision=float32"
         ) from None
-    return took[precision] / took["float32"]
 
 
-def _seconds(model: nn.Module, dataset: Dataset, precision: str) -> float:
-    """The median of a few forward and backward passes of two samples, after a first one."""
-    task, (x, y), took = task_of(dataset, CPU), dataset.example(2), []
+def _seconds(model: nn.Module, dataset: Dataset, precision: str, example: tuple[Tensor, Tensor]) -> float:
+    """The median of a few forward and backward passes, after a first one."""
+    task, took = task_of(dataset, CPU), []
     for _ in range(1 + TRIALS):
         start = time.perf_counter()
         with autocast(precision, CPU):
-            loss = task.loss(model, x, y, 0, 0)
+            loss = task.loss(model, *example, 0, 0)
         loss.backward()
         took.append(time.perf_counter() - start)
         task.begin_epoch()

@@ -1,10 +1,13 @@
 """Trials before a run: how much a step computes, and whether this processor can."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from accordion_bench.config.no_effect import without_effect
+from accordion_bench.datasets.base import Dataset
 from accordion_bench.datasets.digits import Digits
 from accordion_bench.datasets.synthetic_text import SyntheticText
 from accordion_bench.forward import trial
@@ -54,6 +57,23 @@ def test_16_bits_that_cost_time_are_told(tmp_path, monkeypatch, slowdown, warned
     parts = composed.validated(cfg)
     told = "precision=bfloat16 is slower here: a trial step of two samples has taken 14 times as long as one in float32"
     assert (told in without_effect(RunConfig.from_dict(cfg), set(), parts)) == warned
+
+
+class Bare(Digits):
+    """A data set of one's own that says nothing of its shapes."""
+
+    example = Dataset.example
+
+
+def test_a_data_set_without_an_example_is_not_tried():
+    model = nn.Sequential(nn.Flatten(), Half(64, 10))
+    assert trial.flops_per_kernel(model, Bare(), 32) == math.inf
+    assert trial.slowdown(model, Bare(), "bfloat16") == 0
+
+
+def test_a_model_that_fails_anyway_is_no_matter_of_precision():
+    with pytest.raises(RuntimeError, match="shapes"):
+        trial.slowdown(nn.Sequential(nn.Flatten(), nn.Linear(65, 10)), Digits(), "bfloat16")
 
 
 def test_float32_is_not_tried(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import closest, nearest
-from accordion_bench.options.choice_file import NO_OPTIONS, plain
+from accordion_bench.options.choice_file import NO_OPTIONS, plain, read_yaml
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_files
 
 PRESETS = ("experiment", "arm", "search")  # groups that are added with a plus
@@ -126,7 +126,7 @@ def choices(group: str) -> list[str]:
 
 def groups() -> list[str]:
     """The config groups, those of the defaults list first, in its order."""
-    listed = [next(iter(item)) for item in _yaml(conf_dir() / "config.yaml")["defaults"] if isinstance(item, dict)]
+    listed = [next(iter(item)) for item in read_yaml(conf_dir() / "config.yaml")["defaults"] if isinstance(item, dict)]
     found = {path.name for folder in conf_dirs() for path in folder.iterdir() if path.is_dir()}
     return [name for name in listed if name in found] + sorted(found - set(listed))
 
@@ -168,7 +168,7 @@ def keys_of(file: Path) -> dict[str, Any]:
     package = re.match(r"# @package (\S+)", file.read_text())
     inside = next(file.relative_to(folder) for folder in conf_dirs() if file.is_relative_to(folder))
     prefix = package[1] if package else ".".join(inside.parts[:-1])
-    collect(_yaml(file), "" if prefix in ("", "_global_") else f"{prefix}.")
+    collect(read_yaml(file), "" if prefix in ("", "_global_") else f"{prefix}.")
     return keys
 
 
@@ -209,7 +209,7 @@ def _elsewhere(group: str, name: str) -> str:
 
 def _of_class(group: str, name: str) -> str:
     """The choice whose class is called so: `none` for Dense; "" where there is none, or several."""
-    targets = {choice: str(_yaml(file).get("_target_")) for choice, file in yaml_files(group).items()}
+    targets = {choice: str(read_yaml(file).get("_target_")) for choice, file in yaml_files(group).items()}
     named = [choice for choice, path in targets.items() if path.rpartition(".")[2].lower() == name.lower()]
     return named[0] if len(named) == 1 else ""
 
@@ -226,10 +226,3 @@ def _listed(name: str, known: Sequence[str]) -> str:
     if len(near) == len(known):
         return f"there are {', '.join(known)}"
     return f"nearest of {len(known)}: {', '.join(near)}"
-
-
-@functools.cache
-def _yaml(file: Path) -> dict[str, Any]:
-    import yaml
-
-    return yaml.safe_load(file.read_text()) or {}

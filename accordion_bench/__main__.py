@@ -151,8 +151,9 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool) 
         def run(note: dict[str, Any]) -> float:
             experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
             cfg = resolve(composed, hydra_config.runtime.choices)
-            equal = sweep.current.finished() if "experiment" in cfg["choices"] else None
-            return train.run(cfg, typed(overrides), note, equal)
+            # an experiment may sweep an option that only some of its arms read: equal cells train once
+            once = "experiment" in cfg["choices"]
+            return train.run(cfg, typed(overrides), note, sweep.current.name, once)
 
         def tell(error: Exception, cell: str = cell) -> int:  # noted here, so that the other cells still run
             failures.append(_tell(error, cell))

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,8 @@ def run(
     cfg: Config,
     typed: dict[str, Any] | None = None,
     note: dict[str, Any] | None = None,
-    among: Sequence[str] | None = None,
+    sweep: str = "",
+    once: bool = False,
 ) -> float:
     """Run one configuration to the end.
 
@@ -39,7 +39,8 @@ def run(
         cfg: the resolved configuration (`config.compose` or the command line makes it).
         typed: the keys that the user has typed; for warnings, and to compare with a run that is resumed.
         note: gets `folder` as soon as there is one, and `status`: done or skipped.
-        among: finished runs, of which one with this configuration does instead of another run.
+        sweep: that the run belongs to.
+        once: a run of the same sweep with this configuration does instead of another one.
 
     Returns:
         the final metric.
@@ -49,11 +50,11 @@ def run(
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
     with rendezvous.meet(cfg["comm"]["timeout"]) as watch:
-        return _run(cfg, typed or {}, {} if note is None else note, among, watch)
+        return _run(cfg, typed or {}, {} if note is None else note, sweep, once, watch)
 
 
 def _run(
-    cfg: Config, typed: dict[str, Any], note: dict[str, Any], among: Sequence[str] | None, watch: Watch | None
+    cfg: Config, typed: dict[str, Any], note: dict[str, Any], sweep: str, once: bool, watch: Watch | None
 ) -> float:
     if cfg["resume"] is not None:
         cfg = resumed_config(cfg, set(typed))
@@ -69,17 +70,21 @@ def _run(
         placed = replace(config, comm=replace(config.comm, backend=where.backend))
         for warning in without_effect(placed, set(typed), parts):
             print(f"warning: {warning}", file=sys.stderr)
-    with launch.join_process_group(config, where, watch):
-        found, done = _find_earlier(config, leader, watch, among)
-        if found and done:
-            note |= {"folder": found, "status": "skipped"}
-            return _tell_done(RunFolder(found)) if leader else float("nan")
-        if found:
-            config = replace(config, resume=found)
-            refuse_other_past(config, parts)
-        with Heartbeat(leader and not on_a_terminal(), "getting the data"):
-            launch.prepare_data(parts.dataset, config.paths.data, where, watch)
-        folder = _make_or_resume_folder(config, where, watch)
+    looks = config.resume is None and (config.resume_sweep or bool(once and sweep))
+    with launch.join_process_group(config, where, watch), contextlib.ExitStack() as held:
+        with reuse.one_at_a_time(config.to_dict()) if looks and leader else contextlib.nullcontext():
+            found, done = _find_earlier(config, leader, watch, sweep) if looks else ("", False)
+            if found and done:
+                note |= {"folder": found, "status": "skipped"}
+                return _tell_done(RunFolder(found)) if leader else float("nan")
+            if found:
+                config = replace(config, resume=found)
+                refuse_other_past(config, parts)
+            with Heartbeat(leader and not on_a_terminal(), "getting the data"):
+                launch.prepare_data(parts.dataset, config.paths.data, where, watch)
+            folder = _make_or_resume_folder(config, where, watch, sweep)
+            if leader:
+                held.enter_context(reuse.hold(folder))
         note["folder"] = str(folder.path)
 
         def ended(error: BaseException) -> None:
@@ -89,23 +94,22 @@ def _run(
 
         if watch is not None:
             watch.last_words = ended
-        with reuse.hold(folder) if leader else contextlib.nullcontext():
-            if leader:
-                if folder.read_config()["epochs"] != config.epochs:
-                    folder.reopen(config.epochs)
-                if found:
-                    print(f"going on with {found}", flush=True)
-                print(header(config, where, parts), flush=True)
-            try:
-                launch.run(config, where, folder, parts, watch)
-            except BaseException as error:
-                ended(error)
-                if isinstance(error, KeyboardInterrupt):
-                    hint = f"continue with: python -m accordion_bench resume={folder.path}"
-                    if checkpoint.latest(folder.path) is None:
-                        hint = f"nothing is saved: {folder.path} would start again"
-                    error.args = (f"{str(error) or 'stopped'}; {hint}" if leader else "stopped",)
-                raise
+        if leader:
+            if folder.read_config()["epochs"] != config.epochs:
+                folder.reopen(config.epochs)
+            if found:
+                print(f"going on with {found}", flush=True)
+            print(header(config, where, parts), flush=True)
+        try:
+            launch.run(config, where, folder, parts, watch)
+        except BaseException as error:
+            ended(error)
+            if isinstance(error, KeyboardInterrupt):
+                hint = f"continue with: python -m accordion_bench resume={folder.path}"
+                if checkpoint.latest(folder.path) is None:
+                    hint = f"nothing is saved: {folder.path} would start again"
+                error.args = (f"{str(error) or 'stopped'}; {hint}" if leader else "stopped",)
+            raise
     note["status"] = "done"
     if not leader:
         return float("nan")
@@ -114,24 +118,20 @@ def _run(
     return summary["metric"]
 
 
-def _find_earlier(
-    config: RunConfig, leader: bool, watch: Watch | None, among: Sequence[str] | None
-) -> tuple[str, bool]:
+def _find_earlier(config: RunConfig, leader: bool, watch: Watch | None, sweep: str) -> tuple[str, bool]:
     """(folder, whether it is finished) of a run that is there already; the leader looks, the others hear of it.
 
-    With `resume_sweep` it may be any run under `paths.runs`, else a finished one `among` those that are named.
+    With `resume_sweep` it may be any run under `paths.runs`, else one of the same sweep.
 
     The folder is "" where there is none.
 
     Raises:
         ConfigError: another process is running it, and this one is one of several, which do not wait.
     """
-    if config.resume is not None or not (config.resume_sweep or among is not None):
-        return "", False
     if not leader and watch is not None:
         found, done = json.loads(watch.get("earlier").decode())
         return found, done
-    folder = reuse.find_earlier(config.to_dict(), None if config.resume_sweep else among, wait=watch is None)
+    folder = reuse.find_earlier(config.to_dict(), "" if config.resume_sweep else sweep, wait=watch is None)
     found, done = (str(folder.path), folder.done) if folder else ("", False)
     if watch is not None:
         watch.store.set("earlier", json.dumps([found, done]))
@@ -147,7 +147,7 @@ def _tell_done(folder: RunFolder) -> float:
     return found
 
 
-def _make_or_resume_folder(config: RunConfig, where: Placement, watch: Watch | None) -> RunFolder:
+def _make_or_resume_folder(config: RunConfig, where: Placement, watch: Watch | None, sweep: str) -> RunFolder:
     """The run folder: the resumed one, or a new one that the leader makes and names to the others."""
     if config.resume is not None:
         return RunFolder(config.resume)
@@ -156,7 +156,8 @@ def _make_or_resume_folder(config: RunConfig, where: Placement, watch: Watch | N
     choices, policies = config.choices, list(config.adaptive)
     scheme = [choices["sync"]] if choices["sync"] not in ("every_step", *policies) else []
     names = [*(choices[group] for group in ("model", "dataset", "compressor")), *scheme, *policies]
-    folder = RunFolder.create(config.paths.runs, f"{'-'.join(names)}-s{config.seed}", config.to_dict(), where.threads)
+    label = f"{'-'.join(names)}-s{config.seed}"
+    folder = RunFolder.create(config.paths.runs, label, config.to_dict(), where.threads, sweep)
     if watch is not None:
         watch.store.set("run_folder", str(folder.path))
     return folder

@@ -47,7 +47,7 @@ class Sweep(Callback):
     def begin(self, runs: str) -> None:
         """Record the cells that follow under a folder."""
         self.file = Path(runs).absolute() / FILE
-        self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self.name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """In the process that the user has started, before any cell."""
@@ -118,13 +118,6 @@ class Sweep(Callback):
                     found[tuple(line["overrides"])] = line
         return list(found.values())
 
-    def finished(self) -> list[str] | None:
-        """Folders of this sweep's finished cells; None for a single run.
-
-        An experiment may sweep an option that only some of its arms read: cells that come out equal train once.
-        """
-        return None if self.file is None else [line["folder"] for line in self.lines() if line["status"] == "done"]
-
 
 def _refuse_without_data(config: DictConfig) -> None:
     """Get the data that the cells share before the first of them, or end the program in one sentence."""
@@ -162,7 +155,8 @@ def run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell:
     """
     global _stopped
     note: dict[str, Any] = {}
-    line: dict[str, Any] = {"overrides": overrides, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "metric": None}
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    line: dict[str, Any] = {"overrides": overrides, "started": started, "metric": None}
     began, metric = time.monotonic(), math.nan
     try:
         with _listening():

@@ -3,14 +3,14 @@
 `lap(part)` gives the main thread's time since the last mark to `part`; these exclusive parts sum to the total. What an
 exchange does, on whichever thread, is split into encode, comm and decode by the marks that `Comm` leaves around its
 collectives, and kept per bucket, for the modelled clock. `step_over` closes a step: what its parts have taken is kept,
-so that the modelled clock can tell what they usually take. On a GPU marks are CUDA events, read only once an epoch, so
-that measuring never waits for the device.
+so that the modelled clock can tell what they usually take. On a GPU marks are CUDA events, read once an epoch or when
+very many of them are over, so that measuring never waits for the device.
 """
 
 import contextlib
 import math
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ EXCLUSIVE = ("data", "compute", "exposed", "update", "policy")
 CONCURRENT = ("encode", "comm", "decode")
 OF_BUCKET = ("ready", "encode", "decode", "wire", "rounds")
 PLANS = 16  # that are told apart
+UNREAD = 10_000  # spans of a GPU that may wait to be read
 
 
 class Stage(NamedTuple):
@@ -147,7 +148,7 @@ class Clock:
         self._plans: list[InForce] = []
         self._events: set[str] = set()  # of the step that is running
         self._taken: dict[str, float] = defaultdict(float)  # by its parts
-        self._spans: list[tuple[str | ExchangePart | Phase, Sequence[tuple[Any, Any]]]] = []  # not read yet
+        self._spans: deque[tuple[str | ExchangePart | Phase, Sequence[tuple[Any, Any]]]] = deque()  # not read yet
         self._collectives: list[tuple[Any, Any]] | None = None  # of the exchange that is running
         self._ready: dict[int, tuple[Any, Any]] = {}  # per bucket: since when is counted, and when it was ready
         self.start()
@@ -199,10 +200,12 @@ class Clock:
         """
         phase = Phase(samples, tuple(sorted(self._events)))
         self._events.clear()
-        if self.cuda:
-            self._spans.append((phase, ()))
-        else:
+        if not self.cuda:
             self._keep(phase)
+            return
+        self._spans.append((phase, ()))
+        if len(self._spans) > UNREAD:
+            self._read_over()
 
     def _keep(self, phase: Phase) -> None:
         if self._taken:
@@ -303,13 +306,17 @@ class Clock:
         """Seconds so far per part; waits for the device."""
         if self._spans:
             torch.cuda.synchronize()
-            for part, stretches in self._spans:
-                if isinstance(part, Phase):
-                    self._keep(part)
-                else:
-                    self._count(part, sum(start.elapsed_time(end) for start, end in stretches) / 1000)
-            self._spans.clear()
+            self._read_over()
         return dict(self.totals)
+
+    def _read_over(self) -> None:
+        """Count the spans that are over, in order, up to the first that is not; waits for nothing."""
+        while self._spans and all(end.query() for _, end in self._spans[0][1]):
+            part, stretches = self._spans.popleft()
+            if isinstance(part, Phase):
+                self._keep(part)
+            else:
+                self._count(part, sum(start.elapsed_time(end) for start, end in stretches) / 1000)
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""

@@ -1,8 +1,9 @@
 """What the same thing has taken again and again, and what it usually takes: medians, which one stall cannot move."""
 
+import heapq
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 MOST = 1024  # values that a series keeps
+LONGEST = 256  # steps of a phase that are kept beside
 SIGMA = 1.4826  # standard deviation over median absolute deviation, of normally distributed numbers
 FAR = 3.0  # times what it usually takes, from which a step is an outlier
 MATTERS = 0.01  # of the training time, from which outliers are told
@@ -83,61 +85,129 @@ class Usual(NamedTuple):
     seconds: float
 
 
-class Steps:
-    """Seconds of each step by part: 32 bytes a step."""
+class Alike:
+    """Seconds by part of the steps of one phase: sums, every second, every fourth, ... step, and the longest ones.
+
+    As much memory after a million steps as after a thousand.
+    """
 
     def __init__(self) -> None:
-        self.phases: dict[Phase, array[float]] = {}
+        self.count, self.stride = 0, 1
+        self.sums = [0.0] * len(PARTS)
+        self.rows = array("d")  # of steps 0, stride, 2 stride, ...
+        self.longest: list[tuple[float, ...]] = []  # a heap: what all parts have taken, then each
+
+    def add(self, seconds: Sequence[float]) -> None:
+        """One more step, by part."""
+        if self.count % self.stride == 0:
+            self.rows.extend(seconds)
+        self.count += 1
+        self.sums = [total + more for total, more in zip(self.sums, seconds, strict=True)]
+        push = heapq.heappush if len(self.longest) < LONGEST else heapq.heappushpop
+        push(self.longest, (sum(seconds), *seconds))
+        if len(self.rows) == MOST * len(PARTS):
+            self.rows = array("d", self.kept()[::2].ravel())
+            self.stride *= 2
+
+    def kept(self) -> NDArray[np.float64]:
+        """Seconds [steps, parts] of those that are kept."""
+        return np.array(self.rows).reshape(-1, len(PARTS))
+
+    def longest_totals(self) -> list[float]:
+        """Seconds of the steps among which outliers are: of all, or of the longest."""
+        return self.kept().sum(axis=1).tolist() if self.stride == 1 else [total for total, *_ in self.longest]
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        kept, longest = (torch.tensor(values, dtype=torch.float64) for values in (self.rows, self.longest))
+        return {"count": self.count, "stride": self.stride, "sums": self.sums, "rows": kept, "longest": longest}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Alike":
+        """What `state_dict()` was made of."""
+        alike = cls()
+        alike.count, alike.stride, alike.sums = state["count"], state["stride"], list(state["sums"])
+        alike.rows = array("d", state["rows"].tolist())
+        alike.longest = [tuple(row) for row in state["longest"].tolist()]
+        return alike
+
+
+class Steps:
+    """Seconds of each step by part and phase; of a phase with very many steps, of some."""
+
+    def __init__(self) -> None:
+        self.phases: dict[Phase, Alike] = {}
 
     def add(self, phase: Phase, seconds: Mapping[str, float]) -> None:
         """One more step, or what has happened between two."""
-        self.phases.setdefault(phase, array("d")).extend(seconds.get(part, 0.0) for part in PARTS)
+        self.phases.setdefault(phase, Alike()).add([seconds.get(part, 0.0) for part in PARTS])
 
     def usual(self) -> list[Usual]:
         """What own parts usually take, where they take anything."""
-        grouped = [(part, phase, taken) for part in OWN for phase, taken in self._of(part).items() if taken.any()]
-        return [Usual(part, phase, len(taken), float(np.median(taken))) for part, phase, taken in grouped]
+        return [
+            Usual(part, deciding, sum(alike.count for alike in phases), _median(phases, PARTS.index(part)))
+            for part in OWN
+            for deciding, phases in self._by(part).items()
+            if any(alike.sums[PARTS.index(part)] for alike in phases)
+        ]
 
     def excess(self) -> float:
         """Seconds that own parts have taken beyond steps x median by phase; negative where fast steps are the rare."""
-        taken = sum(float(taken.sum()) for part in OWN for taken in self._of(part).values())
+        taken = sum(alike.sums[PARTS.index(part)] for part in OWN for alike in self.phases.values())
         return taken - sum(usual.steps * usual.seconds for usual in self.usual())
 
     def outliers(self) -> tuple[int, float]:
         """How many steps took three times what is usual in their phase, or longer, and the seconds beyond the usual.
 
-        What happens between steps counts where it took two usual steps longer than it usually does.
+        What happens between steps counts where it took two usual steps longer than it usually does. Of a phase with
+        more than `MOST` steps, the `LONGEST` longest are looked at.
         """
-        medians = {part: {phase: np.median(taken) for phase, taken in self._of(part).items()} for part in PARTS}
-        beyond, usual = [], []
-        for phase, taken in self._taken().items():
-            expected = sum(float(medians[part][_deciding(part, phase)]) for part in PARTS)
-            beyond.append(taken.sum(axis=1) - expected)
-            usual.append(np.full(len(taken), expected))
-        if not beyond:
-            return 0, 0.0
-        over, least = np.concatenate(beyond), np.concatenate(usual)
-        far = over[over >= (FAR - 1) * np.maximum(least, np.median(least))]
-        return len(far), float(far.sum())
+        medians = {
+            (part, deciding): _median(phases, number)
+            for number, part in enumerate(PARTS)
+            for deciding, phases in self._by(part).items()
+        }
+        usual = {phase: sum(medians[part, _deciding(part, phase)] for part in PARTS) for phase in self.phases}
+        of_all = _median_of([(usual[phase], alike.count) for phase, alike in self.phases.items()])
+        far = [
+            total - usual[phase]
+            for phase, alike in self.phases.items()
+            for total in alike.longest_totals()
+            if total - usual[phase] >= (FAR - 1) * max(usual[phase], of_all)
+        ]
+        return len(far), float(sum(far))
 
-    def _taken(self) -> dict[Phase, NDArray[np.float64]]:
-        """Seconds [steps, parts] by phase."""
-        return {phase: np.array(taken).reshape(-1, len(PARTS)) for phase, taken in self.phases.items()}
-
-    def _of(self, part: str) -> dict[Any, NDArray[np.float64]]:
-        """Seconds [steps] of one part, by what decides it."""
-        found: dict[Any, list[NDArray[np.float64]]] = {}
-        for phase, taken in self._taken().items():
-            found.setdefault(_deciding(part, phase), []).append(taken[:, PARTS.index(part)])
-        return {key: np.concatenate(taken) for key, taken in found.items()}
+    def _by(self, part: str) -> dict[int | tuple[str, ...], list[Alike]]:
+        """The phases, by what decides what a part takes in them."""
+        found: dict[int | tuple[str, ...], list[Alike]] = {}
+        for phase, alike in self.phases.items():
+            found.setdefault(_deciding(part, phase), []).append(alike)
+        return found
 
     def state_dict(self) -> list[list[Any]]:
         """For checkpoints."""
-        return [[*phase, torch.tensor(taken, dtype=torch.float64)] for phase, taken in self.phases.items()]
+        return [[*phase, alike.state_dict()] for phase, alike in self.phases.items()]
 
     def load_state_dict(self, state: Iterable[Any]) -> None:
         """Continue from `state_dict()`."""
-        self.phases = {Phase(samples, tuple(events)): array("d", taken.tolist()) for samples, events, taken in state}
+        self.phases = {Phase(samples, tuple(events)): Alike.from_state(alike) for samples, events, alike in state}
+
+
+def _median(phases: Sequence[Alike], part: int) -> float:
+    """Of a part in the steps of some phases; where every fourth is kept, each stands for four."""
+    least = min(alike.stride for alike in phases)
+    taken = [np.repeat(alike.kept()[:, part], alike.stride // least) for alike in phases]
+    return float(np.median(np.concatenate(taken)))
+
+
+def _median_of(counted: Sequence[tuple[float, int]]) -> float:
+    """Of values that are there so many times; of two in the middle the lower one, 0 where there is none."""
+    half, passed = sum(count for _, count in counted) / 2, 0
+    for value, count in sorted(counted):
+        passed += count
+        if passed >= half:
+            return value
+    return 0.0
 
 
 def _deciding(part: str, phase: Phase) -> int | tuple[str, ...]:

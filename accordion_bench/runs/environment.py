@@ -21,11 +21,12 @@ NETLAB = "ACCORDION_BENCH_NETLAB"  # what a netlab says of itself to the runs in
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "scikit-learn")
 
 
-def environment(threads: int | None = None) -> dict[str, Any]:
+def environment(threads: int | None = None, sweep: str = "") -> dict[str, Any]:
     """What a reader needs to repeat the run: command, commit, versions, hardware, and what else went on there.
 
     Args:
         threads: of each process.
+        sweep: that the run belongs to; "" = none.
     """
     versions = {"accordion-bench": __version__}
     for package in PACKAGES:
@@ -36,7 +37,8 @@ def environment(threads: int | None = None) -> dict[str, Any]:
     return {
         "command": shlex.join(sys.orig_argv if hasattr(sys, "orig_argv") else sys.argv),
         "commit": _commit(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **({"sweep": sweep} if sweep else {}),
         "python": platform.python_version(),
         "versions": versions,
         "platform": platform.platform(),

@@ -43,13 +43,23 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, root: str, label: str, config: dict[str, Any], threads: int | None = None) -> "RunFolder":
-        """A new folder under `root`, unique even among runs of the same second, with the configuration in it."""
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{label}-{secrets.token_hex(3)}"
+    def create(
+        cls, root: str, label: str, config: dict[str, Any], threads: int | None = None, sweep: str = ""
+    ) -> "RunFolder":
+        """A new folder under `root`, unique even among runs of the same second, with the configuration in it.
+
+        Args:
+            root: `paths.runs`.
+            label: in its name.
+            config: of the run.
+            threads: of each process.
+            sweep: that the run belongs to; "" = none.
+        """
+        name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{label}-{secrets.token_hex(3)}"
         folder = cls(Path(root) / name)
         folder.path.mkdir(parents=True)
         folder.write_config(config)
-        folder.write_json("environment.json", environment(threads))
+        folder.write_json("environment.json", environment(threads, sweep))
         durable.sync(folder.path.parent)
         return folder
 
@@ -139,8 +149,21 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """Whether the run came to its end."""
-        return (self.path / "done").exists()
+        """Whether the run came to its end, and its summary can be read."""
+        if not (self.path / "done").exists():
+            return False
+        try:
+            return bool(self.read_json("summary.json"))
+        except ConfigError:
+            return False
+
+    @property
+    def sweep(self) -> str:
+        """The sweep that the run belongs to; "" where there is none, or where that cannot be read."""
+        try:
+            return str(self.read_json("environment.json").get("sweep", ""))
+        except ConfigError:
+            return ""
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json and the done marker."""
@@ -150,7 +173,9 @@ class RunFolder:
     def log_to_file(self) -> logging.Handler:
         """Send the package's log to run.log, too."""
         handler = _Log(self.path / "run.log")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        formatter = logging.Formatter("%(asctime)s UTC %(levelname)s %(message)s")
+        formatter.converter = time.gmtime
+        handler.setFormatter(formatter)
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         return handler

@@ -2,19 +2,20 @@
 
 import contextlib
 import functools
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.run_config import completed
+from accordion_bench.runs import locks
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.old_folders import in_todays_words
 
 LOCK = "run.lock"  # in a run's folder; stays there, empty
-POLL = 0.2  # seconds between two looks at a lock that somebody holds
+STARTING = ".starting"  # under paths.runs: a lock for each configuration of which equal runs are looked for
 # keys that decide no result
 FREE = ("dataset.check", "threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile")
 # plain top-level numbers, which look the same in every config.yaml: read before YAML is parsed
@@ -43,12 +44,12 @@ def without(cfg: Config, free: Sequence[str]) -> Config:
     return kept(cfg, "")
 
 
-def find_earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = True) -> RunFolder | None:
-    """The newest run with this configuration: a finished one, else one that can be continued.
+def find_earlier(cfg: Config, sweep: str = "", wait: bool = True) -> RunFolder | None:
+    """The newest run under `paths.runs` with this configuration: a finished one, else one that can be continued.
 
     Args:
         cfg: as it would be saved, with the number of workers.
-        among: folders to look at; None = all under `paths.runs`.
+        sweep: only runs of this one; "" = all.
         wait: for the end of one that another process is running.
 
     Returns:
@@ -61,12 +62,12 @@ def find_earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = T
 
     wanted, unfinished, running = decisive(cfg), None, None
     lines = {f"{key}: {cfg[key]}" for key in QUICK}
-    named = [Path(folder, "config.yaml") for folder in among or []]
-    files = Path(cfg["paths"]["runs"]).glob("*/config.yaml") if among is None else named
-    for file in sorted(files, reverse=True):
+    for file in sorted(Path(cfg["paths"]["runs"]).glob("*/config.yaml"), reverse=True):
         if not lines <= _lines(file) or _decisive(file, file.stat().st_mtime_ns) != wanted:
             continue
         folder = RunFolder(file.parent)
+        if sweep and folder.sweep != sweep:
+            continue
         if folder.done:
             return folder
         try:
@@ -80,7 +81,22 @@ def find_earlier(cfg: Config, among: Sequence[str] | None = None, wait: bool = T
         print(f"waiting for the process that is running {running.path}", flush=True)
     with hold(running, wait):
         pass
-    return find_earlier(cfg, among, wait)
+    return find_earlier(cfg, sweep, wait)
+
+
+@contextlib.contextmanager
+def one_at_a_time(cfg: Config) -> Iterator[None]:
+    """Around looking for an equal run and making one: of two equal runs that start at once, one finds the other.
+
+    Args:
+        cfg: as it would be saved, with the number of workers.
+    """
+    folder = Path(cfg["paths"]["runs"]) / STARTING
+    with contextlib.suppress(OSError):  # where nothing can be written, making the run says so
+        folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(json.dumps(decisive(cfg), sort_keys=True).encode()).hexdigest()
+    with locks.locked(folder / f"{digest[:16]}.lock", wait=True):
+        yield
 
 
 def _lines(file: Path) -> set[str]:
@@ -104,9 +120,7 @@ def _decisive(file: Path, changed: int) -> Config | None:
 
 @contextlib.contextmanager
 def hold(folder: RunFolder, wait: bool = False) -> Iterator[None]:
-    """Hold a run's folder against other processes. The lock goes with the process, however that ends.
-
-    In a folder that cannot be written, or on a file system without locks, nobody is kept out.
+    """Hold a run's folder against other processes, see `locks.locked`.
 
     Args:
         folder: of the run.
@@ -115,18 +129,11 @@ def hold(folder: RunFolder, wait: bool = False) -> Iterator[None]:
     Raises:
         ConfigError: another process holds it, and there is no waiting.
     """
-    # no soft lock: it would outlive a process that is killed
-    lock = FileLock(folder.path / LOCK, timeout=-1 if wait else 0, poll_interval=POLL, fallback_to_soft=False)
     try:
-        lock.acquire()
-    except Timeout:
+        with locks.locked(folder.path / LOCK, wait):
+            yield
+    except locks.Taken:
         raise ConfigError(
             f"resume must be a run that nobody is running, got {folder.path}, which another process is; "
             "wait for its end, or type resume=null"
         ) from None
-    except OSError:  # there can be no lock
-        pass
-    try:
-        yield
-    finally:
-        lock.release()

@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from accordion_bench.comm.clock import PLANS, Clock, ExchangeKind, ExchangePart, InForce, Stage
-from accordion_bench.comm.samples import MOST, Series, Usual
+from accordion_bench.comm.samples import LONGEST, MOST, PARTS, Phase, Series, Steps, Usual
 from accordion_bench.network.link_model import Network, exchanges_of
 from tests.kit.timed import Told
 
@@ -186,6 +187,9 @@ class Event(float):
     def elapsed_time(self, end):
         return 1000 * (end - self)
 
+    def query(self):
+        return True
+
 
 def test_events_that_are_read_once_an_epoch_say_the_same(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -201,3 +205,44 @@ def test_events_that_are_read_once_an_epoch_say_the_same(monkeypatch):
     for columns in (modelled, lambda told: told.clock.columns(True)):
         now, then = columns(late), columns(whole)
         assert all(now[key] == pytest.approx(then[key]) for key in now if isinstance(now[key], float | int))
+
+
+def test_events_are_read_early_where_very_many_wait_and_are_over(monkeypatch):
+    monkeypatch.setattr("accordion_bench.comm.clock.UNREAD", 200)
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    late, whole = Told(), Told()
+    late.clock.cuda = True
+    late.clock.mark = lambda: Event(late.now)
+    late.clock.start()
+    longest = 0
+    for _ in range(300):
+        for told in (late, whole):
+            told.step(encode=0.02, decode=0.03, compute=1.0)
+        longest = max(longest, len(late.clock._spans))
+    assert longest <= 200 and not waits
+    assert late.clock.columns(True) == pytest.approx(whole.clock.columns(True))
+
+
+def test_what_is_kept_of_very_many_steps_stays_bounded_and_says_the_same():
+    """Medians of every second, fourth, ... step; sums of all; outliers among the longest."""
+    rng, many, all_steps = np.random.default_rng(0), Steps(), []
+    for step in range(40 * MOST):
+        samples = 32 if step % 10 else 8
+        compute = (1.0 if samples == 32 else 0.3) * rng.uniform(0.9, 1.1) + (8.0 if step % 997 == 0 else 0.0)
+        many.add(Phase(samples, ("gradient-4",)), {"compute": compute, "update": 0.1, "exposed": 0.2})
+        all_steps.append((samples, compute))
+    kept = sum(len(alike.rows) // len(PARTS) + len(alike.longest) for alike in many.phases.values())
+    assert kept <= 2 * (MOST + LONGEST)
+    usual = {(found.part, found.phase): found for found in many.usual()}
+    for samples in (32, 8):
+        taken = [compute for size, compute in all_steps if size == samples]
+        assert usual["compute", samples].steps == len(taken)
+        assert usual["compute", samples].seconds == pytest.approx(np.median(taken), rel=0.01)
+    expected = sum(compute - usual["compute", samples].seconds for samples, compute in all_steps)
+    assert many.excess() == pytest.approx(expected)
+    count, beyond = many.outliers()
+    assert count == len(range(0, 40 * MOST, 997)) and beyond == pytest.approx(8 * count, rel=0.05)
+    again = Steps()
+    again.load_state_dict(many.state_dict())
+    assert again.usual() == many.usual() and again.outliers() == many.outliers() and again.excess() == many.excess()

@@ -9,7 +9,7 @@ from typing import Any
 
 from accordion_bench.comm.samples import MATTERS
 from accordion_bench.config.components import Components
-from accordion_bench.config.continuation import refuse_other_past, resumed_config
+from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
@@ -105,7 +105,7 @@ def _run(
         except BaseException as error:
             ended(error)
             if isinstance(error, KeyboardInterrupt):
-                hint = f"continue with: python -m accordion_bench resume={folder.path}"
+                hint = f"continue with: {continuing(config.to_dict(), folder)}"
                 if checkpoint.latest(folder.path) is None:
                     hint = f"nothing is saved: {folder.path} would start again"
                 error.args = (f"{str(error) or 'stopped'}; {hint}" if leader else "stopped",)

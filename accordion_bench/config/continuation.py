@@ -7,7 +7,9 @@ from typing import Any
 
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.options.checks import ConfigError, show
+from accordion_bench.options.conf_dir import conf_dirs
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.trusted import is_trusted, targets_in
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs import reuse
@@ -26,7 +28,8 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
     """The configuration of the run that is resumed; whatever else was typed must agree with it.
 
     Raises:
-        ConfigError: no such run, a finished run that is to have no more epochs, or the first difference.
+        ConfigError: no such run, one that names code that is neither ours nor named now, a finished run that is to have
+            no more epochs, or the first difference.
     """
     folder = RunFolder(str(cfg["resume"]))
     if not (folder.path / "config.yaml").is_file():
@@ -34,6 +37,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
         raise ConfigError(f"resume must be a run folder with a config.yaml, got {cfg['resume']}; type {example}")
     moving = {key: cfg[key] for key in reuse.FREE if key in cfg}
     merged = saved = completed({**moving, **folder.read_config()})
+    refuse_foreign_code(saved, cfg, folder)
     if "threads" not in typed:  # sums of other threads differ in their last bits
         merged = {**merged, "threads": _threads_of(folder)}
     if lacking := [key for key in cfg if key not in saved and key not in MOVING]:
@@ -68,6 +72,58 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
         merged = {**merged, "comm": {**merged["comm"], **own}}
     moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
     return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
+
+
+def refuse_foreign_code(saved: Config, cfg: Config, folder: RunFolder) -> None:
+    """Refuse a run folder that names classes which are not ours: to build them is to run somebody's code.
+
+    Args:
+        saved: what stands in the folder.
+        cfg: as composed now; what it names is trusted.
+        folder: of the run.
+
+    Raises:
+        ConfigError: names the first one, and how to trust it.
+    """
+    for key, path in untrusted(saved, cfg):
+        raise ConfigError(
+            f"resume must be a run whose classes are ours or named by you, got {folder.path}, whose config.yaml has "
+            f"{key}={show(path)}; type {key}={show(path)} beside resume= only if you know that code"
+        )
+
+
+def untrusted(saved: Config, cfg: Config) -> Iterator[tuple[str, str]]:
+    """Each `_target_` of a configuration that neither our YAML files nor those of --config-dir name, by its key.
+
+    Args:
+        saved: the configuration.
+        cfg: another one, whose classes are trusted.
+    """
+    for group, node in saved.items():
+        named = set(targets_in(cfg.get(group)))
+        for key, path in _targets(node, group):
+            if not is_trusted(path, group, named):
+                yield key, path
+
+
+def _targets(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Whatever stands under `_target_`, by dotted key; of lists by the list's."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == "_target_":
+                yield f"{key}._target_", value
+            else:
+                yield from _targets(value, f"{key}.{name}")
+    elif isinstance(node, list):
+        for value in node:
+            yield from _targets(value, key)
+
+
+def continuing(config: Config, folder: RunFolder) -> str:
+    """What to type to go on with a run of one's own: classes that are no file's are named again."""
+    added = [f"--config-dir={place}" for place in conf_dirs()[1:]]
+    named = [f"{key}={path}" for key, path in untrusted(config, {})]
+    return " ".join(["python -m accordion_bench", *added, f"resume={folder.path}", *named])
 
 
 def _threads_of(folder: RunFolder) -> int | None:

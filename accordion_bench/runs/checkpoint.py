@@ -7,7 +7,6 @@ folder: on several machines the run folder has to be on a shared file system.
 """
 
 import io
-import pickle
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from accordion_bench.runs.manifest import (
     Trained,
     checkpoints,
     none_readable,
+    of_something_else,
     read_file,
     read_manifest,
     step_of,
@@ -33,8 +33,6 @@ from accordion_bench.runs.manifest import (
 from accordion_bench.runs.old_folders import checkpoint_in_todays_words
 
 T = TypeVar("T")
-# what torch raises for a file that it cannot read
-UNREADABLE = (RuntimeError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError)
 
 
 class OfAll(Protocol):
@@ -153,7 +151,7 @@ def load_newest(run: Path, comm: Comm, owners: Owners) -> tuple[Path | None, lis
         that checkpoint, None where there is none; and what is wrong with each newer one.
 
     Raises:
-        ConfigError: there are checkpoints, and none can be read.
+        ConfigError: there are checkpoints, and none can be read; or the newest one holds another program's state.
     """
     problems: list[str] = []
     for name in comm.everyones([path.name for path in checkpoints(run)])[0]:
@@ -164,7 +162,10 @@ def load_newest(run: Path, comm: Comm, owners: Owners) -> tuple[Path | None, lis
             problem = str(damaged)
         told = [problem for problem in comm.everyones(problem) if problem]
         if not told:
-            _put(states, comm, owners)
+            try:
+                _put(states, comm, owners)
+            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise ConfigError(of_something_else(path, error)) from error
             return path, problems
         problems.append(f"{name} is damaged: {told[0]}")
     if problems:
@@ -186,7 +187,12 @@ def _read(path: Path, comm: Comm) -> list[dict[str, Any]]:
     manifest = read_manifest(path)
     shared = _loaded(path / "shared.pt", manifest)
     own = [_loaded(path / f"worker-{worker}.pt", manifest) for worker in comm.local]
-    return [shared, *own] if manifest else checkpoint_in_todays_words(shared, own)
+    if manifest:
+        return [shared, *own]
+    try:
+        return checkpoint_in_todays_words(shared, own)
+    except (LookupError, TypeError):
+        raise Damaged("shared.pt holds something else") from None
 
 
 def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:
@@ -202,7 +208,7 @@ def _loaded(path: Path, manifest: Manifest | None) -> dict[str, Any]:
     data = read_file(path, manifest)
     try:
         return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-    except UNREADABLE:
+    except Exception:  # random bytes may raise anything
         raise Damaged(f"{path.name} {'cannot be read' if data else 'is empty'}") from None
 
 

@@ -3,6 +3,7 @@
 config.yaml  environment.json  metrics.jsonl  summary.json  run.log  run.lock  checkpoint/  done
 """
 
+import contextlib
 import json
 import logging
 import secrets
@@ -23,6 +24,10 @@ class _Log(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what a full disk has not taken
+            super().close()
 
 
 def damaged(file: Path, why: str) -> str:

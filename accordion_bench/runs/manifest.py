@@ -12,7 +12,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 
 FILE = "manifest.json"
-NAME = re.compile(r"step-(\d+)")
+NAME = re.compile(r"step-[0-9]{1,18}")
 
 
 class Damaged(Exception):
@@ -105,10 +105,10 @@ def read_file(path: Path, manifest: Manifest | None) -> bytes:
     Raises:
         Damaged: it is not as it was written.
     """
+    if not path.is_file():  # a pipe would never end
+        raise Damaged(f"{path.name} is missing")
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise Damaged(f"{path.name} is missing") from None
     except OSError:
         raise Damaged(f"{path.name} cannot be read") from None
     if manifest is None:
@@ -121,6 +121,15 @@ def read_file(path: Path, manifest: Manifest | None) -> bytes:
     if zlib.crc32(data) != checksum:
         raise Damaged(f"{path.name} is not as it was written")
     return data
+
+
+def of_something_else(path: Path, error: Exception) -> str:
+    """The sentence for a checkpoint that can be read, and is not understood."""
+    why = " ".join(str(error).split())[:200]
+    return (
+        f"resume must be a run whose checkpoints this version has written, got {path}, which holds something else "
+        f"({type(error).__name__}: {why}); type the run's own options without resume= for a new run"
+    )
 
 
 def none_readable(run: Path, problems: list[str]) -> ConfigError:

@@ -68,6 +68,23 @@ def together(processes: int, target: Callable, *args: Any, seconds: float = 120)
     assert [child.exitcode for child in children] == [0] * processes
 
 
+def killed(seconds: float, target: Callable, *args: Any) -> bool:
+    """Call `target(*args)` in a process that is killed after so many seconds; whether it had not come to its end."""
+    with forked():
+        child = multiprocessing.get_context("spawn").Process(target=_hushed, args=(target, *args))
+        child.start()
+    child.join(seconds)
+    child.kill()
+    child.join()
+    assert child.exitcode in (0, -signal.SIGKILL)
+    return child.exitcode != 0
+
+
+def _hushed(target: Callable, *args: Any) -> None:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        target(*args)
+
+
 # ---- processes of launchers, each in a group of its own
 
 

@@ -1,0 +1,57 @@
+"""A long run holds as much memory after its last step as after its thousandth."""
+
+import gc
+import tracemalloc
+
+import pytest
+
+from accordion_bench import train
+from accordion_bench.comm import samples
+from accordion_bench.training.trainer import Trainer
+from tests.kit import composed
+
+ONE_EPOCH = ["dataset.train_size=8000", "dataset.size=4", "batch_size=1", "epochs=1", "schedule=constant"]
+ARMS = {
+    "dense": [],
+    "topk": ["compressor=topk"],
+    "accordion": ["compressor=powersgd", "adaptive=accordion", "adaptive.accordion.interval=1"],
+    "local": ["sync=local_sgd", "sync.period=4"],
+    "gravac": ["compressor=topk", "adaptive=gravac"],
+    "qsr": ["adaptive=qsr"],
+    "alq": ["compressor=qsgd", "adaptive=alq", "adaptive.alq.update_at=[0,500,1000]"],
+    "saved": ["checkpoint.minutes=0.01"],
+}
+
+
+def growth(runs, monkeypatch, first: int, last: int, *overrides: str) -> float:
+    """Bytes of memory per step that a run holds on to between two steps."""
+    held: dict[int, int] = {}
+    original = Trainer.train_step
+
+    def train_step(self: Trainer) -> None:
+        original(self)
+        if self.position.step in (first, last):
+            gc.collect()
+            held[self.position.step] = tracemalloc.get_traced_memory()[0]
+
+    monkeypatch.setattr(Trainer, "train_step", train_step)
+    monkeypatch.setattr(samples, "MOST", 64)  # a thousand, of a run that takes longer
+    monkeypatch.setattr(samples, "LONGEST", 16)
+    cfg = composed.run(runs, *ONE_EPOCH, *overrides)
+    tracemalloc.start(1)
+    try:
+        train.run(cfg)
+    finally:
+        tracemalloc.stop()
+    return (held[last] - held[first]) / (last - first)
+
+
+@pytest.mark.parametrize("arm", ["topk"])
+def test_a_step_leaves_nothing(arm, tmp_path, monkeypatch):
+    assert growth(tmp_path, monkeypatch, 300, 700, "dataset.train_size=2800", *ARMS[arm]) < 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ARMS)
+def test_no_step_of_any_kind_leaves_anything(arm, tmp_path, monkeypatch):
+    assert growth(tmp_path, monkeypatch, 1000, 2000, *ARMS[arm]) < 4

@@ -89,7 +89,7 @@ def _run(
 
         def ended(error: BaseException) -> None:
             if leader and not folder.done:
-                with contextlib.suppress(ConfigError):  # of a full disk, which the user has been told of
+                with contextlib.suppress(ConfigError, OSError):  # a full disk hides no first error
                     folder.write_json("summary.json", unfinished_summary(folder, error))
 
         if watch is not None:

@@ -342,7 +342,7 @@ def test_one_sentence(tmp_path, override, told):
 def test_a_resumed_run_keeps_its_network(tmp_path):
     """Its earlier rows are modelled on it."""
     folder = RunFolder.create(str(tmp_path / "runs"), "x", tiny.cfg(tmp_path, "network=10gbit"))
-    overrides = [f"resume={folder.path}", "network=1gbit"]
+    overrides = [f"resume={folder.path}", "network=1gbit", "model._target_=tests.kit.tiny.Net"]
     with pytest.raises(ConfigError, match="network must be 10gbit as in the run that is resumed, got 1gbit"):
         train.run(compose(overrides), typed(overrides))
 

@@ -38,7 +38,8 @@ def cell(compressor: str, sync: str, adaptive: Iterable[str], overrides: tuple[s
     return pairwise.cell(_base(overrides), compressor, sync, adaptive)
 
 
-def refusal(compressor: str, sync: str, adaptive: Iterable[str]) -> str | None:
+@functools.cache
+def refusal(compressor: str, sync: str, adaptive: tuple[str, ...]) -> str | None:
     """Why a cell is refused, or None where it runs."""
     return pairwise.refusal(cell(compressor, sync, adaptive), WORKERS)
 
@@ -49,7 +50,7 @@ def of_pair(first: str, a: str, second: str, b: str) -> str | None:
     (third,) = set(GROUPS) - {first, second}
 
     def said(**chosen: str) -> str | None:
-        return refusal(chosen["compressor"], chosen["sync"], [chosen["adaptive"]])
+        return refusal(chosen["compressor"], chosen["sync"], (chosen["adaptive"],))
 
     thirds = [PLAIN[third], *names(third)]
     if any(said(**{first: a, second: b, third: other}) is None for other in thirds):

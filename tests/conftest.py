@@ -1,10 +1,21 @@
 """One thread per process: the tests share the machine with the processes that they start."""
 
+import itertools
 import os
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+def pytest_collection_modifyitems(items):
+    """Of the cases of a test that is marked `sample(n)`, the first and every n-th after it are in the default suite."""
+    for _, cases in itertools.groupby(items, key=lambda item: (item.path, getattr(item, "originalname", item.name))):
+        for number, item in enumerate(cases):
+            marked = item.get_closest_marker("sample")
+            if marked and number % marked.args[0]:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,5 +1,6 @@
 """Where the package and the YAML files are (imports nothing heavy)."""
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ def package_dir() -> Path:
     return Path(__file__).parents[1]
 
 
+@functools.cache
 def conf_dir() -> Path:
     """The folder of YAML files: in the installed package, or beside it in a checkout."""
     packaged = package_dir() / "conf"

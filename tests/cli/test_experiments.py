@@ -137,6 +137,7 @@ def check_cell(preset: str, arm: str, monkeypatch) -> None:
         parts_of(cfg_of(preset, arm, at))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family, arm", SOME)
 def test_an_arm_is_valid(family, arm, monkeypatch):
     check_cell(home(family, arm), arm, monkeypatch)

@@ -174,11 +174,13 @@ def small_model(*_) -> torch.nn.Module:
     return torch.nn.Linear(1, 1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("preset, arm", FEW, ids=[f"{preset[10:]}-{arm}" for preset, arm in FEW])
 def test_an_arm_is_valid(preset, arm, monkeypatch):
     check_cell(preset, arm, monkeypatch)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("preset, arm", MANY, ids=[preset[10:] for preset, _ in MANY])
 def test_a_preset_is_valid(preset, arm, monkeypatch):
     check_cell(preset, arm(preset), monkeypatch)

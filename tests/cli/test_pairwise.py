@@ -21,11 +21,6 @@ DOCUMENT = ROOT / "docs" / "matrix.md"
 RUN = tuple(tiny.typed(Path("runs"), "epochs=3", "dataset.train_size=32", "dataset.test_size=8"))
 
 
-@functools.cache
-def refusal(compressor: str, sync: str, policies: tuple[str, ...]) -> str | None:
-    return matrix.refusal(compressor, sync, policies)
-
-
 def test_the_document_is_up_to_date():
     told = "write it anew with: python -m scripts.matrix docs/matrix.md"
     assert DOCUMENT.read_text() == matrix.document(), told
@@ -37,7 +32,7 @@ def test_three_go_together_where_each_pair_does():
     for c, s, a in itertools.product(*(matrix.names(group) for group in ("compressor", "sync", "adaptive"))):
         pairs = [("compressor", c, "adaptive", a), ("adaptive", a, "sync", s), ("compressor", c, "sync", s)]
         expected = all(matrix.of_pair(*pair) is None for pair in pairs)
-        if (said := refusal(c, s, (a,))) is not None:
+        if (said := matrix.refusal(c, s, (a,))) is not None:
             assert "\n" not in said and "; type " in said, said
         if (said is None) != expected:
             wrong.append((c, s, a, said))
@@ -47,12 +42,16 @@ def test_three_go_together_where_each_pair_does():
 @functools.cache
 def cells() -> list[pairwise.Cell]:
     """In which every pair that runs occurs, see test_smoke.py."""
-    return pairwise.cover(lambda cell: refusal(*cell) is None, *map(matrix.names, matrix.GROUPS))
+    return pairwise.cover(lambda cell: matrix.refusal(*cell) is None, *map(matrix.names, matrix.GROUPS))
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))])
+PARTS = 40
+
+
+@pytest.mark.sample(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_pair_that_runs_trains_a_few_steps(tmp_path, part):
-    for compressor, sync, policies in cells()[part::8]:
+    for compressor, sync, policies in cells()[part::PARTS]:
         cfg = pairwise.shortened(matrix.cell(compressor, sync, policies, RUN))
         build_components(RunConfig.from_dict(cfg), matrix.WORKERS)
         folder = RunFolder(tmp_path / f"{compressor}-{sync}-{'-'.join(policies)}")

@@ -28,6 +28,14 @@ OTHERS = [
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_yaml(name, check):
+    """At the configured level; of the check of levels at all."""
+    owed(conformance.run(BY_NAME[check], MAKES[name], levels=[None] if check != "levels" else None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_yaml_at_every_level(name, check):
     owed(conformance.run(BY_NAME[check], MAKES[name]))
 
 

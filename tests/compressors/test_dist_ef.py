@@ -76,12 +76,14 @@ def deviation(schedule, **options):
     return worst
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("zero_lr", ["skip", "flush"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_virtual_iterate_takes_exact_nesterov_steps(name, zero_lr):
     assert deviation(SCHEDULES[name], zero_lr=zero_lr) < 1e-12
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("options", [
     {"block": "chunk", "block_size": 64}, {"align": "tensor"}, {"server": "literal"}, {"collective": "all_gather"},
     {"min_numel": 300}, {"block": "bucket", "block_size": 600}, {"start_step": 10}, {"start_step": 40},
@@ -118,6 +120,7 @@ def scaled_sign(v):
     return torch.where(v < 0, -scale, scale)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("workers, specs", [
     (7, SPECS),
     (4, [TensorSpec("a", (3,)), TensorSpec("b", (5,))]),  # fewer coordinates than 8 per worker: empty shards

@@ -44,6 +44,7 @@ def decoded(quantiser, x, step, codebooks=None):
     return quantiser.decode(message, spec, level, ctx)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("book", BOOKS)
 def test_predicted_variance_is_the_measured_one(book, norm):
@@ -186,6 +187,7 @@ def statistics_of(policy, xs_W, quantiser, workers=4, placements=1):
     return collected.read(policy.signals), collected.comm.ledger.columns()["control_bytes"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", ["alq", "alqg", "amq"])
 @pytest.mark.parametrize("fit", ["mixture", "single", "empirical"])
 @pytest.mark.parametrize("zero_level", [True, False])
@@ -350,6 +352,7 @@ def test_accordion_on_bits_with_a_codebook_for_each(tmp_path):
     assert {level for row in rows for level in row["plan"]["levels"].values()} <= {2, 4}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("adaptive", ["alq", "alqn", "alq adaptive.alq.fit=empirical"])
 def test_codebooks_wait_while_nothing_is_quantised(tmp_path, adaptive):
     name, *fit = adaptive.split()

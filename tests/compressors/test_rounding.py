@@ -148,6 +148,7 @@ def test_random_bits_of_many_keys_are_uncorrelated():
 # norms
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("size", [None, 7, 64, 5000])
 def test_norms_equal_exact_ones(norm, size, small_tiles):

@@ -230,6 +230,7 @@ def _target_of(cfg: dict, key: str) -> str | None:
     return node.get("_target_")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("choice", options())
 def test_wrong_kind_in_plain_yaml(choice):
     overrides = [choice] if choice else []

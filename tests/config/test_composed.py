@@ -19,6 +19,7 @@ LISTS = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("overrides", LISTS, ids=" ".join)
 def test_the_same_as_the_command_line(overrides):
     expected, found = compose(overrides), composed.cfg(*overrides)

@@ -74,6 +74,7 @@ def left_early(monkeypatch):
     return early
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_overlap_equals_the_reference_path_bit_for_bit(tmp_path, compressor, left_early):
     own = ["optimizer.momentum=0"] if compressor in WITH_MOMENTUM else []
@@ -83,6 +84,7 @@ def test_overlap_equals_the_reference_path_bit_for_bit(tmp_path, compressor, lef
     same(overlapped, reference)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "overrides",
     [

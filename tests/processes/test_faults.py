@@ -61,6 +61,7 @@ def first_traceback(text: str) -> str:
 # ---- one rank fails
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_raises_in_backward_under_slurm(rank, tmp_path, monkeypatch):
     """Its traceback is the first and only one, on rank 0 as well as where it happened."""
@@ -75,6 +76,7 @@ def test_a_rank_raises_in_backward_under_slurm(rank, tmp_path, monkeypatch):
     assert "boom in backward" in (tiny.only(tmp_path) / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_rank_is_killed_under_torchrun(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULT", "kill:1:9")
     (done,) = ended(tmp_path, [processes.started([*tiny.TORCHRUN, *tiny.typed(tmp_path, *LONG)], dict(os.environ))])

@@ -129,6 +129,7 @@ def interrupted(runs: Path, signum: int, whole_group: bool, *overrides: str) -> 
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
+@pytest.mark.slow
 def test_a_terminals_ctrl_c(tmp_path):
     """SIGINT to the whole process group: parent and children."""
     done = interrupted(tmp_path, signal.SIGINT, True, *TWO)

@@ -221,6 +221,7 @@ def test_buffers_follow_their_policy(tmp_path):
 # ---- evaluation
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sync", ["local_sgd", "slowmo", "overlap_local_sgd", "hierarchical"])
 @pytest.mark.parametrize("bn", ["pooled", "recompute"])
 def test_evaluation_in_mid_round_changes_nothing(tmp_path, sync, bn):

@@ -172,6 +172,7 @@ def test_nan_is_still_refused(tmp_path, monkeypatch, trouble):
     assert said[0] == said[1] and "worker 2" in said[0]
 
 
+@pytest.mark.slow
 def test_two_processes_of_two_workers_equal_one_of_four(tmp_path):
     """And worker 0 measures the same in both."""
     found = []

@@ -129,8 +129,7 @@ def _find_earlier(config: RunConfig, leader: bool, watch: Watch | None, sweep: s
         ConfigError: another process is running it, and this one is one of several, which do not wait.
     """
     if not leader and watch is not None:
-        found, done = json.loads(watch.get("earlier").decode())
-        return found, done
+        return watch.get("earlier", rendezvous.earlier_run)
     folder = reuse.find_earlier(config.to_dict(), "" if config.resume_sweep else sweep, wait=watch is None)
     found, done = (str(folder.path), folder.done) if folder else ("", False)
     if watch is not None:
@@ -152,7 +151,7 @@ def _make_or_resume_folder(config: RunConfig, where: Placement, watch: Watch | N
     if config.resume is not None:
         return RunFolder(config.resume)
     if where.rank and watch is not None:
-        return RunFolder(watch.get("run_folder").decode())
+        return RunFolder(watch.get("run_folder", rendezvous.run_folder))
     choices, policies = config.choices, list(config.adaptive)
     scheme = [choices["sync"]] if choices["sync"] not in ("every_step", *policies) else []
     names = [*(choices[group] for group in ("model", "dataset", "compressor")), *scheme, *policies]

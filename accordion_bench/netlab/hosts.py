@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import platform
+import secrets
 import shutil
 import statistics
 import subprocess
@@ -23,6 +24,7 @@ from accordion_bench.netlab import janitor, job, options
 from accordion_bench.netlab.options import Cut
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
+from accordion_bench.processes.sealed_store import SECRET
 from accordion_bench.runs.environment import NETLAB
 
 INTERFACE = "eth0"  # of every host
@@ -84,6 +86,7 @@ class Hosts:
             self.rates[host] = other
         self._prefix = _prefix()
         self._switch = f"{self._prefix}switch"
+        self._secret = secrets.token_hex(16)
         self._janitor: subprocess.Popen | None = None
 
     def __enter__(self) -> "Hosts":
@@ -142,6 +145,7 @@ class Hosts:
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "NCCL_SOCKET_IFNAME": INTERFACE,
             "TP_SOCKET_IFNAME": INTERFACE,
+            SECRET: self._secret,
             NETLAB: json.dumps(self.described()),
         }
 

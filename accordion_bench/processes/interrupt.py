@@ -1,11 +1,12 @@
 """Ctrl-C, SIGTERM and the warnings of a job's end: finish the step on which all processes agree, save, leave."""
 
+import signal
 import time
 from types import FrameType
-from typing import Any
 
 from accordion_bench.processes.agreed_step import AgreedStep
-from accordion_bench.processes.signals import WARNINGS
+from accordion_bench.processes.sealed_store import SealedStore, whole_number
+from accordion_bench.processes.signals import STOP, WARNINGS
 
 AT_ONCE = 1.0  # seconds after which a second signal is meant: launchers and `timeout` deliver one of them twice
 
@@ -27,15 +28,16 @@ class Stopper:
     """Notes the signal, and says after which step every process stops; it does not matter which of them got it.
 
     Args:
-        leader: whether this process decides.
-        store: torch.distributed store shared by the processes; None with one process.
+        leader: of no consequence.
+        store: of the run, which the processes share; None with one process.
     """
 
-    def __init__(self, leader: bool = True, store: Any = None) -> None:
-        self.leader, self.store = leader, store
+    def __init__(self, leader: bool = True, store: SealedStore | None = None) -> None:
+        self.store = store
         self.signum: int | None = None
         self._noted = 0.0
-        self._agreed = AgreedStep("stop", leader, store)
+        self._told: int | None = None
+        self._agreed = AgreedStep("stop", store)
 
     def note(self, signum: int, frame: FrameType | None) -> None:
         """The handler: notes the first signal; a second one that is no mere warning ends the run at once."""
@@ -45,15 +47,28 @@ class Stopper:
             raise Interrupted(None, signum)
 
     def due(self, step: int, apart: int = 1) -> bool:
-        """Whether to stop now, after `step` steps; call once per step. See `AgreedStep.due`."""
-        return self._agreed.due(step, self._heard, apart)
+        """Whether to stop now, after `step` steps; call once per step, in every process. See `AgreedStep.due`.
 
-    def _heard(self) -> bool:
-        """Whether any process has noted a signal; tell the others, and learn from them."""
-        if self.store is None:
-            return self.signum is not None
-        if self.signum is not None:
+        Args:
+            step: steps taken.
+            apart: of no consequence.
+        """
+        if not self._agreed.due(step, self._wanted):
+            return False
+        if self.signum is None and self.store is not None:
+            self.signum = self.store.read("signal", _signal) or signal.SIGTERM
+        return True
+
+    def _wanted(self) -> bool:
+        """Whether this process has noted a signal; it tells the others which one before they are asked to stop."""
+        if self.store is not None and self.signum != self._told:
+            self._told = self.signum
             self.store.set("signal", str(self.signum))
-        elif self.store.check(["signal"]):
-            self.signum = int(self.store.get("signal"))
         return self.signum is not None
+
+
+def _signal(text: str) -> int:
+    """The number of a signal that ends runs."""
+    if whole_number(text) not in STOP:
+        raise ValueError(text)
+    return int(text)

@@ -70,6 +70,12 @@ def processes_here(environ: Mapping[str, str]) -> int:
     return counts[min(node, len(counts) - 1)]
 
 
+def all_here(environ: Mapping[str, str]) -> bool:
+    """Whether all processes of the run are on this machine, as far as the launcher says."""
+    ranks = environment_ranks(environ)
+    return ranks is None or processes_here(environ) >= ranks[0]
+
+
 def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Placement:
     """Decide where the workers live, from the configuration, the environment and the number of GPUs.
 

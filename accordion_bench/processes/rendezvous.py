@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import secrets
 import socket
 import threading
@@ -20,15 +21,19 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.options.instantiate import Config
-from accordion_bench.processes.placement import Placement, environment_ranks
+from accordion_bench.processes.listening import LOOPBACK, listen, raise_descriptor_limit
+from accordion_bench.processes.pauses import growing_pauses
+from accordion_bench.processes.placement import Placement, all_here, environment_ranks
+from accordion_bench.processes.sealed_store import SealedStore, printable, shared_secret, whole_number
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 
 ANSWER = 20.0  # seconds within which a store that listens must answer
+TICKETS = 10_000  # that rank 0 looks at in one go
 _runs = itertools.count()
-_hosted: list[tuple[Any, str]] = []  # of rank 0: the store of all launches, and the number of this one
-_stores: dict[tuple[str, str], Any] = {}  # they outlive the runs of a sweep
+_hosted: list[tuple[SealedStore, str]] = []  # of rank 0: the store of all launches, and the number of this one
+_stores: dict[tuple[str, str], SealedStore] = {}  # they outlive the runs of a sweep
 # what may differ between the machines of a run
 MAY_DIFFER = ("paths", "tracker", "choices", "resume")
 
@@ -56,13 +61,13 @@ def meet(timeout: float) -> Iterator[Watch | None]:
             "comm=gloo or nccl under Slurm needs the variables MASTER_ADDR and MASTER_PORT, got not both; type "
             "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
         )
-    import torch.distributed as dist
-
     place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if all_here(os.environ) and not _agent_hosts_store():
+        place = LOOPBACK, place[1]
     new = place not in _stores
     if new:  # once, also for a sweep: rank 0 cannot listen at a port twice
-        _stores[place] = _connect(*place, rank, timeout)
-    store = dist.PrefixStore(f"run-{next(_runs)}", _stores[place])
+        _stores[place] = _connect(*place, rank, processes, timeout)
+    store = _stores[place].under(f"run-{next(_runs)}")
     watch = Watch(store, rank, processes, local_rank, timeout, hosts_store=rank == 0 and not _agent_hosts_store())
     with watch:
         try:
@@ -82,7 +87,7 @@ def call_off(error: Exception) -> None:
         raise error
 
 
-def _ask_to_join(store: Any, rank: int, patience: float) -> str | None:
+def _ask_to_join(store: SealedStore, rank: int, patience: float) -> str | None:
     """Ask rank 0 for the number of this launch; the store may hold what an earlier one, before a restart, has left.
 
     Args:
@@ -93,35 +98,57 @@ def _ask_to_join(store: Any, rank: int, patience: float) -> str | None:
     Returns:
         the number; None where nobody has answered.
     """
-    me, until = secrets.token_hex(8), time.monotonic() + patience
-    store.set(f"asks-{rank}", me)
+    me, until, pauses = secrets.token_hex(8), time.monotonic() + patience, growing_pauses()
+    store.set(f"ask-{store.add('asks', 1)}", f"{rank} {me}")
     while time.monotonic() < until:
-        if store.check(["answer"]):
-            launch, heard = json.loads(store.get("answer").decode())
-            if heard[rank] == me:
-                store.set(f"in-{launch}-{rank}", "")
-                return launch
-        time.sleep(0.02)
+        launch = store.read(f"answer-{me}", _word)
+        if launch is not None:
+            store.set(f"in-{launch}-{rank}", "yes")
+            store.add(f"in-{launch}", 1)
+            return launch
+        next(pauses)
     return None
 
 
 def _let_all_in(watch: Watch) -> None:
-    """Let all processes in; those who are missing are named."""
+    """Let all processes in, each by a ticket that it has drawn; those who are missing are named."""
     store, launch = _hosted[0]
-    until, said, ranks = time.monotonic() + watch.timeout, [""], range(1, watch.processes)
-    while missing := [rank for rank in ranks if not store.check([f"in-{launch}-{rank}"])]:
-        keys = [f"asks-{rank}" for rank in range(watch.processes)]
-        heard = [store.get(key).decode() if store.check([key]) else "" for key in keys]
-        if heard != said:
-            store.set("answer", json.dumps([launch, heard]))
-            said = heard
+    until, pauses = time.monotonic() + watch.timeout, growing_pauses(longest=0.1)
+    drawn, waiting = 0, list[int]()
+    while store.add(f"in-{launch}", 0) < watch.processes - 1:
+        new = min(store.add("asks", 0), drawn + TICKETS - len(waiting))
+        waiting = [ticket for ticket in [*waiting, *range(drawn + 1, new + 1)] if not _answer(store, launch, ticket)]
+        drawn = max(drawn, new)
         if time.monotonic() > until:
+            missing = [rank for rank in range(1, watch.processes) if store.read(f"in-{launch}-{rank}") is None]
             raise ConfigError(
                 f"comm.timeout must leave all {watch.processes} processes the time to start, got {watch.timeout:g}, "
                 f"and rank {', '.join(map(str, missing[:8]))} has not come; start it on its machine, or type "
                 f"comm.timeout={2 * watch.timeout:g}"
             )
-        time.sleep(0.02)
+        next(pauses)
+
+
+def _answer(store: SealedStore, launch: str, ticket: int) -> bool:
+    """Tell whoever has drawn this ticket the number of the launch; false where nobody has said yet who did."""
+    asked = store.read(f"ask-{ticket}", _asked)
+    if asked is not None:
+        store.set(f"answer-{asked}", launch)
+    return asked is not None
+
+
+def _asked(text: str) -> str:
+    """The word by which the answer is found, of the text on a ticket."""
+    rank, me = text.split(" ")
+    whole_number(rank)
+    return _word(me)
+
+
+def _word(text: str) -> str:
+    """A word that rank 0, or one who asks it, has drawn by lot."""
+    if not re.fullmatch("[0-9a-f]{16}", text):
+        raise ValueError(text)
+    return text
 
 
 def agree(config: RunConfig, where: Placement, watch: Watch | None) -> None:
@@ -141,12 +168,44 @@ def agree(config: RunConfig, where: Placement, watch: Watch | None) -> None:
     if where.rank == 0:
         watch.store.set("plan", json.dumps(mine))
         return
-    if difference := first_difference(json.loads(watch.get("plan").decode()), mine):
+    if difference := first_difference(watch.get("plan", _plan), mine):
         key, theirs, here = difference
         raise ConfigError(
-            f"{key} must be {checks.show(theirs)} as on rank 0, got {checks.show(here)} on rank {where.rank}; "
+            f"{printable(key)} must be {printable(checks.show(theirs))} as on rank 0, "
+            f"got {checks.show(here)} on rank {where.rank}; "
             + ("type the same command on every machine" if _is_option(key) else "install the same everywhere")
         )
+
+
+def _plan(text: str) -> Config:
+    """What rank 0 is about to do."""
+    plan = json.loads(text)
+    if not isinstance(plan, dict):
+        raise ValueError(text)
+    return plan
+
+
+def run_folder(text: str) -> str:
+    """The path of the run folder, as rank 0 tells it.
+
+    Raises:
+        ValueError: it is no path.
+    """
+    if not text or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
+def earlier_run(text: str) -> tuple[str, bool]:
+    """(folder, whether it is finished) of an earlier run, "" for none, as rank 0 tells it.
+
+    Raises:
+        ValueError: it is nothing of that kind.
+    """
+    folder, done = json.loads(text)
+    if not isinstance(done, bool):
+        raise ValueError(text)
+    return run_folder(folder) if folder else "", done
 
 
 def _is_option(key: str) -> bool:
@@ -201,16 +260,16 @@ def _job() -> str:
     return "-".join(os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
 
 
-def _connect(address: str, port: str, rank: int, timeout: float) -> Any:
+def _connect(address: str, port: str, rank: int, processes: int, timeout: float) -> SealedStore:
     """The store where all processes meet: torchrun's, or that of rank 0."""
     import torch.distributed as dist
 
-    place, hosts = f"{address}:{port}", rank == 0 and not _agent_hosts_store()
+    place, hosts, secret = f"{address}:{port}", rank == 0 and not _agent_hosts_store(), shared_secret()
     if not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"MASTER_PORT must be a number from 1 to 65535, got {port}; type export MASTER_PORT=29500")
     other = f"type export MASTER_PORT={int(port) + 1 if int(port) < 65535 else 29500}"
-    if hosts and _port_in_use(int(port)):
-        raise ConfigError(f"MASTER_PORT must be free on {address}, got {port}, where another program listens; {other}")
+    raise_descriptor_limit()
+    listener = listen(address, int(port)) if hosts else None
     if not hosts and not _wait_for_listener(address, int(port), timeout):
         raise ConfigError(
             f"MASTER_ADDR and MASTER_PORT must lead to rank 0, got {place}, where nobody has answered for "
@@ -220,8 +279,17 @@ def _connect(address: str, port: str, rank: int, timeout: float) -> Any:
 
     def connect() -> None:
         with contextlib.suppress(RuntimeError):
-            found = dist.TCPStore(address, int(port), None, hosts, wait, wait_for_workers=False, multi_tenant=True)
-            answers.append(dist.PrefixStore(f"job-{_job()}", found))
+            found = dist.TCPStore(
+                address,
+                int(port),
+                None,
+                hosts,
+                wait,
+                wait_for_workers=False,
+                multi_tenant=True,
+                master_listen_fd=None if listener is None else listener.detach(),
+            )
+            answers.append(SealedStore(found, processes, secret).under(f"job-{_job()}"))
 
     # torch's client waits without end for an answer to its greeting
     greeting = threading.Thread(target=connect, name="meeting", daemon=True)
@@ -240,26 +308,16 @@ def _connect(address: str, port: str, rank: int, timeout: float) -> Any:
         )
     if launch is None:
         raise ConfigError(f"MASTER_PORT must lead to rank 0 of this run, got {place}, where others listen; {other}")
-    return dist.PrefixStore(launch, answers[0])
-
-
-def _port_in_use(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return True
-    return False
+    return answers[0].under(launch)
 
 
 def _wait_for_listener(address: str, port: int, timeout: float) -> bool:
     """Wait for somebody to listen there."""
-    until = time.monotonic() + timeout
+    until, pauses = time.monotonic() + timeout, growing_pauses(0.2, 1.0)
     while time.monotonic() < until:
         try:
             with socket.create_connection((address, port), timeout=min(timeout, 5.0)):
                 return True
         except OSError:
-            time.sleep(0.2)
+            next(pauses)
     return False

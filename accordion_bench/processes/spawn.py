@@ -15,6 +15,7 @@ from typing import Any
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.placement import Placement
+from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.signals import WARNINGS, handling
 from accordion_bench.processes.watchdog import DIED, ChildRefused, Failure, RankFailed, Watch, error_for, failure_of
 
@@ -145,7 +146,7 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
 
     _die_with_parent()
     try:
-        store = dist.FileStore(store_file, where.processes)
+        store = SealedStore(dist.FileStore(store_file, where.processes), where.processes)  # nobody else reads the file
         watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
         with process_group.use_interface(interface):
             process_group.join(where, store, timeout)

@@ -13,11 +13,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from accordion_bench.options.explain import explain
+from accordion_bench.processes.neighbours import Neighbours
+from accordion_bench.processes.pauses import growing_pauses
+from accordion_bench.processes.sealed_store import SealedStore, printable
 
 LOOK = 1.0  # seconds between two looks into the store, and between two heartbeats
 SILENCE = 20.0  # seconds without a heartbeat after which a process counts as gone: machines may be busy
@@ -42,6 +44,7 @@ OF_COMMUNICATION = (
 )
 
 Failure = dict[str, Any]  # rank, kind, message, traceback
+T = TypeVar("T")
 
 
 class ChildRefused(RuntimeError):
@@ -112,7 +115,7 @@ def _of_communication(error: BaseException | None) -> str:
     return ""
 
 
-def first_failure(store: Any, mine: Failure) -> Failure:
+def first_failure(store: SealedStore, mine: Failure) -> Failure:
     """The failure that ended the run: the first one that was published, maybe `mine`.
 
     Args:
@@ -121,11 +124,25 @@ def first_failure(store: Any, mine: Failure) -> Failure:
     """
     try:
         until = time.monotonic() + (CAUSE if mine["kind"] == LOST else 0)
-        while time.monotonic() < until and not store.check([FAILURE]):
+        while time.monotonic() < until and store.read(FAILURE, read_failure) is None:
             time.sleep(0.1)
-        return json.loads(store.compare_set(FAILURE, "", json.dumps(mine)).decode())
+        return store.first(FAILURE, json.dumps(mine), read_failure)
     except RuntimeError:  # the store is gone as well
         return mine
+
+
+def read_failure(text: str) -> Failure:
+    """A failure as it was published.
+
+    Raises:
+        ValueError: it is none.
+    """
+    told = json.loads(text)
+    rank, words = told["rank"], [told[name] for name in ("kind", "message", "traceback")]
+    if type(rank) is not int or rank < 0 or not all(isinstance(word, str) for word in words):
+        raise ValueError(text)
+    kind, message, trace = map(printable, words)
+    return {"rank": rank, "kind": kind, "message": message, "traceback": trace}
 
 
 def error_for(failure: Failure, rank: int, aloud: bool = True) -> RuntimeError:
@@ -161,7 +178,7 @@ class Watch:
     """
 
     def __init__(
-        self, store: Any, rank: int, processes: int, local_rank: int, timeout: float, hosts_store: bool = False
+        self, store: SealedStore, rank: int, processes: int, local_rank: int, timeout: float, hosts_store: bool = False
     ) -> None:
         self.store, self.rank, self.processes, self.timeout = store, rank, processes, timeout
         self.last_words: Callable[[BaseException], None] = lambda error: None
@@ -170,13 +187,15 @@ class Watch:
         self._parent = parent_to_obey(os.environ)
         self._left = threading.Event()
         self._beats = 0
-        self._heard: dict[int, tuple[bytes, float]] = {}
-        self._neighbours: dict[int, int] | None = None
+        self._heard: dict[int, tuple[str | None, float]] = {}
+        self._neighbours = Neighbours(store, rank)
+        self._counted_out = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> "Watch":
-        self.store.set(f"place-{self.rank}", f"{_process_space()} {os.getpid()}")
+        self._neighbours.come()
         self._beat()
+        self._neighbours.settled()
         self._thread.start()
         return self
 
@@ -186,7 +205,8 @@ class Watch:
         self._left.set()
         self._thread.join(GRACE)
         with contextlib.suppress(RuntimeError):  # the store may be gone
-            self.store.set(f"left-{self.rank}", "")
+            self.store.set(f"left-{self.rank}", "yes")
+            self._count_out(self.store)
             if self._hosts_store:
                 self._wait_for_readers()
 
@@ -200,21 +220,38 @@ class Watch:
         lost = failure["kind"] in (LOST, TIMED_OUT)
         return RankFailed(failure["message"], failure["kind"]) if lost else error
 
-    def get(self, key: str) -> bytes:
-        """Wait for a key, at most `timeout`; Ctrl-C and others' failures are heard.
+    def get(self, key: str, meaning: Callable[[str], T] = str) -> T:
+        """Wait for a value, at most `timeout`; Ctrl-C and others' failures are heard.
+
+        Args:
+            key: where it will stand.
+            meaning: makes of the text what is meant; raises ValueError where it cannot.
 
         Raises:
             ChildRefused, RankFailed: another process has failed meanwhile.
             RuntimeError: nobody has set it.
         """
-        until = time.monotonic() + self.timeout
-        while not self.store.check([key]):
-            if self.store.check([FAILURE]):
-                raise error_for(json.loads(self.store.get(FAILURE).decode()), self.rank, self._aloud)
+        return self._wait(lambda: self.store.read(key, meaning), key)
+
+    def wait_for_all(self, name: str) -> None:
+        """Wait until every process has come to this point, at most `timeout`. Raises as `get` does.
+
+        Args:
+            name: of the point.
+        """
+        self.store.add(name, 1)
+        self._wait(lambda: self.store.add(name, 0) >= self.processes or None, name)
+
+    def _wait(self, look: Callable[[], T | None], key: str) -> T:
+        until, pauses = time.monotonic() + self.timeout, growing_pauses()
+        while (found := look()) is None:
+            failure = self.store.read(FAILURE, read_failure)
+            if failure is not None:
+                raise error_for(failure, self.rank, self._aloud)
             if time.monotonic() > until:
                 raise RuntimeError(f"[c10d] wait timeout after {self.timeout:g} s, key: {key}")
-            time.sleep(0.02)
-        return self.store.get(key)
+            next(pauses)
+        return found
 
     def _run(self) -> None:
         while not self._left.wait(LOOK):
@@ -228,57 +265,51 @@ class Watch:
                 return self._end(failure)
 
     def _beat(self) -> None:
-        self._beats += 1
-        self._own.set(f"beat-{self.rank}", str(self._beats))
+        if self._neighbours.speaks:
+            self._beats += 1
+            self._own.set(f"beat-{self.rank}", str(self._beats))
 
     def _look(self) -> Failure | None:
         """The first failure, if there is any: as published, or as found here."""
-        if self._own.check([FAILURE]):
-            return json.loads(self._own.get(FAILURE).decode())
+        failure = self._own.read(FAILURE, read_failure)
+        if failure is not None:
+            return failure
         text = "its launcher (torchrun or Slurm) is gone"
         gone = self.rank if self._orphaned() else None
-        if gone is None:
+        if gone is None and self._neighbours.look(self._own):
             gone, text = self._ended_here(), "it ended without a word (killed; out of memory?)"
-        if gone is None:
-            text = f"nothing has been heard of it for {SILENCE:g} s: its machine, or the link to it, is gone"
-            gone = self._silent()
+            if gone is None:
+                text = f"nothing has been heard of it for {SILENCE:g} s: its machine, or the link to it, is gone"
+                gone = self._silent()
         if gone is None:
             return None
         mine = {"rank": gone, "kind": DIED, "message": text, "traceback": text}
-        return json.loads(self._own.compare_set(FAILURE, "", json.dumps(mine)).decode())
+        return self._own.first(FAILURE, json.dumps(mine), read_failure)
 
     def _orphaned(self) -> bool:
         return self._parent is not None and os.getppid() != self._parent
 
     def _ended_here(self) -> int | None:
         """A process of this machine that is no more."""
-        if self._neighbours is None:
-            keys = [f"place-{rank}" for rank in range(self.processes)]
-            if not self._own.check(keys):
-                return None
-            found = [value.decode().rpartition(" ") for value in self._own.multi_get(keys)]
-            here = _process_space()
-            self._neighbours = {rank: int(pid) for rank, (place, _, pid) in enumerate(found) if here and place == here}
-        gone = (rank for rank, pid in self._neighbours.items() if not _alive(pid))
-        return next((rank for rank in gone if not self._own.check([f"left-{rank}"])), None)
+        return next((rank for rank in self._neighbours.gone() if not self._has_left(rank)), None)
 
     def _silent(self) -> int | None:
-        """A process whose heartbeat has stopped: rank 0 listens to all, the others to rank 0."""
-        now = time.monotonic()
-        if self._neighbours is None:  # not all have come yet
-            return None
-        ranks = [rank for rank in (range(self.processes) if self.rank == 0 else [0]) if rank not in self._neighbours]
-        for rank, beat in zip(ranks, self._own.multi_get([f"beat-{r}" for r in ranks]) if ranks else [], strict=True):
-            before, when = self._heard.get(rank, (b"", now))
+        """A process whose heartbeat has stopped: rank 0 listens to all machines, those to rank 0."""
+        now, ranks = time.monotonic(), self._neighbours.heard
+        for rank, beat in zip(ranks, self._own.read_all([f"beat-{r}" for r in ranks]) or [], strict=False):
+            before, when = self._heard.get(rank, (None, now))
             self._heard[rank] = (beat, now if beat != before else when)
-            if now - self._heard[rank][1] > SILENCE and not self._own.check([f"left-{rank}"]):
+            if now - self._heard[rank][1] > SILENCE and not self._has_left(rank):
                 return rank
         return None
+
+    def _has_left(self, rank: int) -> bool:
+        return self._own.read(f"left-{rank}") is not None
 
     def _end(self, failure: Failure) -> None:
         """Give the main thread a moment to leave; it may be where no exception reaches it, so end the process then."""
         with contextlib.suppress(RuntimeError):
-            self._own.set(f"read-{self.rank}", "")
+            self._count_out(self._own)
         if self._left.wait(0 if self._orphaned() else GRACE):
             return
         error = error_for(failure, self.rank, self._aloud or failure["rank"] == self.rank)
@@ -291,34 +322,18 @@ class Watch:
         finally:
             os._exit(2 if isinstance(error, ChildRefused) else 1)
 
+    def _count_out(self, store: SealedStore) -> None:
+        """Count this process, once, among those who have left or have read why they must."""
+        if self._counted_out.acquire(blocking=False):
+            store.add("out", 1)
+
     def _wait_for_readers(self) -> None:
         """The store goes with this process: let the others leave, or read why they must."""
-        waiting = [rank for rank in range(self.processes) if rank != self.rank]
-        until = time.monotonic() + LOOK + CAUSE
-        while waiting and time.monotonic() < until:
-            read = [any(self.store.check([f"{what}-{rank}"]) for what in ("left", "read")) for rank in waiting]
-            waiting = [rank for rank, done in zip(waiting, read, strict=True) if not done]
-            time.sleep(0.02)
+        until, pauses = time.monotonic() + LOOK + CAUSE, growing_pauses()
+        while self.store.add("out", 0) < self.processes and time.monotonic() < until:
+            next(pauses)
 
 
 def parent_to_obey(environ: Mapping[str, str]) -> int | None:
     """The launcher's process, without which this one has nothing to do; None where a shell may have been the parent."""
     return os.getppid() if {"TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"} & environ.keys() else None
-
-
-def _process_space() -> str:
-    """Where process numbers mean the same: one machine since its start, one namespace; "" where that is not known."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    except OSError:
-        return True

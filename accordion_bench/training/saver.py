@@ -1,10 +1,10 @@
 """When a run saves its state; all processes decide alike, and none waits for it in a step."""
 
 import time
-from typing import Any
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.processes.agreed_step import AgreedStep
+from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import CheckpointConfig
 
 SHARE = 0.02  # of a run's time that saving at the ends of epochs may take
@@ -18,16 +18,18 @@ class Saver:
     Args:
         options: the configuration's.
         comm: of all workers.
-        store: torch.distributed store shared by the processes; None with one process.
+        store: of the run, which the processes share; None with one process.
         resumable: false: there is state that cannot be saved.
     """
 
-    def __init__(self, options: CheckpointConfig, comm: Comm, store: Any, resumable: bool = True) -> None:
+    def __init__(
+        self, options: CheckpointConfig, comm: Comm, store: SealedStore | None, resumable: bool = True
+    ) -> None:
         self.comm, self.every, self.keep = comm, options.every, options.keep
         self.resumable, self.off = resumable, not resumable or options.every == 0
         alone = store is None and comm.processes > 1  # nothing to agree by
         self._patience = 60 * options.minutes * (not self.off and not alone)  # seconds; 0 = no clock decides
-        self._agreed = AgreedStep("save", comm.leader, store)
+        self._agreed = AgreedStep("save", store)
         self._step: int | None = None  # after which the state was saved, or loaded
         self._took = FIRST
         self._since = time.monotonic()
@@ -38,7 +40,7 @@ class Saver:
 
     def due_after_step(self, step: int, apart: int) -> bool:
         """Whether to save now, in mid-epoch; call it after every step. See `AgreedStep.due`."""
-        timed = self._patience > 0 and self._agreed.due(step, self._late, apart)
+        timed = self._patience > 0 and self._agreed.due(step, self._late)
         return timed or bool(self.every and step % self.every == 0)
 
     def due_after_epoch(self, step: int, last: bool) -> bool:

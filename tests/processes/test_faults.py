@@ -12,10 +12,13 @@ import torch.distributed as dist
 
 from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes import watchdog
+from accordion_bench.processes import neighbours, watchdog
+from accordion_bench.processes.neighbours import Neighbours
+from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.watchdog import ChildRefused, RankFailed, Watch, error_for, failure_of, first_failure
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, processes, tiny
+from tests.kit.stores import LocalStore
 
 SOON = 30.0  # seconds from the fault to the end of the last process
 LONG = ["comm=gloo", "epochs=100000", "model._target_=tests.kit.faulty.Net"]
@@ -173,7 +176,7 @@ def test_a_rank_that_hangs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def store():
-    return dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    return SealedStore(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 3)
 
 
 def test_the_first_failure_counts(store):
@@ -242,21 +245,106 @@ def test_waiting_hears_of_failures(store):
         waiting.get("x")
 
 
-def test_a_silent_rank_counts_as_gone(store, monkeypatch):
-    """On another machine, where no process can be looked at; one that has left is not missed."""
+def on_machine(name: str, store: SealedStore, rank: int, monkeypatch) -> Neighbours:
+    """A process that has come, on another machine."""
+    monkeypatch.setattr(neighbours, "process_space", lambda: name)
+    come = Neighbours(store, rank)
+    come.come()
+    store.set(f"beat-{rank}", "1")
+    come.settled()
+    return come
+
+
+def test_a_silent_machine_counts_as_gone(store, monkeypatch):
+    """Where no process can be looked at; one whose speaker has left is not missed."""
     monkeypatch.setattr(watchdog, "SILENCE", 0.3)
+    monkeypatch.setattr(neighbours, "process_space", lambda: "machine-0")
     leader = Watch(store, 0, 3, 0, 600)
-    for rank in range(3):
-        store.set(f"place-{rank}", f"machine-{rank} {os.getpid()}")
-        store.set(f"beat-{rank}", "1")
-    store.set("left-1", "")
+    leader._neighbours.come()
+    leader._neighbours.settled()
+    for rank in (1, 2):
+        on_machine(f"machine-{rank}", store, rank, monkeypatch)
+    store.set("left-1", "yes")
     assert leader._look() is None  # hears of them for the first time
     time.sleep(0.4)
     store.set("beat-0", "2")
     failure = leader._look()
     assert failure is not None and (failure["rank"], failure["kind"]) == (2, watchdog.DIED)
     assert "nothing has been heard of it" in failure["message"]
-    assert json.loads(store.get(watchdog.FAILURE)) == failure
+    assert json.loads(store.base.get(watchdog.FAILURE)) == failure
+
+
+def test_who_looks_after_whom(monkeypatch):
+    """The first of a machine after the others there, they after it; its heartbeat goes to rank 0, whose to it."""
+    store = SealedStore(LocalStore(), 8)
+    come = {rank: on_machine(f"machine-{rank % 2}", store, rank, monkeypatch) for rank in (2, 1, 4, 0, 3, 7, 5)}
+    assert not come[2].look(store) and come[2].pids == {}  # one is missing
+    come[6] = on_machine("machine-0", store, 6, monkeypatch)
+    assert all(each.look(store) for each in come.values())
+    looks_after = {rank: sorted(each.pids) for rank, each in come.items()}
+    assert looks_after == {2: [0, 4, 6], 1: [3, 5, 7], 4: [2], 0: [2], 3: [1], 7: [1], 5: [1], 6: [2]}
+    assert {rank: each.heard for rank, each in come.items() if each.heard} == {0: [1], 1: [0]}
+    assert sorted(rank for rank, each in come.items() if each.speaks) == [0, 1, 2]
+    monkeypatch.setattr(neighbours, "_alive", lambda pid: False)
+    assert [come[rank].gone() for rank in (2, 5)] == [[4, 0, 6], [1]]
+
+
+def test_machines_without_process_numbers_speak_for_themselves(monkeypatch):
+    """As on macOS: each process alone, by its heartbeat."""
+    store = SealedStore(LocalStore(), 3)
+    come = [on_machine("", store, rank, monkeypatch) for rank in range(3)]
+    assert all(each.look(store) and each.speaks and not each.pids for each in come)
+    assert [each.heard for each in come] == [[1, 2], [0], [0]]
+
+
+GARBAGE = [
+    "",
+    "null",
+    "7",
+    "[]",
+    "{}",
+    "{",
+    "[" * 100_000,
+    '{"rank": "0", "kind": "x", "message": "y", "traceback": "z"}',
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_failure_that_is_none(garbage, capsys):
+    """Somebody else has written it: ours counts, and nothing is raised."""
+    raw = LocalStore()
+    store = SealedStore(raw, 3)
+    watch = Watch(store, 0, 3, 0, 0.1)
+    raw.values[watchdog.FAILURE] = garbage.encode()
+    assert watch._look() is None
+    with pytest.raises(RuntimeError, match="wait timeout"):
+        watch.get("x")
+    assert capsys.readouterr().err.count("warning: failure in the store of the run is no such thing") == 1
+    mine = ValueError("mine")
+    assert watch.first_error(mine) is mine
+    assert json.loads(raw.values[watchdog.FAILURE])["message"] == "mine"
+
+
+def test_places_that_are_none(monkeypatch, capsys):
+    """They are passed over."""
+    raw = LocalStore()
+    store = SealedStore(raw, 2)
+    monkeypatch.setattr(neighbours, "process_space", lambda: "machine-0")
+    watch = Watch(store, 0, 2, 0, 600)
+    watch._neighbours.come()
+    watch._neighbours.settled()
+    host = watch._neighbours.host
+    raw.values |= {f"host-{host}": b"99999999999", "speakers": b"5", "placed": b"7"}
+    assert watch._look() is None
+    raw.values |= {f"place-{host}-2": b"one two", "speaker-2": b"x"}
+    assert watch._look() is None and watch._neighbours.complete
+    assert "warning: " in capsys.readouterr().err
+
+
+def test_what_others_say_gives_the_terminal_no_orders():
+    told = {"rank": 1, "kind": "ValueError", "message": "\x1b[2Jgone\n\tnow", "traceback": "\x9b1m"}
+    failure = watchdog.read_failure(json.dumps(told))
+    assert (failure["message"], failure["traceback"]) == ("?[2Jgone\n\tnow", "?1m")
 
 
 def test_a_failure_ends_a_main_thread_that_hears_nothing(store, monkeypatch):

@@ -17,6 +17,7 @@ from accordion_bench.options import explain
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import agreed_step, interrupt, spawn
 from accordion_bench.processes.interrupt import Interrupted, Stopper
+from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.signals import handling
 from accordion_bench.processes.watchdog import ChildRefused
 from accordion_bench.runs import checkpoint
@@ -24,6 +25,7 @@ from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, tiny
 from tests.kit.processes import forked, group_members
+from tests.kit.stores import LocalStore
 
 FOREVER = 100_000  # epochs
 ENDLESS = (f"epochs={FOREVER}", "schedule=constant")  # so that it may be ended at another epoch
@@ -233,26 +235,13 @@ def test_ctrl_c_under_torchrun(tmp_path):
 # ---- the stopper
 
 
-class Store(dict):
-    """What two processes share."""
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value.encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self[key]
-
-
 @pytest.mark.parametrize("hearer", [0, 1])
 def test_all_stop_after_the_same_step(hearer, monkeypatch):
     """Whichever process hears the signal, and although each looks into the store only now and then."""
     now = [0.0]
     monkeypatch.setattr(agreed_step.time, "monotonic", lambda: now[0])
-    store = Store()
-    stoppers = [Stopper(leader=rank == 0, store=store) for rank in range(3)]
+    store = SealedStore(LocalStore(), 3)
+    stoppers = [Stopper(store=store) for _ in range(3)]
     ends: list[int | None] = [None] * 3
     for step in range(1, 2000):
         if step == 50:
@@ -262,8 +251,18 @@ def test_all_stop_after_the_same_step(hearer, monkeypatch):
             if ends[rank] is None and stopper.due(step):
                 ends[rank] = step
     assert ends[0] is not None and ends == [ends[0]] * 3
-    assert 50 + 1.0 / 0.006 < ends[0] < 1500  # at least a second of steps of 6 ms
+    assert 50 < ends[0] <= 50 + agreed_step.LOOK / 0.006 + 4
     assert [stopper.signum for stopper in stoppers] == [signal.SIGTERM] * 3
+
+
+@pytest.mark.parametrize("garbage", [b"", b"TERM", b"9", b"-15", b"1e1", b"\xff\xfe", b"15 " * 500_000])
+def test_a_signal_that_is_none(garbage, capsys):
+    """The store says that all stop, and not why: as after SIGTERM."""
+    raw = LocalStore()
+    stopper = Stopper(store=SealedStore(raw, 1))
+    raw.values |= {"signal": garbage, "stop-0": b"last 3"}
+    assert stopper.due(3) and stopper.signum == signal.SIGTERM
+    assert capsys.readouterr().err.startswith("warning: signal in the store of the run ")
 
 
 def test_a_second_signal_ends_at_once(monkeypatch):

@@ -14,9 +14,11 @@ import torch.distributed as dist
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import placement, process_group, rendezvous
+from accordion_bench.processes.sealed_store import SECRET, SealedStore
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, processes, tiny
+from tests.kit.stores import LocalStore
 
 TORCHRUN_AGAIN = [*tiny.TORCHRUN[:3], "--max-restarts=1", *tiny.TORCHRUN[3:]]
 
@@ -25,7 +27,7 @@ TORCHRUN_AGAIN = [*tiny.TORCHRUN[:3], "--max-restarts=1", *tiny.TORCHRUN[3:]]
 def outside(monkeypatch):
     """No launcher has started the tests; nothing is remembered of another one."""
     monkeypatch.setattr(rendezvous, "_stores", {})
-    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_USE_AGENT_STORE"):
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_USE_AGENT_STORE", SECRET):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -93,20 +95,31 @@ def test_an_old_runs_options_of_comm():
 
 
 def test_the_interface_of_gloo(monkeypatch):
+    """What is typed; else what the environment says; else the loopback, where all processes are here."""
+
+    def names() -> tuple[str | None, str | None]:
+        return os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("NCCL_SOCKET_IFNAME")
+
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    with process_group.use_interface("lo"):
-        assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
+    with process_group.use_interface("eth7"):
+        assert names() == ("eth7", "eth7")
+    loopback = process_group.loopback()
+    assert loopback in ("lo", "lo0")
     with process_group.use_interface(None):
-        assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
-    assert "NCCL_SOCKET_IFNAME" not in os.environ
+        assert names() == ("mine", loopback)
+    assert names() == ("mine", None)
+    for name, value in slurm(0, 4, "2(x2)").items():
+        monkeypatch.setenv(name, value)
+    with process_group.use_interface(None):
+        assert names() == ("mine", None)
 
 
 # ---- the meeting point
 
 
 def find(port: int, rank: int, timeout: float = 5.0):
-    return rendezvous._connect("127.0.0.1", str(port), rank, timeout)
+    return rendezvous._connect("127.0.0.1", str(port), rank, 2, timeout)
 
 
 def test_a_port_that_another_program_has(monkeypatch):
@@ -125,7 +138,7 @@ def test_nobody_at_the_port():
     with pytest.raises(ConfigError, match=r"MASTER_ADDR and MASTER_PORT must lead to rank 0, .* comm.timeout=0.5 s"):
         find(port, rank=1, timeout=0.5)
     with pytest.raises(ConfigError, match="MASTER_PORT must be a number from 1 to 65535, got http; type"):
-        rendezvous._connect("127.0.0.1", "http", 0, 1.0)
+        rendezvous._connect("127.0.0.1", "http", 0, 2, 1.0)
 
 
 def test_the_port_of_another_run(monkeypatch):
@@ -141,31 +154,47 @@ def test_the_port_of_another_run(monkeypatch):
     store.set("x", "")  # unharmed
 
 
-def watches(store: dist.Store, ranks: int, timeout: float = 5.0) -> list[rendezvous.Watch]:
+def watches(raw: dist.Store | LocalStore, ranks: int, timeout: float = 5.0) -> list[rendezvous.Watch]:
+    store = SealedStore(raw, ranks)
     return [rendezvous.Watch(store, rank, ranks, rank, timeout) for rank in range(ranks)]
 
 
 def test_a_restart_does_not_meet_what_was_left(monkeypatch):
     """torchrun's store outlives a restart of its processes, with the keys of those before."""
-    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    server = SealedStore(LocalStore(), 2)
     launches = []
-    for _ in range(2):
+    for number in (16 * "a", 16 * "b"):
         inside: list = []
-        follower = threading.Thread(target=lambda: inside.append(rendezvous._ask_to_join(server.clone(), 1, 5.0)))  # noqa: B023
+        follower = threading.Thread(target=lambda: inside.append(rendezvous._ask_to_join(server, 1, 5.0)))  # noqa: B023
         follower.start()
-        number = f"launch {len(launches)}"
         monkeypatch.setattr(rendezvous, "_hosted", [(server, number)])
-        rendezvous._let_all_in(watches(dist.PrefixStore(number, server), 2)[0])
+        rendezvous._let_all_in(watches(server.base, 2)[0])
         follower.join()
         launches += inside
-    assert launches == ["launch 0", "launch 1"]
+    assert launches == [16 * "a", 16 * "b"]
 
 
 def test_a_rank_that_does_not_come(monkeypatch):
-    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    monkeypatch.setattr(rendezvous, "_hosted", [(server, "1")])
+    server = LocalStore()
+    monkeypatch.setattr(rendezvous, "_hosted", [(SealedStore(server, 3), 16 * "c")])
     with pytest.raises(ConfigError, match=r"all 3 processes .* got 0.3, and rank 1, 2 .*comm.timeout=0.6"):
         rendezvous._let_all_in(watches(server, 3, 0.3)[0])
+
+
+def test_strangers_who_ask_to_be_let_in(monkeypatch, capsys):
+    """With words that mean nothing, and with a counter that promises more of them than there can be."""
+    server = LocalStore()
+    server.values |= {
+        "asks": b"999999999999",
+        "ask-1": b"",
+        "ask-2": b"\xff",
+        "ask-3": b"1 2 3",
+        "ask-4": b"1 " + b"-" * 16,
+    }
+    monkeypatch.setattr(rendezvous, "_hosted", [(SealedStore(server, 2), 16 * "d")])
+    with pytest.raises(ConfigError, match="and rank 1 has not come"):
+        rendezvous._let_all_in(watches(server, 2, 0.3)[0])
+    assert capsys.readouterr().err.count("warning: ask-") == 4
 
 
 # ---- what they compare
@@ -175,7 +204,7 @@ WHERE = placement.Placement("gloo", 2, 2, launcher="environment")
 
 def compare(cfg: dict, other: dict, where: placement.Placement = WHERE) -> None:
     """Rank 0 with `cfg`, rank 1 with `other`."""
-    leader, follower = watches(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 2)
+    leader, follower = watches(LocalStore(), 2)
     rendezvous.agree(RunConfig.from_dict(cfg), WHERE, leader)
     rendezvous.agree(RunConfig.from_dict(other), replace(where, rank=1, local_rank=1), follower)
 
@@ -206,11 +235,42 @@ def test_other_programs_and_devices_are_refused(tmp_path, monkeypatch):
     cfg = composed.run(tmp_path)
     with pytest.raises(ConfigError, match="device must be cpu as on rank 0, got cuda on rank 1"):
         compare(cfg, cfg, placement.Placement("gloo", 2, 2, device="cuda"))
-    leader, follower = watches(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 2)
+    leader, follower = watches(LocalStore(), 2)
     rendezvous.agree(RunConfig.from_dict(cfg), WHERE, leader)
     monkeypatch.setattr("torch.__version__", "2.11.0")
     with pytest.raises(ConfigError, match=r"version of torch must be .* got 2.11.0 on rank 1; install the"):
         rendezvous.agree(RunConfig.from_dict(cfg), replace(WHERE, rank=1, local_rank=1), follower)
+
+
+@pytest.mark.parametrize("garbage", ["", "[]", "7", "{", "[" * 100_000])
+def test_a_plan_that_is_none(garbage, tmp_path, capsys):
+    """It is as if rank 0 had said nothing."""
+    raw = LocalStore()
+    raw.set("plan", garbage)
+    follower = watches(raw, 2, 0.2)[1]
+    with pytest.raises(RuntimeError, match="wait timeout"):
+        rendezvous.agree(RunConfig.from_dict(composed.run(tmp_path)), replace(WHERE, rank=1), follower)
+    assert "warning: plan in the store of the run is no such thing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "meaning, garbage",
+    [
+        *((rendezvous.run_folder, text) for text in ("", "\0", "runs\n/x", "\x1b[2J")),
+        *((rendezvous.earlier_run, text) for text in ("", '["a"]', '["a\\n", true]', '["a", 1]', "[]", "3")),
+    ],
+)
+def test_a_run_folder_that_is_none(meaning, garbage, capsys):
+    raw = LocalStore()
+    raw.set("folder", garbage)
+    assert SealedStore(raw, 2).read("folder", meaning) is None
+    assert capsys.readouterr().err.startswith("warning: folder in the store of the run is no such thing")
+
+
+def test_where_a_run_folder_lies():
+    assert rendezvous.run_folder("results/runs/a b") == "results/runs/a b"
+    assert rendezvous.earlier_run('["results/x", true]') == ("results/x", True)
+    assert rendezvous.earlier_run('["", false]') == ("", False)
 
 
 # ---- the whole way

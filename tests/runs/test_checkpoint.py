@@ -17,6 +17,7 @@ from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.interrupt import Stopper
+from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, manifest, tensor_file
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
@@ -260,7 +261,7 @@ def _saving_by_the_clock(rank: int, folder: str, cfgs: dict[str, dict]) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     for name, cfg in cfgs.items():
         comm = Comm(2, 2, rank)
-        stopper = Stopper(rank == 0, dist.PrefixStore(name, store))
+        stopper = Stopper(store=SealedStore(dist.PrefixStore(name, store), 2))
         saved: list[int] = []
 
         class Noting(Trainer):
@@ -282,7 +283,6 @@ def test_the_clock_changes_nothing_but_when_it_is_saved(tmp_path, monkeypatch):
     cfgs["clocked"] = {**cfg, "checkpoint": tiny.saving(None, minutes=1e-6)}
     for name in cfgs:
         (tmp_path / name).mkdir()
-    monkeypatch.setattr("accordion_bench.processes.agreed_step.AHEAD", 0.05)
     monkeypatch.setattr("accordion_bench.processes.agreed_step.LOOK", 0.01)
     in_two(_saving_by_the_clock, str(tmp_path), cfgs)
     first, second = ((tmp_path / "clocked" / f"saved-{rank}").read_text() for rank in (0, 1))

@@ -7,11 +7,12 @@ import pytest
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.processes import agreed_step
 from accordion_bench.processes.agreed_step import AgreedStep
+from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import CheckpointConfig
 from accordion_bench.training import saver
 from accordion_bench.training.saver import Saver
 from scripts import bench_checkpoint
-from tests.processes.test_interrupt import Store
+from tests.kit.stores import LocalStore
 
 
 class Time:
@@ -90,8 +91,8 @@ def test_nothing_where_it_is_switched_off_or_cannot_be(time):
 @pytest.mark.parametrize("period", [1, 64])
 def test_all_processes_save_after_the_same_steps(period, time):
     """Between two averagings of local steps a process may be far ahead of the leader."""
-    store = Store()
-    agreed = [AgreedStep("save", rank == 0, store) for rank in range(3)]
+    store = SealedStore(LocalStore(), 3)
+    agreed = [AgreedStep("save", store) for _ in range(3)]
     found: list[list[int]] = [[], [], []]
     since = 0.0
 
@@ -102,7 +103,7 @@ def test_all_processes_save_after_the_same_steps(period, time):
         for rank in (2, 1, 0):  # the leader is last, always
             for step in range(begin + 1, begin + period + 1):
                 time.now += 0.004
-                if agreed[rank].due(step, late, period):
+                if agreed[rank].due(step, late):
                     found[rank].append(step)
                     since = time.now
     assert found[0] == found[1] == found[2] and len(found[0]) > 3

@@ -66,7 +66,7 @@ class Neighbours:
         if self.rank == 0:
             hosts = min(store.add("speakers", 0), store.processes)
             speakers = store.read_all([f"speaker-{number}" for number in range(1, hosts + 1)], _speaker)
-        leaders_host = store.read("leader")
+        leaders_host = store.read("leader", str)
         if places is None or speakers is None or leaders_host is None:
             return
         self.pids = {rank: pid for rank, pid in filter(None, places) if rank != self.rank}

@@ -24,7 +24,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.processes.listening import LOOPBACK, listen, raise_descriptor_limit
 from accordion_bench.processes.pauses import growing_pauses
 from accordion_bench.processes.placement import Placement, all_here, environment_ranks
-from accordion_bench.processes.sealed_store import SealedStore, printable, shared_secret, whole_number
+from accordion_bench.processes.sealed_store import SECRET, SealedStore, printable, shared_secret, whole_number
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
@@ -120,7 +120,7 @@ def _let_all_in(watch: Watch) -> None:
         waiting = [ticket for ticket in [*waiting, *range(drawn + 1, new + 1)] if not _answer(store, launch, ticket)]
         drawn = max(drawn, new)
         if time.monotonic() > until:
-            missing = [rank for rank in range(1, watch.processes) if store.read(f"in-{launch}-{rank}") is None]
+            missing = [rank for rank in range(1, watch.processes) if store.read(f"in-{launch}-{rank}", str) is None]
             raise ConfigError(
                 f"comm.timeout must leave all {watch.processes} processes the time to start, got {watch.timeout:g}, "
                 f"and rank {', '.join(map(str, missing[:8]))} has not come; start it on its machine, or type "
@@ -307,7 +307,8 @@ def _connect(address: str, port: str, rank: int, processes: int, timeout: float)
             f"comm.timeout={2 * timeout:g}"
         )
     if launch is None:
-        raise ConfigError(f"MASTER_PORT must lead to rank 0 of this run, got {place}, where others listen; {other}")
+        others = f"others listen{f', or have another {SECRET}' if secret else ''}"
+        raise ConfigError(f"MASTER_PORT must lead to rank 0 of this run, got {place}, where {others}; {other}")
     return answers[0].under(launch)
 
 

@@ -81,17 +81,17 @@ class SealedStore:
         """Count on, by 0 to look; returns the counter. Counters bear no seal."""
         return int(self.base.add(self._path + key, amount))
 
-    def read(self, key: str, meaning: Callable[[str], T] = str) -> T | None:
+    def read(self, key: str, meaning: Callable[[str], T]) -> T | None:
         """A value, or None where there is none that counts; waits for nothing.
 
         Args:
             key: where it stands.
-            meaning: makes of the text what is meant; raises ValueError where it cannot.
+            meaning: makes of the text what is meant, `str` the text itself; raises ValueError where it cannot.
         """
         there = self._path + key
         return self._open(key, self.base.get(there), meaning) if self.base.check([there]) else None
 
-    def read_all(self, keys: Sequence[str], meaning: Callable[[str], T] = str) -> list[T | None] | None:
+    def read_all(self, keys: Sequence[str], meaning: Callable[[str], T]) -> list[T | None] | None:
         """As `read`, of several keys in one go; None where one of them is not there."""
         there = [self._path + key for key in keys]
         if not there:

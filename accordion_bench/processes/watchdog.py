@@ -220,7 +220,7 @@ class Watch:
         lost = failure["kind"] in (LOST, TIMED_OUT)
         return RankFailed(failure["message"], failure["kind"]) if lost else error
 
-    def get(self, key: str, meaning: Callable[[str], T] = str) -> T:
+    def get(self, key: str, meaning: Callable[[str], T] = str) -> T:  # type: ignore[assignment]
         """Wait for a value, at most `timeout`; Ctrl-C and others' failures are heard.
 
         Args:
@@ -296,7 +296,7 @@ class Watch:
     def _silent(self) -> int | None:
         """A process whose heartbeat has stopped: rank 0 listens to all machines, those to rank 0."""
         now, ranks = time.monotonic(), self._neighbours.heard
-        for rank, beat in zip(ranks, self._own.read_all([f"beat-{r}" for r in ranks]) or [], strict=False):
+        for rank, beat in zip(ranks, self._own.read_all([f"beat-{r}" for r in ranks], str) or [], strict=False):
             before, when = self._heard.get(rank, (None, now))
             self._heard[rank] = (beat, now if beat != before else when)
             if now - self._heard[rank][1] > SILENCE and not self._has_left(rank):
@@ -304,7 +304,7 @@ class Watch:
         return None
 
     def _has_left(self, rank: int) -> bool:
-        return self._own.read(f"left-{rank}") is not None
+        return self._own.read(f"left-{rank}", str) is not None
 
     def _end(self, failure: Failure) -> None:
         """Give the main thread a moment to leave; it may be where no exception reaches it, so end the process then."""

@@ -1,16 +1,17 @@
 """Who can be reached from where: the store at its address, gloo at the loopback where all processes are here."""
 
+import multiprocessing
 import os
 import socket
 import stat
-import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes import listening, process_group, rendezvous
+from accordion_bench.processes import listening, process_group, rendezvous, spawn
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.sealed_store import SECRET, SealedStore
 from tests.kit.processes import free_port, in_two
@@ -61,14 +62,9 @@ def test_the_store_listens_at_the_given_address_only():
     assert own_listeners() - before == {("127.0.0.1", port)}
     store.set("x", "1")
     other = dist.TCPStore("127.0.0.1", port, None, False)
-    assert SealedStore(other, 1).under("job--").read("x") is None  # under another launch
+    assert SealedStore(other, 1).under("job--").read("x", str) is None  # under another launch
     with pytest.raises(OSError):
-        socket.create_connection((_own_address(), port), timeout=2)
-
-
-def _own_address() -> str:
-    """Another address of this machine than the store's."""
-    return "127.0.0.2"
+        socket.create_connection(("127.0.0.2", port), timeout=2)  # another address of this machine
 
 
 def _listening(rank: int, folder: str) -> None:
@@ -90,10 +86,34 @@ def test_spawned_processes_listen_at_the_loopback_only(tmp_path, monkeypatch):
     in_two(_listening, str(tmp_path))
 
 
-def test_spawned_processes_meet_in_a_folder_of_their_own():
-    """Nobody else may write the file that is their store."""
-    with tempfile.TemporaryDirectory(prefix="accordion_bench-") as folder:
-        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+class Unborn:
+    """A process that is not started; looks at the folder where it would meet the others."""
+
+    pid, exitcode = None, 0
+    modes: list[int] = []
+
+    def __init__(self, target, args, **options) -> None:
+        self.folder = Path(args[4]).parent
+
+    def start(self) -> None:
+        self.modes.append(stat.S_IMODE(self.folder.stat().st_mode))
+
+    def is_alive(self) -> bool:
+        return False
+
+    def join(self, timeout: float) -> None: ...
+
+
+def test_spawned_processes_meet_in_a_folder_of_their_own(monkeypatch):
+    """Nobody else may enter it, whatever new files are usually allowed: the file in it is their store."""
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Unborn)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
+    before = os.umask(0)
+    try:
+        ended = spawn.spawn(lambda where, watch: None, Placement("gloo", 2, 1), 5.0, None)
+    finally:
+        os.umask(before)
+    assert ended.error() is None and Unborn.modes == [0o700, 0o700]
 
 
 # ---- what the address means here

@@ -16,6 +16,7 @@ from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
+from accordion_bench.processes.sealed_store import SECRET
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
 from tests.kit.processes import forked
@@ -179,19 +180,21 @@ def test_torchrun(tmp_path):
 
 
 def test_slurm(tmp_path):
-    """As srun starts them, with an address to meet at."""
+    """As srun starts them, with an address to meet at and a secret."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     tasks = []
     for rank in range(2):
         environ = {**os.environ, **slurm(rank, 2, 2), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environ[SECRET] = "sixteen letters or more"
         arguments = [*tiny.COMMAND, *tiny.typed(tmp_path, "comm=gloo")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         tasks.append(subprocess.Popen(arguments, cwd=HOUSE, env=environ, **pipes))
     outputs = [task.communicate(timeout=120) for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], outputs
     assert outputs[0][0].splitlines()[-1] == str(tiny.only(tmp_path))
-    assert outputs[1][0] == ""
+    assert outputs[1] == ("", "")
+    assert not any(b"sixteen letters" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert RunFolder(tiny.only(tmp_path)).read_json("summary.json")["workers"] == 4
 
 

@@ -154,6 +154,26 @@ def test_the_port_of_another_run(monkeypatch):
     store.set("x", "")  # unharmed
 
 
+def test_only_who_has_the_secret_is_let_in(monkeypatch, capsys):
+    """Whoever has another one, or none, is as if nobody had asked."""
+    monkeypatch.setattr(rendezvous, "ANSWER", 1.0)
+    port = processes.free_port()
+    monkeypatch.setenv(SECRET, "of sixteen letters")
+    store = find(port, rank=0)
+    inside = threading.Thread(target=rendezvous._let_all_in, args=(rendezvous.Watch(store, 0, 2, 0, 20.0),))
+    inside.start()
+    for wrong, told in (("of other letters", f"where others listen, or have another {SECRET};"), ("", "listen; type")):
+        monkeypatch.setenv(SECRET, wrong)
+        with pytest.raises(ConfigError, match=rf"MASTER_PORT must lead to rank 0 of this run, .*{told}"):
+            find(port, rank=1)
+    assert capsys.readouterr().err.count("warning: ask-") == 2
+    monkeypatch.setenv(SECRET, "of sixteen letters")
+    monkeypatch.setattr(rendezvous, "ANSWER", 20.0)
+    find(port, rank=1).set("x", "1")
+    inside.join()
+    assert store.read("x", str) == "1"
+
+
 def watches(raw: dist.Store | LocalStore, ranks: int, timeout: float = 5.0) -> list[rendezvous.Watch]:
     store = SealedStore(raw, ranks)
     return [rendezvous.Watch(store, rank, ranks, rank, timeout) for rank in range(ranks)]

@@ -21,12 +21,12 @@ def raw(request, tmp_path):
 def test_values_arrive(secret, raw):
     store, other = SealedStore(raw, 2, secret), SealedStore(raw.clone(), 2, secret)
     store.set("a", "größe 1")
-    assert other.read("a") == "größe 1" and other.read("b") is None
+    assert other.read("a", str) == "größe 1" and other.read("b", str) is None
     assert other.replace("a", "größe 1", "2", int) == 2 and store.replace("a", "1", "3", int) == 2
     assert store.replace("c", "", "7", int) == 7 and store.replace("c", "", "8", int) == 7
     assert store.first("failure", "x", str) == "x" and other.first("failure", "y", str) == "x"
-    assert store.read_all(["a", "c"], int) == [2, 7] and store.read_all(["a", "d"]) is None
-    assert store.read_all([]) == []
+    assert store.read_all(["a", "c"], int) == [2, 7] and store.read_all(["a", "d"], str) is None
+    assert store.read_all([], str) == []
     assert store.add("n", 2) == 2 and other.add("n", 0) == 2
 
 
@@ -39,14 +39,14 @@ def test_a_wrong_seal_counts_as_absent(raw, capsys):
     raw.set("save", raw.get("stop").decode())
     raw.set("run_folder", "sealed:")
     for key in ("signal", "failure", "save", "run_folder", "signal", "failure"):
-        assert store.read(key) is None
+        assert store.read(key, str) is None
     told = capsys.readouterr().err.splitlines()
     wrong = [
         f"warning: {key} in the store of the run has a wrong seal, and is" for key in ("signal", "failure", "save")
     ]
     assert len(told) == 4 and all(line.startswith(start) for line, start in zip(told, wrong, strict=False))
     assert all("type export ACCORDION_BENCH_SECRET=WORDS, the same on every machine" in line for line in told)
-    assert store.first("failure", "mine", str) == "mine" and store.read("failure") == "mine"
+    assert store.first("failure", "mine", str) == "mine" and store.read("failure", str) == "mine"
 
 
 def test_a_seal_of_an_earlier_launch_is_worth_nothing(raw):
@@ -54,12 +54,12 @@ def test_a_seal_of_an_earlier_launch_is_worth_nothing(raw):
     first, second = (SealedStore(raw, 2, WORDS).under("job").under(launch) for launch in ("1", "2"))
     first.set("stop", "3")
     raw.set("job/2/stop", raw.get("job/1/stop").decode())
-    assert first.read("stop") == "3" and second.read("stop") is None
+    assert first.read("stop", str) == "3" and second.read("stop", str) is None
 
 
 def test_sealed_values_where_there_is_no_secret(raw, capsys):
     SealedStore(raw, 2, WORDS).set("plan", "{}")
-    assert SealedStore(raw, 2).read("plan") is None
+    assert SealedStore(raw, 2).read("plan", str) is None
     assert "warning: plan in the store of the run is sealed, and is passed over" in capsys.readouterr().err
 
 

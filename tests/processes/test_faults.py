@@ -157,7 +157,7 @@ def test_a_command_that_cannot_be_read_on_one_rank(tmp_path):
     """The others, who could go on, are told."""
     done = processes.outputs(processes.tasks(tiny.typed(tmp_path, *LONG), [(), ("batchsize=8",)]))
     assert [job.returncode for job in done] == [2, 2]
-    assert {job.stderr for job in done} == {"batchsize is no option here; type batch_size, or --help for all options\n"}
+    assert {job.stderr for job in done} == {"batchsize is called batch_size here; type batch_size=8\n"}
 
 
 @pytest.mark.slow

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from accordion_bench.processes import rendezvous, watchdog
+from accordion_bench.processes import neighbours, rendezvous, watchdog
 from accordion_bench.processes.agreed_step import AgreedStep
 from accordion_bench.processes.placement import Placement
+from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from tests.kit import composed
 from tests.kit.processes import free_port, together
+from tests.kit.stores import LocalStore
 
 STEP = 0.05  # seconds
 
@@ -81,6 +83,26 @@ def test_two_dozen_processes(tmp_path, monkeypatch):
     clients(0, 1, 24, free_port(), composed.run(tmp_path), str(tmp_path), 20.0)
     took = measured(tmp_path, 24)
     assert took["stop"] < 2 and took["end"] < 5, took
+
+
+@pytest.mark.parametrize("rank", [0, 1, 10, 11])
+def test_a_look_costs_the_same_among_a_thousand(rank, monkeypatch):
+    """Of rank 0, of one beside it, of another machine's speaker and of one beside that: calls of the store."""
+    calls = []
+    for processes in (20, 1000):
+        raw = LocalStore()
+        store, watches = SealedStore(raw, processes), {}
+        for other in range(processes):
+            monkeypatch.setattr(neighbours, "process_space", lambda machine=other // 10: f"machine-{machine}")
+            watches[other] = Watch(store, other, processes, other % 10, 600)
+            watches[other]._neighbours.come()
+            watches[other]._beat()
+            watches[other]._neighbours.settled()
+        before = raw.calls
+        assert watches[rank]._look() is None and watches[rank]._look() is None
+        assert watches[rank]._neighbours.complete
+        calls.append(raw.calls - before)
+    assert calls[0] == calls[1] <= 16
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from tests.kit.stores import LocalStore
 
 FOREVER = 100_000  # epochs
 ENDLESS = (f"epochs={FOREVER}", "schedule=constant")  # so that it may be ended at another epoch
+NETWORK = "model._target_=tests.kit.tiny.Net"
 TWO = ("comm=gloo", "comm.processes=2")
 
 
@@ -62,10 +63,15 @@ def check_resumes(folder: Path, step: int) -> None:
     """It goes on to its end, which is a bit further."""
     epochs = step // tiny.STEPS + 2
     shorten(folder, epochs)
-    typed = [f"resume={folder}", "comm=simulated"]
+    typed = [f"resume={folder}", NETWORK, "comm=simulated"]
     train.run(composed.run(folder.parent, *typed), command.typed(typed))
     assert RunFolder(folder).done
     assert [row["epoch"] for row in RunFolder(folder).read_metrics()] == list(range(epochs))
+
+
+def continuing(folder: Path) -> str:
+    """What to type to go on: the tests' network is in no file of ours."""
+    return f"python -m accordion_bench resume={folder} {NETWORK}"
 
 
 def status(monkeypatch, *typed: str) -> int | str | None:
@@ -81,7 +87,7 @@ def test_ctrl_c_in_one_process(tmp_path, monkeypatch, capsys):
     assert status(monkeypatch, *tiny.typed(tmp_path, *ENDLESS)) == 130
     folder = tiny.only(tmp_path)
     printed = capsys.readouterr()
-    resume = f"python -m accordion_bench resume={folder}"
+    resume = continuing(folder)
     assert printed.err == f"stopped after step 20; continue with: {resume}\n"
     check_stopped(folder, 20)
     monkeypatch.delenv("TINY_TROUBLE")
@@ -102,7 +108,7 @@ def test_ctrl_c_in_two_processes(tmp_path, monkeypatch, capsys):
     folder = tiny.only(tmp_path)
     printed = capsys.readouterr()
     step = check_stopped(folder)
-    resume = f"python -m accordion_bench resume={folder}"
+    resume = continuing(folder)
     assert printed.err == f"stopped after step {step}; continue with: {resume}\n"
     monkeypatch.delenv("TINY_TROUBLE")
     check_resumes(folder, step)
@@ -137,7 +143,7 @@ def test_a_terminals_ctrl_c(tmp_path):
     done = interrupted(tmp_path, signal.SIGINT, True, *TWO)
     assert done.returncode == 130, done.stderr
     step = check_stopped(tiny.only(tmp_path))
-    resume = f"python -m accordion_bench resume={tiny.only(tmp_path)}"
+    resume = continuing(tiny.only(tmp_path))
     assert done.stderr == f"stopped after step {step}; continue with: {resume}\n"
 
 
@@ -157,7 +163,7 @@ def test_a_launchers_signals_in_one_process(signum, code, tmp_path, monkeypatch,
     monkeypatch.setattr(Trainer, "train_step", signalled)
     assert status(monkeypatch, *tiny.typed(tmp_path, *ENDLESS)) == code
     step = check_stopped(tiny.only(tmp_path), 15)
-    resume = f"python -m accordion_bench resume={tiny.only(tmp_path)}"
+    resume = continuing(tiny.only(tmp_path))
     assert capsys.readouterr().err == f"stopped after step {step}; continue with: {resume}\n"
 
 

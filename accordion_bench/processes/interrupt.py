@@ -28,11 +28,10 @@ class Stopper:
     """Notes the signal, and says after which step every process stops; it does not matter which of them got it.
 
     Args:
-        leader: of no consequence.
         store: of the run, which the processes share; None with one process.
     """
 
-    def __init__(self, leader: bool = True, store: SealedStore | None = None) -> None:
+    def __init__(self, store: SealedStore | None = None) -> None:
         self.store = store
         self.signum: int | None = None
         self._noted = 0.0
@@ -46,13 +45,8 @@ class Stopper:
         elif self.store is None and signum not in WARNINGS and time.monotonic() > self._noted + AT_ONCE:
             raise Interrupted(None, signum)
 
-    def due(self, step: int, apart: int = 1) -> bool:
-        """Whether to stop now, after `step` steps; call once per step, in every process. See `AgreedStep.due`.
-
-        Args:
-            step: steps taken.
-            apart: of no consequence.
-        """
+    def due(self, step: int) -> bool:
+        """Whether to stop now, after `step` steps; call once per step, in every process. See `AgreedStep.due`."""
         if not self._agreed.due(step, self._wanted):
             return False
         if self.signum is None and self.store is not None:

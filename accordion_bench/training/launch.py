@@ -53,9 +53,7 @@ def prepare_data(dataset: Dataset, folder: str, where: Placement, watch: Watch |
     if where.local_rank == 0:
         dataset.prepare(folder)
     if watch is not None:
-        watch.store.set(f"data-{where.rank}", "")
-        for rank in range(where.processes):
-            watch.get(f"data-{rank}")
+        watch.wait_for_all("data")
 
 
 def run(config: RunConfig, where: Placement, folder: RunFolder, parts: Components, watch: Watch | None = None) -> None:
@@ -101,7 +99,7 @@ def train(
     if where.device == "cuda":
         device = f"cuda:{where.local_rank % torch.cuda.device_count()}"
         torch.cuda.set_device(device)
-    stopper = Stopper(leader=where.rank == 0, store=watch.store if watch else None)
+    stopper = Stopper(watch.store if watch else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = config.comm.timeout
     handler = folder.log_to_file() if comm.leader else None

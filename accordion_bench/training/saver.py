@@ -38,7 +38,7 @@ class Saver:
         """Training begins, or goes on after a step that is saved."""
         self._step, self._since = step, time.monotonic()
 
-    def due_after_step(self, step: int, apart: int) -> bool:
+    def due_after_step(self, step: int) -> bool:
         """Whether to save now, in mid-epoch; call it after every step. See `AgreedStep.due`."""
         timed = self._patience > 0 and self._agreed.due(step, self._late)
         return timed or bool(self.every and step % self.every == 0)

@@ -283,9 +283,8 @@ class Trainer:
                     self.train_step()
                     profile_step()
                     self.progress.step(position, self.score.loss_sum, self.comm)
-                    apart = max(position.plan.period, self.sync.period or 1)  # steps in which nobody waits
-                    stop = self.stopper.due(position.step, apart)
-                    if self.saver.due_after_step(position.step, apart) or stop:
+                    stop = self.stopper.due(position.step)
+                    if self.saver.due_after_step(position.step) or stop:
                         self.pause()
                         saved = self.save()
                         self.go_on()

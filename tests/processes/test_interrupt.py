@@ -247,7 +247,7 @@ def test_all_stop_after_the_same_step(hearer, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(agreed_step.time, "monotonic", lambda: now[0])
     store = SealedStore(LocalStore(), 3)
-    stoppers = [Stopper(store=store) for _ in range(3)]
+    stoppers = [Stopper(store) for _ in range(3)]
     ends: list[int | None] = [None] * 3
     for step in range(1, 2000):
         if step == 50:
@@ -265,7 +265,7 @@ def test_all_stop_after_the_same_step(hearer, monkeypatch):
 def test_a_signal_that_is_none(garbage, capsys):
     """The store says that all stop, and not why: as after SIGTERM."""
     raw = LocalStore()
-    stopper = Stopper(store=SealedStore(raw, 1))
+    stopper = Stopper(SealedStore(raw, 1))
     raw.values |= {"signal": garbage, "stop-0": b"last 3"}
     assert stopper.due(3) and stopper.signum == signal.SIGTERM
     assert capsys.readouterr().err.startswith("warning: signal in the store of the run ")

@@ -261,7 +261,7 @@ def _saving_by_the_clock(rank: int, folder: str, cfgs: dict[str, dict]) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     for name, cfg in cfgs.items():
         comm = Comm(2, 2, rank)
-        stopper = Stopper(store=SealedStore(dist.PrefixStore(name, store), 2))
+        stopper = Stopper(SealedStore(dist.PrefixStore(name, store), 2))
         saved: list[int] = []
 
         class Noting(Trainer):

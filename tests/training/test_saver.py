@@ -45,7 +45,7 @@ def train(time: Time, epochs: int, epoch: float, took: float, **options) -> list
 
     for step in range(1, 10 * epochs + 1):
         time.now += epoch / 10
-        if own.due_after_step(step, 1):
+        if own.due_after_step(step):
             save(step)
         if step % 10 == 0 and own.due_after_epoch(step, step == 10 * epochs):
             save(step)
@@ -85,7 +85,7 @@ def test_nothing_where_it_is_switched_off_or_cannot_be(time):
     lost = Saver(CheckpointConfig(), Comm(1), None, resumable=False)
     lost.begin(0)
     time.now = 1e6
-    assert not lost.due_after_step(1, 1) and not lost.due_after_epoch(10, True)
+    assert not lost.due_after_step(1) and not lost.due_after_epoch(10, True)
 
 
 @pytest.mark.parametrize("period", [1, 64])

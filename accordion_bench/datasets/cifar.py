@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100, from their original files."""
 
-import codecs
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets import checksums, download
+from accordion_bench.datasets import checksums, cifar_file, download
+from accordion_bench.datasets.fetch import Source
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -39,7 +38,8 @@ NORMAL = {
 class Cifar(ImageDataset):
     """60,000 colour images of 32x32 pixels (Krizhevsky 2009), 50,000 of them for training.
 
-    The files may hold nothing except arrays; torchvision downloads what is missing.
+    The files may hold nothing except arrays, see `cifar_file`; those that lack are downloaded, from where torchvision
+    has them.
 
     Args:
         classes: 10 or 100.
@@ -81,12 +81,13 @@ class Cifar(ImageDataset):
             yield "rotation", "dataset.augment is false"
 
     def prepare(self, root: str) -> None:
-        def fetch() -> None:
-            from torchvision import datasets  # takes seconds to import: only runs that need it pay
+        def sources() -> list[Source]:
+            from torchvision.datasets import CIFAR10, CIFAR100  # takes seconds to import: only runs that need it pay
 
-            {10: datasets.CIFAR10, 100: datasets.CIFAR100}[self.num_classes](root, download=True)
+            theirs = {10: CIFAR10, 100: CIFAR100}[self.num_classes]
+            return [Source(theirs.url, theirs.filename, theirs.tgz_md5)]
 
-        found = download.ensure(root, self.folder, self.files, fetch, TIMEOUT)
+        found = download.ensure(root, self.folder, self.files, sources, TIMEOUT)
         if self.check:
             checksums.refuse_changed(found, {name: MD5[self.num_classes][name] for name in self.files})
 
@@ -96,7 +97,10 @@ class Cifar(ImageDataset):
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
         folder = download.find(root, self.folder, self.files) or Path(root, self.folder)
-        train, test = (batches([folder / name for name in names]) for names in (self.train_files, self.test_files))
+        train, test = (
+            batches([folder / name for name in names], self.num_classes)
+            for names in (self.train_files, self.test_files)
+        )
         download.refuse_size("training", self.train_size, len(train[1]), folder)
         train, test = self.cut(train, test, seed)
         mean, std = NORMAL[self.num_classes]
@@ -104,39 +108,20 @@ class Cifar(ImageDataset):
         return ImageData(train, test, mean, std, padding, self.augment, seed, device, rotation, self.cutout)
 
 
-class Arrays(pickle.Unpickler):
-    """Unpickles arrays and plain values: a file from elsewhere cannot run anything."""
-
-    reconstruct = np.empty(0).__reduce__()[0]
-    known = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("numpy.core.multiarray", "_reconstruct"): reconstruct,  # as the originals name it, and as NumPy 2 does
-        ("numpy._core.multiarray", "_reconstruct"): reconstruct,
-        ("_codecs", "encode"): codecs.encode,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.known:
-            raise pickle.UnpicklingError(f"{module}.{name} is no array")
-        return self.known[module, name]
-
-
-def batches(files: list[Path]) -> tuple[Tensor, Tensor]:
+def batches(files: list[Path], classes: int) -> tuple[Tensor, Tensor]:
     """Images [n, 3, 32, 32] in uint8 and labels [n] of files in the CIFAR format, one after another.
-
-    Each is a pickled dict: `data`, rows of 1,024 red, 1,024 green and 1,024 blue values, and `labels` or `fine_labels`.
 
     Raises:
         ConfigError: a file is not of that format.
     """
-    images, labels = [], []
+    sizes = [min(file.stat().st_size, cifar_file.LARGEST) for file in files if file.is_file()]
+    images = np.empty((sum(sizes) // cifar_file.PIXELS, 3, 32, 32), np.uint8)  # what is not used takes no memory
+    labels: list[int] = []
     for file in files:
         try:
-            with file.open("rb") as stream:
-                batch = Arrays(stream, encoding="latin1").load()
-            images.append(torch.from_numpy(batch["data"]).view(-1, 3, 32, 32))
-            labels.append(torch.tensor(batch["labels" if "labels" in batch else "fine_labels"]))
-        except Exception as error:  # a broken pickle may raise anything
+            pixels, numbers = cifar_file.read(file, classes)
+        except Exception as error:  # a broken file may raise anything
             raise download.not_readable(file, error) from error
-    return torch.cat(images), torch.cat(labels)
+        images[len(labels) : len(labels) + len(numbers)] = pixels
+        labels.extend(numbers)
+    return torch.from_numpy(images[: len(labels)]), torch.tensor(labels)

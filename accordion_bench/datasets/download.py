@@ -1,9 +1,10 @@
 """Files that a data set needs: there, or downloaded."""
 
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from accordion_bench.datasets import fetch
+from accordion_bench.datasets.fetch import Source
 from accordion_bench.options.checks import ConfigError
 
 _failed: dict[tuple[str, str], ConfigError] = {}  # of this process: what could not be fetched is not asked for again
@@ -26,14 +27,16 @@ def _holds(folder: Path, name: str) -> bool:
     return any(path.is_file() for path in folder.glob(name))
 
 
-def ensure(root: str, folder: str, files: Sequence[str], download: Callable[[], object], timeout: float) -> Path:
-    """Make sure that files are in a folder.
+def ensure(
+    root: str, folder: str, files: Sequence[str], sources: Callable[[], Sequence[Source]], timeout: float
+) -> Path:
+    """Make sure that files are in a folder: those that are there are taken as they are.
 
     Args:
         root: `paths.data`.
         folder: in there.
         files: in the folder.
-        download: fetches and verifies them.
+        sources: what they can be had from; asked for where they lack.
         timeout: seconds that a silent network may take to say anything.
 
     Returns:
@@ -46,19 +49,19 @@ def ensure(root: str, folder: str, files: Sequence[str], download: Callable[[], 
         return found
     if failed := _failed.get((root, folder)):
         raise failed
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(timeout)
     try:
-        download()
-    except (OSError, RuntimeError) as error:
+        Path(root).mkdir(parents=True, exist_ok=True)
+        with fetch.alone(Path(root), folder):
+            if not find(root, folder, files):  # nobody else has brought them meanwhile
+                fetch.fetch(Path(root), folder, files, sources(), timeout)
+    except (OSError, fetch.Unusable) as error:
+        why = str(error) if isinstance(error, fetch.Unusable) else type(error).__name__
         _failed[root, folder] = ConfigError(
             f"paths.data must hold the folder {folder}, got {root} without it or not whole, and downloading "
-            f"failed ({type(error).__name__}); type paths.data=FOLDER, or dataset=digits, which needs no download"
+            f"failed ({why}); type paths.data=FOLDER, or dataset=digits, which needs no download"
         )
         raise _failed[root, folder] from error
-    finally:
-        socket.setdefaulttimeout(before)
-    return Path(root, folder)
+    return find(root, folder, files) or Path(root, folder)
 
 
 def refuse_size(what: str, expected: int, found: int, where: Path) -> None:

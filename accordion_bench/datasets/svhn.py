@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.datasets import checksums, download
+from accordion_bench.datasets.fetch import Source
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options import checks
 
@@ -22,8 +23,8 @@ TIMEOUT = 10.0  # seconds that a silent network may take to say anything
 class SVHN(ImageDataset):
     """73,257 training and 26,032 test images of 32x32 pixels, cropped digits in colour (Netzer et al. 2011).
 
-    Read from `train_32x32.mat` and `test_32x32.mat` in the folder `svhn`; torchvision downloads what is
-    missing. The 531,131 easier `extra` images are left out, as by Accordion.
+    Read from `train_32x32.mat` and `test_32x32.mat` in the folder `svhn`; what lacks is downloaded,
+    from where torchvision has it. The 531,131 easier `extra` images are left out, as by Accordion.
 
     Args:
         augment: random crop (padding 4). Off by default: neither Accordion's code nor Wide ResNets (Zagoruyko &
@@ -43,13 +44,12 @@ class SVHN(ImageDataset):
         self.cutout = self.checked_cutout(cutout)
 
     def prepare(self, root: str) -> None:
-        def fetch() -> None:
+        def sources() -> list[Source]:
             from torchvision import datasets  # takes seconds to import: only runs that need it pay
 
-            for split in ("train", "test"):
-                datasets.SVHN(Path(root, FOLDER), split, download=True)
+            return [Source(*datasets.SVHN.split_list[split]) for split in ("train", "test")]
 
-        found = download.ensure(root, FOLDER, list(MD5), fetch, TIMEOUT)
+        found = download.ensure(root, FOLDER, list(MD5), sources, TIMEOUT)
         if self.check:
             checksums.refuse_changed(found, MD5)
 

@@ -1,0 +1,271 @@
+"""CIFAR's original files: pickles, of which only what arrays, lists, numbers and text need is understood.
+
+No file, whatever it holds, can run something here, or take more memory than a few times its own size and 100 MB.
+Python's unpickler promises neither, however few classes it is allowed: five bytes make it ask for 64 GB of notes, and a
+tuple in a tuple, a million times, overflows the stack when it is a key.
+"""
+
+import enum
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LARGEST = 200_000_000  # bytes of a file; the originals have 31 and 155 million
+MOST_WORDS = 1_000_000  # opcodes of a file; the originals have 30,000 and 250,000
+LONGEST_NAME = 100  # characters of a module and what is in it
+PIXELS = 3 * 32 * 32
+
+
+def read(file: Path, classes: int) -> tuple[np.ndarray, list[int]]:
+    """The images [n, 3, 32, 32] in uint8 and the labels, n numbers, of a file in the CIFAR format.
+
+    It is a pickled dict: `data`, rows of 1,024 red, 1,024 green and 1,024 blue values, and `labels` or `fine_labels`.
+
+    Args:
+        file: its path.
+        classes: labels are below that number.
+
+    Raises:
+        ValueError, IndexError, KeyError, TypeError: it is no such file; whatever else is there, nothing is run.
+        OSError: it cannot be read.
+    """
+    batch = _Reader(_content(file)).load()
+    if not isinstance(batch, dict):
+        raise ValueError("it holds no dict")
+    data, labels = batch.get("data"), batch.get("labels", batch.get("fine_labels"))
+    if not isinstance(data, _Array) or len(data.shape) != 2 or data.shape[1] != PIXELS:
+        raise ValueError(f"data is no array of rows of {PIXELS} bytes")
+    if len(data.content) != data.shape[0] * PIXELS:
+        raise ValueError(f"data has {len(data.content)} bytes, not {data.shape[0]} x {PIXELS}")
+    if not isinstance(labels, list) or len(labels) != data.shape[0]:
+        raise ValueError(f"labels are no list of {data.shape[0]} numbers")
+    if not all(type(label) is int and 0 <= label < classes for label in labels):
+        raise ValueError(f"labels are not all numbers from 0 to {classes - 1}")
+    return np.frombuffer(data.content, np.uint8).reshape(-1, 3, 32, 32), labels
+
+
+def _content(file: Path) -> bytes:
+    """All bytes."""
+    if not file.is_file():
+        raise ValueError("it is no file")
+    with file.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > LARGEST:
+            raise ValueError(f"it has {size} bytes, more than the originals")
+        return stream.read(size)
+
+
+class _Name(enum.Enum):
+    """What a pickle of an array names. It stands for itself: nothing of NumPy is called."""
+
+    ARRAY = "numpy.ndarray"
+    KIND = "numpy.dtype"
+    MAKE = "numpy.core.multiarray._reconstruct"
+    ENCODE = "_codecs.encode"
+
+
+_NAMES = {name.value: name for name in _Name} | {
+    "numpy._core.multiarray._reconstruct": _Name.MAKE
+}  # as NumPy 2 says it
+
+
+class _Kind:
+    """In the place of a dtype: bytes."""
+
+    def build(self, state: Any) -> None:
+        """The order of bytes in a number: of one byte there is none."""
+
+
+class _Array:
+    """In the place of numpy.ndarray: its shape and its bytes."""
+
+    shape: tuple[int, ...] = ()
+    content: bytes | memoryview = b""
+
+    def build(self, state: Any) -> None:
+        """Take what NumPy writes: a version, shape, dtype, whether columns come first, the bytes."""
+        _, shape, kind, fortran, content = state
+        numbers = isinstance(shape, tuple) and all(type(size) is int for size in shape)
+        if not numbers or not isinstance(kind, _Kind) or fortran or not isinstance(content, bytes | memoryview):
+            raise ValueError("an array is not as NumPy writes it")
+        self.shape, self.content = shape, content
+
+
+class _Reader:
+    """Does what the opcodes of a pickle say, of which it knows few.
+
+    Texts of Python 2 and bytes longer than 255 stay where they are in `content`. What the stack holds are numbers,
+    texts, bytes, None, lists, tuples, dicts, `_Array`, `_Kind` and `_Name`.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.at = content, 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+        self.encoded = 0
+
+    def opcodes(self) -> dict[int, Callable[[], object]]:
+        """What each opcode does; not kept here, where it would keep this object, and a file, alive."""
+        push = self.stack.append
+        known: dict[bytes, Callable[[], object]] = {
+            pickle.PROTO: lambda: self.take(1),
+            pickle.FRAME: lambda: self.take(8),
+            pickle.MARK: lambda: self.marks.append(len(self.stack)),
+            pickle.NONE: lambda: push(None),
+            pickle.NEWTRUE: lambda: push(True),
+            pickle.NEWFALSE: lambda: push(False),
+            pickle.BININT2: lambda: push(self.number(2)),
+            pickle.BININT: lambda: push(int.from_bytes(self.take(4), "little", signed=True)),
+            pickle.SHORT_BINBYTES: lambda: push(self.take(self.number(1))),
+            pickle.BINSTRING: lambda: push(self.look(self.number(4))),
+            pickle.BINBYTES: lambda: push(self.look(self.number(4))),
+            pickle.SHORT_BINUNICODE: lambda: push(str(self.take(self.number(1)), "utf-8")),
+            pickle.BINUNICODE: lambda: push(str(self.look(self.number(4)), "utf-8")),
+            pickle.EMPTY_LIST: lambda: push([]),
+            pickle.EMPTY_DICT: lambda: push({}),
+            pickle.EMPTY_TUPLE: lambda: push(()),
+            pickle.TUPLE: lambda: push(tuple(self.since(self.marks.pop()))),
+            pickle.TUPLE1: lambda: push(tuple(self.last(1))),
+            pickle.TUPLE2: lambda: push(tuple(self.last(2))),
+            pickle.TUPLE3: lambda: push(tuple(self.last(3))),
+            pickle.APPEND: lambda: self.extend(self.last(1)),
+            pickle.APPENDS: lambda: self.extend(self.since(self.marks.pop())),
+            pickle.SETITEM: lambda: self.update(self.last(2)),
+            pickle.SETITEMS: lambda: self.update(self.since(self.marks.pop())),
+            pickle.BINPUT: lambda: self.note(self.number(1)),
+            pickle.MEMOIZE: lambda: self.note(len(self.memo)),
+            pickle.BINGET: lambda: push(self.memo[self.number(1)]),
+            pickle.LONG_BINGET: lambda: push(self.memo[self.number(4)]),
+            pickle.GLOBAL: lambda: self.name(self.line(), self.line()),
+            pickle.STACK_GLOBAL: lambda: self.name(*self.last(2)),
+            pickle.REDUCE: self.call,
+            pickle.BUILD: self.build,
+        }
+        return {opcode[0]: do for opcode, do in known.items()}
+
+    def load(self) -> Any:
+        """What the pickle holds."""
+        content, memo, stack, known = self.content, self.memo, self.stack, self.opcodes()
+        number, text, note, stop = (
+            word[0] for word in (pickle.BININT1, pickle.SHORT_BINSTRING, pickle.LONG_BINPUT, pickle.STOP)
+        )
+        at = 0
+        for _ in range(MOST_WORDS):
+            opcode = content[at]
+            # the originals say these three 30,000 times: labels, names of files, and notes of those
+            if opcode == number:
+                stack.append(content[at + 1])
+                at += 2
+            elif opcode == text:
+                end = at + 2 + content[at + 1]
+                stack.append(content[at + 2 : end])
+                at = end
+            elif opcode == note:
+                memo[int.from_bytes(content[at + 1 : at + 5], "little")] = stack[-1]
+                at += 5
+            elif opcode == stop:
+                return stack.pop()
+            elif opcode in known:
+                self.at = at + 1
+                known[opcode]()
+                at = self.at
+            else:
+                raise ValueError(f"the originals do not say {opcode:#04x}, as byte {at} does")
+        raise ValueError(f"it says more than {MOST_WORDS} words")
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        return bytes(self.look(size))
+
+    def look(self, size: int) -> memoryview:
+        """The next bytes, where they are."""
+        begin, self.at = self.at, self.at + size
+        if self.at > len(self.content):
+            raise ValueError(f"{size} bytes should follow byte {begin}, and {len(self.content) - begin} do")
+        return memoryview(self.content)[begin : self.at]
+
+    def number(self, size: int) -> int:
+        """The next bytes, as a number."""
+        return int.from_bytes(self.take(size), "little")
+
+    def line(self) -> str:
+        """The next bytes, up to the end of a line."""
+        begin, end = self.at, self.content.find(b"\n", self.at, self.at + LONGEST_NAME)
+        if end < 0:
+            raise ValueError(f"a name should end within {LONGEST_NAME} bytes after byte {begin}")
+        self.at = end + 1
+        return str(self.content[begin:end], "ascii")
+
+    def since(self, mark: int) -> list[Any]:
+        """Take what the stack holds from some place on."""
+        found = self.stack[mark:]
+        del self.stack[mark:]
+        return found
+
+    def last(self, count: int) -> list[Any]:
+        """Take the last few things off the stack."""
+        if len(self.stack) < count:
+            raise ValueError(f"{count} things should be there before byte {self.at}")
+        return self.since(len(self.stack) - count)
+
+    def note(self, number: int) -> None:
+        """Note the last thing on the stack."""
+        self.memo[number] = self.stack[-1]
+
+    def extend(self, items: list[Any]) -> None:
+        """Add to the list that is last on the stack."""
+        if not isinstance(self.stack[-1], list):
+            raise ValueError("something is added to what is no list")
+        self.stack[-1].extend(items)
+
+    def update(self, items: list[Any]) -> None:
+        """Add keys and values to the dict that is last on the stack."""
+        if not isinstance(self.stack[-1], dict):
+            raise ValueError("something is set in what is no dict")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            name = str(key, "latin1") if isinstance(key, bytes) else key  # Python 2 has no other text
+            if not isinstance(name, str):
+                raise ValueError("a key is no text")
+            self.stack[-1][name] = value
+
+    def name(self, module: Any, name: Any) -> None:
+        """One of the few names that arrays need."""
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise ValueError("a name is no text")
+        text = f"{module}.{name}"
+        if text not in _NAMES:
+            raise ValueError(f"{ascii(text[:LONGEST_NAME])[1:-1]} is no array")
+        self.stack.append(_NAMES[text])
+
+    def call(self) -> None:
+        """What a name stands for, with its arguments."""
+        name, arguments = self.last(2)
+        if name is _Name.MAKE:
+            self.stack.append(_Array())
+        elif name is _Name.KIND and arguments[0] in ("u1", b"u1"):
+            self.stack.append(_Kind())
+        elif name is _Name.KIND:
+            raise ValueError("data is no array of bytes")
+        elif name is _Name.ENCODE and arguments[1] == "latin1":
+            self.stack.append(self.encode(arguments[0]))
+        else:
+            raise ValueError(f"something is called that is not {_Name.MAKE.value}")
+
+    def encode(self, text: str) -> bytes:
+        """Bytes that Python 3 has written as Python 2 would read them."""
+        self.encoded += len(text)
+        if self.encoded > len(self.content):
+            raise ValueError("it makes more bytes than it has")
+        return text.encode("latin1")
+
+    def build(self) -> None:
+        """Give a thing its state."""
+        (state,) = self.last(1)
+        if not isinstance(self.stack[-1], _Array | _Kind):
+            raise ValueError("a state is given to what is no array")
+        self.stack[-1].build(state)

@@ -1,0 +1,162 @@
+"""Files from their authors' servers: one process at a time, into a folder beside, compared, then renamed."""
+
+import contextlib
+import gzip
+import hashlib
+import http.client
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import urllib.request
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+CHUNK = 1 << 20  # bytes
+POLL = 0.2  # seconds between two looks at a lock that somebody holds
+
+
+class Unusable(Exception):
+    """What came is not what its authors offer; `str()` says why, without a full stop."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file as its authors offer it.
+
+    Args:
+        address: of a server, http or https.
+        name: of the file; one that ends in .tar.gz is unpacked.
+        md5: of its bytes, as published.
+    """
+
+    address: str
+    name: str
+    md5: str
+
+
+@contextlib.contextmanager
+def alone(root: Path, folder: str) -> Iterator[None]:
+    """Let nobody else fetch that folder meanwhile, and clear up after one that was killed.
+
+    The lock goes with the process, however that ends. On a file system without locks nobody is kept out.
+    """
+    lock = FileLock(root / f".{folder}.lock", timeout=0, poll_interval=POLL, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        print(f"waiting for the process that is downloading {folder} into {root}", file=sys.stderr, flush=True)
+        lock.acquire(timeout=-1)
+    except (OSError, NotImplementedError):  # there can be no lock
+        pass
+    try:
+        if lock.is_locked:
+            for remains in root.glob(f".{folder}.part-*"):
+                shutil.rmtree(remains, ignore_errors=True)
+        yield
+    finally:
+        lock.release()
+
+
+def fetch(root: Path, folder: str, files: Sequence[str], sources: Sequence[Source], timeout: float) -> None:
+    """Put files into `root/folder`, all or none; to be called `alone`.
+
+    A source that lies there or in `root` already, from an earlier attempt, is not asked for again.
+
+    Args:
+        root: exists.
+        folder: the files' own.
+        files: that must be there in the end, by name.
+        sources: archives that hold `folder`, or its files.
+        timeout: seconds that a silent network may take to say anything.
+
+    Raises:
+        Unusable: what came is not what the authors offer.
+        OSError: network or disk failed.
+    """
+    part = Path(tempfile.mkdtemp(prefix=f".{folder}.part-", dir=root))
+    try:
+        new = part / "new" / folder  # one level deeper than `download.find` looks
+        new.mkdir(parents=True)
+        for source in sources:
+            packed = source.name.endswith(".tar.gz")
+            earlier = [file for file in (root / source.name, root / folder / source.name) if _md5(file) == source.md5]
+            file = earlier[0] if earlier else _downloaded(source, part if packed else new, timeout)
+            if packed:
+                _unpack(file, new.parent)
+            elif earlier:
+                shutil.copyfile(file, new / source.name)
+        if missing := [name for name in files if not (new / name).is_file() or (new / name).is_symlink()]:
+            raise Unusable(f"{', '.join(source.name for source in sources)} came without {', '.join(missing)}")
+        _move(new, root / folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _downloaded(source: Source, into: Path, timeout: float) -> Path:
+    """The file, compared with its md5."""
+    file = into / source.name
+    print(f"downloading {source.name}", file=sys.stderr, flush=True)
+    encrypted = source.address.replace("http://", "https://", 1)
+    try:
+        md5 = _read(encrypted, source.name, file, timeout)
+    except OSError:
+        if encrypted == source.address:
+            raise
+        md5 = _read(source.address, source.name, file, timeout)  # the md5 tells whether somebody has changed it
+    if md5 != source.md5:
+        raise Unusable(f"{source.name} came with the md5 {md5} and not {source.md5}")
+    return file
+
+
+def _read(address: str, name: str, file: Path, timeout: float) -> str:
+    """Write what a server sends into a file; returns its md5."""
+    from tqdm import tqdm
+
+    md5 = hashlib.md5(usedforsecurity=False)
+    try:
+        with urllib.request.urlopen(address, timeout=timeout) as answer, file.open("wb") as out:
+            bar = tqdm(total=answer.length, desc=name, unit="B", unit_scale=True, disable=None)  # on terminals
+            with bar:
+                while some := answer.read(CHUNK):
+                    out.write(some)
+                    md5.update(some)
+                    bar.update(len(some))
+    except http.client.HTTPException as error:
+        raise OSError(type(error).__name__) from error
+    return md5.hexdigest()
+
+
+def _md5(file: Path) -> str | None:
+    """None = there is no such file."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    """Files and folders only, and only inside of `into`."""
+    if not hasattr(tarfile, "data_filter"):
+        raise Unusable(f"Python must be 3.11.4 or later to unpack {archive.name} safely")
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            tar.extractall(into, filter="data")
+    except tarfile.FilterError as error:
+        raise Unusable(f"{archive.name} would write outside of its folder ({type(error).__name__})") from error
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise Unusable(f"{archive.name} cannot be unpacked ({type(error).__name__})") from error
+
+
+def _move(new: Path, folder: Path) -> None:
+    """By one rename; into a folder that lacked some, file by file."""
+    if not folder.exists():
+        os.rename(new, folder)
+        return
+    for file in new.iterdir():
+        os.replace(file, folder / file.name)

@@ -21,7 +21,8 @@ rate.
     python -m accordion_bench.netlab --command 'torchrun --nnodes=$WORLD_SIZE --node_rank=$RANK
         --master_addr=$MASTER_ADDR -m accordion_bench comm=gloo'
 
-Hosts are numbered from 0, like ranks. Needs root, and ip and tc of iproute2."""
+Hosts are numbered from 0, like ranks. Needs root, and ip and tc of iproute2; under sudo the command is run by
+the user who called it."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,6 +8,7 @@ from typing import Any
 
 from accordion_bench.netlab import fit
 from accordion_bench.netlab.hosts import Hosts, burst_bytes
+from accordion_bench.netlab.user import acting, caller
 
 SECONDS = 15.0  # of repetitions, about
 
@@ -16,7 +17,11 @@ def probe(hosts: Hosts, out: Path) -> int:
     """Time collectives in all hosts, print what they say, write probe.json into `out`; gives the exit status."""
     shaped = [rate for rate in hosts.rates if rate is not None]
     pauses = [2 * 8 * burst_bytes(rate) / rate for rate in shaped]  # until tbf has saved its burst again, twice over
-    with tempfile.TemporaryDirectory(prefix="accordion_bench-") as folder:
+    user = caller()
+    with acting(user):
+        out.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(prefix="accordion_bench-")
+    with temporary as folder:
         file = Path(folder) / "rows.json"
         words = [str(file), str(max([0.03, *pauses])), str(SECONDS)]
         outcome = hosts.run([sys.executable, "-m", "accordion_bench.netlab.probe", *words])
@@ -25,8 +30,8 @@ def probe(hosts: Hosts, out: Path) -> int:
         rows = json.loads(file.read_text())
     found = fit.summary(rows, with_burst=bool(shaped))
     facts = {"hosts": hosts.number, "rates": hosts.rates, "delay": hosts.delay, **found, "rows": rows}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "probe.json").write_text(json.dumps(facts, indent=1) + "\n")
+    with acting(user):
+        (out / "probe.json").write_text(json.dumps(facts, indent=1) + "\n")
     print("\n".join(table(rows, found)))
     print(f"\nIn {out / 'probe.json'}. As a modelled link type\n\n    {to_type(found)}")
     return 0

@@ -6,7 +6,6 @@
 Nothing of the machine's own network is touched.
 """
 
-import itertools
 import json
 import os
 import platform
@@ -19,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from filelock import FileLock
 
 from accordion_bench.netlab import janitor, job, options
 from accordion_bench.netlab.options import Cut
@@ -37,8 +38,6 @@ BURST_SECONDS = 0.01
 SMALLEST_BURST = 72_000
 QUEUE = 32_000_000  # bytes that may wait for a link: more than TCP has under way, so that nothing is lost
 
-_labs = itertools.count()
-
 
 def refuse(rate: float | None = None) -> None:
     """Raise ConfigError where this machine cannot have hosts; the sentence says what to do instead."""
@@ -55,7 +54,7 @@ def refuse(rate: float | None = None) -> None:
         raise ConfigError(
             f"netlab must run as root, got user {os.geteuid()}; type sudo and the same command, or {model}"
         )
-    name = f"{_prefix()}try"
+    name = f"{janitor.new_lab()}-try"
     made = _called("ip", "netns", "add", name)
     _called("ip", "netns", "delete", name)
     if made:
@@ -84,15 +83,16 @@ class Hosts:
         self.rates = [rate] * number
         for host, other in (slow or {}).items():
             self.rates[host] = other
-        self._prefix = _prefix()
-        self._switch = f"{self._prefix}switch"
+        self._lab = janitor.new_lab()
+        self._lock: FileLock | None = None
         self._secret = secrets.token_hex(16)
         self._janitor: subprocess.Popen | None = None
 
     def __enter__(self) -> "Hosts":
         refuse(self.rates[0])
         janitor.remove_orphans()
-        command = [sys.executable, "-m", "accordion_bench.netlab.janitor", self._prefix]
+        self._lock = janitor.hold(self._lab)
+        command = [sys.executable, "-m", "accordion_bench.netlab.janitor", self._lab]
         package = str(package_dir().parent)
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         self._janitor = subprocess.Popen(
@@ -115,11 +115,17 @@ class Hosts:
         if self._janitor is not None and self._janitor.stdin is not None:
             self._janitor.stdin.close()
             self._janitor.wait()
+        if self._lock is not None:
+            self._lock.release()
         self._janitor = None
 
     def namespace(self, host: int) -> str:
         """Its name, for `ip netns exec`."""
-        return f"{self._prefix}{host}"
+        return f"{self._lab}-{host}"
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._lab}-switch"
 
     @staticmethod
     def address(host: int) -> str:
@@ -238,10 +244,6 @@ class Hosts:
 def burst_bytes(rate: float) -> int:
     """What a link of so many bit/s lets pass at once after a pause."""
     return max(SMALLEST_BURST, round(BURST_SECONDS * rate / 8))
-
-
-def _prefix() -> str:
-    return f"ab-{os.getpid()}.{janitor.started(os.getpid())}.{next(_labs)}-"
 
 
 def _called(*command: str) -> str:

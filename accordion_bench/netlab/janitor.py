@@ -1,27 +1,38 @@
-"""python -m accordion_bench.netlab.janitor PREFIX: waits until its owner is gone, then removes the owner's hosts.
+"""python -m accordion_bench.netlab.janitor LAB: waits until its owner is gone, then removes the owner's hosts.
 
 The owner holds the other end of this process's standard input. However the owner ends, the operating system closes it.
+It also holds the lab's lock, which the system releases then: who finds a lab whose lock is free knows that nobody has
+cleared up. Process numbers would not tell, since containers number theirs apart and may share namespaces.
 """
 
 import contextlib
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 NAMESPACES = Path("/run/netns")
-NAME = re.compile(r"ab-(\d+)\.(\d+)\.\d+-\w+")  # process, when it started, how many before; which host
+LOCKS = Path("/run/accordion_bench")
+LAB = re.compile(r"ab-\d+\.[0-9a-f]{8}")  # the owner's process, for those who look; what makes it the only one
 
 
-def started(pid: int) -> int | None:
-    """When a process has started, in the kernel's ticks since boot; None = it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
+def new_lab() -> str:
+    """A name that no lab has."""
+    return f"ab-{os.getpid()}.{secrets.token_hex(4)}"
+
+
+def hold(lab: str) -> FileLock:
+    """The lab's lock, held until it is released or this process is gone."""
+    LOCKS.mkdir(mode=0o755, parents=True, exist_ok=True)
+    lock = _lock(lab)
+    lock.acquire(timeout=5)  # somebody who looks for orphans may hold it for a moment
+    return lock
 
 
 def names(prefix: str = "ab-") -> list[str]:
@@ -43,11 +54,21 @@ def remove(namespaces: list[str]) -> None:
 
 def remove_orphans() -> None:
     """Remove hosts whose owner is gone and could not, nor its janitor."""
-    orphans = []
-    for name in names():
-        if (found := NAME.fullmatch(name)) and started(int(found[1])) != int(found[2]):
-            orphans.append(name)
-    remove(orphans)
+    for file in sorted(LOCKS.glob("ab-*.lock")):
+        if not LAB.fullmatch(file.stem):
+            continue
+        with contextlib.suppress(Timeout), _lock(file.stem):
+            clear(file.stem)
+
+
+def clear(lab: str) -> None:
+    """Remove a lab's hosts, then its lock."""
+    remove(names(f"{lab}-"))
+    (LOCKS / f"{lab}.lock").unlink(missing_ok=True)
+
+
+def _lock(lab: str) -> FileLock:
+    return FileLock(LOCKS / f"{lab}.lock", timeout=0, fallback_to_soft=False)
 
 
 def _inhabitants(name: str) -> list[int]:
@@ -63,7 +84,7 @@ def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     sys.stdin.read()
-    remove(names(sys.argv[1]))
+    clear(sys.argv[1])
 
 
 if __name__ == "__main__":

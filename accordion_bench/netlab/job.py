@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, BinaryIO, Protocol, TextIO
 
 from accordion_bench.netlab.options import Cut
+from accordion_bench.netlab.user import User, acting, caller
 from accordion_bench.processes.signals import handling
 
 LATE = 1.0  # seconds that host 0's words are held back, so that the host that fails first is heard first
@@ -85,13 +86,19 @@ def run(
 
     Where a host fails, the others get `GRACE` seconds to say so and are ended; then the end of the first one's output
     is shown, before host 0's complaints about it. Ctrl-C and SIGTERM are passed on; a second one ends the job at once.
+    Under sudo the command is run by the user who called it, and the logs are theirs.
+
+    Raises:
+        ConfigError: that user cannot run this Python.
     """
-    folder = Path(tempfile.mkdtemp(prefix="accordion_bench-netlab-")) if logs is None else logs
-    folder.mkdir(parents=True, exist_ok=True)
+    user = caller()
+    if user and argv[0] == sys.executable:
+        user.refuse_unreadable()
+    folder = _folder(logs, user)
     before = hosts.counters()
     begin = time.monotonic()
     received: list[int] = []
-    job = _Job(hosts, argv, env or {}, cuts, folder, received)
+    job = _Job(hosts, argv, env or {}, cuts, folder, received, user)
     with handling(lambda signum, frame: received.append(signum)), job as running:
         running.watch()
     seconds = time.monotonic() - begin
@@ -100,6 +107,14 @@ def run(
         shutil.rmtree(folder)
     spent = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(hosts.counters(), before, strict=True)]
     return Outcome(status, failed, seconds, [sent for sent, _ in spent], [got for _, got in spent], folder)
+
+
+def _folder(logs: Path | None, user: User | None) -> Path:
+    with acting(user):
+        if logs is None:
+            return Path(tempfile.mkdtemp(prefix="accordion_bench-netlab-"))
+        logs.mkdir(parents=True, exist_ok=True)
+        return logs
 
 
 class _Job:
@@ -111,8 +126,10 @@ class _Job:
         cuts: Sequence[Cut],
         folder: Path,
         signals: list[int],
+        user: User | None,
     ) -> None:
         self.hosts, self.argv, self.env, self.folder, self.signals = hosts, list(argv), env, folder, signals
+        self.user = user
         self.children: list[subprocess.Popen] = []
         self.failures: dict[int, tuple[float, int]] = {}  # when, exit status; not of those whom we have ended
         self.ended = False  # by us
@@ -131,11 +148,15 @@ class _Job:
             for kind in ("", "::ffff:")
         ]
         local = Path("/etc/hosts")
-        self.names.write_text((local.read_text() if local.exists() else "") + "".join(names))
+        known = local.read_text() if local.exists() else ""
+        with acting(self.user):
+            self.names.write_text(known + "".join(names))
+            self.names.chmod(0o644)  # whatever the umask: hosts read it as their /etc/hosts
+            logs = [self.files.enter_context(self._log(host).open("wb")) for host in range(self.hosts.number)]
+        self.log = logs[0]
         try:
-            self.log = self.files.enter_context(self._log(0).open("wb"))
-            for host in range(self.hosts.number):
-                self.children.append(self._start(host))
+            for host, log in enumerate(logs):
+                self.children.append(self._start(host, log))
         except BaseException:
             self.__exit__()
             raise
@@ -150,11 +171,13 @@ class _Job:
         self.selector.close()
         self.files.close()
 
-    def _start(self, host: int) -> subprocess.Popen:
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", **self.hosts.environment(host), **self.env}
-        output: Any = subprocess.PIPE if host == 0 else self.files.enter_context(self._log(host).open("wb"))
+    def _start(self, host: int, log: BinaryIO) -> subprocess.Popen:
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **self.hosts.environment(host)}
+        env |= {**(self.user.environment() if self.user else {}), **self.env}
+        output: Any = subprocess.PIPE if host == 0 else log
+        become = self.user.command() if self.user else []
         child = subprocess.Popen(
-            ["ip", "netns", "exec", self.hosts.namespace(host), *NAMED, str(self.names), *self.argv],
+            ["ip", "netns", "exec", self.hosts.namespace(host), *NAMED, str(self.names), *become, *self.argv],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -289,7 +312,8 @@ class _Job:
         return 0 if alike else first
 
     def _said(self, host: int) -> list[str]:
-        return self._log(host).read_text(errors="replace").splitlines()
+        with acting(self.user):  # who might have put a link there
+            return self._log(host).read_text(errors="replace").splitlines()
 
     def _how(self, host: int) -> str:
         status = self.failures[host][1]

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ import torch.distributed as dist
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
-from accordion_bench.netlab import fit, hosts, janitor
+from accordion_bench.netlab import fit, hosts, janitor, job, user
 from accordion_bench.network.interface import Interface
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
@@ -50,12 +53,15 @@ CALIBRATED, SMALL = (1_000, 16_000, LARGE), 4_000  # bytes of a worker's message
 
 
 @pytest.fixture(scope="module", autouse=True)
-def allowed() -> None:
-    """Skip with the sentence that the user would read."""
+def allowed() -> Iterator[None]:
+    """Skip with the sentence that the user would read; tests under sudo stay root's."""
     try:
         hosts.refuse()
     except ConfigError as refused:
         pytest.skip(str(refused))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("SUDO_UID", raising=False)
+        yield
 
 
 # ---- in every host
@@ -174,10 +180,10 @@ def test_small_messages_agree_after_their_calibrated_cost(rows, name):
 # ---- links and jobs
 
 
-def lab(*words: str, timeout: float = 80) -> subprocess.CompletedProcess:
+def lab(*words: str, timeout: float = 80, **environ: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "accordion_bench.netlab", *words]
     with tempfile.TemporaryDirectory() as logs:  # those of failures are kept
-        env = {**os.environ, "TMPDIR": logs}
+        env = {**os.environ, "TMPDIR": logs, **environ}
         return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout)
 
 
@@ -190,19 +196,135 @@ def test_both_ends_of_a_link_are_limited_and_a_slow_host_more():
                 assert f"rate {shown} " in subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def test_the_machines_own_interfaces_stay_as_they_are():
-    names = sorted(os.listdir("/sys/class/net"))
-    with hosts.Hosts(2):
-        assert sorted(os.listdir("/sys/class/net")) == names
+COUNTING = {"nf_conntrack_count", "valid_life_time", "preferred_life_time"}  # by themselves
+
+
+def without_counts(shown: Any) -> Any:
+    """What `ip` and `tc` show, but for what changes by itself."""
+    if isinstance(shown, list):
+        return [without_counts(item) for item in shown]
+    if isinstance(shown, dict):
+        return {key: without_counts(value) for key, value in shown.items() if key not in COUNTING}
+    return shown
+
+
+def own_network() -> dict[str, Any]:
+    """Everything of the machine's own network that somebody could have changed."""
+    shown = {}
+    for words in ("address", "rule", "-6 rule", "route show table all", "-6 route show table all"):
+        listed = subprocess.run(["ip", "-j", *words.split()], capture_output=True, text=True).stdout
+        shown[words] = without_counts(json.loads(listed or "[]"))
+    shown["qdiscs"] = subprocess.run(["tc", "qdisc", "show"], capture_output=True, text=True).stdout
+    if shutil.which("nft"):
+        shown["nftables"] = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True).stdout
+    for file in Path("/proc/sys/net").rglob("*"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # some may only be written
+            if file.is_file() and file.name not in COUNTING:
+                shown[str(file)] = file.read_text()
+    return shown
+
+
+def test_the_machines_own_network_stays_as_it_is():
+    """Before, during and after: addresses, links, routes, rules, queues, filters and the kernel's settings."""
+    before = own_network()
+    assert len(before) > 100
+    with hosts.Hosts(2, 1e8) as two:
+        assert two.run(["true"]).status == 0
+        during = own_network()
+    after = own_network()
+    for key in before.keys() | during.keys() | after.keys():
+        assert before.get(key) == during.get(key) == after.get(key), key
 
 
 def test_hosts_of_an_owner_that_is_gone_are_removed():
-    orphan = "ab-4194304.1.0-0"  # larger than any process number
-    subprocess.run(["ip", "netns", "add", orphan], check=True)
+    gone = janitor.new_lab()
+    janitor.hold(gone).release()  # as the system does when its owner ends
+    orphan, strange = f"{gone}-0", "ab-strange"
+    try:
+        for name in (orphan, strange):
+            subprocess.run(["ip", "netns", "add", name], check=True)
+        with hosts.Hosts(2) as two:
+            assert orphan not in janitor.names()
+            assert {strange, two.namespace(1)} <= set(janitor.names())
+        assert two.namespace(1) not in janitor.names()
+        assert not list(janitor.LOCKS.glob(f"ab-{os.getpid()}.*"))
+    finally:
+        subprocess.run(["ip", "netns", "delete", strange])
+
+
+def test_a_lab_lives_even_where_its_process_cannot_be_seen():
+    """A container counts its processes anew, and may share the namespaces."""
+    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c"]
+    look = "import os; from accordion_bench.netlab import janitor; assert os.getpid() < 9; janitor.remove_orphans()"
     with hosts.Hosts(2) as two:
-        assert orphan not in janitor.names()
+        tried = subprocess.run([*elsewhere, look], cwd=ROOT, capture_output=True, text=True)
+        if "unshare failed" in tried.stderr:
+            pytest.skip(tried.stderr)
+        assert tried.returncode == 0, tried.stderr
         assert two.namespace(1) in janitor.names()
-    assert two.namespace(1) not in janitor.names()
+        assert two.run(["true"]).status == 0
+
+
+NOBODY = {"SUDO_UID": "65534", "SUDO_GID": "65534"}
+
+
+@pytest.fixture
+def everybodys() -> Iterator[Path]:
+    """A folder that everybody may write; pytest's own are root's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o777)
+        yield Path(folder)
+
+
+def test_what_runs_in_a_lab_is_the_callers_of_sudo(everybodys):
+    """The command, its files and groups, its home, and the log of the host that has failed."""
+    say = "echo $(id -u) $(id -g) $(id -G) $HOME; grep -c host1 /etc/hosts; grep -E 'CapEff|SigIgn' /proc/self/status"
+    command = f"{say}; echo $RANK > {everybodys}/file-$RANK; test $RANK = 0 || exit 7"
+    done = lab("--hosts", "2", "--command", command, **NOBODY, TMPDIR=str(everybodys))
+    assert done.returncode == 7, done.stderr
+    home = pwd.getpwuid(65534).pw_dir
+    uid, cap = f"65534 65534 65534 {home}", "CapEff:\t0000000000000000"
+    ids, names, *status = done.stdout.splitlines()
+    assert (ids, names) == (uid, "2") and cap in status
+    assert int(next(line for line in status if line.startswith("SigIgn")).split()[1], 16) & 1 << signal.SIGPIPE - 1 == 0
+    assert {(file.name, file.stat().st_uid, file.stat().st_gid) for file in everybodys.glob("file-*")} == {
+        ("file-0", 65534, 65534),
+        ("file-1", 65534, 65534),
+    }
+    (logs,) = everybodys.glob("accordion_bench-netlab-*")
+    assert str(logs) in done.stderr
+    assert {path.stat().st_uid for path in (logs, *logs.iterdir())} == {65534}
+
+
+def test_a_caller_who_cannot_run_this_python_is_refused(everybodys, monkeypatch):
+    """Neither the interpreter, nor the package: one sentence, before training."""
+    mine = everybodys / "python"
+    monkeypatch.setattr(sys, "executable", str(mine))
+    for key, value in NOBODY.items():
+        monkeypatch.setenv(key, value)
+    for script, mode, why in (
+        ("exit 0", 0o700, "Permission denied"),
+        ("echo no module named accordion_bench >&2; exit 1", 0o755, "no module named accordion_bench"),
+    ):
+        mine.write_text(f"#!/bin/sh\n{script}\n")
+        mine.chmod(mode)
+        with pytest.raises(ConfigError, match=f"must be readable for nobody, who called sudo .*, got: {why}; "):
+            job.run(hosts.Hosts(2), [sys.executable, "-m", "accordion_bench"])
+    mine.write_text("#!/bin/sh\nexit 0\n")
+    user.caller().refuse_unreadable()
+
+
+def test_files_of_the_lab_lie_where_the_caller_may_write(everybodys, monkeypatch, tmp_path):
+    for key, value in NOBODY.items():
+        monkeypatch.setenv(key, value)
+    before = os.geteuid(), os.getegid(), os.getgroups()
+    caller = user.caller()
+    with user.acting(caller):
+        (everybodys / "theirs").write_text("x")
+    assert (everybodys / "theirs").stat().st_uid == 65534
+    with pytest.raises(ConfigError, match="netlab must write where nobody may, got"), user.acting(caller):
+        (tmp_path / "not theirs").write_text("x")
+    assert (os.geteuid(), os.getegid(), os.getgroups()) == before
 
 
 def test_the_host_that_fails_first_is_heard_first():

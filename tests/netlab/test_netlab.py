@@ -2,13 +2,13 @@
 
 import os
 import platform
+import pwd
 import shutil
-import subprocess
 
 import pytest
 
 from accordion_bench.netlab import __main__ as command_line
-from accordion_bench.netlab import calibrate, fit, hosts, janitor, job, options
+from accordion_bench.netlab import calibrate, fit, hosts, janitor, job, options, user
 from accordion_bench.netlab.options import Cut
 from accordion_bench.network.interface import Interface
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -135,15 +135,55 @@ def test_a_burst_is_a_hundredth_of_a_second_but_lets_a_packet_of_tcp_pass_whole(
     assert hosts.burst_bytes(1e6) > 65_536 + frames * 66
 
 
-def test_names_tell_whether_their_owner_lives():
-    name = f"{hosts._prefix()}0"
-    found = janitor.NAME.fullmatch(name)
-    assert found
-    assert int(found[1]) == os.getpid()
-    assert janitor.started(int(found[1])) == int(found[2])
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    assert janitor.started(ended.pid) is None
+def test_a_lab_is_known_by_its_lock(tmp_path, monkeypatch):
+    """Held, it is left alone; free, it is cleared up; a file that is none of ours stays."""
+    monkeypatch.setattr(janitor, "LOCKS", tmp_path / "locks")
+    removed = []
+    monkeypatch.setattr(janitor, "names", lambda prefix: [f"{prefix}0"])
+    monkeypatch.setattr(janitor, "remove", removed.extend)
+    janitor.remove_orphans()
+    alive, gone = janitor.new_lab(), janitor.new_lab()
+    held = janitor.hold(alive)
+    janitor.hold(gone).release()
+    (tmp_path / "locks" / "ab-other.lock").touch()
+    janitor.remove_orphans()
+    assert removed == [f"{gone}-0"]
+    assert sorted(file.name for file in (tmp_path / "locks").iterdir()) == [f"{alive}.lock", "ab-other.lock"]
+    held.release()
+
+
+def caller_of(monkeypatch, **environ: str) -> user.User | None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for key in ("SUDO_UID", "SUDO_GID"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in environ.items():
+        monkeypatch.setenv(key, value)
+    return user.caller()
+
+
+def test_who_called_sudo(monkeypatch):
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {7: me}[uid])
+    found = caller_of(monkeypatch, SUDO_UID="7", SUDO_GID=str(me.pw_gid))
+    assert found is not None and (found.uid, found.gid) == (7, me.pw_gid)
+    assert found.groups == tuple(os.getgrouplist(me.pw_name, me.pw_gid))
+    assert found.environment() == {"HOME": me.pw_dir, "USER": me.pw_name, "LOGNAME": me.pw_name}
+    stranger = caller_of(monkeypatch, SUDO_UID="4000", SUDO_GID="4001")
+    assert stranger == user.User(4000, 4001, (4001,), "4000", "/")
+
+
+def test_root_calls_nobody(monkeypatch):
+    assert caller_of(monkeypatch) is None
+    assert caller_of(monkeypatch, SUDO_UID="0", SUDO_GID="0") is None
+    monkeypatch.setenv("SUDO_UID", "7")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert user.caller() is None
+
+
+@pytest.mark.parametrize("text", ["", "me", "-1", "1.5", "²", str(2**32 - 1)])
+def test_a_caller_without_a_number_is_refused(monkeypatch, text):
+    with pytest.raises(ConfigError, match="SUDO_UID must be a number, as sudo sets it, got"):
+        caller_of(monkeypatch, SUDO_UID=text, SUDO_GID="1")
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ TESTS := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscop
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-install: .venv/.installed  ## set up .venv (every other target does this by itself)
+install: .venv/.installed  ## set up .venv (every other target does this by itself); TORCH=cpu: another build of torch
 
-.venv/.installed: pyproject.toml constraints.txt scripts/setup.sh
+ifeq ($(origin TORCH),command line)
+.PHONY: .venv/.installed
+endif
+.venv/.installed: pyproject.toml constraints.txt build-tools.txt scripts/setup.sh
 	@bash scripts/setup.sh
 	@touch $@
 
@@ -57,5 +60,5 @@ methods: install  ## those of results/local_methods; DATA=FOLDER with cifar-10-b
 	@$(RUN) scripts/local_methods.py $(if $(DATA),--data $(DATA))
 
 clean:  ## remove the environment and caches; keeps results
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv.old .venv.gone build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

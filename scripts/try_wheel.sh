@@ -2,11 +2,11 @@
 # Builds the wheel into dist/, installs it into a new environment, and uses it from an empty folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-uv=$(command -v uv || echo "$PWD/.venv/bin/uv")
+uv=$PWD/.venv/bin/uv
 python=$PWD/.venv/bin/python
 constraints=$PWD/constraints.txt
 rm -rf dist
-"$uv" build --quiet --wheel --python "$python"
+"$uv" build --quiet --wheel --no-build-isolation --python "$python"
 wheel=$(echo "$PWD"/dist/*.whl)
 
 there=$(mktemp -d)
@@ -20,9 +20,16 @@ env/bin/accordion-bench epochs=1 compressor=powersgd
 env/bin/python -m accordion_bench.report results/runs
 env/bin/python - <<'PYTHON'
 from importlib.resources import files
+from importlib.util import find_spec
 
 package = files("accordion_bench")
 for name in ("py.typed", "conf/config.yaml", "conf/compressor/powersgd.yaml"):
     assert package.joinpath(name).is_file(), f"{name} must be in the wheel"
+assert find_spec("wandb") is None, "a run must need no telemetry"
 PYTHON
+if env/bin/accordion-bench tracker=wandb 2>said; then
+    echo "tracker=wandb must be refused without wandb" >&2
+    exit 1
+fi
+grep "type pip install 'accordion-bench\[wandb\]'" said
 echo "the wheel works: $(basename "$wheel")"

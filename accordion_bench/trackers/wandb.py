@@ -50,7 +50,10 @@ class Wandb(Tracker):
             raise ValueRefused("project", r"1 to 128 characters without / \ # ? % :", project, "accordion_bench")
         self.project = project
         if importlib.util.find_spec("wandb") is None:
-            raise ConfigError("tracker=wandb needs the package wandb; type pip install wandb, or tracker=none")
+            raise ConfigError(
+                "tracker=wandb must find the package wandb, got none; type pip install 'accordion-bench[wandb]', "
+                "or tracker=none"
+            )
 
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
         global _running

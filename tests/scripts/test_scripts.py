@@ -32,7 +32,8 @@ SMALLEST = {
 LINKS = {"bench_netlab": ["--rates", "1gbit", "--arms", "dense", *ONCE, "--seconds", "0.2"]}
 PARTS = {"bench_arms", "golden_runs"}  # of others
 SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
-OTHERWISE = {"setup", "figures", "try_wheel"}  # make install; demo and compressors, one after another; make wheel
+# make install; demo and compressors, one after another; make wheel; a package index
+OTHERWISE = {"setup", "figures", "try_wheel", "lock"}
 
 
 def test_every_script_is_tried():

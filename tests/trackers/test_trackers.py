@@ -138,7 +138,7 @@ def test_without_wandb(tmp_path, monkeypatch):
     here = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else here(name, *rest))
     monkeypatch.setitem(sys.modules, "wandb", None)  # an import of it fails
-    with pytest.raises(ConfigError, match="needs the package wandb; type pip install wandb, or tracker=none"):
+    with pytest.raises(ConfigError, match=r"type pip install 'accordion-bench\[wandb\]', or tracker=none"):
         train.run(tiny.cfg(tmp_path / "runs", "tracker=wandb"))
     assert not (tmp_path / "runs").exists()
     train.run(tiny.cfg(tmp_path / "runs", "epochs=1"))

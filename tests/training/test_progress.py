@@ -85,8 +85,8 @@ def test_installing_is_not_silent(tmp_path):
     shutil.copy(ROOT / "scripts" / "setup.sh", tmp_path / "scripts")
     uv = tmp_path / "bin" / "uv"
     uv.parent.mkdir()
-    installing = "mkdir -p .venv/bin; cp /bin/sh .venv/bin/python"
-    uv.write_text(f'#!/bin/sh\nif [ "$1" = pip ]; then sleep 9; else {installing}; fi\n')
+    installing = "mkdir -p .venv/bin; cp /bin/true .venv/bin/python"
+    uv.write_text(f'#!/bin/sh\ncase "$*" in venv*) {installing};; *--editable*) sleep 9;; esac\n')
     uv.chmod(0o755)
     environ = {**os.environ, "PATH": f"{uv.parent}:{os.environ['PATH']}"}
     done = subprocess.run(

@@ -27,11 +27,11 @@ def probe(hosts: Hosts, out: Path) -> int:
         outcome = hosts.run([sys.executable, "-m", "accordion_bench.netlab.probe", *words])
         if outcome.status:
             return outcome.status
-        rows = json.loads(file.read_text())
+        rows = json.loads(file.read_text(encoding="utf-8"))
     found = fit.summary(rows, with_burst=bool(shaped))
     facts = {"hosts": hosts.number, "rates": hosts.rates, "delay": hosts.delay, **found, "rows": rows}
     with acting(user):
-        (out / "probe.json").write_text(json.dumps(facts, indent=1) + "\n")
+        (out / "probe.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print("\n".join(table(rows, found)))
     print(f"\nIn {out / 'probe.json'}. As a modelled link type\n\n    {to_type(found)}")
     return 0

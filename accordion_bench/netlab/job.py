@@ -148,9 +148,9 @@ class _Job:
             for kind in ("", "::ffff:")
         ]
         local = Path("/etc/hosts")
-        known = local.read_text() if local.exists() else ""
+        known = local.read_text(encoding="utf-8") if local.exists() else ""
         with acting(self.user):
-            self.names.write_text(known + "".join(names))
+            self.names.write_text(known + "".join(names), encoding="utf-8")
             self.names.chmod(0o644)  # whatever the umask: hosts read it as their /etc/hosts
             logs = [self.files.enter_context(self._log(host).open("wb")) for host in range(self.hosts.number)]
         self.log = logs[0]
@@ -313,7 +313,7 @@ class _Job:
 
     def _said(self, host: int) -> list[str]:
         with acting(self.user):  # who might have put a link there
-            return self._log(host).read_text(errors="replace").splitlines()
+            return self._log(host).read_text(errors="replace", encoding="utf-8").splitlines()
 
     def _how(self, host: int) -> str:
         status = self.failures[host][1]

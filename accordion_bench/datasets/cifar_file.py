@@ -8,6 +8,7 @@ tuple in a tuple, a million times, overflows the stack when it is a key.
 import enum
 import os
 import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 LARGEST = 200_000_000  # bytes of a file; the originals have 31 and 155 million
 MOST_WORDS = 1_000_000  # opcodes of a file; the originals have 30,000 and 250,000
+LABELS = 1000  # as many as the originals say at once
 LONGEST_NAME = 100  # characters of a module and what is in it
 PIXELS = 3 * 32 * 32
 
@@ -30,8 +32,7 @@ def read(file: Path, classes: int) -> tuple[np.ndarray, list[int]]:
         classes: labels are below that number.
 
     Raises:
-        ValueError, IndexError, KeyError, TypeError: it is no such file; whatever else is there, nothing is run.
-        OSError: it cannot be read.
+        Exception: of whatever kind: it is no such file, or cannot be read.
     """
     batch = _Reader(_content(file)).load()
     if not isinstance(batch, dict):
@@ -154,20 +155,25 @@ class _Reader:
         number, text, note, stop = (
             word[0] for word in (pickle.BININT1, pickle.SHORT_BINSTRING, pickle.LONG_BINPUT, pickle.STOP)
         )
+        four_bytes = struct.Struct("<I").unpack_from
         at = 0
         for _ in range(MOST_WORDS):
             opcode = content[at]
             # the originals say these three 30,000 times: labels, names of files, and notes of those
-            if opcode == number:
-                stack.append(content[at + 1])
-                at += 2
-            elif opcode == text:
+            if opcode == text:
                 end = at + 2 + content[at + 1]
                 stack.append(content[at + 2 : end])
                 at = end
             elif opcode == note:
-                memo[int.from_bytes(content[at + 1 : at + 5], "little")] = stack[-1]
+                memo[four_bytes(content, at + 1)[0]] = stack[-1]
                 at += 5
+            elif opcode == number:
+                opcodes = content[at : at + 2 * LABELS : 2]  # of labels, which stand one after another
+                end = at + 2 * (len(opcodes) - len(opcodes.lstrip(pickle.BININT1)))
+                stack.extend(content[at + 1 : end : 2])
+                at = end
+                if len(stack) > MOST_WORDS:
+                    break
             elif opcode == stop:
                 return stack.pop()
             elif opcode in known:

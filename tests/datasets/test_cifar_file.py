@@ -146,6 +146,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "half a file": (old()[: len(old()) // 2], "bytes should follow"),
     "no end": (old()[:-1], "IndexError: index out of range"),
     "something else": (b"<html>not found</html>", "do not say 0x3c"),
+    "a million numbers": (b"\x80\x02" + (cifar_file.MOST_WORDS + 1) * b"K\x01", "more than 1000000 words"),
     "a million words": (b"\x80\x02" + (cifar_file.MOST_WORDS + 1) * b"N", "more than 1000000 words"),
 }  # fmt: skip
 

@@ -213,6 +213,8 @@ def changed(content: bytes, draw: random.Random) -> bytes:
     """With some bytes changed, lost, repeated, put in or cut off, mostly near the beginning and the end."""
     now = bytearray(content)
     for _ in range(draw.randint(1, 3)):
+        if not now:
+            break
         at = draw.choice([draw.randrange(len(now)), draw.randrange(200), len(now) - draw.randint(1, 100)])
         at = min(max(at, 0), len(now) - 1)
         some = draw.randbytes(draw.randint(1, 9)) if draw.random() < 0.5 else bytes(draw.choices(OPCODES, k=3))

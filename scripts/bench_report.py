@@ -68,7 +68,9 @@ def make(folder: Path, settings: int, arms: int, seeds: int, epochs: int) -> int
                 command = shlex.join(["python", "-m", "accordion_bench", *typed, f"seed={seed}"])
                 run.write_json("environment.json", {**about, "command": command})
                 rows = [row(epoch, epochs, number, random.Random(seed)) for epoch in range(epochs)]
-                (run.path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+                (run.path / "metrics.jsonl").write_text(
+                    "".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8"
+                )
                 run.finish(summary(rows, workers))
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
@@ -140,11 +142,11 @@ def parts(folder: Path, out: Path) -> dict[str, tuple[float, float]]:
         write.section(members)
         write.tex(members, 1)
     lap("tables")
-    drawn = draw(together, out, figures.BANDWIDTHS)
+    drawn = [found.figures for found in draw(together, out, figures.BANDWIDTHS)]
     across = figures.draw_across(together, out)
     lap("figures")
     text = page([Section(*pair) for pair in zip(together, drawn, strict=True)], across, {})
-    (out / "report.html").write_text(text)
+    (out / "report.html").write_text(text, encoding="utf-8")
     lap("html")
     print(f"{sum(map(len, drawn)) + len(across)} figures, page of {len(text) / 1e6:.1f} MB\n")
     return {name: (a - b, c - d) for (_, b, d), (name, a, c) in pairwise(marks)}

@@ -71,7 +71,7 @@ class Network:
             rounds: one after another.
             workers: that take part, A; H_A = 1 + 1/2 + ... + 1/A.
         """
-        slowest = self.jitter * math.fsum(1 / n for n in range(1, workers + 1))
+        slowest = self.jitter * harmonic(workers)
         return 8 * wire_bytes / self.bandwidth + rounds * (self.latency + slowest)
 
     def end(self, buckets: Sequence[Stage], workers: int) -> float:
@@ -149,6 +149,12 @@ def late(kind: Exchanges) -> list[Stage]:
     """The buckets as the last of all workers has them ready."""
     later = kind.spread * largest_of(kind.workers)
     return [bucket._replace(ready=bucket.ready + later) for bucket in kind.buckets]
+
+
+@functools.cache
+def harmonic(count: int) -> float:
+    """1 + 1/2 + ... + 1/count."""
+    return math.fsum(1 / n for n in range(1, count + 1))
 
 
 @functools.cache

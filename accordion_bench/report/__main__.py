@@ -1,13 +1,16 @@
 """python -m accordion_bench.report RUN...: the comparison table on stdout; tables, figures and a page in --out."""
 
 import argparse
+import io
 import math
 import sys
 import tempfile
 from pathlib import Path
 
 from accordion_bench.options import checks, units
+from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.report.read import load, missing_runs
+from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import write
 
 
@@ -22,20 +25,30 @@ def main(argv: list[str] | None = None) -> int:
     links = "of the links in figures of modelled time, bit/s or such as 10gbit (%(default)s)"
     parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
     parser.add_argument("--pdf", action="store_true", help="every figure as PDF, too; a third of the time more")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="YAML files of your own, whose classes are trusted")
+    trust = "import the classes that the run folders name: only of folders whose code you would run"
+    parser.add_argument("--trust", action="store_true", help=trust)
     args = parser.parse_args(argv)
+    _show_anything()
     try:
+        if args.config_dir is not None:
+            add_conf_dir(args.config_dir)
         formats = [checks.choice("--formats", name.strip(), write.FORMATS) for name in args.formats.split(",")]
         bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
-    except checks.ValueRefused as refused:
+    except checks.ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2
+    if args.config_dir is not None or args.trust:
+        import_from_here()
     folders = missing_runs.no_runs(args.runs)
     for name, why in folders:
         print(f"warning: {name}: {why}", file=sys.stderr)
+    if args.trust:
+        load.trust_classes(args.runs)
     runs = load.read_runs(args.runs)
     if not runs:
         print(
-            f"RUN must be a run folder or a folder that contains some, got {' '.join(args.runs)}; "
+            f"RUN must be a run folder or a folder that contains some, got {printable(' '.join(args.runs))}; "
             "type python -m accordion_bench.report results/runs/*",
             file=sys.stderr,
         )
@@ -43,8 +56,19 @@ def main(argv: list[str] | None = None) -> int:
     if (nowhere := _not_writable(args.out)) is not None:
         print(nowhere, file=sys.stderr)
         return 2
-    print(write.write(runs, args.out, folders, formats, bandwidths, args.pdf))
+    try:
+        print(write.write(runs, args.out, folders, formats, bandwidths, args.pdf))
+    except OSError as error:
+        print(_not_written(args.out, error), file=sys.stderr)
+        return 2
     return 0
+
+
+def _show_anything() -> None:
+    """A terminal that knows few letters gets the others as their numbers, and no error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _not_writable(out: Path) -> str | None:
@@ -54,7 +78,13 @@ def _not_writable(out: Path) -> str | None:
         with tempfile.TemporaryFile(dir=out):
             return None
     except OSError as error:
-        return f"--out must be a folder that can be written, got {out}: {error.strerror}; type --out=results/report"
+        return _not_written(out, error)
+
+
+def _not_written(out: Path, error: OSError) -> str:
+    where = printable(str(out), longest=4096)
+    why = printable(error.strerror or str(error))
+    return f"--out must be a folder that can be written, got {where}: {why}; type --out=results/report"
 
 
 def _bandwidth(text: str) -> float:

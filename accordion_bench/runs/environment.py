@@ -14,6 +14,7 @@ from typing import Any
 
 from accordion_bench import __version__
 from accordion_bench.options.conf_dir import package_dir
+from accordion_bench.runs.secrets import masked, masked_command
 
 NETLAB = "ACCORDION_BENCH_NETLAB"  # what a netlab says of itself to the runs inside
 
@@ -23,6 +24,8 @@ PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "scikit-learn")
 
 def environment(threads: int | None = None, sweep: str = "") -> dict[str, Any]:
     """What a reader needs to repeat the run: command, commit, versions, hardware, and what else went on there.
+
+    Secrets that were typed are masked: folders are handed on.
 
     Args:
         threads: of each process.
@@ -35,7 +38,7 @@ def environment(threads: int | None = None, sweep: str = "") -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "absent"
     return {
-        "command": shlex.join(sys.orig_argv if hasattr(sys, "orig_argv") else sys.argv),
+        "command": masked_command(shlex.join(sys.orig_argv if hasattr(sys, "orig_argv") else sys.argv)),
         "commit": _commit(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **({"sweep": sweep} if sweep else {}),
@@ -48,7 +51,7 @@ def environment(threads: int | None = None, sweep: str = "") -> dict[str, Any]:
         "load": _load(),
         "host": platform.node(),
         "gpus": _gpus(),
-        **({"netlab": json.loads(lab)} if (lab := os.environ.get(NETLAB)) else {}),
+        **({"netlab": masked(json.loads(lab))} if (lab := os.environ.get(NETLAB)) else {}),
     }
 
 
@@ -80,7 +83,7 @@ def _load() -> float | None:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs import durable
+from accordion_bench.runs import durable, untrusted
 from accordion_bench.runs.environment import environment
 from accordion_bench.runs.old_folders import in_todays_words
 
@@ -87,7 +87,7 @@ class RunFolder:
 
         file = self.path / "config.yaml"
         try:
-            saved = yaml.safe_load(file.read_text())
+            saved = untrusted.read_yaml(file)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(damaged(file, str(error).splitlines()[0])) from None
         if not isinstance(saved, dict):
@@ -113,7 +113,7 @@ class RunFolder:
         """
         file = self.path / name
         try:
-            content = json.loads(file.read_text())
+            content = untrusted.read_json(file)
         except (OSError, ValueError) as error:
             raise ConfigError(damaged(file, str(error).splitlines()[0])) from None
         if not isinstance(content, dict):
@@ -126,24 +126,17 @@ class RunFolder:
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row to metrics.jsonl."""
-        with durable.room(self.path), open(self.path / "metrics.jsonl", "a") as file:
+        with durable.room(self.path), open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole rows of metrics.jsonl up to the first that a crash has cut off, or damaged."""
-        try:
-            lines = (self.path / "metrics.jsonl").read_text(errors="replace").splitlines()
-        except OSError:
-            return []
         rows = []
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                break
-            if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
-                break
-            rows.append(row)
+        with contextlib.suppress(OSError, untrusted.Refused):
+            for _, row in untrusted.read_lines(self.path / "metrics.jsonl", most=None):
+                if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
+                    break
+                rows.append(row)
         return rows
 
     def keep_metrics_before(self, epoch: int) -> int:
@@ -177,7 +170,7 @@ class RunFolder:
 
     def log_to_file(self) -> logging.Handler:
         """Send the package's log to run.log, too."""
-        handler = _Log(self.path / "run.log")
+        handler = _Log(self.path / "run.log", encoding="utf-8")
         formatter = logging.Formatter("%(asctime)s UTC %(levelname)s %(message)s")
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)

@@ -10,6 +10,7 @@ from typing import Any
 
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
+from accordion_bench.runs import untrusted
 
 FILE = "manifest.json"
 NAME = re.compile(r"step-[0-9]{1,18}")
@@ -78,7 +79,7 @@ def read_manifest(path: Path) -> Manifest | None:
         Damaged: it cannot be read.
     """
     try:
-        content: Any = json.loads((path / FILE).read_text(encoding="utf-8"))
+        content: Any = untrusted.read_json(path / FILE)
         files = {name: (size, checksum) for name, (size, checksum) in content["files"].items()}
         trained = Trained(**{name: operator.index(number) for name, number in content["trained"].items()})
         return Manifest(trained, dict(content["config"]), files)

@@ -10,7 +10,7 @@ from pathlib import Path
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.run_config import completed
-from accordion_bench.runs import locks
+from accordion_bench.runs import locks, untrusted
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.old_folders import in_todays_words
 
@@ -102,7 +102,7 @@ def one_at_a_time(cfg: Config) -> Iterator[None]:
 def _lines(file: Path) -> set[str]:
     """Those of a text file; none where it cannot be read."""
     try:
-        return set(file.read_text().splitlines())
+        return set(untrusted.read_text(file).splitlines())
     except (OSError, ValueError):
         return set()
 
@@ -112,8 +112,8 @@ def _decisive(file: Path, changed: int) -> Config | None:
     import yaml
 
     try:
-        saved = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError:
+        saved = untrusted.read_yaml(file)
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     return decisive(in_todays_words(saved)) if isinstance(saved, dict) else None
 

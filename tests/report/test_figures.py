@@ -169,7 +169,8 @@ def test_every_figure_is_written_as_png_and_pdf(tmp_path, drawn, monkeypatch):
     assert set(drawn) == set(figures.NAMES)
     made = {name: lambda name=name: drawn[name] if name in ("comparison", "norms") else None for name in drawn}
     monkeypatch.setattr(figures, "rooms", lambda *_: made)
-    (pngs,) = draw([everything()], tmp_path, figures.BANDWIDTHS, pdf=True)
+    ((pngs, failed),) = draw([everything()], tmp_path, figures.BANDWIDTHS, pdf=True)
+    assert failed == []
     pngs += figures.draw_across(across(), tmp_path, pdf=True)
     assert [png.name for png in pngs] == ["comparison.png", "norms.png", "workers.png"]
     assert [png.name for png in figures.draw_all(everything(), tmp_path, "-7")] == ["comparison-7.png", "norms-7.png"]

@@ -15,6 +15,7 @@ from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, intervals, provenance, show, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
 from accordion_bench.report.render import captions, latex, table, write
+from accordion_bench.report.render.draw import Drawn
 from accordion_bench.runs.metrics import metric
 from tests.report.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
 
@@ -475,7 +476,9 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, option, value, told):
 
 def test_options_reach_the_figures(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(write, "draw", lambda parts, out, bandwidths, pdf: seen.append((bandwidths, pdf)) or [[]])
+    monkeypatch.setattr(
+        write, "draw", lambda parts, out, bandwidths, pdf: seen.append((bandwidths, pdf)) or [Drawn([], [])]
+    )
     run_folder(tmp_path / "runs")
     typed = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1mbit,2e9"]
     assert report_main(typed) == report_main([*typed, "--pdf"]) == 0

@@ -10,9 +10,11 @@ from typing import Any
 from accordion_bench.report.read.common_speed import at_common_speed
 from accordion_bench.report.read.labels import drives, is_dense, policies_of
 from accordion_bench.report.read.load import Run, flat
+from accordion_bench.report.read.printable import printable
 from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
 from accordion_bench.runs.reuse import without
 
+LONGEST = 500  # letters of a label with everything that tells it from others
 # what does not change what a run computes
 FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target")
 # what must be equal before two arms are compared at all; batch sizes may differ inside one experiment
@@ -147,7 +149,8 @@ def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
     arms: dict[str, dict[Any, Run]] = {}
     repeats = []
     for run in at_common_speed([run for run in runs if run.finished]):
-        seeds = arms.setdefault(json.dumps(fingerprint(run), sort_keys=True), {})
+        same = [run.summary.get("metric_name"), fingerprint(run)]
+        seeds = arms.setdefault(json.dumps(same, sort_keys=True), {})
         newest, *older = sorted(filter(None, [run, seeds.get(run.seed)]), key=_started, reverse=True)
         seeds[run.seed] = newest
         repeats += older
@@ -223,7 +226,7 @@ def _told_apart(arms: list[Arm]) -> list[Arm]:
             continue
         names = [twin.chosen("arm") for twin in twins]
         told = arm.chosen("arm") if all(names) and len(set(names)) == len(names) else _differing(arm, twins)
-        result.append(replace(arm, label=", ".join(filter(None, [arm.label, told]))))
+        result.append(replace(arm, label=printable(", ".join(filter(None, [arm.label, told])), LONGEST)))
     return result
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.markdown import inline
 from accordion_bench.report.read.load import Run
 
 
@@ -20,7 +21,7 @@ def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
     """
     lines = [
         "## Where this comes from\n",
-        *(f"- {key}: {value}" for key, value in facts(runs).items()),
+        *(f"- {key}: {inline(value)}" for key, value in facts(runs).items()),
         f"- reported on {time.strftime('%Y-%m-%d')}\n",
         "```",
         *(commands or own_commands(runs)),

@@ -5,11 +5,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accordion_bench.network.link_model import Network
 from accordion_bench.report.read.labels import label
+from accordion_bench.report.read.printable import NAME
 
+LARGEST = 1e100  # of numbers that are squared and multiplied; those of no run come near
+MOST_WORKERS = 1_000_000
 CHOICES = ("model", "dataset", "compressor")
 COLUMNS = ("epoch", "lr", "payload_bytes", "wire_bytes", "seconds")  # numbers, in every row
-NUMBERS = ("_bytes", "_seconds", "_error", "rounds", "step")  # ends of columns that are numbers or null
+FINITE = ("_bytes", "_seconds", "rounds", "step")  # ends of columns that are finite numbers or null
+NUMBERS = ("_error",)  # ends of columns that are any numbers or null
 PARTS = tuple(f"{part}_seconds" for part in ("data", "compute", "update", "policy"))  # which every run has measured
 GROUPS = ("plan", "decisions", "norms")  # mappings, where a row has them
 
@@ -23,6 +28,15 @@ def problem(
         config, summary, rows: its files; empty where a file is missing or cannot be read.
         done: whether it has left its done marker.
     """
+    try:
+        return _problem(config, summary, rows, done)
+    except Exception as error:  # of a stranger's files: one folder must not end the report of the others
+        return f"cannot be understood ({type(error).__name__}: {error})"
+
+
+def _problem(
+    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], done: bool
+) -> str:
     if not isinstance(config.get("choices"), dict):
         return "no readable config.yaml"
     if "stopped_by" in summary:
@@ -37,26 +51,44 @@ def problem(
         return f"{missing[0]} is missing or of another kind"
     if len(rows) < summary["epochs"]:
         return "metrics.jsonl is incomplete"
-    return _strange_row(rows, str(summary.get("metric_name", "accuracy"))) or _not_understood(config)
+    strange = _strange_row(rows, str(summary.get("metric_name", "accuracy")))
+    return strange or _not_understood(config, summary.get("modelled_seconds") is not None)
 
 
 def _strange_in_summary(summary: Mapping[str, Any]) -> list[str]:
     wanted = ("epochs", "workers", *(["processes"] if "processes" in summary else []))
-    return [f"{key} of summary.json" for key in wanted if not _is_count(summary.get(key))]
+    good = {key: _is_count(summary.get(key)) for key in wanted}
+    for key in ("metric_name", "selected_by"):
+        name = summary.get(key)
+        good[key] = name is None or (isinstance(name, str) and len(name) <= NAME)
+    good |= {
+        key: _is_finite(value, or_none=True) for key, value in summary.items() if key.endswith(("seconds", *FINITE))
+    }
+    good["test_size"] = summary.get("test_size") is None or _is_count(summary["test_size"])
+    if all(good.values()):
+        good["workers"] = 1 <= summary.get("processes", 1) <= summary["workers"] <= MOST_WORKERS
+    return [f"{key} of summary.json" for key, fine in good.items() if not fine]
 
 
 def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    good = {f"choices.{key}": isinstance(config["choices"].get(key), str) for key in CHOICES}
+    choices = {**dict.fromkeys(CHOICES), **config["choices"]}
+    good = {f"choices.{key}": isinstance(name, str if key in CHOICES else str | None) for key, name in choices.items()}
     good |= {key: _is_count(config.get(key)) for key in ("epochs", "batch_size")}
     good["seed"] = isinstance(config.get("seed"), int | None)
     good["compressor"] = isinstance(config.get("compressor"), dict)
-    good |= {key: isinstance(config.get(key), dict | None) for key in ("adaptive", "sync", "comm")}
+    good |= {key: isinstance(config.get(key), dict | None) for key in ("adaptive", "sync", "comm", "dataset")}
+    for name, policy in (config.get("adaptive") or {}).items() if good["adaptive"] else ():
+        good[f"adaptive.{name}"] = isinstance(policy, dict)
+    if good["dataset"] and config.get("dataset"):
+        good["dataset.validation"] = _is_finite(config["dataset"].get("validation"), or_none=True)
+    good["target"] = _is_number(config.get("target"), or_none=True)
+    good["scale"] = isinstance(config.get("scale"), str | None)
     if summary.get("modelled_seconds") is not None:
         network = config.get("network")
-        good["network"] = isinstance(network, dict) and all(map(_is_number, map(network.get, ("bandwidth", "latency"))))
+        good["network"] = isinstance(network, dict) and all(map(_is_finite, map(network.get, ("bandwidth", "latency"))))
         if isinstance(network, dict):
             rest = ("jitter", "burst", "slow_bandwidth")
-            good |= {f"network.{key}": _is_number(network.get(key), or_none=True) for key in rest}
+            good |= {f"network.{key}": _is_finite(network.get(key), or_none=True) for key in rest}
     return [f"{key} of config.yaml" for key, fine in good.items() if not fine]
 
 
@@ -78,7 +110,9 @@ def _strange(row: Mapping[str, Any], levels: Any, metric: str) -> str:
         if not _is_number(row.get(column)):
             return f"metrics.jsonl has a row without {column}"
     for column, value in row.items():
-        if column.endswith(NUMBERS) and not _is_number(value, or_none=column not in PARTS):
+        finite = column in COLUMNS or column.endswith(FINITE)
+        fine = _is_finite(value, column not in PARTS) if finite else _is_number(value, or_none=True)
+        if (finite or column.endswith(NUMBERS)) and not fine:
             return f"metrics.jsonl has a row whose {column} is no number"
     if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, GROUPS))):
         return "metrics.jsonl has a row whose plan, decisions or norms are of another kind"
@@ -97,7 +131,8 @@ def _are_exchanges(kinds: Any) -> bool:
     def is_one(kind: Any) -> bool:
         if not isinstance(kind, list) or len(kind) not in (4, 5) or not are_lists(kind[3], 5):
             return False
-        return all(map(_is_number, [*kind[:3], *kind[4:], *itertools.chain(*kind[3])]))
+        numbers = [*kind[:3], *kind[4:], *itertools.chain(*kind[3])]
+        return _is_count(kind[0]) and kind[0] <= MOST_WORKERS and all(map(_is_finite, numbers))
 
     return isinstance(kinds, list) and all(map(is_one, kinds))
 
@@ -108,15 +143,17 @@ def _are_phases(phases: Any) -> bool:
         isinstance(one, list)
         and len(one) == 4
         and isinstance(one[0], str)
-        and isinstance(one[1], int | list)
-        and all(map(_is_number, one[2:]))
+        and isinstance(one[1], int if one[0] == "compute" else int | list)
+        and all(map(_is_finite, one[2:]))
         for one in phases
     )
 
 
-def _not_understood(config: Mapping[str, Any]) -> str:
+def _not_understood(config: Mapping[str, Any], modelled: bool) -> str:
     try:
         label(dict(config))
+        if modelled:
+            Network(**{key: value for key, value in config["network"].items() if key != "_target_"})
     except Exception as error:  # options of whatever kind: a strange one must not end the report of the others
         return f"config.yaml cannot be understood ({type(error).__name__}: {error})"
     return ""
@@ -124,6 +161,10 @@ def _not_understood(config: Mapping[str, Any]) -> str:
 
 def _is_number(value: Any, or_none: bool = False) -> bool:
     return (isinstance(value, int | float) and not isinstance(value, bool)) or (or_none and value is None)
+
+
+def _is_finite(value: Any, or_none: bool = False) -> bool:
+    return _is_number(value, or_none) and (value is None or -LARGEST < value < LARGEST)
 
 
 def _is_count(value: Any) -> bool:

@@ -1,10 +1,13 @@
-"""Names of arms as tables and figures show them, from a run's configuration alone."""
+"""Names of arms as tables and figures show them, from a run's configuration alone.
 
-import importlib
+A class that is not trusted (`options/trusted.py`) is a name and nothing more: to import it would run a stranger's code.
+"""
+
 from typing import Any
 
 from accordion_bench.compressors.traits import declared_by
-from accordion_bench.options.instantiate import Config
+from accordion_bench.options.instantiate import Config, target
+from accordion_bench.options.trusted import is_trusted
 
 KNOBS = ("rank", "density", "bits")
 
@@ -118,9 +121,10 @@ def _name(node: Config, choice: str) -> str:
 
 
 def _class(node: Config) -> Any:
-    """The class that `_target_` names, or None where this version no longer has it."""
-    module, _, name = str(node.get("_target_", "")).rpartition(".")
+    """The class that `_target_` names; None where it is not trusted, or this version no longer has it."""
+    if not is_trusted(node.get("_target_")):
+        return None
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
+        return target(node, "")
+    except ValueError:  # its sentence says why
         return None

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,14 +11,17 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from accordion_bench.options import trusted
 from accordion_bench.report.progress import told
 from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.labels import label
-from accordion_bench.runs.folder import RunFolder
+from accordion_bench.report.read.printable import TEXT, needs_no_look, plain, printable
+from accordion_bench.runs import untrusted
 from accordion_bench.runs.old_folders import in_todays_words
+from accordion_bench.runs.secrets import masked, masked_command
 
 FILES = ("config.yaml", "metrics.jsonl", "summary.json", "environment.json")
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
+DEEPEST = 50  # folders inside each other that are looked into
 ENVIRONMENT = {
     "command": str,
     "commit": str,
@@ -41,7 +43,8 @@ class Run:
 
     Args:
         path: the folder.
-        config, environment, summary: its files; empty where a file is missing or cannot be read.
+        config, environment, summary: its files; empty where a file is missing or cannot be read. All texts in them and
+            in the rows are printable lines, secrets are masked.
         rows: whole lines of metrics.jsonl, one per epoch.
         problem: why the run counts as unfinished; "" for a finished run.
     """
@@ -54,9 +57,14 @@ class Run:
     problem: str = ""
 
     @property
+    def name(self) -> str:
+        """Of the folder, printable."""
+        return printable(self.path.name)
+
+    @property
     def label(self) -> str:
         try:
-            return label(self.config) if self.config.get("choices") else "?"
+            return printable(label(self.config)) if self.config.get("choices") else "?"
         except Exception:  # of an unfinished run, whose problem stands beside it
             return "?"
 
@@ -66,7 +74,8 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        return self.config.get("seed")
+        seed = self.config.get("seed")
+        return seed if isinstance(seed, int) else None
 
     @property
     def last_epoch(self) -> int | None:
@@ -79,17 +88,22 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The run folders among `paths` and at any depth inside them, each once, in the order given."""
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
-        found.update((p.resolve(), p) for p in _inside(path) if p.resolve() not in found)
+        for run in _inside(path):
+            found.setdefault(Path(os.path.realpath(run)), run)
     return list(found.values())
 
 
 def _inside(path: Path) -> list[Path]:
-    """The run folders under `path`, itself included; nothing is looked for inside a run, nor in hidden folders."""
+    """The run folders under `path`, itself included; nothing is looked for inside a run, nor in hidden folders.
+
+    A link to a folder is followed where it was given, and nowhere below, so that a circle of links has an end.
+    """
     found = []
     for name, folders, _ in os.walk(path):
         here = Path(name)
-        if is_run(here):
+        if run := is_run(here):
             found.append(here)
+        if run or len(here.parts) - len(path.parts) >= DEEPEST:
             folders.clear()
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
     return found
@@ -114,18 +128,53 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def trust_classes(paths: Iterable[str | Path]) -> None:
+    """Trust the classes that the runs under `paths` name: their labels and level maps import them from now on."""
+    for folder in find_runs(paths):
+        trusted.trust(trusted.targets_in(in_todays_words(_mapping(folder / "config.yaml", []))))
+
+
 def read_run(path: Path) -> Run:
-    """One run folder; never raises for what is missing or torn."""
+    """One run folder, of anybody; never raises for what is missing, torn or strange."""
+    refused: list[str] = []
     config, environment, summary = (
-        _mapping(path / name) for name in ("config.yaml", "environment.json", "summary.json")
+        _mapping(path / name, refused) for name in ("config.yaml", "environment.json", "summary.json")
     )
-    config = in_todays_words(config)
-    try:
-        rows = [row for row in RunFolder(path).read_metrics() if isinstance(row, dict) and "epoch" in row]
-    except (OSError, UnicodeDecodeError):
-        rows = []
+    config = masked(in_todays_words(config))
     environment = {key: value for key, value in environment.items() if isinstance(value, ENVIRONMENT.get(key, object))}
-    return Run(path, config, environment, summary, rows, problem(config, summary, rows, (path / "done").exists()))
+    environment = masked(environment)
+    if command := environment.get("command"):
+        environment["command"] = masked_command(command)
+    rows = _rows(path / "metrics.jsonl", refused)
+    why = refused[0] if refused else problem(config, summary, rows, os.path.exists(path / "done"))
+    return Run(path, config, environment, summary, rows, printable(why, longest=500))
+
+
+def _mapping(file: Path, refused: list[str]) -> dict[str, Any]:
+    """A JSON or YAML file that holds a mapping; {} where it is missing, torn, or refused, which is added to a list."""
+    try:
+        content = untrusted.read_json(file) if file.suffix == ".json" else untrusted.read_yaml(file)
+    except untrusted.Refused as error:
+        refused.append(str(error))
+        return {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return plain(content) if isinstance(content, dict) else {}
+
+
+def _rows(file: Path, refused: list[str]) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl up to the first that is torn or damaged; a refusal is added to a list."""
+    rows = []
+    try:
+        for line, row in untrusted.read_lines(file):
+            if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
+                break
+            rows.append(row if needs_no_look(line) else plain(row))
+    except untrusted.Refused as error:
+        refused.append(str(error))
+    except OSError:
+        pass
+    return rows
 
 
 def load_runs(paths: Iterable[str | Path]) -> pd.DataFrame:
@@ -140,7 +189,7 @@ def load_runs(paths: Iterable[str | Path]) -> pd.DataFrame:
     """
     rows = []
     for run in read_runs(paths):
-        head = {"run": str(run.path), "label": run.label, "seed": run.seed, "finished": run.finished}
+        head = {"run": printable(str(run.path), TEXT), "label": run.label, "seed": run.seed, "finished": run.finished}
         head |= {"problem": run.problem, "last_epoch": run.last_epoch, "commit": run.environment.get("commit", "")}
         chosen = run.config.get("choices")
         choices = chosen if isinstance(chosen, dict) else {}
@@ -160,9 +209,10 @@ def load_metrics(paths: Iterable[str | Path]) -> pd.DataFrame:
     """
     rows = []
     for run in read_runs(paths):
-        head = {"run": str(run.path), "label": run.label, "seed": run.seed, "finished": run.finished}
+        head = {"run": printable(str(run.path), TEXT), "label": run.label, "seed": run.seed, "finished": run.finished}
         for row in run.rows:
-            plan = {f"plan.{key}": value for key, value in (row.get("plan") or {}).items()}
+            whole = row.get("plan")
+            plan = {f"plan.{key}": value for key, value in whole.items()} if isinstance(whole, dict) else {}
             rows.append({**head, **{key: value for key, value in row.items() if key != "plan"}, **plan})
     return pd.DataFrame(rows)
 
@@ -180,14 +230,4 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run's, finished or not: it has one of the files."""
-    return path.is_dir() and any((path / name).is_file() for name in FILES)
-
-
-def _mapping(file: Path) -> dict[str, Any]:
-    """A JSON or YAML file that holds a mapping; {} where it is missing or torn."""
-    try:
-        text = file.read_text()
-        content = json.loads(text) if file.suffix == ".json" else yaml.load(text, YAML_LOADER)
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return any(os.path.isfile(path / name) for name in FILES)

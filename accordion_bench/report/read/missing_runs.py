@@ -1,12 +1,15 @@
 """What was given, or is recorded as a cell of a sweep, and holds no run."""
 
 import contextlib
-import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from accordion_bench.report.read.load import FILES, find_runs, is_run
+from accordion_bench.report.read.printable import plain, printable
+from accordion_bench.runs import untrusted
+from accordion_bench.runs.secrets import masked_command
 
 RECORD = "sweep.jsonl"  # beside run folders: a line per cell of a sweep, the newest last
 
@@ -18,21 +21,29 @@ def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
         paths: run folders, folders that contain some, or records of sweeps.
 
     Returns:
-        (name of the folder or options of the cell, reason).
+        (name of the folder or options of the cell, reason), both printable.
     """
-    found = []
+    found: list[tuple[str, str]] = []
     for path in map(Path, paths):
         if path.name == RECORD:
             found += _cells_without_a_run(path)
-        elif not path.is_dir():
-            found.append((path.name, "no folder" if path.exists() else "does not exist"))
+        elif not os.path.isdir(path):
+            found.append((path.name, "no folder" if os.path.lexists(path) else "does not exist"))
         elif not is_run(path):
-            inside = [p for p in sorted(path.glob("[!.]*")) if p.is_dir()]
+            inside = [p for p in sorted(_visible(path)) if os.path.isdir(p)]
             empty = [p for p in inside if not find_runs([p])]
             found += [(p.name, f"no run: has none of {', '.join(FILES)}") for p in empty]
             found += [] if len(empty) < len(inside) else [(path.name, "holds no run")]
             found += _cells_without_a_run(path / RECORD)
-    return found
+    return [(printable(name), printable(why, longest=500)) for name, why in found]
+
+
+def _visible(folder: Path) -> list[Path]:
+    """What is in a folder and not hidden; nothing where it must not be read."""
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []
 
 
 def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
@@ -41,13 +52,13 @@ def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
     for line in _lines(record):
         if isinstance(line.get("overrides"), list):
             typed = [word for word in map(str, line["overrides"]) if not word.startswith("paths.")]
-            cells[" ".join(typed)] = line
+            cells[masked_command(" ".join(typed))] = line
     found = []
     for cell, line in cells.items():
         said, folder, error = f"{line.get('status', 'unknown')} in {record.name}", line.get("folder"), line.get("error")
         if not isinstance(folder, str):
             found.append((cell, f"{said}: {error}" if error and isinstance(error, str) else said))
-        elif not (record.parent / Path(folder).name).is_dir():
+        elif not os.path.isdir(record.parent / Path(folder).name):
             found.append((Path(folder).name, f"{said}, but not here any more"))
     return found
 
@@ -55,11 +66,11 @@ def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
 def _lines(file: Path) -> list[dict[str, Any]]:
     """The whole lines of a JSONL file that hold a mapping; [] where it cannot be read."""
     try:
-        text = file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
+        text = untrusted.read_bytes(file, untrusted.LARGE).decode("utf-8")
+    except (OSError, ValueError):
         return []
     lines = []
-    for line in text:
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
+            lines.append(plain(untrusted.parse_json(line)))
     return [line for line in lines if isinstance(line, dict)]

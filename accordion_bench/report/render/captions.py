@@ -215,13 +215,13 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
         epochs = run.config.get("epochs", "?")
         done = 0 if run.last_epoch is None else run.last_epoch + 1
         last = f"epoch {done} of {epochs} was the last" if done else f"no epoch of {epochs} was finished"
-        lines.append(f"{run.path.name} ({run.label}, seed {run.seed}): {run.problem}; {last}")
+        lines.append(f"{run.name} ({run.label}, seed {run.seed}): {run.problem}; {last}")
     return lines
 
 
 def repeated(runs: Sequence[Run]) -> list[str]:
     """One line for each run whose seed a newer run of the same arm has."""
-    return [f"{run.path.name} ({run.label}, seed {run.seed})" for run in runs]
+    return [f"{run.name} ({run.label}, seed {run.seed})" for run in runs]
 
 
 def skipped(folders: Sequence[tuple[str, str]]) -> list[str]:

@@ -158,5 +158,5 @@ def level_step(config: dict[str, Any]) -> int:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether an option is a number: not a word, nor absent."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether an option is a number: not a word, nor absent, nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

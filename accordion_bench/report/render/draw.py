@@ -6,26 +6,46 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.progress import told
+from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import figures
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures import font
 
+LONGEST = 180  # letters of the name of a setting in the names of its files
+
+
+class Drawn(NamedTuple):
+    """The figures of one setting.
+
+    figures: the PNG files.
+    failed: a sentence for each that could not be drawn.
+    """
+
+    figures: list[Path]
+    failed: list[str]
+
+
 _parts: Sequence[Sequence[Arm]] = ()  # what children find when they are forked: rows of a hundred runs, never pickled
 
 
-def draw(parts: Sequence[Sequence[Arm]], out: Path, bandwidths: Sequence[float], pdf: bool = False) -> list[list[Path]]:
-    """Draw every figure of every setting, one in each process at a time; returns the PNG files of each setting.
+def draw(parts: Sequence[Sequence[Arm]], out: Path, bandwidths: Sequence[float], pdf: bool = False) -> list[Drawn]:
+    """Draw every figure of every setting, one in each process at a time.
 
     Args:
         parts: the arms of each setting.
         out: folder.
         bandwidths: bit/s of the links in figures of modelled time.
         pdf: a PDF beside each PNG.
+
+    Raises:
+        OSError: the folder takes no files.
     """
     global _parts
     _parts = parts
@@ -38,26 +58,84 @@ def draw(parts: Sequence[Sequence[Arm]], out: Path, bandwidths: Sequence[float],
             drawn = [_draw(*figure) for figure in told(todo, len(todo), "drawing")]
         else:
             font.register()  # once for all
-            with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _one_thread) as pool:
-                drawn = list(told(pool.map(_draw, *zip(*todo, strict=True)), len(todo), "drawing"))
+            drawn = _in_processes(todo, workers)
     finally:
         gc.unfreeze()
         _parts = ()
     of_each = [drawn[i : i + len(names)] for i in range(0, len(drawn), len(names))]
-    return [[png for png in pngs if png is not None] for pngs in of_each]
+    return [
+        Drawn([png for png in found if isinstance(png, Path)], [why for why in found if isinstance(why, str)])
+        for found in of_each
+    ]
+
+
+def _in_processes(todo: Sequence[tuple[Any, ...]], workers: int) -> list[Path | str | None]:
+    """Draw in forked processes. Where one is killed, for its memory say, those that are left are drawn one by one."""
+    drawn: list[Path | str | None] = []
+    with _pool(workers) as pool:
+        try:
+            asked = [_submitted(pool, figure) for figure in todo]
+            for figure, one in told(zip(todo, asked, strict=True), len(todo), "drawing"):
+                try:
+                    drawn.append(one.result() if one else _alone(figure))
+                except BrokenProcessPool:
+                    drawn.append(_alone(figure))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return drawn
+
+
+def _submitted(pool: ProcessPoolExecutor, figure: tuple[Any, ...]) -> "Future[Path | str | None] | None":
+    """None where a process of the pool has been killed already."""
+    try:
+        return pool.submit(_draw, *figure)
+    except BrokenProcessPool:
+        return None
+
+
+def _alone(figure: tuple[Any, ...]) -> Path | str | None:
+    """Draw in a process of its own, which may be killed."""
+    try:
+        with _pool(1) as pool:
+            return pool.submit(_draw, *figure).result()
+    except BrokenProcessPool:
+        name, number, out, suffix, *_ = figure
+        _remove(out, name, suffix)
+        return _sentence(name, number, "the process that drew it was killed")
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _one_thread)
 
 
 def suffixes_of(parts: Sequence[Sequence[Arm]]) -> list[str]:
     """Of the names of each setting's files: what it is, so that other runs beside it rename nothing."""
     if len(parts) < 2:
         return [""] * len(parts)
-    named = [re.sub("[^a-z0-9]+", "-", heading(arms[0]).lower()).strip("-") for arms in parts]
+    named = [re.sub("[^a-z0-9]+", "-", heading(arms[0]).lower())[:LONGEST].strip("-") for arms in parts]
     before = [named[:i].count(name) for i, name in enumerate(named)]
     return [f"-{name}{f'-{count + 1}' if count else ''}" for name, count in zip(named, before, strict=True)]
 
 
-def _draw(name: str, number: int, out: Path, suffix: str, bandwidths: Sequence[float], pdf: bool) -> Path | None:
-    return figures.draw_one(name, _parts[number], out, suffix, bandwidths, pdf)
+def _draw(name: str, number: int, out: Path, suffix: str, bandwidths: Sequence[float], pdf: bool) -> Path | str | None:
+    """Draw one figure; a sentence where it cannot be drawn: what a stranger's runs hold must not end all others."""
+    try:
+        return figures.draw_one(name, _parts[number], out, suffix, bandwidths, pdf)
+    except OSError:  # the disk is full, say
+        raise
+    except Exception as error:
+        _remove(out, name, suffix)
+        return _sentence(name, number, f"{type(error).__name__}: {error}")
+
+
+def _remove(out: Path, name: str, suffix: str) -> None:
+    for ending in ("png", "pdf"):
+        (out / f"{name}{suffix}.{ending}").unlink(missing_ok=True)
+
+
+def _sentence(name: str, number: int, why: str) -> str:
+    return printable(f"{name} of {heading(_parts[number][0])}: {why}", longest=500)
 
 
 def _one_thread() -> None:

@@ -130,7 +130,7 @@ def _runs(arms: Sequence[Arm]) -> list[list[str]]:
             seen = run.environment
             value = metric(arm.metric).show(run.summary["metric"])
             rows.append(
-                [run.path.name, arm.label, str(run.seed), value, seen.get("started", ""), seen.get("commit", "")[:12]]
+                [run.name, arm.label, str(run.seed), value, seen.get("started", ""), seen.get("commit", "")[:12]]
             )
     return rows
 

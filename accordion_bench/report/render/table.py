@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from accordion_bench.options.units import human_bytes
+from accordion_bench.report.compare.markdown import inline
 from accordion_bench.report.compare.show import (
     NONE,
     Row,
@@ -113,7 +114,7 @@ def paper_reference(table: pd.DataFrame) -> str | None:
 
 def aligned(cells: Sequence[Sequence[str]]) -> str:
     """Rows of cells, the heading first, as Markdown that also reads well in a terminal."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    cells = [[inline(cell).replace("|", "\\|") for cell in row] for row in cells]
     widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]
     rows = [
         [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]

@@ -3,17 +3,20 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
-from accordion_bench.report.compare.arms import Arm, group, settings
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.markdown import inline, line
 from accordion_bench.report.compare.provenance import provenance
 from accordion_bench.report.compare.target import beside_tables
 from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run
+from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions, figures, latex
 from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.page import Section, page
+from accordion_bench.report.render.publish import replacing
+from accordion_bench.report.render.sound import sound
+from accordion_bench.report.render.spreadsheet import csv
 from accordion_bench.report.render.table import aligned, cells, markdown
 
 FORMATS = ("md", "csv", "latex", "html")
@@ -37,30 +40,60 @@ def write(
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
         bandwidths: bit/s of the links in figures of modelled time.
         pdf: a PDF of every figure beside its PNG.
+
+    Raises:
+        OSError: the folder takes no files; the report that was there is as it was.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    arms, repeats = group(runs)
-    parts, absent = settings(arms), left_out(runs, repeats, folders)
-    sections = [Section(*pair) for pair in zip(parts, draw(parts, out, bandwidths, pdf), strict=True)]
-    across = figures.draw_across(parts, out, pdf)
-    text = "\n\n".join([*map(section, parts), *notes(absent)]) + "\n"
-    if "md" in formats:
-        (out / "table.md").write_text(text)
-        (out / "README.md").write_text(readme(text, sections, across))
-    if "csv" in formats and parts:
-        pd.concat(map(tidy, parts)).to_csv(out / "table.csv", index=False)
-    if "latex" in formats and parts:
-        (out / "table.tex").write_text("\n\n".join(map(tex, parts, range(1, len(parts) + 1))) + "\n")
-    if "html" in formats:
-        (out / "report.html").write_text(page(sections, across, absent))
-    return f"{text}\ntables and figures: {out}"
+    runs, parts, repeats, (texts, latex_texts) = sound(runs, _texts)
+    absent = left_out(runs, repeats, folders)
+    with replacing(out) as new:
+        drawn = draw(parts, new, bandwidths, pdf)
+        across, failed = _across(parts, new, pdf)
+        sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
+        if failed := [why for found in drawn for why in found.failed] + failed:
+            absent = {**absent, "Figures that could not be drawn": failed}
+        text = "\n\n".join([*texts, *notes(absent)]) + "\n"
+        if "md" in formats:
+            _write(new / "table.md", text)
+            _write(new / "README.md", readme(text, sections, across))
+        if "csv" in formats and parts:
+            _write(new / "table.csv", csv(list(map(tidy, parts))))
+        if "latex" in formats and parts:
+            _write(new / "table.tex", "\n\n".join(latex_texts) + "\n")
+        if "html" in formats:
+            _write(new / "report.html", page(sections, across, absent))
+    return f"{text}\ntables and figures: {printable(str(out), longest=4096)}"
+
+
+def _texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
+    """Each setting as Markdown and as LaTeX; with all else that looks at every run."""
+    for arms in parts:
+        provenance([run for arm in arms for run in arm.runs])
+    return list(map(section, parts)), list(map(tex, parts, range(1, len(parts) + 1)))
+
+
+def _across(parts: Sequence[Sequence[Arm]], out: Path, pdf: bool) -> tuple[list[Path], list[str]]:
+    """The figures that compare settings, and a sentence where they cannot be drawn."""
+    try:
+        return figures.draw_across(parts, out, pdf), []
+    except OSError:  # the disk is full, say
+        raise
+    except Exception as error:
+        return [], [printable(f"workers: {type(error).__name__}: {error}", longest=500)]
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
 
 
 def section(arms: Sequence[Arm]) -> str:
     """Heading, table, verdicts and captions of one setting, as Markdown."""
-    lists = ["\n".join(f"- {line}" for line in lines) for lines in (verdicts(arms), captions.captions(arms))]
-    beside = [f"### {heading}\n\n{aligned(cells)}\n\n- {note}" for heading, cells, note in beside_tables(arms)]
-    return "\n\n".join(filter(None, [f"## {captions.heading(arms[0])}", markdown(tidy(arms)), *lists, *beside]))
+    lists = ["\n".join(f"- {line(said)}" for said in lines) for lines in (verdicts(arms), captions.captions(arms))]
+    beside = [
+        f"### {inline(heading)}\n\n{aligned(cells)}\n\n- {line(note)}" for heading, cells, note in beside_tables(arms)
+    ]
+    heading = f"## {inline(captions.heading(arms[0]))}"
+    return "\n\n".join(filter(None, [heading, markdown(tidy(arms)), *lists, *beside]))
 
 
 def tex(arms: Sequence[Arm], number: int) -> str:
@@ -83,7 +116,7 @@ def left_out(
 
 def notes(absent: dict[str, Sequence[str]]) -> list[str]:
     """What is in no mean, as Markdown."""
-    return [f"{heading}:\n\n" + "\n".join(f"- {line}" for line in lines) for heading, lines in absent.items()]
+    return [f"{heading}:\n\n" + "\n".join(f"- {line(said)}" for said in lines) for heading, lines in absent.items()]
 
 
 def readme(text: str, sections: Sequence[Section], across: Sequence[Path]) -> str:

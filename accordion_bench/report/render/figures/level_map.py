@@ -14,12 +14,17 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import offset_copy
 
 from accordion_bench.options.instantiate import build
+from accordion_bench.options.trusted import is_trusted
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read.labels import knob_of, pair_of, show_level
 from accordion_bench.report.read.load import Run
+from accordion_bench.report.read.printable import printable
 
 LADDER, DENSE = "viridis", "#DDDDDD"  # levels from dark (strong) to light (weak): no method has these colours
 LABELLED = 24  # layers at most that have their names beside them
+LETTERS = 80  # of a layer's name
+LARGEST, MOST = 10_000_000, 100  # of the numbers and lists of options with which something is built: nobody waits here
+DEEPEST = 10_000  # of the numbers of a model, which count its layers
 LR_DROP = 0.5  # a learning rate of at most this times the last one is a drop
 
 
@@ -43,7 +48,9 @@ def lr_drops(run: Run) -> list[int]:
 
 
 def _schedule(run: Run) -> Callable[[float], float] | None:
-    """The factor of a run's learning rate; None where this version cannot rebuild it."""
+    """The factor of a run's learning rate; None where it is none of ours, or this version cannot rebuild it."""
+    if not _may_build(run.config, "schedule"):
+        return None
     try:
         rebuilt = {"epochs": run.config["epochs"], "workers": run.config["workers"] or 1}
         return build(run.config["schedule"], "schedule", **rebuilt)
@@ -52,9 +59,11 @@ def _schedule(run: Run) -> Callable[[float], float] | None:
 
 
 def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
-    """Parameters that travel dense at a level; none where this version cannot rebuild the run's model."""
+    """Parameters that travel dense at a level; none where the run's model is none of ours, or cannot be rebuilt."""
     from accordion_bench.compressors.assemble import wrapped_compressor
 
+    if not all(_may_build(config, group) for group in ("compressor", "model", "dataset")):
+        return frozenset()
     try:
         compressor = wrapped_compressor(config["compressor"], config["optimizer"]).compressor
         task = {"model": config["model"], "dataset": config["dataset"]}
@@ -64,18 +73,40 @@ def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
         return frozenset()
 
 
+def _may_build(config: dict[str, Any], group: str) -> bool:
+    """Whether the options of a config group name a class of that group, and are of a size that costs nothing."""
+    node = config.get(group)
+    if not isinstance(node, dict) or not is_trusted(node.get("_target_"), group):
+        return False
+    most = DEEPEST if group == "model" else LARGEST
+    values = [item for value in node.values() for item in (value if isinstance(value, list) else [value])]
+    small = all(abs(item) <= most for item in values if isinstance(item, int | float))
+    plain = all(isinstance(item, int | float | str | None) for item in values)
+    return small and plain and len(values) <= MOST
+
+
 @functools.cache
 def _shapes(task_json: str) -> tuple[Any, ...]:
-    """The trained tensors of a model for a data set: runs that differ in their compressor share them."""
+    """The trained tensors of a model for a data set: runs that differ in their compressor share them.
+
+    Shapes alone: the tensors take no memory.
+    """
+    import torch
+
     from accordion_bench.config.components import build_model
     from accordion_bench.options.instantiate import build
     from accordion_bench.plan import TensorSpec
     from accordion_bench.tensors.keyed_rng import kept_rng
 
     task = json.loads(task_json)
-    with kept_rng():
+    with kept_rng(), torch.device("meta"):
         model = build_model(task["model"], build(task["dataset"], "dataset"))
     return tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
+
+
+def shown(layer: str) -> str:
+    """A layer's name where there is little room."""
+    return printable(layer.removesuffix(".weight"), LETTERS)
 
 
 def level_map(axes: Axes, arm: Arm) -> tuple[list[Any], str]:
@@ -106,7 +137,7 @@ def level_map(axes: Axes, arm: Arm) -> tuple[list[Any], str]:
     axes.plot(decided, [1] * len(decided), "v", color="black", markersize=2.5, clip_on=False, transform=above)
 
     step = math.ceil(len(levels) / LABELLED)
-    names = [layer.removesuffix(".weight") for layer in levels]
+    names = [shown(layer) for layer in levels]
     axes.set_yticks(range(0, len(levels), step), names[::step])
     if len(levels) <= LABELLED:
         axes.hlines(np.arange(len(levels) - 1) + 0.5, 0.5, epochs + 0.5, color="white", linewidth=0.5)

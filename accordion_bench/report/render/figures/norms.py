@@ -14,6 +14,7 @@ from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read.labels import detects, drives, pair_of, policies_of
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading
+from accordion_bench.report.render.figures.level_map import shown
 from accordion_bench.report.render.figures.levels import MAPS
 from accordion_bench.report.render.figures.style import Sheet, log_axis
 
@@ -108,8 +109,7 @@ def _handles(layers: Sequence[str], lines: Sequence[Line2D], shaded: bool) -> li
     picked = range(len(layers)) if len(layers) <= NAMED else (0, len(layers) // 2, len(layers) - 1)
     places = {0: " (first)", len(layers) - 1: " (last)"} if len(layers) > NAMED else {}
     found: list[Any] = [
-        Line2D([], [], color=lines[i].get_color(), label=layers[i].removesuffix(".weight") + places.get(i, ""))
-        for i in picked
+        Line2D([], [], color=lines[i].get_color(), label=shown(layers[i]) + places.get(i, "")) for i in picked
     ]
     if shaded:
         found.append(Patch(facecolor=SHADE, alpha=0.4, label="critical"))

@@ -45,6 +45,7 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 5,
     "axes.unicode_minus": False,  # in no Latin-1
     "pdf.fonttype": 42,
+    "text.parse_math": False,  # labels are text, whatever dollar signs are in them
 }
 
 

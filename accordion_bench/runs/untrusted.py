@@ -1,0 +1,171 @@
+"""Files of a run folder, which anybody may have written: read within limits, or refused in one sentence.
+
+Only regular files are read, so that nothing waits for a pipe or a device. Depth and size are looked at before anything
+is built: PyYAML's and json's own recursion, and what aliases stand for, have no end that a process survives.
+"""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SMALL = 4 << 20  # bytes, of config.yaml, summary.json, environment.json, a manifest
+LARGE = 256 << 20  # bytes, of metrics.jsonl: thirty times as many as a long run with all columns has written
+VALUES = 10_000_000  # of metrics.jsonl
+DEPTH = 50  # of lists and mappings inside each other
+NODES = 50_000  # of config.yaml, with what its aliases stand for
+DIGITS = 300  # of a number; more are beyond what a float holds
+STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+BRACKETS = re.compile(r"[\[\]{}]")
+
+
+class Refused(ValueError):
+    """A file that is not read; `str()` says why, with the file's name."""
+
+
+def read_bytes(file: Path, most: int | None = SMALL) -> bytes:
+    """All of a regular file.
+
+    Args:
+        file: or a link to one.
+        most: bytes that it may have; None = any number.
+
+    Raises:
+        OSError: there is none, or it must not be read.
+        Refused: it is no regular file, or larger.
+    """
+    if not stat.S_ISREG(os.stat(file).st_mode):
+        raise Refused(f"{file.name} is no regular file")
+    with open(file, "rb", opener=_at_once) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        data = stream.read(-1 if most is None else most + 1) if most is None or size <= most else b""
+    size = max(size, len(data))
+    if most is not None and size > most:
+        raise Refused(f"{file.name} has {size:,} bytes; at most {most:,} are read")
+    return data
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting, should the file have become a pipe since it was looked at."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_text(file: Path) -> str:
+    """A small text file.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    return read_bytes(file).decode("utf-8")
+
+
+def read_yaml(file: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+        yaml.YAMLError: it is no YAML.
+    """
+    import yaml
+
+    text, loader = read_text(file), getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one: ten times as fast
+    _check_events(yaml.parse(text, loader), file.name)
+    try:
+        return yaml.load(text, loader)
+    except (ValueError, yaml.YAMLError):
+        raise
+    except Exception as error:  # whatever PyYAML's constructors meet in `!!bool x`, `!!timestamp x`, `!!int ""`
+        raise Refused(f"{file.name} holds a value of another type than it says ({type(error).__name__})") from None
+
+
+def read_json(file: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no JSON.
+    """
+    return parse_json(read_text(file), file.name)
+
+
+def read_lines(file: Path, most: int | None = LARGE) -> Iterator[tuple[str, Any]]:
+    """The lines of a JSONL file and what they hold, up to the first that is cut off, or damaged.
+
+    Args:
+        file: to read.
+        most: bytes that it may have; None = any number, of any number of values.
+
+    Raises:
+        OSError, Refused: it cannot be read.
+    """
+    text = read_bytes(file, most).decode("utf-8", errors="replace")
+    if most is not None and sum(map(text.count, ",[{")) > VALUES:
+        raise Refused(f"{file.name} holds more than {VALUES:,} values")
+    for line in text.splitlines():
+        try:
+            value = parse_json(line, file.name)
+        except ValueError:
+            return
+        yield line, value
+
+
+def parse_json(text: str, name: str = "it") -> Any:
+    """What a JSON text means.
+
+    Args:
+        text: of a file or a line.
+        name: of its file, for the sentence.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deeply.
+    """
+    if text.count("[") + text.count("{") > DEPTH and _is_deep(text):
+        raise Refused(f"{name} is nested deeper than {DEPTH}")
+    return json.loads(text)
+
+
+def _is_deep(text: str) -> bool:
+    """Whether too many brackets are open at once; those in strings are none."""
+    depth = 0
+    for bracket in BRACKETS.finditer(STRINGS.sub("", text)):
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth > DEPTH:
+            return True
+    return False
+
+
+def _check_events(events: Iterator[Any], name: str) -> None:
+    """Refuse YAML that is too deep or too large, an alias counted as all that it stands for.
+
+    Raises:
+        Refused: it is.
+    """
+    import yaml
+
+    nodes = 0
+    sizes: dict[str | None, int | None] = {}  # by anchor; None = still open
+    opened: list[tuple[str | None, int]] = []  # anchor of each open list or mapping, and the nodes before it
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, nodes))
+            sizes[event.anchor] = None
+            nodes += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            sizes[anchor] = nodes - before
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor] = 1
+            nodes += 1
+            if not event.implicit[1] and len(event.value) > DIGITS and event.value[0] in "+-.0123456789":  # not quoted
+                raise Refused(f"{name} holds a number of {len(event.value):,} digits")
+        elif isinstance(event, yaml.AliasEvent):
+            stands_for = sizes.get(event.anchor, 1)
+            if stands_for is None:
+                raise Refused(f"{name} holds a list or mapping that is inside itself")
+            nodes += stands_for
+        if len(opened) > DEPTH:
+            raise Refused(f"{name} is nested deeper than {DEPTH}")
+        if nodes > NODES:
+            raise Refused(f"{name} holds more than {NODES:,} values")

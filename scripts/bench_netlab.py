@@ -125,7 +125,7 @@ def inside(out: Path, chosen: dict[str, list[str]], rounds: int, seconds: float)
         for name in list(steps) if round_ % 2 else list(steps)[::-1]:
             times[name].append(timed(name, counts[name]))
     if rank == 0:
-        out.write_text(json.dumps({"times": times, "failed": failed}))
+        out.write_text(json.dumps({"times": times, "failed": failed}), encoding="utf-8")
     dist.barrier()
     os._exit(0)  # the transports' threads and DistributedDataParallel's hooks need not be taken apart
 
@@ -169,7 +169,7 @@ def main() -> None:
             outcome = hosts.run([sys.executable, "-m", "scripts.bench_netlab", *sys.argv[1:], "--inside", str(out)])
             if not out.exists():
                 sys.exit(f"rate {text}: a host failed ({outcome})")
-            told = json.loads(out.read_text())
+            told = json.loads(out.read_text(encoding="utf-8"))
         found[text] = told["times"]
         for name, why in told["failed"].items():
             print(f"{name} was left out at {text}: {why}", file=sys.stderr)

@@ -41,8 +41,8 @@ def seconds(overrides: list[str], environ: dict[str, str]) -> tuple[float, int]:
         command = [sys.executable, "-m", "accordion_bench", *overrides, "optimizer.lr=0.01", f"paths.runs={runs}"]
         subprocess.run(command, env={**FREE, **environ}, check=True, capture_output=True)
         (folder,) = (file.parent for file in Path(runs).glob("*/done"))
-        threads = json.loads((folder / "environment.json").read_text())["threads"]
-        return json.loads((folder / "summary.json").read_text())["seconds"], threads
+        threads = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["threads"]
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["seconds"], threads
 
 
 @contextlib.contextmanager

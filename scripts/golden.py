@@ -80,7 +80,7 @@ def machine() -> dict[str, Any]:
 def processor() -> str:
     """Vendor, family and model: libraries choose their loops by them, and by caches."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -96,8 +96,8 @@ def result(folder: Path) -> dict[str, Any]:
 
     The weights are those of the newest checkpoint, which must be that of the last step.
     """
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((folder / "summary.json").read_text())
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     counted = [key for key in rows[0] if key.endswith(("_bytes", "rounds")) or key == "paper_floats"]
     judged = ["train_loss", "test_loss", "lr", summary["metric_name"], "compression_error", "norms"]
     return {
@@ -153,7 +153,7 @@ def made(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="golden-") as runs:
         command([*run.overrides, f"paths.runs={runs}"])
         (file,) = Path(runs).glob("*/summary.json")
-        first = json.loads(file.read_text())
+        first = json.loads(file.read_text(encoding="utf-8"))
     found = ran(run.overrides, first["steps"])
     assert found["metric"] == first["metric"], "a checkpoint must change nothing"
     return {
@@ -179,7 +179,7 @@ def commit() -> str:
 
 def records() -> dict[str, dict[str, Any]]:
     """All records by name."""
-    return {file.stem: json.loads(file.read_text()) for file in sorted(RECORDS.glob("*.json"))}
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(RECORDS.glob("*.json"))}
 
 
 def written(record: dict[str, Any]) -> str:
@@ -255,7 +255,7 @@ def make(names: Sequence[str]) -> int:
     RECORDS.mkdir(exist_ok=True)
     for name in names:
         record = made(name)
-        (RECORDS / f"{name}.json").write_text(written(record))
+        (RECORDS / f"{name}.json").write_text(written(record), encoding="utf-8")
         print(f"{name:<32}{record['steps']:>4} steps   {record['metric_name']} {record['metric']:.4f}", flush=True)
     print(f"{len(names)} records")
     return 0

@@ -231,12 +231,12 @@ def report(cells: Sequence[Cell], refused: Sequence[str], args: argparse.Namespa
     text = [
         "# Local methods and adaptive policies against dense",
         STARTED.format(command=command, jobs=args.jobs).rstrip(),
-        f"## What it says\n\n{said.read_text().strip()}" if said.exists() else "",
+        f"## What it says\n\n{said.read_text(encoding='utf-8').strip()}" if said.exists() else "",
         *parts,
         f"## In no table\n\n{absent}" if absent else "",
         provenance(runs, list(commands([cell for cell in by_arm(cells) if cell not in missing]))),
     ]
-    (out / "README.md").write_text("\n\n".join(filter(None, text)) + "\n")
+    (out / "README.md").write_text("\n\n".join(filter(None, text)) + "\n", encoding="utf-8")
     print(f"{len(runs)} of {len(cells)} runs in {out}")
 
 

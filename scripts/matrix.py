@@ -103,6 +103,6 @@ column *drives* of [algorithms.md](algorithms.md). Options other than the defaul
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(document())
+        Path(sys.argv[1]).write_text(document(), encoding="utf-8")
     else:
         print(document(), end="")

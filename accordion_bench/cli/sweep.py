@@ -111,7 +111,7 @@ class Sweep(Callback):
         if self.file is None or not self.file.is_file():
             return []
         found = {}
-        for text in self.file.read_text().splitlines():
+        for text in self.file.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # torn, by a full disk
                 line = json.loads(text)
                 if line["sweep"] == self.name:

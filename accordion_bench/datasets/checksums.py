@@ -49,7 +49,7 @@ def _md5(file: Path) -> str:
 
 def _read(cache: Path) -> Seen:
     try:
-        seen = json.loads(cache.read_text())
+        seen = json.loads(cache.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     whole = isinstance(seen, dict) and all(isinstance(value, list) and len(value) == 3 for value in seen.values())
@@ -60,5 +60,5 @@ def _write(cache: Path, seen: Seen) -> None:
     with contextlib.suppress(OSError):  # without a home they are read each time
         cache.parent.mkdir(parents=True, exist_ok=True)
         part = cache.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(seen))
+        part.write_text(json.dumps(seen), encoding="utf-8")
         os.replace(part, cache)

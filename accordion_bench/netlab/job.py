@@ -324,9 +324,11 @@ class _Job:
 def _sent(pid: int, interface: str) -> int:
     """Bytes sent in the network namespace of a process, 0 where it has ended or is not there yet."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/net/dev").read_text(encoding="utf-8").splitlines():
             name, _, counts = line.partition(":")
             # before it enters its namespace a process sees the machine's own network
-            if name.strip() == interface and "10.77.0." in Path(f"/proc/{pid}/net/fib_trie").read_text():
+            if name.strip() == interface and "10.77.0." in Path(f"/proc/{pid}/net/fib_trie").read_text(
+                encoding="utf-8"
+            ):
                 return int(counts.split()[8])
     return 0

@@ -108,7 +108,7 @@ def count(hosts: object) -> int:
 def presets() -> dict[str, float]:
     """bit/s of those choices of `network=` that are called by their rate."""
     files = (conf_dir() / "network").glob("*bit.yaml")
-    return {file.stem: yaml.safe_load(file.read_text())["bandwidth"] for file in files}
+    return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8"))["bandwidth"] for file in files}
 
 
 def modelled(bandwidth: float | None, latency: float = 0.0) -> str:

@@ -100,7 +100,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rows = measure(float(idle), float(seconds))
     if dist.get_rank() == 0:
-        Path(file).write_text(json.dumps(rows, indent=1))
+        Path(file).write_text(json.dumps(rows, indent=1), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -36,8 +36,8 @@ class Interface:
 
     def sent(self) -> int:
         """Bytes sent since the interface exists."""
-        return int((self._counters / "tx_bytes").read_text())
+        return int((self._counters / "tx_bytes").read_text(encoding="utf-8"))
 
     def received(self) -> int:
         """Bytes received since the interface exists."""
-        return int((self._counters / "rx_bytes").read_text())
+        return int((self._counters / "rx_bytes").read_text(encoding="utf-8"))

@@ -137,7 +137,7 @@ def experiments() -> list[str]:
     found = [
         (folder / "experiment", file) for folder in conf_dirs() for file in (folder / "experiment").rglob("*.yaml")
     ]
-    whole = [pair for pair in found if re.search(r"^  experiment: ", pair[1].read_text(), re.M)]
+    whole = [pair for pair in found if re.search(r"^  experiment: ", pair[1].read_text(encoding="utf-8"), re.M)]
     return sorted(str(file.relative_to(folder).with_suffix("")) for folder, file in whole)
 
 
@@ -165,7 +165,7 @@ def keys_of(file: Path) -> dict[str, Any]:
                     keys[f"{prefix}{name}"] = plain(value)
                     collect(value, f"{prefix}{name}.")
 
-    package = re.match(r"# @package (\S+)", file.read_text())
+    package = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
     inside = next(file.relative_to(folder) for folder in conf_dirs() if file.is_relative_to(folder))
     prefix = package[1] if package else ".".join(inside.parts[:-1])
     collect(read_yaml(file), "" if prefix in ("", "_global_") else f"{prefix}.")
@@ -176,7 +176,7 @@ def takes_list(key: str) -> bool:
     """Whether a list may be typed: for an option that holds one, or a group whose choices have places of their own."""
     if key not in groups():
         return isinstance(known_keys().get(key), list)
-    own = any(re.match(rf"# @package {key}\.", file.read_text()) for file in yaml_files(key).values())
+    own = any(re.match(rf"# @package {key}\.", file.read_text(encoding="utf-8")) for file in yaml_files(key).values())
     return own or key in PRESETS
 
 

@@ -25,7 +25,7 @@ def read_yaml(file: Path) -> Config:
 def _parsed(file: Path, changed: int) -> Config:
     import yaml
 
-    return yaml.safe_load(file.read_text()) or {}
+    return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
 
 
 def options_of(node: Config) -> Config:

@@ -43,8 +43,8 @@ def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[
     def write(recorded: torch.profiler.profile) -> None:
         recorded.export_chrome_trace(str(folder.path / "trace.json"))
         table = recorded.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=60)
-        (folder.path / "profile.txt").write_text(table)
-        (folder.path / "timeline.json").write_text(json.dumps({"traceEvents": clock.events()}))
+        (folder.path / "profile.txt").write_text(table, encoding="utf-8")
+        (folder.path / "timeline.json").write_text(json.dumps({"traceEvents": clock.events()}), encoding="utf-8")
         clock.timeline = None
 
     activities = [profiler.ProfilerActivity.CPU, *[profiler.ProfilerActivity.CUDA] * cuda]

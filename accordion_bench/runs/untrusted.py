@@ -101,7 +101,7 @@ def read_lines(file: Path, most: int | None = LARGE) -> Iterator[tuple[str, Any]
         OSError, Refused: it cannot be read.
     """
     text = read_bytes(file, most).decode("utf-8", errors="replace")
-    if most is not None and sum(map(text.count, ",[{")) > VALUES:
+    if most is not None and len(text) > VALUES and sum(map(text.count, ",[{")) > VALUES:
         raise Refused(f"{file.name} holds more than {VALUES:,} values")
     for line in text.splitlines():
         try:

@@ -63,9 +63,9 @@ def test_the_console_script_trains_with_them(run):
 
 
 def test_the_report_shows_them(run, inside, tmp_path, capsys):
-    assert load_runs([run])["label"].tolist() == ["mine (mine)"]
-    assert report([str(run), "--out", str(tmp_path), "--formats", "md"]) == 0
-    assert "mine on mine" in capsys.readouterr().out
+    assert load_runs([run])["label"].tolist() == ["mine (mine 10 %)"]  # of classes that nobody trusts, by their options
+    assert report([str(run), "--config-dir", "conf", "--out", str(tmp_path), "--formats", "md"]) == 0
+    assert "| mine (mine) |" in (said := capsys.readouterr().out) and "mine on mine" in said
 
 
 def test_the_conformance_kit_takes_one(inside, monkeypatch, capsys):

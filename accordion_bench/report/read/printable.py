@@ -6,7 +6,7 @@ that is half of a character (a surrogate) could not be written at all.
 
 from typing import Any
 
-NAME, TEXT = 200, 10_000  # letters that are kept, of names and labels, of other texts such as a command
+NAME, SENTENCE, TEXT = 200, 1000, 10_000  # letters that are kept: of labels, of keys, of texts such as a command
 LARGEST = 2**63  # of integers; what is larger becomes a float, which may be infinite
 
 
@@ -32,7 +32,7 @@ def plain(content: Any) -> Any:
     if isinstance(content, str):
         return printable(content, TEXT)
     if isinstance(content, dict):
-        return {printable(str(key)): plain(value) for key, value in content.items()}
+        return {printable(str(key), SENTENCE): plain(value) for key, value in content.items()}
     if isinstance(content, list):
         return [plain(item) for item in content]
     if isinstance(content, int) and not isinstance(content, bool) and abs(content) > LARGEST:

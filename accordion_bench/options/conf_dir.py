@@ -10,7 +10,6 @@ from accordion_bench.options.checks import ConfigError
 _own: list[Path] = []  # folders of users' YAML files, of --config-dir
 
 
-@functools.cache
 def package_dir() -> Path:
     """The folder of the package's code."""
     return Path(__file__).parents[1]

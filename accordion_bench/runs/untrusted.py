@@ -159,7 +159,7 @@ def _check_events(events: Iterator[Any], name: str) -> None:
             sizes[event.anchor] = 1
             nodes += 1
             if not event.implicit[1] and len(event.value) > DIGITS and event.value[0] in "+-.0123456789":  # not quoted
-                raise Refused(f"{name} holds a number of {len(event.value):,} digits")
+                raise Refused(f"{name} holds a number of {len(event.value):,} characters")
         elif isinstance(event, yaml.AliasEvent):
             stands_for = sizes.get(event.anchor, 1)
             if stands_for is None:

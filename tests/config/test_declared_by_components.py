@@ -94,7 +94,7 @@ NODES = {
     "sync/gossip": {"_target_": "outside.Gossip", "period": 5},
     "dataset/dots": {"_target_": "outside.Dots", "size": 8, "train_size": 32, "test_size": 8},
 }
-CACHED = (pairwise.names, pairwise._node, compatibility.knobs, declared._yaml)
+CACHED = (where_conf_is.conf_dir, pairwise.names, pairwise._node, compatibility.knobs, declared._yaml)
 
 
 @pytest.fixture

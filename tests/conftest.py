@@ -5,6 +5,8 @@ import os
 
 import pytest
 
+from accordion_bench.options import conf_dir
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 
@@ -16,6 +18,14 @@ def pytest_collection_modifyitems(items):
             marked = item.get_closest_marker("sample")
             if marked and number % marked.args[0]:
                 item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def no_folders_of_other_tests():
+    """What one test adds by --config-dir, no other one looks into."""
+    before = list(conf_dir._own)
+    yield
+    conf_dir._own[:] = before
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -219,7 +219,7 @@ class TestStatistics:
         assert sums.read()["norm_of_sum_local"]["model"] == pytest.approx(float(whole))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", yaml_names("adaptive"))
 @pytest.mark.parametrize("compressor", ["powersgd", "topk", "qsgd"])
 def test_contract_of_every_policy(name, compressor):

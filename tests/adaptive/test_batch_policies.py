@@ -280,6 +280,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("overrides, told", REFUSED, ids=[" ".join(o) for o, _ in REFUSED])
 def test_refused_before_the_run(overrides, told):
     with pytest.raises(ConfigError, match=told) as refused:
@@ -348,6 +349,7 @@ def steps(rows) -> list[int]:
     return [b - a for a, b in zip([0, *ends], ends, strict=False)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "arm, per_epoch, sizes",
     [

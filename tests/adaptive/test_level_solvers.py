@@ -199,6 +199,7 @@ def test_fixed_codebooks():
         uniform(1, True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("zero_level", [False, True])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_codebooks_have_their_size_and_stay_ascending_in_fp32(bits, zero_level):
@@ -457,6 +458,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_degenerate_buckets_give_finite_ascending_levels(case):
     dist = DEGENERATE[case]

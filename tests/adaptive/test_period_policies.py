@@ -205,6 +205,7 @@ def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
     assert build_components(RunConfig.from_dict(cfg), 4).plan_for([]).period == period
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "overrides, told",
     [
@@ -370,6 +371,7 @@ ARMS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ARMS)
 def test_a_resumed_run_decides_the_same(tmp_path, name, monkeypatch):
     torch.manual_seed(0)

@@ -60,6 +60,7 @@ def test_nothing_lies_idle():
         assert own | {"dense", "dense_fp16"} == set(arms_of(family)) | {"dense_fp16"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_a_whole_sweep(preset):
     full = unresolved(preset, "dense")
@@ -150,6 +151,7 @@ def test_every_cell_is_valid(preset, monkeypatch):
         check_cell(preset, arm, monkeypatch)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if any("setup." in key for key in swept(preset))])
 def test_what_is_swept_is_read(preset):
     """The option changes the family's own arm, and leaves dense as it is, which therefore trains once."""

@@ -111,6 +111,7 @@ def test_every_row_of_the_tables_is_there():
             assert (choices["model"], choices["dataset"]) == (model, "cifar10" if number % 2 else "cifar100")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_a_whole_sweep(preset):
     full = unresolved(preset)
@@ -122,6 +123,7 @@ def test_a_preset_is_a_whole_sweep(preset):
     assert len(swept(preset)["seed"]) == 3 and swept(preset, "tiny")["seed"] == ["0"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_coherent_at_every_scale(preset):
     """Shares of the run stay: cuts, interval, warm-up, batches; and Accordion has norms to compare before a cut."""
@@ -405,6 +407,7 @@ def batch_floats(preset: str) -> float:
     return total / 1e9
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name, steps, small, large, accordion",
     [

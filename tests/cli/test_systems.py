@@ -9,7 +9,7 @@ import pytest
 
 from accordion_bench.__main__ import main
 from accordion_bench.options.conf_dir import package_dir
-from accordion_bench.processes import threads, watchdog
+from accordion_bench.processes import neighbours, threads
 from accordion_bench.runs import environment
 
 # calls of the standard library that macOS lacks, by the modules that ask before they call
@@ -54,4 +54,4 @@ def test_a_machine_that_tells_less(monkeypatch):
     assert threads.cores() == os.cpu_count()
     about = environment.environment()
     assert about["load"] is None and about["cpu_cores"] == os.cpu_count()
-    assert watchdog._process_space() == ""
+    assert neighbours.process_space() == ""

@@ -170,6 +170,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("overrides, told", REFUSED, ids=[" ".join(o) for o, _ in REFUSED])
 def test_one_sentence(overrides, told):
     assert re.search(told, sentence(*overrides)), sentence(*overrides)
@@ -230,7 +231,7 @@ def _target_of(cfg: dict, key: str) -> str | None:
     return node.get("_target_")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("choice", options())
 def test_wrong_kind_in_plain_yaml(choice):
     overrides = [choice] if choice else []
@@ -306,7 +307,7 @@ def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
 
 
 def test_resume_of_a_finished_run(stopped):
-    stopped.finish({})
+    stopped.finish({"metric": 0.5})
     told = f"resume must be a run that has not finished, got {stopped.path}, .*; type python -m accordion_bench.report"
     assert re.search(told, sentence(f"resume={stopped.path}"))
 
@@ -335,6 +336,7 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
 # ---- settings without effect
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "overrides, key",
     [

@@ -106,7 +106,7 @@ def test_the_header_and_the_folder_say_so_and_a_resumed_run_keeps_it(tmp_path, c
     saved = folder.read_config()
     assert saved["optimizer"]["nesterov"] is True and saved["choices"]["brought"] == SLOWMO
     (folder.path / "done").unlink()
-    again = train.resumed_config(compose([f"resume={folder.path}"]), {"resume"})
+    again = train.resumed_config(compose([f"resume={folder.path}", "model._target_=tests.kit.tiny.Net"]), {"resume"})
     assert again["optimizer"] == saved["optimizer"] and again["choices"]["brought"] == SLOWMO
 
 

@@ -124,6 +124,7 @@ def test_overlap_of_a_language_model(tmp_path, left_early):
     same(overlapped, reference)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -3,8 +3,10 @@
 import contextlib
 import errno
 import os
+import random
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from accordion_bench.report.render.publish import DAY, INDEX, replacing
 from accordion_bench.runs import durable
+from tests.kit.processes import killed
 from tests.report.test_report import no_figures, run_folder  # noqa: F401
 
 TEXTS = {"table.md", "README.md", "table.csv", "table.tex", "report.html"}
@@ -159,3 +162,44 @@ def test_a_folder_that_takes_no_report_is_one_sentence(taken, tmp_path, quick, c
     with contextlib.suppress(NotADirectoryError):
         assert not list(out.glob(".report-*"))
     shutil.rmtree(out, ignore_errors=True)
+
+
+def report_quickly(*typed: str) -> None:
+    """With two figures that take no time, in a process that has nothing else to do."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "sched_getaffinity", lambda _: {0})
+        patched.setattr(figures, "OF_A_SETTING", ("comparison", "pareto"))
+        patched.setattr(figures, "draw_one", stub)
+        assert report_main(list(typed)) == 0
+
+
+def kill_reports(tmp_path: Path, times: int) -> None:
+    """Whenever a report is killed: each file is the old or the new one, whole."""
+    run_folder(tmp_path / "runs", "none")
+    out, runs = tmp_path / "out", str(tmp_path / "runs")
+    report_quickly(runs, "--out", str(out))
+    old = contents(out)
+    run_folder(tmp_path / "runs", "topk", accuracy=0.8)
+    report_quickly(runs, "--out", str(tmp_path / "new"))
+    new = contents(tmp_path / "new")
+    assert not killed(60, report_quickly, runs, "--out", str(tmp_path / "first"))  # who forks has to start, too
+    began = time.monotonic()
+    assert not killed(60, report_quickly, runs, "--out", str(tmp_path / "timed"))
+    longest, rng, early = time.monotonic() - began, random.Random(0), 0
+    for _ in range(times):
+        early += killed(rng.uniform(0, longest), report_quickly, runs, "--out", str(out))
+        shown = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+        assert all(content in (old.get(name), new.get(name)) for name, content in shown.items())
+        assert shown["README.md"] == old["README.md"] or shown == new
+        for name, content in old.items():
+            (out / name).write_bytes(content)
+    assert early
+
+
+def test_reports_that_are_killed_at_some_moments(tmp_path):
+    kill_reports(tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_reports_that_are_killed_at_fifty_moments(tmp_path):
+    kill_reports(tmp_path, 50)

@@ -33,6 +33,7 @@ def extend(folder, cfg: dict, epochs: int) -> None:
     train.run({**cfg, "resume": str(folder), "epochs": epochs}, dict.fromkeys(["epochs", "resume"]))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("arm", ARMS)
 def test_it_is_the_longer_run_bit_for_bit(arm, tmp_path):
     """Also its rows: the last one of the shorter run is written again, without what its end had added."""

@@ -45,6 +45,7 @@ def killed_owner(path: Path) -> None:
     owner.wait()
 
 
+@pytest.mark.sample(3)
 def test_without_locks_an_owner_file_keeps_others_out_and_is_told_once(tmp_path, without_locks, capsys):
     lock = tmp_path / "run" / "run.lock"
     lock.parent.mkdir()

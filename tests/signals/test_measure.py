@@ -204,6 +204,7 @@ def test_measuring_changes_no_bit(tmp_path, arm):
     assert all(other["compression_error"] > 0 for _, other in pairs)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "scheme, stop_at", [([], 9), (["sync=local_sgd", "sync.period=4"], 3), (["sync=local_sgd"], 9)]
 )

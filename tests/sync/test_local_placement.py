@@ -106,7 +106,7 @@ def test_a_process_has_a_view_until_all_have_settled():
         assert ledger.columns()["rounds"] == 1
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name, processes", [*((name, 2) for name in RUNS), *((name, 4) for name in FOUR)])
 def test_placement_does_not_matter(placed, name, processes):
     counts, plan, consensus, replicas = placed[1][0][name]

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from accordion_bench import locks
 
 CHUNK = 1 << 20  # bytes
-POLL = 0.2  # seconds between two looks at a lock that somebody holds
 
 
 class Unusable(Exception):
@@ -42,25 +41,17 @@ class Source:
 
 @contextlib.contextmanager
 def alone(root: Path, folder: str) -> Iterator[None]:
-    """Let nobody else fetch that folder meanwhile, and clear up after one that was killed.
-
-    The lock goes with the process, however that ends. On a file system without locks nobody is kept out.
-    """
-    lock = FileLock(root / f".{folder}.lock", timeout=0, poll_interval=POLL, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        print(f"waiting for the process that is downloading {folder} into {root}", file=sys.stderr, flush=True)
-        lock.acquire(timeout=-1)
-    except (OSError, NotImplementedError):  # there can be no lock
-        pass
-    try:
-        if lock.is_locked:
-            for remains in root.glob(f".{folder}.part-*"):
-                shutil.rmtree(remains, ignore_errors=True)
+    """Let nobody else fetch that folder meanwhile, and clear up after one that was killed; see `locks.locked`."""
+    lock = root / f".{folder}.lock"
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locks.locked(lock))
+        except locks.Taken:
+            print(f"waiting for the process that is downloading {folder} into {root}", file=sys.stderr, flush=True)
+            held.enter_context(locks.locked(lock, wait=True))
+        for remains in root.glob(f".{folder}.part-*"):
+            shutil.rmtree(remains, ignore_errors=True)
         yield
-    finally:
-        lock.release()
 
 
 def fetch(root: Path, folder: str, files: Sequence[str], sources: Sequence[Source], timeout: float) -> None:

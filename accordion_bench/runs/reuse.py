@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from accordion_bench import locks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.run_config import completed
-from accordion_bench.runs import locks, untrusted
+from accordion_bench.runs import untrusted
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.old_folders import in_todays_words
 

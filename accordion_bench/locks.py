@@ -54,8 +54,9 @@ def _acquire(path: Path, wait: bool) -> BaseFileLock | None:
     except OSError as error:
         if error.errno in NOT_TO_BE_WRITTEN:
             return None
-    tell(path.parent.parent)
-    return _acquire_owner_file(path.with_suffix(".owner"), wait)
+    owner = path.with_suffix(".owner")
+    tell(path.parent.parent, owner.name)
+    return _acquire_owner_file(owner, wait)
 
 
 def _acquire_owner_file(path: Path, wait: bool) -> BaseFileLock | None:
@@ -72,10 +73,10 @@ def _acquire_owner_file(path: Path, wait: bool) -> BaseFileLock | None:
 
 
 @functools.cache
-def tell(folder: Path) -> None:
+def tell(folder: Path, owner: str) -> None:
     """Say once that there are no locks."""
     print(
-        f"warning: {folder} is on a file system without locks: a file run.owner, renewed every {LEASE / 3:.0f} s, "
-        "keeps other processes out of a run",
+        f"warning: {folder} is on a file system without locks: a file {owner}, renewed every {LEASE / 3:.0f} s, keeps "
+        "other processes out",
         file=sys.stderr,
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from accordion_bench import train
+from accordion_bench import locks, train
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs import locks, reuse
+from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from tests.kit import tiny

@@ -101,7 +101,7 @@ def _wait(children: list, ends: list[connection.Connection], received: list[int]
                 text = f"it ended with exit status {child.exitcode} and without a word"
                 text += " (killed; out of memory?)" if child.exitcode == -signal.SIGKILL else ""
                 died = {"rank": rank, "kind": DIED, "message": text, "traceback": text}
-                failures.append(died | {"time": time.time(), "second_hand": False})
+                failures.append(died | {"time": time.monotonic(), "second_hand": False})
         if failures and deadline == float("inf"):
             grace = 60.0 if failures[0]["kind"] == "Interrupted" else 2.0
             deadline = time.monotonic() + grace
@@ -153,7 +153,7 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
             task(where, watch)
     except BaseException as error:
         failure = failure_of(error, where.rank, timeout)
-        failure |= {"time": time.time(), "second_hand": isinstance(error, ChildRefused | RankFailed)}
+        failure |= {"time": time.monotonic(), "second_hand": isinstance(error, ChildRefused | RankFailed)}
         failure |= {"step": getattr(error, "step", 0)}
         report.send(failure | {"signum": getattr(error, "signum", 0)})
         report.close()

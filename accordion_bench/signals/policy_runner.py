@@ -29,6 +29,7 @@ from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.signals.square_norms import square_norms
 
 NORMS = "norm_of_sum_local"
+MOST_DECISIONS = 1000  # of a policy in an epoch, that are recorded; of more every second, every fourth, ... is
 KEPT = ("compression_error", "made", "exchanges", "loss_read_at", "recent_count")
 SUMMED = ("norm_of_sum_mean",)  # signals that are sums over the local workers; the others are the leader's
 BEFORE_EXCHANGE = (BucketStatistic, Probe, RecentMean)  # look at what is to be exchanged
@@ -200,7 +201,10 @@ class PolicyRunner:
                 if policies[name].drives == "codebook":
                     found = probe_exchange(completed.exchange, completed.xs_W, position.info(lr))
                     decision["measured_error"] = found.total_error
-                self.made.setdefault(name, []).append(decision)
+                made = self.made.setdefault(name, [])
+                made.append(decision)
+                if len(made) > MOST_DECISIONS:
+                    del made[1:-1:2]
         self.probes, self.square_norms = {}, None
         self.exchanges += 1
 

@@ -22,7 +22,7 @@ def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
     lines = [
         "## Where this comes from\n",
         *(f"- {key}: {inline(value)}" for key, value in facts(runs).items()),
-        f"- reported on {time.strftime('%Y-%m-%d')}\n",
+        f"- reported on {time.strftime('%Y-%m-%d', time.gmtime())}\n",
         "```",
         *(commands or own_commands(runs)),
         "```",

@@ -83,7 +83,8 @@ def page(sections: Sequence[Section], across: Sequence[Path], absent: dict[str, 
     body = [
         f"<header><h1>{escape(title)}</h1>",
         f"<p>{counted(len(sections), 'setting')}; arms are compared within a setting only. "
-        f"{counted(left_out, 'folder')} in no mean. Reported on {time.strftime('%Y-%m-%d')}.</p></header>",
+        f"{counted(left_out, 'folder')} in no mean. "
+        f"Reported on {time.strftime('%Y-%m-%d', time.gmtime())}.</p></header>",
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav>',
         "<main>",
         *(_setting(f"setting-{i}", section) for i, section in enumerate(sections, 1)),

@@ -1,0 +1,25 @@
+"""What is recorded of the policies' decisions."""
+
+import pytest
+
+from accordion_bench import train
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.signals import policy_runner
+from tests.kit import composed, tiny
+
+EVERY_STEP = ["compressor=qsgd", "adaptive=alq", "adaptive.alq.update_every=1", "adaptive.alq.stat_samples=1"]
+
+
+def recorded(runs, most: int) -> list[int]:
+    """After which steps there is a decision."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(policy_runner, "MOST_DECISIONS", most)
+        train.run(composed.run(runs, *EVERY_STEP, "epochs=1", "schedule.warmup_epochs=0", "dataset.train_size=480"))
+    (row,) = RunFolder(tiny.only(runs)).read_metrics()
+    return [decision["step"] for decision in row["decisions"]["alq"]["updates"]]
+
+
+def test_of_very_many_decisions_some_are_recorded_the_first_and_the_last_among_them(tmp_path):
+    every, some = recorded(tmp_path / "every", 1000), recorded(tmp_path / "some", 8)
+    assert len(every) > 20 and 4 <= len(some) <= 8
+    assert some[0] == every[0] and some[-1] == every[-1] and set(some) < set(every)

@@ -109,6 +109,7 @@ class Trainer:
         specs, like, run = self.axis.specs, self.axis.params[0], parts.run
         plan = parts.plan_for(specs)
         self.position = Position(plan, config.optimizer["lr"], parts.schedule, config.epochs, self.sampler.steps)
+        sampler, position = self.sampler, self.position  # who kept this object would keep its data's readers
         self.policy_runner = PolicyRunner(
             parts.policies,
             specs,
@@ -117,7 +118,7 @@ class Trainer:
             self.ladder,
             self.position,
             self.score.loss_sum,
-            lambda: len(self.sampler.batch(comm.first_worker, self.position.step_in_epoch)),
+            lambda: len(sampler.batch(comm.first_worker, position.step_in_epoch)),
             run.warmup_epochs,
             dataclasses.asdict(config.measure),
         )
@@ -334,7 +335,8 @@ class Trainer:
     def upcoming(self, steps: range) -> Iterator[Tensor]:
         """Sample numbers of the local workers' batches, in the order in which they are wanted."""
         workers = range(self.comm.first_worker, self.comm.first_worker + self.comm.local_workers)
-        return (self.sampler.batch(worker, step) for step in steps for worker in workers)
+        sampler = self.sampler
+        return (sampler.batch(worker, step) for step in steps for worker in workers)
 
     def end_epoch(self) -> None:
         """Decide, evaluate, write the row."""

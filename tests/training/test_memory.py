@@ -20,7 +20,7 @@ ARMS = {
     "local": ["sync=local_sgd", "sync.period=4"],
     "gravac": ["compressor=topk", "adaptive=gravac"],
     "qsr": ["adaptive=qsr", "schedule=cosine", "schedule.warmup_epochs=0"],
-    "alq": ["compressor=qsgd", "adaptive=alq", "adaptive.alq.update_at=[0,500,1000]"],
+    "alq": ["compressor=qsgd", "adaptive=alq", "adaptive.alq.update_at=[0,500]"],
     "saved": ["checkpoint.minutes=0.01"],
 }
 

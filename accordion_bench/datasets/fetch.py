@@ -111,7 +111,9 @@ def _read(address: str, name: str, file: Path, timeout: float) -> str:
 
     md5 = hashlib.md5(usedforsecurity=False)
     try:
-        with urllib.request.urlopen(address, timeout=timeout) as answer, file.open("wb") as out:
+        # an opener of its own: the one that Python keeps has the proxies of the first time that it was used
+        opener = urllib.request.build_opener()
+        with opener.open(address, timeout=timeout) as answer, file.open("wb") as out:
             bar = tqdm(total=answer.length, desc=name, unit="B", unit_scale=True, disable=None)  # on terminals
             with bar:
                 while some := answer.read(CHUNK):

@@ -24,6 +24,7 @@ def _is_text(call: ast.Call, name: str) -> bool:
     """Whether a call opens a file for text; os.open and Image.open know no modes of text."""
     if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in (
         "os",
+        "opener",
         "Image",
         "tarfile",
         "files",

@@ -11,7 +11,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
 
 POLL = 0.2  # seconds between two looks at a lock that somebody holds
 LEASE = 30.0  # seconds without a renewal after which an owner counts as gone
-NOT_TO_BE_WRITTEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without them says
 
 
 class Taken(Exception):
@@ -23,8 +23,8 @@ def locked(path: Path, wait: bool = False) -> Iterator[None]:
     """Keep other processes out. The lock goes with the process, however that ends; its file stays there, empty.
 
     On a file system without locks a file beside it says who the owner is (host, process and its start); the owner
-    renews it, and one that has not for `LEASE` seconds counts as gone. In a folder that cannot be written nobody is
-    kept out: nobody can do anything there.
+    renews it, and one that has not for `LEASE` seconds counts as gone. In a folder that cannot be written, or on a full
+    disk, nobody is kept out: nobody can do anything there.
 
     Args:
         path: of the lock.
@@ -52,7 +52,7 @@ def _acquire(path: Path, wait: bool) -> BaseFileLock | None:
     except NotImplementedError:
         pass
     except OSError as error:
-        if error.errno in NOT_TO_BE_WRITTEN:
+        if error.errno not in NO_LOCKS:
             return None
     owner = path.with_suffix(".owner")
     tell(path.parent.parent, owner.name)

@@ -80,13 +80,15 @@ def test_without_locks_an_owner_elsewhere_that_renews_no_more_counts_as_gone(tmp
         assert time.monotonic() - began >= locks.LEASE
 
 
-def test_in_a_folder_that_cannot_be_written_nobody_is_kept_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO])
+def test_where_nothing_can_be_written_nobody_is_kept_out(number, tmp_path, monkeypatch, capsys):
     def refuse(*_: object) -> None:
-        raise PermissionError(errno.EACCES, "not yours")
+        raise OSError(number, "not now")
 
     monkeypatch.setattr("filelock._unix.UnixFileLock._acquire", refuse)
     with locks.locked(tmp_path / "run.lock"), locks.locked(tmp_path / "run.lock"):
         pass
+    assert capsys.readouterr().err == "" and not list(tmp_path.iterdir())
 
 
 def test_of_two_equal_runs_that_start_at_once_one_trains(tmp_path, monkeypatch):

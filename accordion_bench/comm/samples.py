@@ -95,7 +95,7 @@ class Alike:
         self.count, self.stride = 0, 1
         self.sums = [0.0] * len(PARTS)
         self.rows = array("d")  # of steps 0, stride, 2 stride, ...
-        self.longest: list[tuple[float, ...]] = []  # a heap: what all parts have taken, then each
+        self.longest: list[float] = []  # a heap: what all parts have taken
 
     def add(self, seconds: Sequence[float]) -> None:
         """One more step, by part."""
@@ -104,7 +104,7 @@ class Alike:
         self.count += 1
         self.sums = [total + more for total, more in zip(self.sums, seconds, strict=True)]
         push = heapq.heappush if len(self.longest) < LONGEST else heapq.heappushpop
-        push(self.longest, (sum(seconds), *seconds))
+        push(self.longest, sum(seconds))
         if len(self.rows) == MOST * len(PARTS):
             self.rows = array("d", self.kept()[::2].ravel())
             self.stride *= 2
@@ -115,7 +115,7 @@ class Alike:
 
     def longest_totals(self) -> list[float]:
         """Seconds of the steps among which outliers are: of all, or of the longest."""
-        return self.kept().sum(axis=1).tolist() if self.stride == 1 else [total for total, *_ in self.longest]
+        return self.kept().sum(axis=1).tolist() if self.stride == 1 else self.longest
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""
@@ -128,7 +128,7 @@ class Alike:
         alike = cls()
         alike.count, alike.stride, alike.sums = state["count"], state["stride"], list(state["sums"])
         alike.rows = array("d", state["rows"].tolist())
-        alike.longest = [tuple(row) for row in state["longest"].tolist()]
+        alike.longest = state["longest"].tolist()
         return alike
 
 

@@ -100,23 +100,10 @@ def untrusted(saved: Config, cfg: Config) -> Iterator[tuple[str, str]]:
         cfg: another one, whose classes are trusted.
     """
     for group, node in saved.items():
-        named = set(targets_in(cfg.get(group)))
-        for key, path in _targets(node, group):
+        named = [path for _, path in targets_in(cfg.get(group))]
+        for key, path in targets_in(node, group):
             if not is_trusted(path, group, named):
                 yield key, path
-
-
-def _targets(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Whatever stands under `_target_`, by dotted key; of lists by the list's."""
-    if isinstance(node, dict):
-        for name, value in node.items():
-            if name == "_target_":
-                yield f"{key}._target_", value
-            else:
-                yield from _targets(value, f"{key}.{name}")
-    elif isinstance(node, list):
-        for value in node:
-            yield from _targets(value, key)
 
 
 def continuing(config: Config, folder: RunFolder) -> str:

@@ -34,26 +34,35 @@ def is_trusted(path: object, group: str = "", also: Iterable[str] = ()) -> bool:
     Args:
         path: what a configuration has under `_target_`, of whatever kind.
         group: as for `trusted_targets`.
-        also: paths that the command as composed now names: `targets_in(config)`.
+        also: paths that the command as composed now names.
     """
     return isinstance(path, str) and (path in also or path in trusted_targets(group))
 
 
-def trust(paths: Iterable[str]) -> None:
-    """Trust some classes from now on, in this process and those that it forks."""
-    _added.update(paths)
+def trust(config: Any) -> None:
+    """Trust the classes that a configuration names from now on, in this process and those that it forks."""
+    _added.update(path for _, path in targets_in(config) if isinstance(path, str))
 
 
-def targets_in(config: Any) -> Iterator[str]:
-    """Every `_target_` of a configuration, those of nested groups and lists included."""
+def targets_in(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Whatever stands under a `_target_` in a configuration, of whatever kind, with its dotted key.
+
+    Those of nested groups and lists are among them; what is in a list has the list's key.
+
+    Args:
+        config: a configuration, or a part of it.
+        key: of that part.
+    """
     if isinstance(config, dict):
-        if isinstance(path := config.get("_target_"), str):
-            yield path
-        for value in config.values():
-            yield from targets_in(value)
+        for name, value in config.items():
+            inside = f"{key}.{name}" if key else str(name)
+            if name == "_target_":
+                yield inside, value
+            else:
+                yield from targets_in(value, inside)
     elif isinstance(config, list):
         for value in config:
-            yield from targets_in(value)
+            yield from targets_in(value, key)
 
 
 @functools.cache

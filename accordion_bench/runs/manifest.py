@@ -106,11 +106,11 @@ def read_file(path: Path, manifest: Manifest | None) -> bytes:
     Raises:
         Damaged: it is not as it was written.
     """
-    if not path.is_file():  # a pipe would never end
-        raise Damaged(f"{path.name} is missing")
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = untrusted.read_bytes(path, most=None)
+    except FileNotFoundError:
+        raise Damaged(f"{path.name} is missing") from None
+    except (OSError, untrusted.Refused):
         raise Damaged(f"{path.name} cannot be read") from None
     if manifest is None:
         return data

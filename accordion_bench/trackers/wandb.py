@@ -10,7 +10,7 @@ from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.trusted import targets_in, trust
+from accordion_bench.options.trusted import trust
 from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import METRICS
 from accordion_bench.trackers.base import Tracker, scalars
@@ -63,7 +63,7 @@ class Wandb(Tracker):
         from accordion_bench.report.read.labels import label
 
         _give_up()
-        trust(targets_in(cfg))  # this process has made the run of them
+        trust(cfg)  # this process has made the run of them
         self.folder, choices = folder, cfg["choices"]
         try:
             self.run = wandb.init(

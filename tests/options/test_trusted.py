@@ -9,7 +9,7 @@ from tests.kit.paths import ROOT
 def test_every_target_of_our_yaml_files_is_trusted_and_nothing_else():
     named = set()
     for file in (ROOT / "conf").rglob("*.yaml"):
-        named |= set(trusted.targets_in(yaml.safe_load(file.read_text(encoding="utf-8"))))
+        named |= {path for _, path in trusted.targets_in(yaml.safe_load(file.read_text(encoding="utf-8")))}
     plain = {path for path in named if not path.startswith("${")}  # the others are values of a setup
     assert trusted.trusted_targets() == plain
     assert not any(map(trusted.is_trusted, ("os.system", "shared.run1.payload.X", "", None, 3, ["os.system"])))
@@ -35,7 +35,8 @@ def test_a_folder_of_config_dir_is_trusted(tmp_path, monkeypatch):
 def test_what_a_command_names_is_trusted_for_it(monkeypatch):
     monkeypatch.setattr(trusted, "_added", set())
     config = {"model": {"_target_": "a.B"}, "adaptive": {"x": {"inner": [{"_target_": "c.D"}, {"_target_": 3}]}}}
-    assert set(trusted.targets_in(config)) == {"a.B", "c.D"}
-    assert trusted.is_trusted("c.D", also=set(trusted.targets_in(config))) and not trusted.is_trusted("c.D")
-    trusted.trust(trusted.targets_in(config))
+    found = [("model._target_", "a.B"), ("adaptive.x.inner._target_", "c.D"), ("adaptive.x.inner._target_", 3)]
+    assert list(trusted.targets_in(config)) == found
+    assert trusted.is_trusted("c.D", also=[path for _, path in found]) and not trusted.is_trusted("c.D")
+    trusted.trust(config)
     assert trusted.is_trusted("c.D", "compressor")

@@ -164,27 +164,17 @@ def _race(seed: int, ranks: int, rounds: int = 3) -> list[list[int]]:
     return ends
 
 
-def test_nobody_wants_it(monkeypatch):
-    """Then the store is looked at now and then, not after every step."""
+@pytest.mark.parametrize(("processes", "seconds", "most"), [(2, 0.002, 1 + 2 / LOOK), (1000, 0.01, 11)])
+def test_nobody_wants_it(processes, seconds, most, monkeypatch):
+    """Then the store is looked at now and then, not after every step; of a thousand processes, once a second."""
     now = [0.0]
     monkeypatch.setattr(agreed_step.time, "monotonic", lambda: now[0])
     raw = LocalStore()
-    agreed = AgreedStep("stop", SealedStore(raw, 2))
+    agreed = AgreedStep("stop", SealedStore(raw, processes))
     for step in range(1, 1001):
-        now[0] += 0.002
+        now[0] += seconds
         assert not agreed.due(step, lambda: False)
-    assert raw.calls <= 1 + 2 / LOOK
-
-
-def test_a_thousand_processes_look_less_often(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(agreed_step.time, "monotonic", lambda: now[0])
-    raw = LocalStore()
-    agreed = AgreedStep("stop", SealedStore(raw, 1000))
-    for step in range(1, 1001):
-        now[0] += 0.01
-        assert not agreed.due(step, lambda: False)
-    assert raw.calls <= 11  # once a second
+    assert raw.calls <= most
 
 
 @pytest.mark.parametrize("garbage", [b"last", b"last -1", b"go 1e9", b"\xff", b"last 3", b"stop 9" * 300_000])

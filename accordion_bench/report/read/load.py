@@ -131,7 +131,7 @@ def _no_collection() -> Iterator[None]:
 def trust_classes(paths: Iterable[str | Path]) -> None:
     """Trust the classes that the runs under `paths` name: their labels and level maps import them from now on."""
     for folder in find_runs(paths):
-        trusted.trust(trusted.targets_in(in_todays_words(_mapping(folder / "config.yaml", []))))
+        trusted.trust(in_todays_words(_mapping(folder / "config.yaml", [])))
 
 
 def read_run(path: Path) -> Run:

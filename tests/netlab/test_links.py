@@ -180,7 +180,7 @@ def test_small_messages_agree_after_their_calibrated_cost(rows, name):
 # ---- links and jobs
 
 
-def lab(*words: str, timeout: float = 80, **environ: str) -> subprocess.CompletedProcess:
+def lab(*words: str, timeout: float = 300, **environ: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "accordion_bench.netlab", *words]
     with tempfile.TemporaryDirectory() as logs:  # those of failures are kept
         env = {**os.environ, "TMPDIR": logs, **environ}
@@ -358,7 +358,7 @@ def test_everything_is_removed_after_a_signal(signum, status):
     inside = [pid for name in namespaces for pid in janitor._inhabitants(name)]
     assert len(inside) == 8
     running.send_signal(getattr(signal, signum))
-    running.communicate(timeout=20)
+    running.communicate(timeout=60)
     assert running.returncode == status
     wait_until(lambda: not janitor.names(mine))
     wait_until(lambda: not any(map(alive, inside)))

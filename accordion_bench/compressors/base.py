@@ -5,7 +5,7 @@ Tensor suffixes: W local workers, A all workers, N elements, M rows, K columns, 
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,13 +33,13 @@ class Exchanged(NamedTuple):
     """The result of one exchange.
 
     update: tensors [...], what every worker applies; identical on all workers.
-    subtract_sent_: called with (index, [W, ...]), subtracts in place each local worker's contribution to that tensor
-        as the others decode it. A function, so that it costs nothing where nobody asks, and touches only what was sent
-        where error feedback does.
+    subtract_sent_: called with tensors [W, ...] by index, subtracts in place from each of them the local workers'
+        contributions to it, as the others decode them. A function, so that it costs nothing where nobody asks, and
+        touches only what was sent where error feedback does; of many tensors, so that a device is asked once.
     """
 
     update: list[Tensor]
-    subtract_sent_: Callable[[int, Tensor], Any]
+    subtract_sent_: Callable[[Mapping[int, Tensor]], Any]
 
 
 class Probe(NamedTuple):
@@ -177,7 +177,7 @@ class Compressor(Component, Claims):
 
         def lost(i: int) -> Tensor:
             lost_W = xs_W[i].clone()
-            out.subtract_sent_(i, lost_W)
+            out.subtract_sent_({i: lost_W})
             return lost_W
 
         return self.probe_of(xs_W, lost, ctx, workers)
@@ -204,6 +204,12 @@ class Compressor(Component, Claims):
         total = all_lost / everything if everything else 0.0
         buckets = [moments(own) for own in self.buckets_of(ps_W, ctx) or []]
         return Probe(errors, total, [payload for payload, _ in sizes], buckets, measured)
+
+
+def subtract_(targets_W: Mapping[int, Tensor], xs_W: Sequence[Tensor]) -> None:
+    """Subtract from each target [W, ...] the tensor of its index: what travels whole is lost nowhere."""
+    if targets_W:
+        torch._foreach_sub_(list(targets_W.values()), [xs_W[i] for i in targets_W])
 
 
 def alone(xs_W: Sequence[Tensor]) -> Comm:

@@ -1,6 +1,6 @@
 """Casts: the gradient in 16 bits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,12 +33,13 @@ class Cast(Compressor):
         narrow = iter(comm.all_reduce_mean([x for x, c in zip(xs_W, cast, strict=True) if c], dtype=self.dtype))
         whole = iter(comm.all_reduce_mean([x for x, c in zip(xs_W, cast, strict=True) if not c]))
 
-        def subtract_sent_(i: int, target_W: Tensor) -> None:
-            if cast[i]:
-                share_W = cast_share(xs_W[i], comm.workers, self.dtype)
-                target_W.sub_(share_W.to(target_W.dtype), alpha=comm.workers)
-            else:
-                target_W.sub_(xs_W[i])
+        def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
+            for i, target_W in targets_W.items():
+                if cast[i]:
+                    share_W = cast_share(xs_W[i], comm.workers, self.dtype)
+                    target_W.sub_(share_W.to(target_W.dtype), alpha=comm.workers)
+                else:
+                    target_W.sub_(xs_W[i])
 
         return Exchanged([next(narrow if c else whole) for c in cast], subtract_sent_)
 

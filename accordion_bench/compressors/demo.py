@@ -5,7 +5,7 @@ K of them sent, B bytes.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -157,13 +157,15 @@ class DeMo(Compressor):
                 update[i] = joined[g].view(ctx.specs[i].shape)
                 place[i] = number, g
 
-        def subtract_sent_(i: int, target_W: Tensor) -> None:
-            number, g = place[i]
-            (positions, values), chunks = sent_W[number], groups[number].chunks
-            own_W = values[:, g]
-            if positions is not None:
-                own_W = values.new_zeros(len(values), chunks.count, chunks.numel).scatter_(2, positions[:, g], own_W)
-            target_W.sub_(chunks.inverse(own_W).view(target_W.shape))
+        def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
+            for i, target_W in targets_W.items():
+                number, g = place[i]
+                (positions, values), chunks = sent_W[number], groups[number].chunks
+                own_W = values[:, g]
+                if positions is not None:
+                    empty = values.new_zeros(len(values), chunks.count, chunks.numel)
+                    own_W = empty.scatter_(2, positions[:, g], own_W)
+                target_W.sub_(chunks.inverse(own_W).view(target_W.shape))
 
         return Exchanged(update, subtract_sent_)
 

@@ -87,7 +87,7 @@ class DGC(Wrapper):
                 v.zero_()
                 continue
             before = v.clone()
-            out.subtract_sent_(i, v)  # zero where sent, up to what float32 cannot hold
+            out.subtract_sent_({i: v})  # zero where sent, up to what float32 cannot hold
             u.masked_fill_(v != before, 0)
         return out
 

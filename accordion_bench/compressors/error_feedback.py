@@ -100,7 +100,7 @@ class ErrorFeedback(Wrapper):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         scales = ctx.lrs if self.traits.units == "parameter" else [1.0] * len(xs_W)
         if xs_W and not any(scales) and self.zero_lr == "skip":
-            return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda i, target_W: target_W)
+            return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda targets_W: None)
         residuals_W = self._residuals(ctx, state)
         if self.residual_decay != 1:
             torch._foreach_mul_([e for e in residuals_W if e is not None], self.residual_decay)
@@ -110,15 +110,19 @@ class ErrorFeedback(Wrapper):
             for x, e, scale in zip(xs_W, residuals_W, scales, strict=True)
         ]
         out = self.inner.exchange(ps_W, ctx, state, comm)
+        lossy = {}
         for i, residual_W in enumerate(residuals_W):
             if residual_W is None:
                 continue
-            if not self.inner.compresses(ctx.specs[i], ctx.levels[i]):
-                if out.update[i].data_ptr() == residual_W.data_ptr():  # a lone worker's mean may be its own tensor
-                    out.update[i] = out.update[i].clone()
-                residual_W.zero_()
-            elif self.residual == "local":
-                out.subtract_sent_(i, residual_W)
-            else:
+            if self.inner.compresses(ctx.specs[i], ctx.levels[i]):
+                lossy[i] = residual_W
+                continue
+            if out.update[i].data_ptr() == residual_W.data_ptr():  # a lone worker's mean may be its own tensor
+                out.update[i] = out.update[i].clone()
+            residual_W.zero_()
+        if self.residual == "local":
+            out.subtract_sent_(lossy)
+        else:
+            for i, residual_W in lossy.items():
                 residual_W.sub_(out.update[i])
         return out

@@ -3,7 +3,7 @@
 Tensor suffixes: W local workers, A all workers, R rows (one worker's view of one tensor each), N elements, B bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from accordion_bench.compressors.base import (
     WhyDense,
     dense_bytes,
     ring,
+    subtract_,
 )
 from accordion_bench.compressors.entropy import coded_bytes
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
@@ -207,11 +208,10 @@ class OneShot(Compressor):
         if self.entropy != "none":
             comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload
 
-        def subtract_sent_(i: int, target_W: Tensor) -> None:
-            if i in compressed:
-                add_own_(i, target_W, -1.0)
-            else:
-                target_W.sub_(xs_W[i])
+        def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
+            subtract_({i: target_W for i, target_W in targets_W.items() if i not in compressed}, xs_W)
+            for i in [i for i in targets_W if i in compressed]:
+                add_own_(i, targets_W[i], -1.0)
 
         return Exchanged(update, subtract_sent_)
 

@@ -1,6 +1,6 @@
 """PowerSGD: low-rank gradients by one power iteration per step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -131,11 +131,12 @@ class PowerSGD(Compressor):
             for g, i in enumerate(ids)
         }
 
-        def subtract_sent_(i: int, target_W: Tensor) -> None:
-            if i in factors_W:  # M_w - P Q_w^T
-                target_W.view(W, *ctx.specs[i].matrix).baddbmm_(*factors_W[i], alpha=-1)
-            else:
-                target_W.sub_(xs_W[i])
+        def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
+            for i, target_W in targets_W.items():
+                if i in factors_W:  # M_w - P Q_w^T
+                    target_W.view(W, *ctx.specs[i].matrix).baddbmm_(*factors_W[i], alpha=-1)
+                else:
+                    target_W.sub_(xs_W[i])
 
         return Exchanged(update, subtract_sent_)
 

@@ -1,6 +1,6 @@
 """RandomK: entries drawn at random, the same on all workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,11 +79,12 @@ class RandomK(Compressor):
             full = large_pages.zeros(1, ctx.specs[i].numel, comm.device, update[i].dtype)[0]
             update[i] = full.index_copy_(0, index, update[i] * factors[i]).view(ctx.specs[i].shape)
 
-        def subtract_sent_(i: int, target_W: Tensor) -> None:
-            if i in indices:
-                target_W.view(len(target_W), -1).index_add_(1, indices[i], sent_W[i], alpha=-factors[i])
-            else:
-                target_W.sub_(sent_W[i])
+        def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
+            for i, target_W in targets_W.items():
+                if i in indices:
+                    target_W.view(len(target_W), -1).index_add_(1, indices[i], sent_W[i], alpha=-factors[i])
+                else:
+                    target_W.sub_(sent_W[i])
 
         return Exchanged(update, subtract_sent_)
 

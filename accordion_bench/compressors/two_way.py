@@ -4,7 +4,7 @@ Tensor suffixes: W local workers, A all workers, N elements, B bytes.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense, dense_bytes, ring
+from accordion_bench.compressors.base import (
+    Compressor,
+    Context,
+    Exchanged,
+    Probe,
+    State,
+    WhyDense,
+    dense_bytes,
+    ring,
+    subtract_,
+)
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.oneshot import OneShot, non_finite
 from accordion_bench.compressors.tiles import tiles
@@ -250,14 +260,13 @@ class TwoWay(Wrapper):
             for i in levels:
                 update[i] *= comm.workers
 
-        def subtract_sent_(i: int, target_W: Tensor) -> None:
-            if i not in levels:
-                target_W.sub_(xs_W[i])
-                return
-            flat_W = target_W.view(W, -1)
-            for piece in self.pieces[ctx.specs[i].name]:
-                part_W = flat_W[:, piece.start : piece.stop]
-                self.inner.add_decoded_(part_W, sent_W[piece][None], piece.spec, levels[i], ctx, -1.0)
+        def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
+            subtract_({i: target_W for i, target_W in targets_W.items() if i not in levels}, xs_W)
+            for i in [i for i in targets_W if i in levels]:
+                flat_W = targets_W[i].view(W, -1)
+                for piece in self.pieces[ctx.specs[i].name]:
+                    part_W = flat_W[:, piece.start : piece.stop]
+                    self.inner.add_decoded_(part_W, sent_W[piece][None], piece.spec, levels[i], ctx, -1.0)
 
         return Exchanged(update, subtract_sent_)
 

@@ -182,8 +182,7 @@ class Setup:
         sent_W = self.exchange.as_sent(xs_W)
         out = self.compressor.exchange(sent_W, self.context(step, lr), self.exchange.state, self.comm)
         minus_W = [torch.zeros_like(x_W, memory_format=torch.contiguous_format) for x_W in sent_W]
-        for i, target_W in enumerate(minus_W):
-            out.subtract_sent_(i, target_W)
+        out.subtract_sent_(dict(enumerate(minus_W)))
         return list(out.update), [-target_W for target_W in minus_W]
 
     def payload(self, step: int = 0) -> int:

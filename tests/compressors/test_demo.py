@@ -142,7 +142,7 @@ def test_momentum_and_what_was_sent_add_up(k, value_dtype):
         after = momenta(exchange)
         for i, spec in enumerate(SPECS):
             given_W = 0.999 * before[spec.name] + lr * xs_W[i]
-            out.subtract_sent_(i, given_W)
+            out.subtract_sent_({i: given_W})
             torch.testing.assert_close(given_W, after[spec.name], rtol=1e-12, atol=1e-12)
             if k == 1000:
                 assert (after[spec.name] == 0).all()

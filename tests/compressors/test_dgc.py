@@ -132,7 +132,7 @@ def test_every_gradient_is_accounted_for(momentum, nesterov):
         out = exchange.compressor.exchange(xs_W, ctx, exchange.state, exchange.comm)
         for i, (spec, x_W) in enumerate(zip(SPECS, xs_W, strict=True)):
             minus_sent = torch.zeros_like(x_W)
-            out.subtract_sent_(i, minus_sent)
+            out.subtract_sent_({i: minus_sent})
             total[i] -= minus_sent
             given[i] += x_W
             unmasked = momentum * (before[i] + x_W) if nesterov else momentum * before[i] + x_W
@@ -153,7 +153,7 @@ def test_memories_are_empty_where_an_entry_was_sent():
         ctx = exchange.context(StepInfo(plan, step, 0.1, LATE))
         out = exchange.compressor.exchange(xs_W, ctx, exchange.state, exchange.comm)
         sent_W = torch.zeros_like(xs_W[0])
-        out.subtract_sent_(0, sent_W)
+        out.subtract_sent_({0: sent_W})
         u_W, v_W = exchange.state["m"]["u_W"], exchange.state["m"]["v_W"]
         for sent, u, v in zip(sent_W, u_W, v_W, strict=True):
             assert 0.8 * 1200 <= int((sent != 0).sum()) <= 1.3 * 1200

@@ -106,7 +106,7 @@ def test_bytes_are_recounted_from_what_arrived():
     expected, counts = 0, set()
     for i, spec in enumerate(specs):
         sent_W = torch.zeros_like(xs_W[i])
-        out.subtract_sent_(i, sent_W)
+        out.subtract_sent_({i: sent_W})
         torch.testing.assert_close(-sent_W.mean(0), out.update[i])
         for sent in sent_W:
             k = int((sent != 0).sum())

@@ -7,7 +7,7 @@ import torch
 
 from accordion_bench import conformance
 from accordion_bench.compressors import index_codes
-from accordion_bench.compressors.base import Exchanged
+from accordion_bench.compressors.base import Exchanged, subtract_
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.conformance import __main__ as command
 from accordion_bench.conformance import randomness
@@ -111,7 +111,7 @@ class AnotherReconstruction(EverySecond):
     """The sender subtracts what it had, not what the others decode."""
 
     def exchange(self, xs_W, ctx, state, comm):
-        return Exchanged(super().exchange(xs_W, ctx, state, comm).update, lambda i, target_W: target_W.sub_(xs_W[i]))
+        return Exchanged(super().exchange(xs_W, ctx, state, comm).update, lambda targets_W: subtract_(targets_W, xs_W))
 
 
 class BitPerByte(OneShot):

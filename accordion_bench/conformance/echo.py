@@ -1,0 +1,68 @@
+"""A process group of one: every other process is believed to hold what this one holds."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from accordion_bench.comm import collectives
+from accordion_bench.conformance.pretend_device import real
+
+
+class Echo:
+    """Stands in for torch.distributed inside `comm.collectives`.
+
+    Args:
+        processes: how many there seem to be; this one has rank 0.
+
+    Attributes:
+        log: what was called: operation, entries, type.
+    """
+
+    class ReduceOp:
+        """As torch's."""
+
+        SUM, MAX, MIN = "sum", "max", "min"
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self.log: list[tuple[str, int, torch.dtype]] = []
+
+    def _note(self, operation: str, x: Tensor) -> Tensor:
+        self.log.append((operation, x.numel(), x.dtype))
+        return real(x)
+
+    def all_reduce(self, x: Tensor, op: str = "sum", group: Any = None) -> None:
+        """The sum of equal numbers is a multiple; the largest of them is what it was."""
+        mine = self._note("all_reduce", x)
+        if op == "sum":
+            mine.mul_(self.processes)
+
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, group: Any = None) -> None:
+        """Everybody's is this one's."""
+        real(out).view(self.processes, -1).copy_(self._note("all_gather", x).reshape(1, -1))
+
+    def all_to_all_single(
+        self, out: Tensor, x: Tensor, received: list[int], sent: list[int], group: Any = None
+    ) -> None:
+        """Everybody sends what this one sends itself; where another one's share is longer, over and over."""
+        mine = self._note("all_to_all", x)[: sent[0]]
+        # another one's share may be longer, or this one may send itself nothing
+        mine = torch.nn.functional.pad(mine, (0, int(not len(mine))))
+        times = max(received) // len(mine) + 1
+        real(out).copy_(torch.cat([mine.repeat(times)[:size] for size in received]))
+
+    def broadcast(self, x: Tensor, group: Any = None, group_src: int = 0) -> None:
+        """It stays as it is."""
+        self._note("broadcast", x)
+
+
+@contextlib.contextmanager
+def echoed(processes: int) -> Iterator[Echo]:
+    """Let collectives of `processes` processes be an echo of this one."""
+    echo = Echo(processes)
+    with mock.patch.object(collectives, "dist", echo):
+        yield echo

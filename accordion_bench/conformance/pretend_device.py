@@ -1,0 +1,240 @@
+"""A device that is not there: tensors that say they are on it, hold their numbers on the CPU, and are counted.
+
+Code that decides by `device.type` takes the device's branch, with real numbers. Type `meta` serves: torch asks no
+driver for it, and it is not `cpu`. What CUDA refuses is refused here: NumPy, and tensors of two devices in one
+operation.
+"""
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = torch.device("meta")
+aten = torch.ops.aten
+
+# operations whose size of result is read from the device; an index by booleans is among them
+SIZED_BY_DATA = {"nonzero", "masked_select", "bincount", "unique_dim", "_unique2", "unique_consecutive"}
+READ_BY_HOST = {"_local_scalar_dense", "equal", "is_nonzero"}
+# no kernel: memory alone, or a change of what is said of it
+NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "is_pinned"}
+
+
+@dataclass
+class Counts:
+    """What was counted since the last reset.
+
+    launches: operations that start a kernel, by name.
+    waits: of the host for the device, by what it waited for.
+    uploads: copies from the host that nobody waits for.
+    """
+
+    launches: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+    uploads: int = 0
+
+    def reset(self) -> None:
+        """Start anew."""
+        self.launches.clear()
+        self.waits.clear()
+        self.uploads = 0
+
+
+class Pretend(Tensor):
+    """A tensor of the device; its numbers are those of `numbers`."""
+
+    numbers: Tensor
+    counts = Counts()
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> "Pretend":
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            numbers.shape,
+            strides=numbers.stride(),
+            storage_offset=numbers.storage_offset(),
+            dtype=numbers.dtype,
+            device=DEVICE,
+        )
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Pretend({self.numbers})"
+
+    def _read(self, how: str) -> Tensor:
+        self.counts.waits[how] += 1
+        return self.numbers
+
+    def item(self) -> Any:
+        return self._read("item").item()
+
+    def tolist(self) -> Any:
+        return self._read("tolist").tolist()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    __index__ = __int__
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert a tensor of the device to numpy")
+
+    __array__ = numpy
+
+    def data_ptr(self) -> int:
+        return self.numbers.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.numbers.untyped_storage()
+
+    def __deepcopy__(self, memo: Any) -> "Pretend":
+        return self.clone()  # type: ignore[return-value]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return _run(func, args, kwargs or {})
+
+
+class PretendDevice(TorchDispatchMode):
+    """Tensors made with `device=DEVICE`, or copied there, are the device's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        ours = device is not None and torch.device(device) == DEVICE
+        if ours or any(isinstance(leaf, Pretend) for leaf in tree_leaves((args, kwargs))):
+            return _run(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class FromLists(TorchFunctionMode):
+    """`torch.tensor(numbers, device=DEVICE)`, which torch makes below what a dispatch mode sees."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") == DEVICE:
+            return func(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def pretended() -> Iterator[Counts]:
+    """A device for the block; gives what is counted on it. Host memory can be pinned for it."""
+    Pretend.counts.reset()
+    before = Tensor.pin_memory
+
+    def pin_memory(x: Tensor) -> Tensor:
+        pinned = x.clone()
+        pinned._is_pinned = True  # type: ignore[attr-defined]
+        return pinned
+
+    Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
+    try:
+        with FromLists(), PretendDevice():
+            yield Pretend.counts
+    finally:
+        Tensor.pin_memory = before  # type: ignore[method-assign]
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = func._schema.name.removeprefix("aten::")
+    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    kwargs = dict(kwargs)
+    target = kwargs.get("device")
+    if target is not None:
+        kwargs["device"] = "cpu"
+    copy = _copy(name, args, kwargs, target)
+    if copy is None:
+        _refuse_two_devices(name, leaves)
+        _count(func, name, args)
+    ours = {id(leaf.numbers): leaf for leaf in leaves if isinstance(leaf, Pretend)}
+    out = func(*tree_map(real, args), **tree_map(real, kwargs))
+    if name in READ_BY_HOST or copy == "down":
+        return out
+    if copy == "down into":
+        return args[0]
+
+    def wrapped(x: Any) -> Any:
+        if type(x) is not Tensor:
+            return x
+        return ours[id(x)] if id(x) in ours else Pretend(x)
+
+    return tree_map(wrapped, out)
+
+
+def real(x: Any) -> Any:
+    """The numbers behind a tensor of the device; anything else as it is."""
+    return x.numbers if isinstance(x, Pretend) else x
+
+
+def _copy(name: str, args: Any, kwargs: dict[str, Any], target: Any) -> str | None:
+    """Count a copy between host and device: which way it goes; None = it is none."""
+    counts, waits_not = Pretend.counts, kwargs.get("non_blocking", False)
+    if name == "copy_":
+        there, here = args[0], args[1]
+        waits_not = args[2] if len(args) > 2 else waits_not
+        if isinstance(there, Pretend) == isinstance(here, Pretend):
+            return None
+        if not isinstance(there, Pretend):
+            counts.waits["copy to the host"] += 1
+            return "down into"
+    elif name == "_to_copy" and target is not None:
+        here = args[0]
+        if isinstance(here, Pretend):
+            if torch.device(target) == DEVICE:
+                return None
+            counts.waits["copy to the host"] += 1
+            return "down"
+    else:
+        return None
+    if waits_not and getattr(here, "_is_pinned", False):
+        counts.uploads += 1
+    else:
+        counts.waits["copy from pageable memory"] += 1
+    return "up"
+
+
+def _refuse_two_devices(name: str, leaves: list[Tensor]) -> None:
+    if any(type(x) is Tensor and x.ndim for x in leaves) and any(isinstance(x, Pretend) for x in leaves):
+        raise RuntimeError(f"{name}: expected all tensors on one device, found some on the CPU")
+
+
+def _count(func: Any, name: str, args: Any) -> None:
+    counts = Pretend.counts
+    if name in READ_BY_HOST:
+        counts.waits[name] += 1
+        return
+    if name in SIZED_BY_DATA or (name.startswith("index") and _by_booleans(args)):
+        counts.waits[name] += 1
+    if name == "repeat_interleave" and "self_int" not in str(func):
+        counts.waits[name] += 1
+    if _launches(func, name):
+        counts.launches[name] += 1
+
+
+def _by_booleans(args: Any) -> bool:
+    return any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in tree_leaves(args[1:2]))
+
+
+@functools.cache
+def _launches(func: Any, name: str) -> bool:
+    view = any(x.alias_info is not None and not x.alias_info.is_write for x in func._schema.returns)
+    return not view and name not in NO_KERNEL

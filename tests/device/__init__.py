@@ -1,0 +1,1 @@
+"""The GPU path on a machine without one."""

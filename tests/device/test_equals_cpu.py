@@ -1,0 +1,14 @@
+"""Every compressor takes the device's branch with real numbers, and gives what the CPU's gives."""
+
+import pytest
+
+from accordion_bench import conformance
+from accordion_bench.conformance.devices import check_devices
+from accordion_bench.conformance.pretend_device import DEVICE, pretended
+from tests.kit.helpers import yaml_names
+
+
+@pytest.mark.parametrize("name", yaml_names("compressor"))
+def test_every_compressor(name):
+    with pretended():
+        check_devices(conformance.from_yaml(name), device=str(DEVICE))

@@ -1,5 +1,6 @@
 """Eight bits per coordinate with a scale per bucket: fp8 and int8."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,20 +8,22 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.chunks import Chunks
+from accordion_bench.compressors.dense_codes import Dense, DenseCodes, scaled_
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.rounding.norms import bucket_norms
+from accordion_bench.compressors.rounding.passes import refuse_non_finite
 from accordion_bench.compressors.tiles import bucket_tiles
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.counter_rng import Stream
+from accordion_bench.tensors.counter_rng import Stream, uniforms_of
 
 TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 UNIT = {"e4m3": 256.0}  # float16's exponent counts 8 less than e4m3's
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 
 
-class Blockwise(OneShot):
+class Blockwise(DenseCodes):
     """C(v) = s_b round(v / s_b) on each bucket b, s_b = max |v_b| / the format's largest number.
 
     fp8: an entry is off by at most 2^-4 (e4m3) or 2^-3 (e5m2) of itself, unless it is far below the bucket's largest.
@@ -69,9 +72,34 @@ class Blockwise(OneShot):
     def scales(self, x_R: Tensor, spec: TensorSpec) -> Tensor:
         """s_b of every bucket, float32 [R, m]; a bucket whose s_b would be no normal float32 counts as zero."""
         scales_R = bucket_norms(x_R, self.size(spec), "linf") / LARGEST[self.format]
-        if not scales_R.isfinite().all():
-            raise NonFiniteRow(int((~scales_R.isfinite()).any(1).nonzero()[0]))
-        return torch.where(scales_R >= torch.finfo(torch.float32).tiny, scales_R, 0)
+        refuse_non_finite(scales_R)
+        return torch.where(scales_R < torch.finfo(torch.float32).tiny, 0, scales_R)
+
+    def dense(self, level: float, ctx: Context) -> Dense | None:
+        return Dense((256,), self.bucket_size, draws=self.rounding == "random")
+
+    def encode_chunks(
+        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        scales_W = chunks.norms(x_W, math.inf).float() / LARGEST[self.format]
+        scales_W = torch.where(scales_W < torch.finfo(torch.float32).tiny, 0, scales_W)
+        steps_W = scaled_(x_W, torch.where(scales_W > 0, 1 / scales_W, 0), chunks)
+        if self.rounding == "random":
+            steps_W.add_(uniforms_of(blocks_W)).floor_().clamp_(-127, 127)
+        elif self.format == "int8":
+            steps_W.round_()
+        return scales_W, [steps_W.to(TYPES[self.format]).view(torch.uint8)]
+
+    def decode_chunks(
+        self,
+        header_A: Tensor,
+        codes_A: Sequence[Tensor],
+        chunks: Chunks,
+        names: Sequence[str],
+        level: float,
+        ctx: Context,
+    ) -> Tensor:
+        return scaled_(codes_A[0].view(TYPES[self.format]).float(), header_A, chunks)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         scales_R, size, n = self.scales(x_R, spec), self.size(spec), spec.numel

@@ -101,28 +101,24 @@ class ErrorFeedback(Wrapper):
         scales = ctx.lrs if self.traits.units == "parameter" else [1.0] * len(xs_W)
         if xs_W and not any(scales) and self.zero_lr == "skip":
             return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda targets_W: None)
-        residuals_W = self._residuals(ctx, state)
-        if self.residual_decay != 1:
-            torch._foreach_mul_([e for e in residuals_W if e is not None], self.residual_decay)
+        kept_W = {i: e for i, e in enumerate(self._residuals(ctx, state)) if e is not None}
+        if kept_W and self.residual_decay != 1:
+            torch._foreach_mul_(list(kept_W.values()), self.residual_decay)
         # p_w is formed in the residual's own storage, so that error feedback needs no third buffer
-        ps_W = [
-            (x if scale == 1 else x * scale) if e is None else e.add_(x, alpha=scale)
-            for x, e, scale in zip(xs_W, residuals_W, scales, strict=True)
-        ]
-        out = self.inner.exchange(ps_W, ctx, state, comm)
-        lossy = {}
-        for i, residual_W in enumerate(residuals_W):
-            if residual_W is None:
-                continue
-            if self.inner.compresses(ctx.specs[i], ctx.levels[i]):
-                lossy[i] = residual_W
-                continue
-            if out.update[i].data_ptr() == residual_W.data_ptr():  # a lone worker's mean may be its own tensor
+        for scale in dict.fromkeys(scales[i] for i in kept_W):
+            ids = [i for i in kept_W if scales[i] == scale]
+            torch._foreach_add_([kept_W[i] for i in ids], [xs_W[i] for i in ids], alpha=scale)
+        ps_W = kept_W | {i: x if scales[i] == 1 else x * scales[i] for i, x in enumerate(xs_W) if i not in kept_W}
+        out = self.inner.exchange([ps_W[i] for i in range(len(xs_W))], ctx, state, comm)
+        lossy_W = {i: e for i, e in kept_W.items() if self.inner.compresses(ctx.specs[i], ctx.levels[i])}
+        whole_W = {i: e for i, e in kept_W.items() if i not in lossy_W}
+        for i, e in whole_W.items():
+            if out.update[i].data_ptr() == e.data_ptr():  # a lone worker's mean may be its own tensor
                 out.update[i] = out.update[i].clone()
-            residual_W.zero_()
+        if whole_W:
+            torch._foreach_zero_(list(whole_W.values()))
         if self.residual == "local":
-            out.subtract_sent_(lossy)
-        else:
-            for i, residual_W in lossy.items():
-                residual_W.sub_(out.update[i])
+            out.subtract_sent_(lossy_W)
+        elif lossy_W:
+            torch._foreach_sub_(list(lossy_W.values()), [out.update[i] for i in lossy_W])
         return out

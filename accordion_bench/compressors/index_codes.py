@@ -22,10 +22,11 @@ def pack_bits(bits_W: Tensor) -> Tensor:
     """Booleans [W, N] as bytes [W, ceil(N / 8)]; the first boolean is the least significant bit."""
     if bits_W.device.type == "cpu":
         return torch.from_numpy(np.packbits(bits_W.numpy(), axis=1, bitorder="little"))
-    return _pack_on_device(bits_W)
+    return pack_bits_on_device(bits_W)
 
 
-def _pack_on_device(bits_W: Tensor) -> Tensor:
+def pack_bits_on_device(bits_W: Tensor) -> Tensor:
+    """The same by torch's operations."""
     padded = torch.nn.functional.pad(bits_W.to(torch.uint8), (0, -bits_W.shape[1] % 8)).unflatten(1, (-1, 8))
     return (padded << torch.arange(8, device=bits_W.device, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
 

@@ -8,17 +8,19 @@ from torch import Tensor
 
 from accordion_bench.compressors import index_codes, packed_codes
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.chunks import Chunks
+from accordion_bench.compressors.dense_codes import Dense, DenseCodes
 from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.rounding.passes import refuse_non_finite
 from accordion_bench.compressors.tiles import tiles
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.counter_rng import Stream
+from accordion_bench.tensors.counter_rng import Stream, integers_of
 
 MANTISSA = 23
 
 
-class Natural(OneShot):
+class Natural(DenseCodes):
     """C(v)_i = sgn(v_i) 2^e or 2^(e+1), 2^e <= |v_i| < 2^(e+1), up with probability |v_i| / 2^e - 1.
 
     Unbiased; E||C(v) - v||^2 <= ||v||^2 / 8, attained at |v_i| / 2^e = 4/3. The rounding is one addition of 23 random
@@ -50,9 +52,40 @@ class Natural(OneShot):
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return packed_codes.code_bytes(spec.numel, 1 << self.exponent_bits) + packed_codes.code_bytes(spec.numel, 2)
 
+    def dense(self, level: float, ctx: Context) -> Dense | None:
+        return Dense((1 << self.exponent_bits, 2), header=False)
+
+    def encode_chunks(
+        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        code = self._rounded(x_W, integers_of(blocks_W, MANTISSA)).to(torch.uint8).flatten(0, 1)
+        exponents = packed_codes.pack_on_device(code, 1 << self.exponent_bits)
+        streams = exponents, index_codes.pack_bits_on_device((x_W < 0).flatten(0, 1))
+        return None, [stream.unflatten(0, x_W.shape[:2]) for stream in streams]
+
+    def decode_chunks(
+        self,
+        header_A: Tensor,
+        codes_A: Sequence[Tensor],
+        chunks: Chunks,
+        names: Sequence[str],
+        level: float,
+        ctx: Context,
+    ) -> Tensor:
+        A, (exponents, signs) = codes_A[0].shape[:2], (codes.flatten(0, 1) for codes in codes_A)
+        bits = packed_codes.unpack_on_device(exponents, 1 << self.exponent_bits, chunks.length).int()
+        negative = packed_codes.look_up_on_device(signs, (1.0, -1.0), chunks.length)
+        return self._powers(bits).mul_(negative).unflatten(0, A)
+
+    def _powers(self, bits: Tensor) -> Tensor:
+        """What codes of exponents, int32, stand for; overwrites them."""
+        if self.exponent_bits == 7:
+            bits = torch.where(bits > 0, bits + 63, 0)
+        return bits.bitwise_left_shift_(MANTISSA).view(torch.float32)
+
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        if not x_R.sum(1).isfinite().all() and not x_R.isfinite().all():
-            raise NonFiniteRow(int((~x_R.isfinite()).any(1).nonzero()[0]))
+        if x_R.device.type == "cpu" and not x_R.sum(1).isfinite().all():
+            refuse_non_finite(x_R)
         K, n = 1 << self.exponent_bits, spec.numel
         message_R = torch.empty(len(x_R), self.message_bytes(spec, level), dtype=torch.uint8, device=x_R.device)
         exponents_R, signs_R = message_R.split([packed_codes.code_bytes(n, K), packed_codes.code_bytes(n, 2)], dim=1)

@@ -111,6 +111,24 @@ class OneShot(Compressor):
         """The codes [A, N] in messages [A, B] and their codebook, where `entropy` is offered."""
         raise NotImplementedError
 
+    def encode_many(
+        self,
+        rows_W: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        workers: Sequence[int],
+        purpose: str = "",
+    ) -> list[Tensor] | None:
+        """`encode` of several tensors [W, N] at once, with keys for these workers; None: one by one."""
+        return None
+
+    def sums_of_many(
+        self, messages_A: Sequence[Tensor], specs: Sequence[TensorSpec], level: float, ctx: Context, rows: int = 1
+    ) -> list[Tensor] | None:
+        """What several tensors' messages [A, B] decode to, summed: [rows, N], a to row a mod rows; None: one by one."""
+        return None
+
     # ---- what it gets for that
 
     def gathers(self, spec: TensorSpec, level: float, workers: int) -> bool:
@@ -179,39 +197,27 @@ class OneShot(Compressor):
         groups = self.encode_groups(xs_W, ctx, compressed, comm)
         place = {i: (group, g) for group in groups for g, i in enumerate(group.ids)}
 
-        def add_own_(i: int, target_W: Tensor, alpha: float) -> None:
-            flat_W, (group, g) = target_W.view(target_W.shape[0], -1), place[i]
-            if isinstance(group.message, Tensor):
-                parts = [(flat_W, group.message[None, :, g])]
-            else:
-                parts = [(flat_W[w : w + 1], own[None, None]) for w, own in enumerate(group.of(g))]
-            for rows, message in parts:
-                self.add_decoded_(rows, message, ctx.specs[i], group.level, ctx, alpha)
-
         gathered = [group for group in groups if self.gathers(ctx.specs[group.ids[0]], group.level, comm.workers)]
         reduced = sorted(set(range(len(xs_W))) - {i for group in gathered for i in group.ids})
-        whole_W = [xs_W[i] for i in reduced]
-        for position, i in enumerate(reduced):
-            if i in compressed:
-                whole_W[position] = torch.zeros_like(xs_W[i], memory_format=torch.contiguous_format)
-                add_own_(i, whole_W[position], 1.0)
+        decoded_W = zeros_like([xs_W[i] for i in reduced if i in compressed])
+        own_W = dict(zip([i for i in reduced if i in compressed], decoded_W, strict=True))
+        self.add_own_(own_W, place, ctx, 1.0)
+        whole_W = [own_W.get(i, xs_W[i]) for i in reduced]
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
         payload = comm.ledger.counts["payload"]
         for i, mean in zip(reduced, comm.all_reduce_mean(whole_W), strict=True):
             update[i] = mean
-        for group in gathered_groups(gathered, comm) if self.traits.fixed_size else gathered_lists(gathered, comm):
-            means = self._means(group, ctx, comm.workers, xs_W[group.ids[0]].dtype)
-            for i, mean in zip(group.ids, means, strict=True):
-                update[i] = mean.view(ctx.specs[i].shape)
-            if self.entropy != "none":
-                comm.ledger.counts["entropy"] -= self._saved(group, ctx)
+        everyones = gathered_groups(gathered, comm) if self.traits.fixed_size else gathered_lists(gathered, comm)
+        for i, mean in self.means(everyones, ctx, comm.workers, xs_W[0]).items() if xs_W else ():
+            update[i] = mean.view(ctx.specs[i].shape)
         if self.entropy != "none":
-            comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload
+            saved = sum(self._saved(group, ctx) for group in everyones)
+            comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload - saved
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in compressed}, xs_W)
-            for i in [i for i in targets_W if i in compressed]:
-                add_own_(i, targets_W[i], -1.0)
+            lossy = {i: target_W for i, target_W in targets_W.items() if i in compressed}
+            self.add_own_(lossy, place, ctx, -1.0)
 
         return Exchanged(update, subtract_sent_)
 
@@ -224,17 +230,49 @@ class OneShot(Compressor):
             saved += sum(packed - coded_bytes(row, levels, self.entropy) for row in codes_A)
         return saved
 
-    def _means(self, group: Group, ctx: Context, workers: int, dtype: torch.dtype) -> Tensor:
-        """Means [G, N] over all workers' messages."""
-        spec, message = ctx.specs[group.ids[0]], group.message
-        total_G = large_pages.zeros(len(group.ids), spec.numel, message[0].device, dtype)
-        if isinstance(message, Tensor) and not self.by_name:
-            self.add_decoded_(total_G, message, spec, group.level, ctx)
-        else:
-            for g, i in enumerate(group.ids):
-                for own in message[:, g] if isinstance(message, Tensor) else group.of(g):
-                    self.add_decoded_(total_G[g : g + 1], own[None, None], ctx.specs[i], group.level, ctx)
-        return total_G.div_(workers)
+    def add_own_(
+        self, targets_W: Mapping[int, Tensor], place: Mapping[int, tuple[Group, int]], ctx: Context, alpha: float
+    ) -> None:
+        """target += alpha x what the local workers have sent of it.
+
+        Args:
+            targets_W: tensors [W, ...] by index.
+            place: in which group, and where in it, the message of each is.
+            ctx: as for `exchange`.
+            alpha: factor.
+        """
+        for i, target_W in targets_W.items():
+            flat_W, (group, g) = target_W.view(target_W.shape[0], -1), place[i]
+            if isinstance(group.message, Tensor):
+                parts = [(flat_W, group.message[None, :, g])]
+            else:
+                parts = [(flat_W[w : w + 1], own[None, None]) for w, own in enumerate(group.of(g))]
+            for rows, message in parts:
+                self.add_decoded_(rows, message, ctx.specs[i], group.level, ctx, alpha)
+
+    def means(self, groups: Sequence[Group], ctx: Context, workers: int, like: Tensor) -> dict[int, Tensor]:
+        """The mean [N] of all workers' messages of each tensor, by index, in the type of `like`."""
+        means: dict[int, Tensor] = {}
+        for group in groups:
+            spec, message = ctx.specs[group.ids[0]], group.message
+            total_G = large_pages.zeros(len(group.ids), spec.numel, message[0].device, like.dtype)
+            if isinstance(message, Tensor) and not self.by_name:
+                self.add_decoded_(total_G, message, spec, group.level, ctx)
+            else:
+                for g, i in enumerate(group.ids):
+                    for own in message[:, g] if isinstance(message, Tensor) else group.of(g):
+                        self.add_decoded_(total_G[g : g + 1], own[None, None], ctx.specs[i], group.level, ctx)
+            means.update(zip(group.ids, total_G.div_(workers), strict=True))
+        return means
+
+
+def zeros_like(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Contiguous zeros of the shapes of some tensors, side by side."""
+    if not xs:
+        return []
+    sizes = [x.numel() for x in xs]
+    parts = large_pages.zeros(1, sum(sizes), xs[0].device, xs[0].dtype)[0].split(sizes)
+    return [part.view(x.shape) for part, x in zip(parts, xs, strict=True)]
 
 
 def gathered_groups(groups: Sequence[Group], comm: Comm) -> list[Group]:

@@ -1,5 +1,6 @@
 """Quantisers: coordinates divided by their bucket's norm, rounded at random to the levels of a codebook."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,12 @@ from torch import Tensor
 from accordion_bench.compressors import codebooks, packed_codes
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.buckets import Buckets
+from accordion_bench.compressors.chunks import Chunks
+from accordion_bench.compressors.dense_codes import Dense, DenseCodes, rounded, scaled_, values_of
 from accordion_bench.compressors.entropy import check_entropy
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.rounding.norms import bucket_norms
+from accordion_bench.compressors.rounding.passes import refuse_non_finite
 from accordion_bench.compressors.rounding.stochastic import encode_levels
 from accordion_bench.compressors.rounding.sums import add_levels_
 from accordion_bench.options import checks
@@ -22,7 +25,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
-class Quantiser(OneShot):
+class Quantiser(DenseCodes):
     """Q(v)_i = n_b L_(j+1) with probability (r_i - L_j) / (L_(j+1) - L_j), else n_b L_j;  r_i = v_i / n_b.
 
     L_j <= r_i <= L_(j+1) are neighbours in the codebook, n_b is the norm of the bucket b that i lies in; a bucket of
@@ -140,8 +143,7 @@ class Quantiser(OneShot):
             NonFiniteRow: a row has a NaN or an infinity, or its norm is beyond float32.
         """
         norms_R = bucket_norms(x_R, self.size(x_R.shape[1]), self.norm)
-        if not norms_R.isfinite().all():
-            raise NonFiniteRow(int((~norms_R.isfinite()).any(1).nonzero()[0]))
+        refuse_non_finite(norms_R)
         return norms_R
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
@@ -155,6 +157,27 @@ class Quantiser(OneShot):
         header, messages = 4 * self.buckets(spec.numel), message_AR.flatten(0, 1)
         norms = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32) * alpha
         add_levels_(total_R, messages[:, header:], norms, self.size(spec.numel), self.in_force(level, ctx))
+
+    def dense(self, level: float, ctx: Context) -> Dense | None:
+        own = self.balanced and self.bucket_size  # each tensor has a size of its own
+        return None if own else Dense((len(self.in_force(level, ctx)),), self.bucket_size)
+
+    def encode_chunks(
+        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        norms_W = chunks.norms(x_W, 2 if self.norm == "l2" else math.inf).float()
+        return norms_W, [rounded(x_W, norms_W, chunks, self.in_force(level, ctx), blocks_W)]
+
+    def decode_chunks(
+        self,
+        header_A: Tensor,
+        codes_A: Sequence[Tensor],
+        chunks: Chunks,
+        names: Sequence[str],
+        level: float,
+        ctx: Context,
+    ) -> Tensor:
+        return scaled_(values_of(codes_A[0], self.in_force(level, ctx), chunks), header_A, chunks)
 
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]]:
         tables: list[list[Buckets]] = [[] for _ in range(len(xs_W[0]) if xs_W else 0)]

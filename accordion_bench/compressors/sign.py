@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.chunks import Chunks
+from accordion_bench.compressors.dense_codes import Dense, DenseCodes, scaled_, values_of
+from accordion_bench.compressors.index_codes import pack_bits_on_device
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.rounding.signs import encode_scaled_signs, encode_signs
 from accordion_bench.compressors.rounding.sums import add_signs_
@@ -14,7 +17,7 @@ from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
-class Sign(OneShot):
+class Sign(DenseCodes):
     """C(v) = s_b sgn(v) on each block b of d_b coordinates, sgn(v) = +1 if v >= 0 else -1; s_b = 1 or ||v_b||_1 / d_b.
 
     With the scale, ||v - C(v)||^2 = ||v||^2 - sum_b ||v_b||_1^2 / d_b: a contraction, fit for error feedback. Without,
@@ -67,6 +70,29 @@ class Sign(OneShot):
             return encode_signs(x_R)
         bits_R, scales_R = encode_scaled_signs(x_R, self.chunk)
         return torch.cat([scales_R.view(torch.uint8), bits_R], dim=1)
+
+    def dense(self, level: float, ctx: Context) -> Dense | None:
+        return Dense((2,), self.chunk, header=self.traits.scaled, draws=False)
+
+    def encode_chunks(
+        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        codes_W = pack_bits_on_device((x_W < 0).flatten(0, 1)).unflatten(0, x_W.shape[:2])
+        if not self.traits.scaled:
+            return None, [codes_W]
+        return (chunks.norms(x_W, 1) / chunks.entries).float(), [codes_W]
+
+    def decode_chunks(
+        self,
+        header_A: Tensor,
+        codes_A: Sequence[Tensor],
+        chunks: Chunks,
+        names: Sequence[str],
+        level: float,
+        ctx: Context,
+    ) -> Tensor:
+        signs_A = values_of(codes_A[0], (1.0, -1.0), chunks)
+        return scaled_(signs_A, header_A, chunks) if self.traits.scaled else signs_A
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0

@@ -1,5 +1,6 @@
 """TernGrad: three levels and one scale per tensor, shared by all workers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,8 +19,10 @@ from accordion_bench.compressors.base import (
     dense_bytes,
     ring,
 )
+from accordion_bench.compressors.chunks import Chunks, chunks_of
+from accordion_bench.compressors.dense_codes import Dense, DenseCodes, rounded, scaled_, values_of
 from accordion_bench.compressors.entropy import check_entropy
-from accordion_bench.compressors.oneshot import OneShot, rows_of
+from accordion_bench.compressors.oneshot import rows_of
 from accordion_bench.compressors.rounding.norms import bucket_norms
 from accordion_bench.compressors.rounding.stochastic import encode_levels
 from accordion_bench.compressors.rounding.sums import add_levels_
@@ -27,11 +30,12 @@ from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.counter_rng import BLOCK
 
 TERNARY = (-1.0, 0.0, 1.0)
 
 
-class TernaryCodes(OneShot):
+class TernaryCodes(DenseCodes):
     """Coordinates rounded at random to -s, 0 or s, those beyond s to that: codes alone, five to a byte.
 
     Args:
@@ -53,6 +57,27 @@ class TernaryCodes(OneShot):
         keys = [self.keys(ctx, ctx.specs[i].name, [worker])[0] for worker in comm.local for i in ids]
         message_R = encode_levels(x_R, scale_R[:, None], None, TERNARY, keys)
         return message_R.unflatten(0, (comm.local_workers, len(ids)))
+
+    def dense(self, level: float, ctx: Context) -> Dense | None:
+        return Dense((len(TERNARY),), header=False)
+
+    def encode_chunks(
+        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        scales = torch.stack([self.scales[name] for name in names])
+        return None, [rounded(x_W, scales.expand(len(x_W), -1), chunks, TERNARY, blocks_W)]
+
+    def decode_chunks(
+        self,
+        header_A: Tensor,
+        codes_A: Sequence[Tensor],
+        chunks: Chunks,
+        names: Sequence[str],
+        level: float,
+        ctx: Context,
+    ) -> Tensor:
+        scales = torch.stack([self.scales[name] for name in names])
+        return scaled_(values_of(codes_A[0], TERNARY, chunks), scales[None], chunks)
 
     def codes_of(
         self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
@@ -114,8 +139,23 @@ class TernGrad(Compressor):
             return ring(workers) * dense_bytes(spec)
         return ring(workers) * 4 + (workers - 1) * packed_codes.code_bytes(spec.numel, len(TERNARY))
 
+    def largest_of(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
+        """min(max |v_w|, clip sigma_w) of the local workers, the largest of them, for each tensor."""
+        if not xs_W or xs_W[0].device.type == "cpu" or xs_W[0].dtype != torch.float32:
+            return [self.largest(x_W) for x_W in xs_W]
+        lengths = tuple(x_W[0].numel() for x_W in xs_W)
+        chunks = chunks_of(lengths, BLOCK, None, xs_W[0].device)
+        x_W = chunks.joined([x_W.flatten(1) for x_W in xs_W])
+        largest_W = chunks.norms(x_W, math.inf)
+        if self.clip is not None:
+            sum_W = chunks.by_bucket(x_W.sum(2, keepdim=True, dtype=torch.float64)).sum(2)
+            spread_W = chunks.norms(x_W, 2).square() - sum_W.square() / chunks.entries
+            sigma_W = (spread_W.clamp_min(0) / (chunks.entries - 1).clamp_min(1)).sqrt()
+            largest_W = torch.where(sigma_W > 0, torch.minimum(largest_W, self.clip * sigma_W), largest_W)
+        return list(largest_W.amax(0).float())
+
     def largest(self, x_W: Tensor) -> Tensor:
-        """min(max |v_w|, clip sigma_w) of the local workers, the largest of them."""
+        """The same of one tensor."""
         rows_W = x_W.flatten(1)
         largest_W = bucket_norms(rows_W, None, "linf")[:, 0]
         n = rows_W.shape[1]
@@ -130,9 +170,9 @@ class TernGrad(Compressor):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         specs = ctx.specs
         sent = [i for i, level in enumerate(ctx.levels) if level is not None and self.pays(specs[i], comm.workers)]
-        shared = comm.all_reduce_max([self.largest(xs_W[i]) for i in sent])
+        shared = comm.all_reduce_max(self.largest_of([xs_W[i] for i in sent]))
         for i, scale in zip(sent, shared, strict=True):
-            if not scale.isfinite():
+            if comm.device.type == "cpu" and not scale.isfinite():
                 raise NonFinite(f"what some worker was to send of {specs[i].name} is not finite")
         scales = {specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
         narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(specs))])

@@ -23,16 +23,16 @@ from accordion_bench.compressors.base import (
     ring,
     subtract_,
 )
+from accordion_bench.compressors.chunks import chunks_of
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
-from accordion_bench.compressors.oneshot import OneShot, non_finite
+from accordion_bench.compressors.oneshot import OneShot, non_finite, zeros_like
 from accordion_bench.compressors.tiles import tiles
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import large_pages
-from accordion_bench.tensors.counter_rng import Stream
+from accordion_bench.tensors.counter_rng import BLOCK, Stream, blocks_of, integers_of
 
 STATE = "two_way"
 
@@ -82,12 +82,25 @@ def cut_shards(specs: Sequence[TensorSpec], workers: int, server: str = "sharded
     return pieces
 
 
-def break_ties_(votes: Tensor, key: int) -> None:
-    """Put a keyed coin, +-1/2, where the votes [N] of an even number of workers cancel out."""
-    stream = Stream(key, len(votes), votes.device)
-    for part in tiles(len(votes), votes.device):
-        coin = 0.5 - stream.integers(part.start, part.stop - part.start, 1)
-        votes[part] = torch.where(votes[part] == 0, coin.to(votes.dtype), votes[part])
+def break_ties_(votes: Sequence[Tensor], keys: Sequence[int]) -> None:
+    """Put a keyed coin, +-1/2, where the votes of an even number of workers cancel out.
+
+    Args:
+        votes: on each piece [1, N].
+        keys: one per piece.
+    """
+    if votes and votes[0].device.type != "cpu":
+        chunks = chunks_of(tuple(vote.numel() for vote in votes), BLOCK, None, votes[0].device)
+        all_votes = chunks.joined(votes)
+        coins = 0.5 - integers_of(blocks_of([keys], chunks.counts, all_votes.device), 1).view(all_votes.shape)
+        decided = torch.where(all_votes == 0, coins.to(all_votes.dtype), all_votes)
+        torch._foreach_copy_(list(votes), chunks.rows(decided))
+        return
+    for (vote,), key in zip(votes, keys, strict=True):
+        stream = Stream(key, len(vote), vote.device)
+        for part in tiles(len(vote), vote.device):
+            coin = 0.5 - stream.integers(part.start, part.stop - part.start, 1)
+            vote[part] = torch.where(vote[part] == 0, coin.to(vote.dtype), vote[part])
 
 
 class TwoWay(Wrapper):
@@ -212,10 +225,10 @@ class TwoWay(Wrapper):
                     owned[piece.owner].append((piece, index[name]))
 
         # 1 every worker compresses every piece
-        sent_W: dict[Piece, Tensor] = {}  # [W, B]
-        for piece, i in [entry for entries in owned for entry in entries]:
-            keys = self.inner.keys(ctx, piece.spec.name, range(first, first + W))
-            sent_W[piece] = self._encode(xs_W[i].flatten(1)[:, piece.start : piece.stop], piece, i, ctx, keys, named)
+        everything = [entry for entries in owned for entry in entries]
+        cut_W = [xs_W[i].flatten(1)[:, piece.start : piece.stop] for piece, i in everything]
+        encoded_W = self._encode(cut_W, everything, ctx, comm.local, named)
+        sent_W = {piece: message_W for (piece, _), message_W in zip(everything, encoded_W, strict=True)}  # [W, B]
 
         # 2 the owner of a piece gets it from everybody
         empty = torch.empty(W, 0, dtype=torch.uint8, device=comm.device)
@@ -225,36 +238,31 @@ class TwoWay(Wrapper):
         # 3 averages, adds what it has kept, compresses again
         answers = []
         for row, message_A in enumerate(received):
-            answer = [empty[0]]
-            for (piece, i), part_A in zip(
-                owned[first + row], self._split(message_A, owned[first + row], levels), strict=True
-            ):
-                mean = large_pages.zeros(1, piece.stop - piece.start, comm.device, xs_W[i].dtype)
-                self.inner.add_decoded_(mean, part_A[:, None], piece.spec, levels[i], ctx)
-                mean.div_(comm.workers)
-                kept = None
-                key = self.kept_in.get(piece.name, "")
-                if key in state:
-                    kept = state[key]["residual_W"][row, piece.offset : piece.offset + mean.numel()][None]
-                    mean = kept.add_(mean)
-                keys = self.inner.keys(ctx, piece.spec.name, [first + row], "server")
-                if self.traits.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
-                    break_ties_(mean[0], keys[0])
-                message = self._encode(mean, piece, i, ctx, keys, named + row)
-                if kept is not None:
-                    self.inner.add_decoded_(kept, message[None], piece.spec, levels[i], ctx, -1.0)
-                answer.append(message[0])
-            answers.append(torch.cat(answer))
+            entries = owned[first + row]
+            means = zeros_like([xs_W[i].flatten(1)[:1, piece.start : piece.stop] for piece, i in entries])
+            self._add_decoded_(means, self._split(message_A, entries, levels), entries, ctx)
+            kept = self._kept(entries, row, state)
+            if means:
+                torch._foreach_div_(means, comm.workers)
+            if kept:
+                torch._foreach_add_(kept, means)
+            if self.traits.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
+                keys = [self.inner.keys(ctx, piece.spec.name, [first + row], "server")[0] for piece, _ in entries]
+                break_ties_(kept or means, keys)
+            encoded = self._encode(kept or means, entries, ctx, [first + row], named + row, "server")
+            if kept:
+                self._add_decoded_(kept, encoded, entries, ctx, -1.0)
+            answers.append(torch.cat([empty[0], *(message[0] for message in encoded)]))
 
         # 4 everybody gets all pieces
-        for i in levels:
-            update[i] = large_pages.zeros(1, ctx.specs[i].numel, comm.device, xs_W[i].dtype).view(ctx.specs[i].shape)
+        for i, zeros in zip(levels, zeros_like([xs_W[i][0] for i in levels]), strict=True):
+            update[i] = zeros
         if levels:
             sizes_A = [sum(self.inner.message_bytes(p.spec, levels[i]) for p, i in entries) for entries in owned]
-            for entries, answer_ in zip(owned, comm.all_gather_uneven(answers, sizes_A), strict=True):
-                for (piece, i), part in zip(entries, self._split(answer_[None], entries, levels), strict=True):
-                    target = update[i].view(1, -1)[:, piece.start : piece.stop]
-                    self.inner.add_decoded_(target, part[None], piece.spec, levels[i], ctx)
+            gathered = zip(owned, comm.all_gather_uneven(answers, sizes_A), strict=True)
+            parts = [part for entries, all_of in gathered for part in self._split(all_of[None], entries, levels)]
+            targets = [update[i].view(1, -1)[:, piece.start : piece.stop] for piece, i in everything]
+            self._add_decoded_(targets, parts, everything, ctx)
 
         if self.traits.reduces == "sum":
             for i in levels:
@@ -262,24 +270,90 @@ class TwoWay(Wrapper):
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in levels}, xs_W)
-            for i in [i for i in targets_W if i in levels]:
-                flat_W = targets_W[i].view(W, -1)
-                for piece in self.pieces[ctx.specs[i].name]:
-                    part_W = flat_W[:, piece.start : piece.stop]
-                    self.inner.add_decoded_(part_W, sent_W[piece][None], piece.spec, levels[i], ctx, -1.0)
+            entries = [(piece, i) for piece, i in everything if i in targets_W]
+            parts_W = [targets_W[i].view(W, -1)[:, piece.start : piece.stop] for piece, i in entries]
+            self._add_decoded_(parts_W, [sent_W[piece] for piece, _ in entries], entries, ctx, -1.0)
 
         return Exchanged(update, subtract_sent_)
 
-    def _encode(self, x_R: Tensor, piece: Piece, i: int, ctx: Context, keys: Sequence[int], first_named: int) -> Tensor:
-        level = ctx.levels[i]
-        assert level is not None
+    def _kept(self, entries: Sequence[tuple[Piece, int]], row: int, state: State) -> list[Tensor]:
+        """What a local owner has kept of its pieces, [1, N] each; empty where nothing is."""
+        keys = [self.kept_in.get(piece.name, "") for piece, _ in entries]
+        if not all(key in state for key in keys):
+            return []
+        ends = [(piece.offset, piece.offset + piece.stop - piece.start) for piece, _ in entries]
+        pairs = zip(keys, ends, strict=True)
+        return [state[key]["residual_W"][row, start:stop][None] for key, (start, stop) in pairs]
+
+    def _encode(
+        self,
+        rows_W: Sequence[Tensor],
+        entries: Sequence[tuple[Piece, int]],
+        ctx: Context,
+        workers: Sequence[int],
+        first_named: int,
+        purpose: str = "",
+    ) -> list[Tensor]:
+        """Pieces [W, N] as messages [W, B], those of one level together where the method can do so."""
+        messages: dict[int, Tensor] = {}
+        for level, ks in _by_level(entries, ctx):
+            rows, specs = [rows_W[k] for k in ks], [entries[k][0].spec for k in ks]
+            together = self.inner.encode_many(rows, specs, level, ctx, workers, purpose)
+            if together is None:
+                together = [
+                    self._encode_one(rows_W[k], entries[k], level, ctx, workers, first_named, purpose) for k in ks
+                ]
+            messages.update(zip(ks, together, strict=True))
+        return [messages[k] for k in range(len(entries))]
+
+    def _encode_one(
+        self,
+        x_R: Tensor,
+        entry: tuple[Piece, int],
+        level: float,
+        ctx: Context,
+        workers: Sequence[int],
+        first_named: int,
+        purpose: str,
+    ) -> Tensor:
+        spec = entry[0].spec
         try:
-            message = self.inner.encode(x_R, piece.spec, level, ctx, keys)
+            message = self.inner.encode(x_R, spec, level, ctx, self.inner.keys(ctx, spec.name, workers, purpose))
         except NonFiniteRow as bad:
-            raise non_finite(ctx, i, first_named + bad.row) from None
+            raise non_finite(ctx, entry[1], first_named + bad.row) from None
         assert isinstance(message, Tensor)
         return message
+
+    def _add_decoded_(
+        self,
+        targets_R: Sequence[Tensor],
+        messages_A: Sequence[Tensor],
+        entries: Sequence[tuple[Piece, int]],
+        ctx: Context,
+        alpha: float = 1.0,
+    ) -> None:
+        """target [R, N] += alpha x what the messages [A, B] of each piece decode to, a in row a mod R."""
+        for level, ks in _by_level(entries, ctx):
+            targets, messages = [targets_R[k] for k in ks], [messages_A[k] for k in ks]
+            specs = [entries[k][0].spec for k in ks]
+            sums = self.inner.sums_of_many(messages, specs, level, ctx, rows=len(targets[0]))
+            if sums is not None:
+                torch._foreach_add_(targets, sums, alpha=alpha)
+                continue
+            for target, message, spec in zip(targets, messages, specs, strict=True):
+                message_AR = message.unflatten(0, (-1, len(target)))
+                self.inner.add_decoded_(target, message_AR, spec, level, ctx, alpha)
 
     def _split(self, message_R: Tensor, entries: Sequence[tuple[Piece, int]], levels: dict[int, float]) -> list[Tensor]:
         """The messages [R, B] of an owner's pieces, in order."""
         return list(message_R.split([self.inner.message_bytes(p.spec, levels[i]) for p, i in entries], dim=1))
+
+
+def _by_level(entries: Sequence[tuple[Piece, int]], ctx: Context) -> list[tuple[float, list[int]]]:
+    """Which of the pieces have the same level."""
+    by_level: dict[float, list[int]] = {}
+    for k, (_, i) in enumerate(entries):
+        level = ctx.levels[i]
+        assert level is not None
+        by_level.setdefault(level, []).append(k)
+    return list(by_level.items())

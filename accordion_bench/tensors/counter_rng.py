@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accordion_bench.tensors.upload import upload
+
 BLOCK = 4096
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -58,12 +60,46 @@ def _words(key: int, start: int, count: int, device: torch.device | str) -> Tens
 
 def block_keys(keys: Sequence[int], first: int, last: int, device: torch.device | str = "cpu") -> Tensor:
     """What `fill_bits_` needs for blocks first..last-1 of each key: an int32 word and odd factor, [R, blocks, 2]."""
-    streams = np.array([key & 0xFFFFFFFFFFFFFFFF for key in keys], np.uint64).reshape(-1, 1)
+    return upload(
+        _keys_of_blocks(_streams(keys)[:, None], np.arange(first, last, dtype=np.uint64)), torch.device(device)
+    )
+
+
+def blocks_of(keys_R: Sequence[Sequence[int]], counts: Sequence[int], device: torch.device) -> Tensor:
+    """`block_keys` of several streams in each row, one behind the other: [R, sum of counts, 2].
+
+    Args:
+        keys_R: one key per stream.
+        counts: blocks of each stream, from its first on.
+        device: where they are to be.
+    """
+    streams = np.repeat(np.stack([_streams(keys) for keys in keys_R]), counts, axis=1)
+    numbers = np.concatenate([np.arange(count, dtype=np.uint64) for count in counts])
+    return upload(_keys_of_blocks(streams, numbers), device)
+
+
+def integers_of(blocks: Tensor, bits: int) -> Tensor:
+    """Whole blocks of random numbers below 2^bits, int32 [..., blocks x BLOCK], for keys [..., blocks, 2] of blocks."""
+    rows = blocks.view(-1, *blocks.shape[-2:])
+    words = fill_bits_(torch.empty(len(rows), rows.shape[1] * BLOCK, dtype=torch.int32, device=rows.device), rows)
+    return words.bitwise_right_shift_(32 - bits).bitwise_and_((1 << bits) - 1).view(*blocks.shape[:-2], -1)
+
+
+def uniforms_of(blocks: Tensor, bits: int = 24) -> Tensor:
+    """The same as float32, multiples of 2^-bits in [0, 1)."""
+    return integers_of(blocks, bits).float().mul_(2.0**-bits)
+
+
+def _streams(keys: Sequence[int]) -> np.ndarray:
     # a stream starts at its hashed key: the blocks of key and key + 1 must not be the same ones, shifted
-    z = _splitmix64(streams) + np.arange(first, last, dtype=np.uint64)
+    return _splitmix64(np.array([key & 0xFFFFFFFFFFFFFFFF for key in keys], np.uint64))
+
+
+def _keys_of_blocks(streams: np.ndarray, numbers: np.ndarray) -> Tensor:
+    z = streams + numbers
     words = _splitmix64(z).view(np.uint32).reshape(*z.shape, 2)
     words[..., 1] = words[..., 1] & ~np.uint32(7) | np.uint32(5)
-    return torch.from_numpy(words.view(np.int32)).to(device)
+    return torch.from_numpy(words.view(np.int32))
 
 
 def _splitmix64(z: np.ndarray) -> np.ndarray:
@@ -107,4 +143,4 @@ def _fill_on_device(lanes: Tensor, keys: Tensor) -> None:
 
 @functools.cache
 def _table_on_device(device: torch.device) -> Tensor:
-    return torch.from_numpy(_table().view(np.int32)).to(device)
+    return upload(torch.from_numpy(_table().view(np.int32)), device)

@@ -118,7 +118,7 @@ def test_both_devices_pack_alike(count):
     """The path that a GPU takes, run on the CPU, gives NumPy's bytes."""
     bits = torch.rand(3, count, generator=torch.Generator().manual_seed(0)) < 0.5
     packed = index_codes.pack_bits(bits)
-    assert torch.equal(packed, index_codes._pack_on_device(bits))
+    assert torch.equal(packed, index_codes.pack_bits_on_device(bits))
     assert torch.equal(bits, index_codes._unpack_on_device(packed, count))
 
 

@@ -20,9 +20,11 @@ class Passes(Protocol):
     """What rounding does to a tile [rows, columns]; a name that ends in `_` writes into its first argument.
 
     tile: coordinates at a time: whole blocks of random bits and, for any code, whole bytes (40 codes).
+    counted: up to so many thresholds, each is compared with in turn; beyond, a binary search is faster.
     """
 
     tile: int
+    counted: int
 
     def sum_of_squares(self, part: Tensor) -> Tensor:
         """Over the last dimension, of float64."""
@@ -63,7 +65,8 @@ class Passes(Protocol):
 class DevicePasses:
     """Torch, on whatever device the tensors are."""
 
-    tile = 1000 * BLOCK
+    tile = 10_000 * BLOCK
+    counted = 2
 
     def sum_of_squares(self, part: Tensor) -> Tensor:
         return torch.linalg.vecdot(part, part)
@@ -106,6 +109,7 @@ class CpuPasses:
     """Numpy, on a CPU's memory."""
 
     tile = 80 * BLOCK
+    counted = 64
 
     def sum_of_squares(self, part: Tensor) -> Tensor:
         return torch.from_numpy(np.vecdot(part.numpy(), part.numpy()))
@@ -173,7 +177,12 @@ def passes_on(device: torch.device) -> Passes:
 
 
 def refuse_non_finite(values_R: Tensor) -> None:
-    """Raise NonFiniteRow for the first row that holds NaN or infinity."""
+    """Raise NonFiniteRow for the first row on the CPU that holds NaN or infinity.
+
+    On a device nobody waits for the answer here: what is not finite shows in the exchange's flags, read once per step.
+    """
+    if values_R.device.type != "cpu":
+        return
     finite_R = values_R.isfinite()
     if not finite_R.all():
         raise NonFiniteRow(int((~finite_R).any(1).nonzero()[0]))

@@ -13,9 +13,6 @@ from accordion_bench.compressors.rounding.thresholds import Rounding, Thresholds
 from accordion_bench.compressors.rounding.tiling import Buffers, multiply_buckets, tiles
 from accordion_bench.tensors.counter_rng import BLOCK, block_keys, fill_bits_
 
-# up to so many thresholds, comparing with each in turn is faster than a binary search
-_COUNTED = 64
-
 _ZERO = torch.zeros(())
 
 
@@ -38,7 +35,7 @@ def encode_levels(
     norms_R: Tensor,
     bucket_size: int | None,
     levels: tuple[float, ...],
-    keys: Sequence[int],
+    keys: Sequence[int] | Tensor,
     passes: Passes | None = None,
 ) -> Tensor:
     """Codes of rows [R, N], rounded to norm x level at random without bias.
@@ -48,14 +45,15 @@ def encode_levels(
         norms_R: what each bucket is divided by, float32 [R, m].
         bucket_size: of consecutive coordinates; None = a whole row.
         levels: K ascending numbers from -1 to 1, at most 256.
-        keys: one per row; coordinate i of a row depends on the row's key and on i alone, whatever the chunks.
+        keys: one per row; coordinate i of a row depends on the row's key and on i alone, whatever the chunks. Or what
+            `block_keys` makes of them.
         passes: who makes them; None = as fits the device.
 
     Returns:
         Packed codes, uint8 [R, code_bytes(N, K)].
 
     Raises:
-        NonFiniteRow: a norm is not finite.
+        NonFiniteRow: a norm is not finite, and rows are on the CPU.
 
     Source: Alistarh et al. 2017 (arXiv 1610.02132) for even grids; Faghri et al. 2020 (arXiv 2010.12460) for any.
     """
@@ -64,7 +62,7 @@ def encode_levels(
     rounding = rounding_to(levels)
     refuse_non_finite(norms_R)
     factors_R = _factors(norms_R, rounding.scale)
-    blocks_R = block_keys(keys, 0, -(-n // BLOCK), x_R.device)
+    blocks_R = keys if isinstance(keys, Tensor) else block_keys(keys, 0, -(-n // BLOCK), x_R.device)
     message_R = torch.empty(rows, packed_codes.code_bytes(n, rounding.K), dtype=torch.uint8, device=x_R.device)
     buffers = Buffers(rows, n, passes.tile, x_R.device, *_TILE_TYPES)
     for row, column in tiles(rows, n, passes.tile):
@@ -82,7 +80,7 @@ def encode_levels(
 
 def _factors(norms_R: Tensor, scale: float) -> Tensor:
     """scale / norm, rounded up where else a coordinate as large as its norm would end below `scale`, its level."""
-    exact, above = (torch.tensor(s, device=norms_R.device) for s in (scale, np.nextafter(np.float32(scale), np.inf)))
+    exact, above = (torch.tensor(s) for s in (scale, np.nextafter(np.float32(scale), np.inf)))
     factors_R = torch.div(exact, norms_R)
     factors_R = torch.where(norms_R * factors_R < exact, torch.div(above, norms_R), factors_R)
     return factors_R.clamp_max_(torch.finfo(torch.float32).max)  # finite for norm 0: 0 times this is 0
@@ -107,7 +105,7 @@ def _round_(tile: _Tile, rounding: Rounding, passes: Passes) -> None:
 def _count_(tile: _Tile, intervals: Thresholds, passes: Passes) -> None:
     """code = how many thresholds lie below r."""
     count = passes.thresholds_within(intervals.starts, tile.r)
-    if count > _COUNTED:
+    if count > passes.counted:
         j, threshold = intervals.around(tile.r, tile.v, tile.t)
         tile.code.copy_(j)
         passes.greater_(tile.above, tile.r, threshold)

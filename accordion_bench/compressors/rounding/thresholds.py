@@ -14,11 +14,13 @@ stands for a bucket of zeros: whatever its codes, it decodes to zeros.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from accordion_bench.tensors.upload import upload
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,14 @@ class Thresholds:
 
     starts: Tensor
     widths: Tensor
+    _there: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """The starts without the first one, the starts, the widths, on a device; copied there once."""
+        if device not in self._there:
+            first, starts, widths = (upload(x, device) for x in (self.starts[1:], self.starts, self.widths))
+            self._there[device] = first, starts, widths
+        return self._there[device]
 
     @classmethod
     def between(cls, levels: Sequence[float], bits: int) -> "Thresholds":
@@ -50,11 +60,9 @@ class Thresholds:
 
     def around(self, r: Tensor, v: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         """The index of the interval that holds each r, int32, and its threshold."""
-        j = torch.bucketize(r, self.starts[1:].to(r.device), out_int32=True)
-        starts, widths = (
-            per_interval.to(r.device).index_select(0, j.view(-1)).view(r.shape)
-            for per_interval in (self.starts, self.widths)
-        )
+        inner, *tables = self._on(r.device)
+        j = torch.bucketize(r, inner, out_int32=True)
+        starts, widths = (table.index_select(0, j.view(-1)).view(r.shape) for table in tables)
         return j, torch.mul(v, widths, out=out).add_(starts)
 
 

@@ -75,7 +75,8 @@ class OneBit(OneShot):
         header = 8 * (spec.numel // size)
         if total_R.device.type != "cpu":
             messages = message_AR.flatten(0, 1)
-            middle, half = (messages[:, :header].contiguous().view(torch.float32) * alpha).chunk(2, dim=1)
+            copy = messages[:, :header].clone(memory_format=torch.contiguous_format)
+            middle, half = (copy.view(torch.float32) * alpha).chunk(2, dim=1)
             signs = look_up_on_device(messages[:, header:], (1.0, -1.0), spec.numel).unflatten(1, (-1, size))
             values = signs.mul_(half[..., None]).add_(middle[..., None])
             total_R.add_(values.view(*message_AR.shape[:2], -1).sum(0))

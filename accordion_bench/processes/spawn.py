@@ -148,7 +148,7 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
     try:
         store = SealedStore(dist.FileStore(store_file, where.processes), where.processes)  # nobody else reads the file
         watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
-        with process_group.use_interface(interface):
+        with process_group.use_settings(interface):
             process_group.join(where, store, timeout)
             task(where, watch)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Launch: workers in this process, in spawned processes, or in the processes of torchrun or Slurm."""
+"""Launch: workers in this process, in spawned processes, or in those of torchrun, Slurm or OpenMPI."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components
 from accordion_bench.datasets.base import Dataset
-from accordion_bench.processes import process_group
+from accordion_bench.processes import determinism, gpus, process_group
 from accordion_bench.processes.interrupt import Stopper
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.signals import handling
@@ -36,7 +36,7 @@ def join_process_group(config: RunConfig, where: Placement, watch: Watch | None)
     if watch is None:
         yield
         return
-    with process_group.use_interface(config.comm.interface):
+    with process_group.use_settings(config.comm.interface):
         process_group.join(where, watch.store, config.comm.timeout)
         try:
             yield
@@ -97,14 +97,15 @@ def train(
         torch.set_num_threads(where.threads)
     device = "cpu"
     if where.device == "cuda":
-        device = f"cuda:{where.local_rank % torch.cuda.device_count()}"
-        torch.cuda.set_device(device)
+        device = str(gpus.own(where.local_rank, gpus.count()))
+        gpus.take(torch.device(device))
     stopper = Stopper(watch.store if watch else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = config.comm.timeout
     handler = folder.log_to_file() if comm.leader else None
-    with handling(stopper.note):
+    with handling(stopper.note), determinism.use_kernels(config.deterministic, where.device):
         try:
+            warn_of_other_models(comm)
             with Heartbeat(comm.leader and not on_a_terminal(), "loading the data and building the model"):
                 trainer = Trainer(config, comm, folder, stopper, parts)
                 if config.resume:
@@ -125,6 +126,15 @@ def train(
             if handler is not None:
                 log.removeHandler(handler)
                 handler.close()
+
+
+def warn_of_other_models(comm: Comm) -> None:
+    """The leader tells where the GPUs of a run are of several kinds."""
+    if comm.device.type == "cuda" and comm.processes > 1:
+        sentence = gpus.unlike(comm.everyones(gpus.model(comm.device)))
+        if sentence and comm.leader:
+            log.warning(sentence)
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def resume(trainer: Any, folder: RunFolder) -> None:

@@ -1,0 +1,238 @@
+"""How the process group is made and what becomes of NCCL's errors: recorded, since no machine of ours has two GPUs."""
+
+import datetime
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.processes import gpus, process_group, watchdog
+from accordion_bench.processes.placement import Placement
+from accordion_bench.processes.sealed_store import SealedStore
+from tests.kit.stores import LocalStore
+from tests.processes.test_placement import slurm
+
+needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list:
+    """What is asked of CUDA and torch.distributed, in order; this machine pretends to have four GPUs."""
+    calls: list = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", str(device))))
+    monkeypatch.setattr(gpus, "uuid", lambda device: f"GPU-{device.index}")
+    monkeypatch.setattr(SealedStore, "of_torch", lambda self: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **named: calls.append(("init", args, named)))
+    return calls
+
+
+def join(rank: int, local_rank: int, backend: str = "nccl", store: LocalStore | None = None) -> None:
+    where = Placement(backend, 8, 1, rank=rank, local_rank=local_rank, launcher="environment", device="cuda")
+    process_group.join(where, SealedStore(store or LocalStore(), 8), 30.0)
+
+
+@needs_nccl
+def test_the_gpu_is_taken_before_and_the_group_bound_to_it(asked):
+    """Else every rank opens a context on GPU 0, and sub-groups are made at their first use, one after the other."""
+    join(6, 2)
+    (first, device), (second, (backend,), named) = asked
+    assert (first, device, second, backend) == ("set_device", "cuda:2", "init", "nccl")
+    assert named["device_id"] == torch.device("cuda:2") and (named["rank"], named["world_size"]) == (6, 8)
+    assert named["timeout"] == named["pg_options"]._timeout == datetime.timedelta(seconds=30)
+    assert isinstance(named["pg_options"], dist.ProcessGroupNCCL.Options)
+    assert named["pg_options"].is_high_priority_stream
+
+
+def test_gloo_is_asked_for_nothing_of_this(asked):
+    join(6, 2, "gloo")
+    ((_, _, named),) = asked
+    assert not {"device_id", "pg_options"} & named.keys()
+
+
+@needs_nccl
+def test_two_processes_that_share_a_gpu_do_not_get_as_far_as_nccl(asked, monkeypatch):
+    monkeypatch.setattr(gpus, "count", lambda: 1)  # of each; the launcher has shown both the same one
+    store = LocalStore()
+    join(0, 0, store=store)
+    with pytest.raises(ConfigError, match=r"got GPU-0 for the ranks 0 and 1; type comm=gloo"):
+        join(1, 1, store=store)
+    assert [call[0] for call in asked].count("init") == 1
+
+
+@needs_nccl
+def test_sub_groups_have_options_of_their_own(monkeypatch):
+    """The same in every process and for every sub-group, members or not: splitting is a collective of all."""
+    made: list = []
+
+    def new_group(ranks, **named):
+        made.append((ranks, named))
+        return dist.ProcessGroup(dist.HashStore(), 0, 1)
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    for backend, high in (("nccl", True), ("gloo", False)):
+        for rank in range(4):
+            made.clear()
+            monkeypatch.setattr(dist, "get_backend", lambda group=None, backend=backend: backend)
+            comm = Comm(1, 4, rank)
+            comm.timeout = 30.0
+            comm.groups(2)
+            assert [ranks for ranks, _ in made] == [[0, 1], [2, 3]]
+            options = [named["pg_options"] for _, named in made]
+            assert [bool(own and own.is_high_priority_stream) for own in options] == [high, high]
+            assert options[0] is not options[1] or not high
+            assert all(named["timeout"] == datetime.timedelta(seconds=30) for _, named in made)
+
+
+# ---- what gloo and NCCL read in the environment
+
+SEVERAL_MACHINES = slurm(0, 8, 4)
+
+
+@pytest.mark.parametrize(
+    "interface, environ, chosen",
+    [
+        ("eth1", {}, {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}),  # NCCL: eth1 is eth10, too
+        ("eth1", SEVERAL_MACHINES, {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}),
+        (None, SEVERAL_MACHINES, {}),
+        (None, {"NCCL_SOCKET_IFNAME": "ib", "GLOO_SOCKET_IFNAME": "ib0"}, {}),
+        (None, {"NCCL_SOCKET_IFNAME": "^docker"}, {"GLOO_SOCKET_IFNAME": "lo"}),
+    ],
+)
+def test_interfaces_are_named_as_each_reads_them(interface, environ, chosen, monkeypatch):
+    monkeypatch.setattr(process_group, "loopback", lambda: "lo")
+    found = process_group.settings(interface, environ)
+    assert found.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "2"
+    assert found == chosen
+
+
+@pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"])
+def test_how_nccl_handles_errors_may_be_exported(name):
+    """Ours ends no process, so that a sentence can be told; the user's stays."""
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in process_group.settings("eth1", {name: "3"})
+
+
+# ---- NCCL's errors in our words
+
+TIMED_OUT = r"^rank 3 has waited for another process for comm.timeout=30 s: .*; type comm.timeout=60 "
+LOST = r"^rank 3 has lost another process, whose own output says why "
+
+
+@pytest.mark.parametrize(
+    "text, told, kind",
+    [
+        ("NCCL operation timed out", TIMED_OUT, watchdog.TIMED_OUT),
+        ("[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(...)", TIMED_OUT, watchdog.TIMED_OUT),
+        (
+            "NCCL communicator was aborted on rank 3. Original reason for failure was: [Rank 3] Watchdog caught "
+            "collective operation timeout: WorkNCCL(SeqNum=7) ran for 30001 milliseconds before timing out.",
+            TIMED_OUT,
+            watchdog.TIMED_OUT,
+        ),
+        ("NCCL communicator was aborted after a previous error", LOST, watchdog.LOST),
+        ("NCCL operation failed", LOST, watchdog.LOST),
+        ("NCCL Async Error: remote process exited or there was a network error", LOST, watchdog.LOST),
+        (process_group.LOST, LOST, watchdog.LOST),
+        (process_group.TIMED_OUT, TIMED_OUT, watchdog.TIMED_OUT),
+        ("NCCL error: unhandled cuda error", "", "DistBackendError"),  # its own fault: the traceback
+    ],
+)
+def test_what_nccl_says_becomes_our_sentence(text, told, kind):
+    error = dist.DistBackendError(text) if kind == "DistBackendError" else RuntimeError(text)
+    failure = watchdog.failure_of(error, 3, 30.0)
+    assert failure["kind"] == kind
+    if told:
+        assert re.search(told, failure["message"]) and failure["traceback"] == failure["message"]
+
+
+class Backend:
+    def __init__(self, found: str) -> None:
+        self.found = found
+
+    def get_error(self):
+        from torch._C._distributed_c10d import ErrorType
+
+        return getattr(ErrorType, self.found)
+
+
+class Group:
+    def __init__(self, found: str) -> None:
+        self.found = found
+
+    def _get_backend(self, device: torch.device) -> Backend:
+        assert device.type == "cuda"
+        return Backend(self.found)
+
+
+@pytest.fixture
+def nccl_has_found(monkeypatch):
+    """As if the process group were NCCL's, and its watchdog had found this."""
+
+    def found(what: str, backend: str = "nccl") -> None:
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_backend", lambda group=None: backend)
+        monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=Group(what)))
+
+    return found
+
+
+@pytest.mark.parametrize(
+    "what, backend, told",
+    [
+        ("SUCCESS", "nccl", ""),
+        ("TIMEOUT", "nccl", process_group.TIMED_OUT),
+        ("COMM_ERROR", "nccl", process_group.LOST),
+        ("REMOTE_ERROR", "nccl", process_group.LOST),
+        ("TIMEOUT", "gloo", ""),
+    ],
+)
+def test_the_watchdog_of_nccl_is_asked(what, backend, told, nccl_has_found):
+    assert process_group.trouble() == ""
+    nccl_has_found(what, backend)
+    assert process_group.trouble() == told
+
+
+class NonFinite(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize(
+    "what, error, kind",
+    [
+        ("SUCCESS", NonFinite("a gradient is not finite"), "NonFinite"),
+        ("TIMEOUT", NonFinite("a gradient is not finite"), watchdog.TIMED_OUT),  # tensors hold anything then
+        ("TIMEOUT", ValueError("boom"), watchdog.TIMED_OUT),
+        ("COMM_ERROR", NonFinite("a gradient is not finite"), watchdog.LOST),
+        ("COMM_ERROR", RuntimeError("CUDA error: an illegal memory access was encountered"), "RuntimeError"),
+    ],
+)
+def test_what_only_follows_from_a_broken_group_is_not_told_as_the_cause(what, error, kind, nccl_has_found):
+    nccl_has_found(what)
+    assert watchdog.failure_of(error, 0, 30.0)["kind"] == kind
+
+
+def test_a_process_that_waits_for_its_gpu_is_ended_with_the_sentence(nccl_has_found, monkeypatch):
+    """Its main thread is where no exception comes; the watch looks, tells all, and ends it."""
+    store = SealedStore(LocalStore(), 2)
+    watch = watchdog.Watch(store, 1, 2, 1, 30.0)
+    assert watch._look() is None
+    nccl_has_found("TIMEOUT")
+    failure = watch._look()
+    assert failure is not None and failure["kind"] == watchdog.TIMED_OUT and "comm.timeout=30 s" in failure["message"]
+    assert json.loads(store.read("failure", str) or "")["rank"] == 1  # the others read it there
+    ended: list = []
+    monkeypatch.setattr(watchdog, "GRACE", 0.0)
+    monkeypatch.setattr(watchdog.os, "_exit", ended.append)
+    watch._end(failure)
+    assert ended == [1]
+
+
+@needs_nccl
+def test_torchs_nccl_tells_its_errors():
+    assert callable(getattr(dist.ProcessGroupNCCL, "get_error", None))
+    assert hasattr(dist.ProcessGroupNCCL.Options(), "_timeout")

@@ -95,8 +95,8 @@ def _uncounted(config: RunConfig) -> list[str]:
     if config.comm.interface is None or config.comm.backend != "nccl":
         return []
     return [
-        f"comm.interface={config.comm.interface} does not count all that NCCL sends: what goes over NVLink, PCIe, shared "
-        "memory, InfiniBand or RoCE is in no counter of an interface, and so not in link_sent_bytes"
+        f"comm.interface={config.comm.interface} does not count all that NCCL sends: what goes over NVLink, PCIe, "
+        "shared memory, InfiniBand or RoCE is in no counter of an interface, and so not in link_sent_bytes"
     ]
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -35,7 +36,8 @@ def use_kernels(deterministic: bool, device: str) -> Iterator[None]:
             convolution. false: TF32 as torch has it, and that search.
         device: `cpu` or `cuda`; a processor has only kernels that repeat themselves, but for a few.
     """
-    cudnn, matmul, filling = torch.backends.cudnn, torch.backends.cuda.matmul, torch.utils.deterministic
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    filling: Any = torch.utils.deterministic  # a module with a property
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     searched, filled = cudnn.benchmark, filling.fill_uninitialized_memory
     tf32 = matmul.allow_tf32, cudnn.allow_tf32

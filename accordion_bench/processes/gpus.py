@@ -83,7 +83,7 @@ def unlike(models: Sequence[str]) -> str:
         f"{model} ({'ranks' if len(own) > 1 else 'rank'} {_numbers(own)})" for model, own in ranks.items()
     )
     return (
-        f"this run has GPUs of {len(ranks)} kinds: {kinds}; the slowest sets its times, and kernels round differently"
+        f"this run has GPUs of {len(ranks)} kinds: {kinds}; the slowest sets the pace, and each rounds in its own way"
     )
 
 

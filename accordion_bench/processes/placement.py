@@ -50,7 +50,7 @@ class Placement:
 
 
 def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
-    """(processes, rank, local rank) that torchrun, Slurm or OpenMPI has set, or None; local rank 0 where nobody says."""
+    """(processes, rank, local rank) that torchrun, Slurm or OpenMPI has set, or None; local rank 0 if none says it."""
     local = local_rank(environ) or 0
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return int(environ["WORLD_SIZE"]), int(environ["RANK"]), local

@@ -61,13 +61,20 @@ def trouble() -> str:
     return ""
 
 
-def leave() -> None:
-    """Leave it, where there is one; one with a failed member may complain, which says nothing new."""
+def leave(failed: bool = False) -> None:
+    """Leave it, where there is one; one with a failed member may complain, which says nothing new.
+
+    Args:
+        failed: whether this process has; NCCL's own way out waits for what is under way, which the others never end.
+    """
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
+            if failed and dist.get_backend() == "nccl":
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
 
 @contextlib.contextmanager
 def join_process_group(config: RunConfig, where: Placement, watch: Watch | None) -> Iterator[None]:
-    """Join the process group of the processes that torchrun or Slurm has started; without them there is none yet.
+    """Join the process group of the processes that a launcher has started; without one there is none yet.
 
     Args:
         config: the configuration.
@@ -40,8 +40,10 @@ def join_process_group(config: RunConfig, where: Placement, watch: Watch | None)
         process_group.join(where, watch.store, config.comm.timeout)
         try:
             yield
-        finally:
-            process_group.leave()
+        except BaseException:
+            process_group.leave(failed=True)
+            raise
+        process_group.leave()
 
 
 def prepare_data(dataset: Dataset, folder: str, where: Placement, watch: Watch | None) -> None:

@@ -1,4 +1,4 @@
-"""Real runs over gloo: all processes make the same collectives in one order, also where groups and threads take turns."""
+"""Real runs over gloo: all processes make the same collectives in one order, whatever groups and threads take turns."""
 
 import contextlib
 import json

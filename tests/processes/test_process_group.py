@@ -9,11 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import gpus, process_group, watchdog
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.sealed_store import SealedStore
+from accordion_bench.run_config import RunConfig
+from accordion_bench.training import launch
+from tests.kit import composed
 from tests.kit.stores import LocalStore
 from tests.processes.test_placement import slurm
 
@@ -87,6 +91,56 @@ def test_sub_groups_have_options_of_their_own(monkeypatch):
             assert [bool(own and own.is_high_priority_stream) for own in options] == [high, high]
             assert options[0] is not options[1] or not high
             assert all(named["timeout"] == datetime.timedelta(seconds=30) for _, named in made)
+
+
+@pytest.mark.parametrize(
+    "backend, failed, way",
+    [("nccl", True, "abort"), ("nccl", False, "destroy"), ("gloo", True, "destroy"), ("gloo", False, "destroy")],
+)
+def test_who_fails_over_nccl_waits_for_no_collective_that_nobody_ends(backend, failed, way, monkeypatch):
+    ways: list[str] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda group=None: backend)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: ways.append("destroy"))
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: ways.append("abort"))
+    process_group.leave(failed)
+    assert ways == [way]
+
+
+def test_gpus_of_other_kinds_are_told_by_the_leader(monkeypatch, capsys):
+    monkeypatch.setattr(gpus, "model", lambda device: "H200")
+    for rank, device in ((0, "cuda:0"), (1, "cuda:0"), (0, "cpu")):
+        comm = SimpleNamespace(device=torch.device(device), processes=2, leader=rank == 0)
+        comm.everyones = lambda said: [said, "A100"]
+        launch.warn_of_other_models(comm)  # type: ignore[arg-type]
+    told = "warning: this run has GPUs of 2 kinds: H200 (rank 0), A100 (rank 1); the slowest sets the pace, "
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(told)
+
+
+@pytest.mark.parametrize(
+    "backend, device, deterministic, told",
+    [
+        ("nccl", "cuda", "false", "(nccl, 2 processes x 2 on cuda)"),
+        ("nccl", "cuda", "true", "(nccl, 2 processes x 2 on cuda, deterministic kernels)"),
+        ("gloo", "cuda", "false", "(gloo, 2 processes x 2 on cuda, exchanging through the host's memory)"),
+        ("gloo", "cpu", "true", "(gloo, 2 processes x 2 on cpu)"),
+    ],
+)
+def test_the_header_says_what_the_exchange_goes_through(backend, device, deterministic, told):
+    cfg = composed.cfg("workers=4", f"deterministic={deterministic}")
+    where = Placement(backend, 2, 2, device=device)
+    assert told in train.header(RunConfig.from_dict(cfg), where, composed.parts_of(cfg))
+
+
+@pytest.mark.parametrize("backend, interface, told", [("nccl", "eth1", 1), ("gloo", "eth1", 0), ("nccl", "null", 0)])
+def test_bytes_that_no_interface_counts_are_told(backend, interface, told):
+    cfg = composed.cfg("workers=4", f"comm={backend}", f"comm.interface={interface}")
+    found = [line for line in composed.warnings(cfg, set()) if "link_sent_bytes" in line]
+    assert len(found) == told
+    assert not told or found[0].startswith(
+        "comm.interface=eth1 does not count all that NCCL sends: what goes over NVLink"
+    )
 
 
 # ---- what gloo and NCCL read in the environment

@@ -55,7 +55,7 @@ def trouble() -> str:
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_backend() != "nccl":
         return ""
-    with contextlib.suppress(RuntimeError, ValueError):  # it is being left
+    with contextlib.suppress(RuntimeError, ValueError, AttributeError):  # it is being left, or cannot say
         found = dist.group.WORLD._get_backend(torch.device("cuda")).get_error().name  # type: ignore[union-attr]
         return {"SUCCESS": "", "TIMEOUT": TIMED_OUT}.get(found, LOST)
     return ""

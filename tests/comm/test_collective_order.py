@@ -121,6 +121,7 @@ def test_the_runs_are_those_that_they_are_meant_to_be(few):
     gradients = [call for call in log if call.operation == "all_reduce" and call.dtype == "torch.float32"]
     assert len(gradients) > 3 * 12  # of 12 steps
     assert count(log, "broadcast") >= 1 + 2  # of the model, of two epochs' plans
+    assert sum(call.dtype == "torch.float64" for call in log) >= 2 * 2  # losses and evaluation of two epochs
     assert count(log, "all_gather_object") >= 3  # checkpoints
     log = few["groups in groups"][0]
     assert {call.group for log in few["groups in groups"] for call in log} == {(0, 1), (2, 3), (0, 1, 2, 3)}

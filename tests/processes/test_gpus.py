@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import gpus
@@ -31,9 +32,17 @@ def test_processes_with_gpus_of_their_own_pass():
     gpus.refuse_shared(store, 1, "GPU-2")  # asked again
 
 
-@pytest.mark.parametrize("mine", ["GPU-1", "GPU-1 MIG-a"])
-def test_two_processes_on_one_gpu_are_told_in_one_sentence(mine):
+@pytest.mark.parametrize("mine", ["GPU-1", "GPU-1 MIG-GPU-1/7/0"])
+@pytest.mark.parametrize("kind", ["ours", "file", "tcp"])
+def test_two_processes_on_one_gpu_are_told_in_one_sentence(mine, kind, tmp_path):
+    """In the stores that runs really have, too: of spawned processes a file, else a server."""
     store = SealedStore(LocalStore(), 4)
+    if kind == "file":
+        store = SealedStore(dist.FileStore(str(tmp_path / "store"), 4), 4)
+    if kind == "tcp":
+        store = SealedStore(
+            dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 4, "sixteen letters or more"
+        )
     gpus.refuse_shared(store, 0, mine)
     gpus.refuse_shared(store, 1, "GPU-2")
     told = rf"^comm=nccl must have a GPU for each process, got {mine} for the ranks 0 and 2; type comm=gloo .*$"

@@ -86,11 +86,7 @@ class Comm:
             span = size // W
             spans = [range(first, first + span) for first in range(0, self.processes, span)]
             timeout = None if self.timeout is None else datetime.timedelta(seconds=self.timeout)
-            over_nccl = dist.get_backend() == "nccl"  # bound to its device, such a group is split off at once
-            groups = [
-                dist.new_group(list(ranks), timeout=timeout, pg_options=nccl.options(timeout) if over_nccl else None)
-                for ranks in spans
-            ]
+            groups = [dist.new_group(list(ranks), timeout=timeout, **nccl.of_sub_group(timeout)) for ranks in spans]
             comm = Comm(W, span, self.rank % span, str(self.device))
             mine = groups[self.rank // span]
             assert isinstance(mine, dist.ProcessGroup)

@@ -18,3 +18,15 @@ def options(timeout: datetime.timedelta | None) -> Any:
     if timeout is not None:
         chosen._timeout = timeout  # torch warns where they say something else than the group
     return chosen
+
+
+def of_sub_group(timeout: datetime.timedelta | None) -> dict[str, Any]:
+    """What `new_group` is told beside; nothing where the default group is not NCCL's.
+
+    torch splits it off the default group at once, since that is bound to its GPU.
+
+    Args:
+        timeout: as for `options`.
+    """
+    over_nccl = dist.is_initialized() and dist.get_backend() == "nccl"
+    return {"pg_options": options(timeout)} if over_nccl else {}

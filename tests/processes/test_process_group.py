@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes import gpus, process_group, watchdog
+from accordion_bench.processes import gpus, process_group, spawn, watchdog
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import RunConfig
@@ -82,12 +82,13 @@ def test_sub_groups_have_options_of_their_own(monkeypatch):
     for backend, high in (("nccl", True), ("gloo", False)):
         for rank in range(4):
             made.clear()
+            monkeypatch.setattr(dist, "is_initialized", lambda: True)
             monkeypatch.setattr(dist, "get_backend", lambda group=None, backend=backend: backend)
             comm = Comm(1, 4, rank)
             comm.timeout = 30.0
             comm.groups(2)
             assert [ranks for ranks, _ in made] == [[0, 1], [2, 3]]
-            options = [named["pg_options"] for _, named in made]
+            options = [named.get("pg_options") for _, named in made]
             assert [bool(own and own.is_high_priority_stream) for own in options] == [high, high]
             assert options[0] is not options[1] or not high
             assert all(named["timeout"] == datetime.timedelta(seconds=30) for _, named in made)
@@ -284,6 +285,39 @@ def test_a_process_that_waits_for_its_gpu_is_ended_with_the_sentence(nccl_has_fo
     monkeypatch.setattr(watchdog.os, "_exit", ended.append)
     watch._end(failure)
     assert ended == [1]
+
+
+def test_so_is_a_spawned_one(monkeypatch):
+    """Once: NCCL gives up at its second look, and the main thread has not left when the grace is over."""
+    found = iter(["", process_group.TIMED_OUT, process_group.TIMED_OUT])
+    told: list[dict] = []
+    monkeypatch.setattr(process_group, "trouble", lambda: next(found, ""))
+    monkeypatch.setattr(spawn, "LOOK", 0.0)
+    monkeypatch.setattr(spawn, "GRACE", 0.0)
+
+    def end(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(spawn.os, "_exit", end)
+    with pytest.raises(SystemExit, match="1"):
+        spawn._end_after_nccl(3, 30.0, SimpleNamespace(send=told.append))
+    assert [(one["rank"], one["kind"]) for one in told] == [(3, watchdog.TIMED_OUT)]
+
+
+def test_a_group_that_was_left_in_time_ends_nobody(monkeypatch):
+    looks = iter([process_group.LOST, ""])
+
+    def look() -> str:
+        found = next(looks, None)
+        if found is None:
+            raise StopIteration  # of the test: it went on looking
+        return found
+
+    monkeypatch.setattr(process_group, "trouble", look)
+    monkeypatch.setattr(spawn, "LOOK", 0.0)
+    monkeypatch.setattr(spawn, "GRACE", 0.0)
+    with pytest.raises(StopIteration):
+        spawn._end_after_nccl(3, 30.0, SimpleNamespace(send=pytest.fail))
 
 
 @needs_nccl

@@ -7,24 +7,24 @@ from typing import Any
 
 import torch
 
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# cuBLAS repeats itself with such a workspace; torch.compile without timing its own kernels
+VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
 
 
 @contextlib.contextmanager
-def use_workspace(deterministic: bool) -> Iterator[None]:
-    """Give cuBLAS a workspace with which it repeats itself; before CUDA starts, here or in a process started from here.
+def use_variables(deterministic: bool) -> Iterator[None]:
+    """Set what is read when CUDA starts, here or in a process that is started from here; afterwards all is as it was.
 
     Args:
         deterministic: the option; without it nothing is touched. What the user has exported stays.
     """
-    ours = deterministic and WORKSPACE not in os.environ
-    if ours:
-        os.environ[WORKSPACE] = ":4096:8"
+    ours = {name: value for name, value in VARIABLES.items() if deterministic and name not in os.environ}
+    os.environ.update(ours)
     try:
         yield
     finally:
-        if ours:
-            os.environ.pop(WORKSPACE, None)
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager
@@ -38,11 +38,10 @@ def use_kernels(deterministic: bool, device: str) -> Iterator[None]:
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     filling: Any = torch.utils.deterministic  # a module with a property
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    searched, filled = cudnn.benchmark, filling.fill_uninitialized_memory
+    mode, searched, filled = torch.get_deterministic_debug_mode(), cudnn.benchmark, filling.fill_uninitialized_memory
     tf32 = matmul.allow_tf32, cudnn.allow_tf32
     if deterministic:
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports the compiler, four seconds
         filling.fill_uninitialized_memory = False  # looks for errors, and costs a kernel for each new tensor
         cudnn.benchmark = matmul.allow_tf32 = cudnn.allow_tf32 = False
     elif device == "cuda":
@@ -50,7 +49,7 @@ def use_kernels(deterministic: bool, device: str) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(mode)
         cudnn.benchmark, filling.fill_uninitialized_memory = searched, filled
         if deterministic:
             matmul.allow_tf32, cudnn.allow_tf32 = tf32

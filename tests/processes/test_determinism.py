@@ -11,7 +11,8 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.explain import explain
 from accordion_bench.processes import determinism
 from accordion_bench.runs.folder import RunFolder
-from tests.kit import composed, tiny
+from tests.kit import composed, local, tiny
+from tests.kit.helpers import yaml_names
 
 
 def chosen() -> dict:
@@ -31,7 +32,7 @@ def chosen() -> dict:
 def test_kernels_that_repeat_themselves(device, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before = chosen()
-    with determinism.use_workspace(True), determinism.use_kernels(True, device):
+    with determinism.use_variables(True), determinism.use_kernels(True, device):
         now = chosen()
         assert (now["deterministic"], now["warn_only"], now["filling"], now["search"]) == (True, False, False, False)
         assert (now["tf32"], now["conv"], now["workspace"]) == ((False, False), False, ":4096:8")
@@ -41,11 +42,18 @@ def test_kernels_that_repeat_themselves(device, monkeypatch):
 def test_on_a_gpu_the_fastest_kernels_else():
     """TF32 is left as torch has it; a processor has nothing to search for."""
     before = chosen()
-    with determinism.use_workspace(False), determinism.use_kernels(False, "cuda"):
+    with determinism.use_variables(False), determinism.use_kernels(False, "cuda"):
         assert chosen() == {**before, "search": True}
-    with determinism.use_workspace(False), determinism.use_kernels(False, "cpu"):
+    with determinism.use_variables(False), determinism.use_kernels(False, "cpu"):
         assert chosen() == before
     assert chosen() == before
+
+
+def test_they_import_no_compiler(monkeypatch):
+    """`torch.use_deterministic_algorithms` does, and takes four seconds of each process for it."""
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", pytest.fail)
+    with determinism.use_kernels(True, "cuda"):
+        assert torch.are_deterministic_algorithms_enabled()
 
 
 def test_they_are_put_back_after_an_error():
@@ -57,7 +65,7 @@ def test_they_are_put_back_after_an_error():
 
 def test_a_workspace_that_was_exported_stays(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    with determinism.use_workspace(True):
+    with determinism.use_variables(True):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
@@ -93,3 +101,19 @@ def test_a_method_without_such_a_kernel_is_told_in_one_sentence():
 def test_it_is_true_or_false(tmp_path):
     with pytest.raises(ConfigError, match="deterministic must be true or false, got 1; type deterministic=false"):
         composed.validated(compose(["deterministic=1", f"paths.runs={tmp_path}"]))
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("compressor", yaml_names("compressor"))
+def test_every_compressor_computes_with_them_and_no_digit_changes(compressor, tmp_path):
+    """On a processor; on a GPU torch refuses a few operations, see `test_a_method_without_such_a_kernel`."""
+    sums = []
+    for deterministic in (False, True):
+        with determinism.use_kernels(deterministic, "cpu"):
+            options = [f"compressor={compressor}", "optimizer.momentum=0", "model._target_=tests.kit.tiny.Net"]
+            trainer = local.trainer_for(tmp_path / str(deterministic), "epochs=1", *options)
+            trainer.begin_epoch()
+            for _ in range(3):
+                trainer.train_step()
+        sums.append([float(x.detach().double().sum()) for x in trainer.axis.params])
+    assert sums[0] == sums[1]

@@ -36,7 +36,8 @@ def main() -> None:
     sleep_while_waiting()
     import_from_here()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
-    if {"RANK", "SLURM_PROCID"} & os.environ.keys():  # else torch buries the cause under its own stacks
+    launched = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} & os.environ.keys()
+    if launched:  # else torch buries the cause under its own stacks
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     sys.argv[1:] = in_order(overrides_in_todays_words(sys.argv[1:]))
     if sys.argv[1:] == ["--version"]:

@@ -82,6 +82,7 @@ class RunConfig:
     channels_last: bool | None = None
     workers: int | None = None
     device: str = "auto"
+    deterministic: bool = False
     threads: int | None = None
     bn: str = "pooled"
     target: float | None = None

@@ -15,7 +15,7 @@ from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted, human_bytes
-from accordion_bench.processes import rendezvous
+from accordion_bench.processes import determinism, rendezvous
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
@@ -71,7 +71,9 @@ def _run(
         for warning in without_effect(placed, set(typed), parts):
             print(f"warning: {warning}", file=sys.stderr)
     looks = config.resume is None and (config.resume_sweep or bool(once and sweep))
-    with launch.join_process_group(config, where, watch), contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held:
+        held.enter_context(determinism.use_variables(config.deterministic))
+        held.enter_context(launch.join_process_group(config, where, watch))
         with reuse.one_at_a_time(config.to_dict()) if looks and leader else contextlib.nullcontext():
             found, done = _find_earlier(config, leader, watch, sweep) if looks else ("", False)
             if found and done:
@@ -181,6 +183,10 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
     adaptive = ", ".join(config.adaptive) or "none"
     processes = "1 process" if where.processes == 1 else f"{where.processes} processes"
     place = f"{processes} x {where.workers_per_process} on {where.device}"
+    if where.device == "cuda" and where.backend == "gloo":
+        place += ", exchanging through the host's memory"
+    if where.device == "cuda" and config.deterministic:
+        place += ", deterministic kernels"
     return (
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {config.epochs} epochs of {config.batch_size} "

@@ -27,6 +27,7 @@ from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.signals import STOP, WARNINGS, handle, handling
 
 FILE = "sweep.jsonl"  # under paths.runs
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")  # as `placement.environment_ranks` looks for them
 _stopped = False  # whether this process, a worker of joblib, has been told to stop
 
 
@@ -96,7 +97,8 @@ class Sweep(Callback):
 
     def append(self, line: dict[str, Any]) -> None:
         """Append one whole line to the record; only the leader of several processes does."""
-        if self.file is None or int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))):
+        told = [os.environ[name] for name in RANKS if name in os.environ]
+        if self.file is None or int(told[0] if told else 0):
             return
         whole = (json.dumps({"sweep": self.name, **line}) + "\n").encode()
         try:

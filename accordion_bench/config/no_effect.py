@@ -24,7 +24,7 @@ def without_effect(config: RunConfig, typed: set[str], parts: Components) -> lis
     idle = [*_of_components(config, parts), *_of_the_run(config, parts)]
     told = [f"{key} has no effect here: {why}" for key, why in idle if key in typed]
     told = [*dict.fromkeys(told), *_seldom(config, typed, parts), *_cut(config, typed, parts), *_growing(config)]
-    return told + _slower(config, parts) + ddp_rules.warnings(config)
+    return told + _uncounted(config) + _slower(config, parts) + ddp_rules.warnings(config)
 
 
 def _of_components(config: RunConfig, parts: Components) -> Idle:
@@ -88,6 +88,16 @@ def _seldom(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     if "sync.period" in typed and config.sync["period"] == period:
         return [f"sync.period has no effect here: workers take only {steps} steps, and meet at the end alone"]
     return []
+
+
+def _uncounted(config: RunConfig) -> list[str]:
+    """A warning where bytes travel beside the interface that is counted."""
+    if config.comm.interface is None or config.comm.backend != "nccl":
+        return []
+    return [
+        f"comm.interface={config.comm.interface} does not count all that NCCL sends: what goes over NVLink, PCIe, "
+        "shared memory, InfiniBand or RoCE is in no counter of an interface, and so not in link_sent_bytes"
+    ]
 
 
 def _slower(config: RunConfig, parts: Components) -> list[str]:

@@ -11,7 +11,8 @@ class Interface:
     """Byte counters of one network interface of this machine, or of this network namespace.
 
     They count frames as the interface sees them: messages of the run with their headers, acknowledgements, and whatever
-    else uses the interface. Linux; elsewhere there are no such files.
+    else uses the interface. What NCCL sends over NVLink, PCIe, shared memory, InfiniBand or RoCE passes the operating
+    system by, and is not in them. Linux; elsewhere there are no such files.
 
     Args:
         name: of the interface, as `ip link` shows it.

@@ -51,7 +51,7 @@ class Meter:
         """`link_sent_bytes` and `link_received_bytes`, means over the processes; every process calls it.
 
         Headers and acknowledgements are in them, and what else has used the interface: of several processes on one
-        host, each counts what all have sent.
+        host, each counts what all have sent. Bytes over NVLink, shared memory, InfiniBand or RoCE are not in them.
         """
         sent = received = None
         if self.interface is not None:

@@ -4,7 +4,7 @@ import re
 import traceback
 
 from accordion_bench.options import advice
-from accordion_bench.options.checks import ConfigError, kind_of, show
+from accordion_bench.options.checks import ConfigError, ValueRefused, kind_of, show
 
 
 def explain(error: BaseException) -> str | None:
@@ -17,6 +17,9 @@ def explain(error: BaseException) -> str | None:
             f"arm must stand beside an experiment that says its {found[1]}, got an arm alone; type "
             "+experiment=accordion/table1_resnet18 +arm=NAME, or another of docs/experiments.md"
         )
+    if found := re.search(r"(\S+) does not have a deterministic implementation", str(error)):
+        rule = f"false where torch has no other kernel for {found[1]}, which this model or method needs here"
+        return str(ValueRefused("deterministic", rule, True, False))
     if kind == "MissingConfigException":
         return _unknown_choice(error)
     frames = traceback.extract_tb(error.__traceback__)

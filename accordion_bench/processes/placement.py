@@ -5,17 +5,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
-
 from accordion_bench.network.interface import Interface
 from accordion_bench.options import checks
-from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.processes import gpus as of_cuda
 from accordion_bench.run_config import RunConfig
 
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
 ENGINES = ("exchange", "ddp")
 DEFAULT_WORKERS = 4
 LONGEST_TIMEOUT = 1e8  # seconds, three years
+# in which a launcher says the number of a process on its machine, the nearest one first
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 PER_CORE = 16  # training processes; more of them only wait for each other
 
 
@@ -29,7 +30,7 @@ class Placement:
         workers_per_process: W.
         rank: this process, where another launcher has started it.
         local_rank: this process on its machine.
-        launcher: `self` or `environment` (torchrun, Slurm).
+        launcher: `self` or `environment` (torchrun, Slurm, OpenMPI).
         device: `cpu` or `cuda`.
         threads: of each process; None = as many as there are.
     """
@@ -49,19 +50,38 @@ class Placement:
 
 
 def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
-    """(processes, rank, local rank) that torchrun or Slurm has set, or None."""
+    """(processes, rank, local rank) that torchrun, Slurm or OpenMPI has set, or None; local rank 0 if none says it."""
+    local = local_rank(environ) or 0
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return int(environ["WORLD_SIZE"]), int(environ["RANK"]), int(environ.get("LOCAL_RANK", 0))
+        return int(environ["WORLD_SIZE"]), int(environ["RANK"]), local
+    tasks = int(environ.get("OMPI_COMM_WORLD_SIZE", 1))
+    if tasks > 1 and "OMPI_COMM_WORLD_RANK" in environ:
+        return tasks, int(environ["OMPI_COMM_WORLD_RANK"]), local
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1))  # set by srun, not by sbatch
     if tasks > 1 and "SLURM_PROCID" in environ:
-        return tasks, int(environ["SLURM_PROCID"]), int(environ.get("SLURM_LOCALID", 0))
+        return tasks, int(environ["SLURM_PROCID"]), local
     return None
 
 
+def local_rank(environ: Mapping[str, str]) -> int | None:
+    """The number of this process on its machine, of the nearest launcher that tells it; None where none does.
+
+    mpirun starts its own daemons by srun, whose SLURM_LOCALID each of their processes inherits.
+    """
+    told = [environ[name] for name in LOCAL_RANKS if name in environ]
+    return int(told[0]) if told else None
+
+
 def processes_here(environ: Mapping[str, str]) -> int:
-    """How many processes torchrun or Slurm has started on this machine; 1 where they do not say."""
-    if "RANK" in environ or "SLURM_PROCID" not in environ:
-        return int(environ.get("LOCAL_WORLD_SIZE", 1))
+    """How many processes the launcher has started on this machine; 1 where it does not say."""
+    by_slurm = "SLURM_PROCID" in environ and "RANK" not in environ
+    if "LOCAL_WORLD_SIZE" in environ and not by_slurm:
+        return int(environ["LOCAL_WORLD_SIZE"])
+    if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
+        return int(environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    by_hand = "RANK" in environ and "WORLD_SIZE" in environ  # of srun's tasks, in a script of one's own
+    if not by_slurm and not (by_hand and environ.get("SLURM_STEP_NUM_TASKS") == environ["WORLD_SIZE"]):
+        return 1
     per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_NTASKS_PER_NODE", "1"))
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node):  # 4(x2),3
@@ -79,10 +99,15 @@ def all_here(environ: Mapping[str, str]) -> bool:
 def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Placement:
     """Decide where the workers live, from the configuration, the environment and the number of GPUs.
 
+    Args:
+        config: the configuration.
+        environ: of this process, with what a launcher has set.
+        gpus: how many this process sees; None = ask.
+
     Raises:
         ConfigError: the counts contradict each other or the machine.
     """
-    gpus = torch.cuda.device_count() if gpus is None else gpus
+    gpus = of_cuda.count() if gpus is None else gpus
     comm = config.comm
     checks.choice("comm.backend", comm.backend, BACKENDS)
     checks.number("comm.timeout", comm.timeout, above=0, at_most=LONGEST_TIMEOUT, instead=600)
@@ -112,17 +137,22 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
     ranks = environment_ranks(environ)
     backend = comm.backend
     local_processes = processes_here(environ)
-    if backend == "auto":
-        use_gpus = gpus >= (2 if ranks is None else local_processes) and device != "cpu"
+    if backend == "auto":  # gloo takes tensors of GPUs through the host's memory: only where that is typed
         several = ranks is not None or (processes or 1) > 1
-        backend = "nccl" if use_gpus else "gloo" if several else "simulated"
+        use_nccl = gpus >= (1 if several else 2) and device != "cpu"
+        backend = "nccl" if use_nccl else "gloo" if several else "simulated"
     if backend == "nccl" and device == "cpu":
         raise ValueRefused("comm", "gloo or simulated with device=cpu", "nccl", "gloo")
+    if ranks is not None and gpus > 1 and device != "cpu" and local_rank(environ) is None:
+        raise ConfigError(
+            f"LOCAL_RANK must be set where a process sees several GPUs, got RANK={ranks[1]} without it, {gpus} GPUs, "
+            "and neither SLURM_LOCALID nor OMPI_COMM_WORLD_LOCAL_RANK; type export LOCAL_RANK=NUMBER on its machine"
+        )
     if ranks is not None:
         why = f"{ranks[0]}, the number of processes that the launcher has started"
         processes = _fits("comm.processes", processes, ranks[0], why)
         if backend == "simulated":
-            rule = f"gloo, nccl or auto in one of {ranks[0]} processes of torchrun or Slurm"
+            rule = f"gloo, nccl or auto in one of {ranks[0]} processes of torchrun, Slurm or OpenMPI"
             raise ValueRefused("comm", rule, "simulated", "auto")
     if backend == "simulated":
         processes = _fits("comm.processes", processes, 1, "1 with comm=simulated")
@@ -146,10 +176,12 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
         raise ValueRefused("workers", rule, workers, processes * per_process)
 
     local_processes = processes if ranks is None else local_processes
-    if backend == "nccl" and local_processes > gpus:
-        if not gpus:
-            raise ValueRefused("comm", "gloo or simulated on a machine without a CUDA device", "nccl", "auto")
-        rule = f"at most {gpus}, the GPUs here, one for each process (comm.workers_per_process adds workers)"
+    if backend == "nccl" and not gpus:
+        raise ValueRefused("comm", "gloo or simulated on a machine without a CUDA device", "nccl", "auto")
+    own = ranks is not None and gpus == 1  # the launcher may show each process another one: `gpus.refuse_shared`
+    if backend == "nccl" and local_processes > gpus and not own:
+        how = "comm.workers_per_process adds workers, comm=gloo lets processes share a GPU"
+        rule = f"at most {gpus}, the GPUs here, one for each process ({how})"
         raise ValueRefused("comm.processes", rule, local_processes, gpus)
     most = PER_CORE * (os.cpu_count() or 1)
     if backend != "nccl" and local_processes > most:

@@ -4,11 +4,20 @@ import contextlib
 import datetime
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from accordion_bench.comm import nccl
+from accordion_bench.processes import gpus
 from accordion_bench.processes.listening import LOOPBACK
 from accordion_bench.processes.placement import Placement, all_here
 from accordion_bench.processes.sealed_store import SealedStore
+
+# 3, the default, ends the process by SIGABRT before anybody can say why; 2 ends only what hangs, and the next
+# collective raises. Waiting for each collective (TORCH_NCCL_BLOCKING_WAIT) would raise sooner, at a step's cost.
+HANDLING, NO_ABORT = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"), "2"
+TIMED_OUT = "NCCL operation timed out"
+LOST = "NCCL communicator failed: a remote process has exited, or the link to it is cut"
 
 
 def join(where: Placement, store: SealedStore, timeout: float) -> None:
@@ -18,37 +27,66 @@ def join(where: Placement, store: SealedStore, timeout: float) -> None:
         where: the placement; this process's rank in it.
         store: of the run, which all processes share.
         timeout: comm.timeout, seconds.
+
+    Raises:
+        ConfigError: over NCCL, another process of the run has the GPU of this one.
     """
     import torch.distributed as dist
 
     patience = datetime.timedelta(seconds=timeout)
+    options: dict[str, Any] = {}
+    if where.backend == "nccl":
+        device = gpus.own(where.local_rank, gpus.count())
+        gpus.take(device)
+        gpus.refuse_shared(store, where.rank, gpus.identity(gpus.uuid(device), device.index, os.environ))
+        options = {"device_id": device, "pg_options": nccl.options(patience)}
     dist.init_process_group(
-        where.backend, store=store.of_torch(), rank=where.rank, world_size=where.processes, timeout=patience
+        where.backend, store=store.of_torch(), rank=where.rank, world_size=where.processes, timeout=patience, **options
     )
 
 
-def leave() -> None:
-    """Leave it, where there is one; one with a failed member may complain, which says nothing new."""
+def trouble() -> str:
+    """What NCCL's own watchdog has found wrong with the process group, in words that `watchdog` knows; "" = nothing.
+
+    After it the group's collectives end with anything in their tensors, until one of them raises.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_backend() != "nccl":
+        return ""
+    with contextlib.suppress(RuntimeError, ValueError, AttributeError):  # it is being left, or cannot say
+        found = dist.group.WORLD._get_backend(torch.device("cuda")).get_error().name  # type: ignore[union-attr]
+        return {"SUCCESS": "", "TIMEOUT": TIMED_OUT}.get(found, LOST)
+    return ""
+
+
+def leave(failed: bool = False) -> None:
+    """Leave it, where there is one; one with a failed member may complain, which says nothing new.
+
+    Args:
+        failed: whether this process has; NCCL's own way out waits for what is under way, which the others never end.
+    """
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
+            if failed and dist.get_backend() == "nccl":
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
 
 
 @contextlib.contextmanager
-def use_interface(interface: str | None) -> Iterator[None]:
-    """Let gloo and NCCL use this network interface.
+def use_settings(interface: str | None) -> Iterator[None]:
+    """Let gloo and NCCL use this network interface, and NCCL tell what goes wrong; both read it from the environment.
 
     Args:
-        interface: its name; None: what the environment says, else the loopback where all processes are on this machine,
-            so that nobody listens to the network for nothing, else what gloo and NCCL choose.
+        interface: as for `settings`.
     """
-    names = {name: interface for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-    if interface is None:
-        names = {name: loopback() for name in names if all_here(os.environ) and not os.environ.get(name)}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update({name: chosen for name, chosen in names.items() if chosen is not None})
+    chosen = settings(interface, os.environ)
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
     try:
         yield
     finally:
@@ -56,6 +94,26 @@ def use_interface(interface: str | None) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def settings(interface: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """What gloo and NCCL are to read in the environment, beside what the user has exported.
+
+    Args:
+        interface: its name; None: what the environment says, else the loopback where all processes are on this machine,
+            so that nobody listens to the network for nothing, else what gloo and NCCL choose.
+        environ: of this process.
+    """
+    chosen = {}
+    for name, exact in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):  # eth1 also means eth10 to NCCL
+        own = interface
+        if interface is None and not environ.get(name) and all_here(environ):
+            own = loopback()
+        if own is not None:
+            chosen[name] = exact + own
+    if not any(environ.get(name) for name in HANDLING):
+        chosen[HANDLING[0]] = NO_ABORT
+    return chosen
 
 
 def loopback() -> str | None:

@@ -1,4 +1,4 @@
-"""Meeting: the processes of torchrun or Slurm find each other, and make sure that they are about to do the same."""
+"""Meeting: the processes of a launcher find each other, and make sure that they are about to do the same."""
 
 import contextlib
 import datetime
@@ -40,7 +40,7 @@ MAY_DIFFER = ("paths", "tracker", "choices", "resume")
 
 @contextlib.contextmanager
 def meet(timeout: float) -> Iterator[Watch | None]:
-    """Where torchrun or Slurm has started this process: meet the others and watch over them; else None.
+    """Where torchrun, Slurm or OpenMPI has started this process: meet the others and watch over them; else None.
 
     An error inside is published; what is raised is the first one of all processes.
 
@@ -57,9 +57,12 @@ def meet(timeout: float) -> Iterator[Watch | None]:
     processes, rank, local_rank = ranks
     timeout = checks.number("comm.timeout", timeout, above=0, instead=600)
     if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        slurm = "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
+        by_mpi = "OMPI_COMM_WORLD_RANK" in os.environ
         raise ConfigError(
-            "comm=gloo or nccl under Slurm needs the variables MASTER_ADDR and MASTER_PORT, got not both; type "
-            "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
+            f"comm=gloo or nccl under {'OpenMPI' if by_mpi else 'Slurm'} needs the variables MASTER_ADDR and "
+            "MASTER_PORT, got not both; type "
+            + ("mpirun -x MASTER_ADDR=ITS_FIRST_HOST -x MASTER_PORT=29500 ..." if by_mpi else slurm)
         )
     place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if all_here(os.environ) and not _agent_hosts_store():

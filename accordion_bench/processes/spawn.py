@@ -17,7 +17,17 @@ from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.signals import WARNINGS, handling
-from accordion_bench.processes.watchdog import DIED, ChildRefused, Failure, RankFailed, Watch, error_for, failure_of
+from accordion_bench.processes.watchdog import (
+    DIED,
+    GRACE,
+    LOOK,
+    ChildRefused,
+    Failure,
+    RankFailed,
+    Watch,
+    error_for,
+    failure_of,
+)
 
 Task = Callable[[Placement, Watch], None]  # can be pickled
 
@@ -148,19 +158,37 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
     try:
         store = SealedStore(dist.FileStore(store_file, where.processes), where.processes)  # nobody else reads the file
         watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
-        with process_group.use_interface(interface):
+        with process_group.use_settings(interface):
             process_group.join(where, store, timeout)
+            if where.backend == "nccl":
+                threading.Thread(target=_end_after_nccl, args=(where.rank, timeout, report), daemon=True).start()
             task(where, watch)
     except BaseException as error:
-        failure = failure_of(error, where.rank, timeout)
-        failure |= {"time": time.monotonic(), "second_hand": isinstance(error, ChildRefused | RankFailed)}
-        failure |= {"step": getattr(error, "step", 0)}
-        report.send(failure | {"signum": getattr(error, "signum", 0)})
+        _tell(error, where.rank, timeout, report)
         report.close()
         # as at a polite exit: end the readers of data, return their semaphores
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         os._exit(1)  # a process group with a failed member cannot be left politely
     process_group.leave()
+
+
+def _tell(error: BaseException, rank: int, timeout: float, report: Any) -> None:
+    """Tell the parent how this process ends."""
+    failure = failure_of(error, rank, timeout)
+    failure |= {"time": time.monotonic(), "second_hand": isinstance(error, ChildRefused | RankFailed)}
+    failure |= {"step": getattr(error, "step", 0)}
+    report.send(failure | {"signum": getattr(error, "signum", 0)})
+
+
+def _end_after_nccl(rank: int, timeout: float, report: Any) -> None:
+    """End this process where NCCL has given up and the main thread waits for its GPU, where no exception comes."""
+    while True:
+        time.sleep(LOOK)
+        if process_group.trouble():
+            time.sleep(GRACE)
+            if trouble := process_group.trouble():  # it has not left the group
+                _tell(RuntimeError(trouble), rank, timeout, report)
+                os._exit(1)
 
 
 def _die_with_parent() -> None:

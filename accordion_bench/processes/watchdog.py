@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from accordion_bench.options.explain import explain
+from accordion_bench.processes import process_group
 from accordion_bench.processes.neighbours import Neighbours
 from accordion_bench.processes.pauses import growing_pauses
 from accordion_bench.processes.sealed_store import SealedStore, printable
@@ -31,7 +32,16 @@ REFUSALS = ("NonFinite", "ConfigError", "ValueRefused", "ChildRefused")
 LOST, TIMED_OUT, DIED = "LostProcess", "TimedOut", "died"
 # what gloo, NCCL and the store of torch 2.15 say; older ones say no less
 OF_TIMEOUTS = ("timed out", "timeout", "time out")
-OF_LOST_PEERS = ("closed by peer", "reset by peer", "broken pipe", "connection was likely closed", "remote process")
+OF_LOST_PEERS = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection was likely closed",
+    "remote process",
+    "communicator was aborted",
+    "nccl async error",
+    "nccl operation failed",
+)
 OF_COMMUNICATION = (
     "gloo",
     "nccl",
@@ -84,7 +94,7 @@ def failure_of(error: BaseException, rank: int, timeout: float) -> Failure:
     kind, message = getattr(error, "kind", type(error).__name__), str(error)
     if isinstance(error, ChildRefused | RankFailed):
         return {"rank": rank, "kind": kind, "message": message, "traceback": message}
-    if lost := _of_communication(error):
+    if lost := _of_communication(error) or _behind(error):
         timed_out = any(words in lost.lower() for words in OF_TIMEOUTS)
         first = " ".join(lost.partition(". This is typically")[0].split())[:300]
         if timed_out:
@@ -113,6 +123,12 @@ def _of_communication(error: BaseException | None) -> str:
         seen.append(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return ""
+
+
+def _behind(error: BaseException) -> str:
+    """What NCCL has found wrong, where the error is only what came of it: tensors with anything in them."""
+    trouble = process_group.trouble()
+    return trouble if trouble == process_group.TIMED_OUT or type(error).__name__ == "NonFinite" else ""
 
 
 def first_failure(store: SealedStore, mine: Failure) -> Failure:
@@ -274,7 +290,9 @@ class Watch:
         failure = self._own.read(FAILURE, read_failure)
         if failure is not None:
             return failure
-        text = "its launcher (torchrun or Slurm) is gone"
+        if trouble := process_group.trouble():  # the main thread may wait for its GPU, where no exception comes
+            return first_failure(self._own, failure_of(RuntimeError(trouble), self.rank, self.timeout))
+        text = "its launcher is gone"
         gone = self.rank if self._orphaned() else None
         if gone is None and self._neighbours.look(self._own):
             gone, text = self._ended_here(), "it ended without a word (killed; out of memory?)"
@@ -336,4 +354,5 @@ class Watch:
 
 def parent_to_obey(environ: Mapping[str, str]) -> int | None:
     """The launcher's process, without which this one has nothing to do; None where a shell may have been the parent."""
-    return os.getppid() if {"TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"} & environ.keys() else None
+    launchers = {"TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"}
+    return os.getppid() if launchers & environ.keys() else None

@@ -1,4 +1,4 @@
-"""Launch: workers in this process, in spawned processes, or in the processes of torchrun or Slurm."""
+"""Launch: workers in this process, in spawned processes, or in those of torchrun, Slurm or OpenMPI."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components
 from accordion_bench.datasets.base import Dataset
-from accordion_bench.processes import process_group
+from accordion_bench.processes import determinism, gpus, process_group
 from accordion_bench.processes.interrupt import Stopper
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.signals import handling
@@ -26,7 +26,7 @@ from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
 
 @contextlib.contextmanager
 def join_process_group(config: RunConfig, where: Placement, watch: Watch | None) -> Iterator[None]:
-    """Join the process group of the processes that torchrun or Slurm has started; without them there is none yet.
+    """Join the process group of the processes that a launcher has started; without one there is none yet.
 
     Args:
         config: the configuration.
@@ -36,12 +36,14 @@ def join_process_group(config: RunConfig, where: Placement, watch: Watch | None)
     if watch is None:
         yield
         return
-    with process_group.use_interface(config.comm.interface):
+    with process_group.use_settings(config.comm.interface):
         process_group.join(where, watch.store, config.comm.timeout)
         try:
             yield
-        finally:
-            process_group.leave()
+        except BaseException:
+            process_group.leave(failed=True)
+            raise
+        process_group.leave()
 
 
 def prepare_data(dataset: Dataset, folder: str, where: Placement, watch: Watch | None) -> None:
@@ -97,14 +99,15 @@ def train(
         torch.set_num_threads(where.threads)
     device = "cpu"
     if where.device == "cuda":
-        device = f"cuda:{where.local_rank % torch.cuda.device_count()}"
-        torch.cuda.set_device(device)
+        device = str(gpus.own(where.local_rank, gpus.count()))
+        gpus.take(torch.device(device))
     stopper = Stopper(watch.store if watch else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = config.comm.timeout
     handler = folder.log_to_file() if comm.leader else None
-    with handling(stopper.note):
+    with handling(stopper.note), determinism.use_kernels(config.deterministic, where.device):
         try:
+            warn_of_other_models(comm)
             with Heartbeat(comm.leader and not on_a_terminal(), "loading the data and building the model"):
                 trainer = Trainer(config, comm, folder, stopper, parts)
                 if config.resume:
@@ -125,6 +128,15 @@ def train(
             if handler is not None:
                 log.removeHandler(handler)
                 handler.close()
+
+
+def warn_of_other_models(comm: Comm) -> None:
+    """The leader tells where the GPUs of a run are of several kinds."""
+    if comm.device.type == "cuda" and comm.processes > 1:
+        sentence = gpus.unlike(comm.everyones(gpus.model(comm.device)))
+        if sentence and comm.leader:
+            log.warning(sentence)
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def resume(trainer: Any, folder: RunFolder) -> None:

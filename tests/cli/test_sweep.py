@@ -411,7 +411,7 @@ def test_a_cell_is_one_task_of_slurm(tmp_path):
 def test_only_the_leader_of_several_tasks_records(tmp_path, monkeypatch):
     mine = sweep.Sweep()
     mine.file = tmp_path / sweep.FILE
-    for variable in ("RANK", "SLURM_PROCID"):
+    for variable in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
         monkeypatch.setenv(variable, "1")
         mine.append({"overrides": [], "status": "done"})
         monkeypatch.delenv(variable)

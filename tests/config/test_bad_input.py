@@ -180,9 +180,9 @@ def test_more_processes_than_gpus():
     cfg = compose(["comm=nccl", "comm.processes=2"])
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2; type comm.processes=1"):
         placement.place(RunConfig.from_dict(cfg), environ={}, gpus=1)
-    started = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2"):
-        placement.place(RunConfig.from_dict(compose(["comm=nccl"])), environ=started, gpus=1)
+    started = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    with pytest.raises(ConfigError, match=r"comm.processes must be at most 2, .*, got 4"):
+        placement.place(RunConfig.from_dict(compose(["comm=nccl"])), environ=started, gpus=2)
 
 
 def test_one_experiment_and_one_of_its_arms():

@@ -73,7 +73,7 @@ def test_gloo_listens_at_the_loopback_only_where_all_processes_are_here(tmp_path
     for name in ("GLOO_SOCKET_IFNAME", "RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     store, before = SealedStore(dist.FileStore(str(tmp_path / "store"), 1), 1), own_listeners()
-    with process_group.use_interface(None):
+    with process_group.use_settings(None):
         assert os.environ["GLOO_SOCKET_IFNAME"] == process_group.loopback()
         process_group.join(Placement("gloo", 1, 1), store, 30.0)
         try:

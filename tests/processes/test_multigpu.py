@@ -81,6 +81,40 @@ def test_a_failing_rank_ends_the_run_of_torchrun(fault, tmp_path, monkeypatch):
     assert RunFolder(tiny.only(tmp_path)).read_json("summary.json")["reason"].startswith("rank 1 failed:")
 
 
+def test_a_rank_that_hangs_is_told_in_our_sentence(tmp_path, monkeypatch):
+    """Not by an abort of the processes that wait inside NCCL."""
+    monkeypatch.setenv("FAULT", "hang:1:9")
+    with pytest.raises(RankFailed, match=r"has waited for another process for comm.timeout=10 s"):
+        trained(tmp_path, *NCCL, "comm.timeout=10", "epochs=100000", "model._target_=tests.kit.faulty.Net")
+
+
+@pytest.mark.parametrize("comm", ["nccl", "auto"])
+def test_processes_that_share_a_gpu_are_told(comm, tmp_path, monkeypatch):
+    """Each sees one GPU, and it is the same one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    job = processes.started([*tiny.TORCHRUN, *tiny.typed(tmp_path, f"comm={comm}")], dict(os.environ))
+    (done,) = processes.outputs([job], 120)
+    assert done.returncode != 0 and "comm=nccl must have a GPU for each process, got " in done.stderr
+
+
+def test_processes_that_see_a_gpu_of_their_own_each(tmp_path):
+    """As srun --gpus-per-task=1 starts them."""
+    jobs, port = [], str(processes.free_port())
+    for rank in range(2):
+        own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environ = {**os.environ, **own, "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": str(rank)}
+        jobs.append(processes.started([*tiny.COMMAND, *tiny.typed(tmp_path, "comm=auto", "epochs=1")], environ))
+    assert [done.returncode for done in processes.outputs(jobs, 120)] == [0, 0]
+    assert RunFolder(tiny.only(tmp_path)).read_json("summary.json")["comm_seconds"] is not None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_deterministic_runs_repeat_themselves(method, tmp_path):
+    overrides, _ = METHODS[method]
+    runs = [trained(tmp_path / str(i), *NCCL, *overrides, "deterministic=true") for i in range(2)]
+    assert runs[0]["train_loss"] == runs[1]["train_loss"]
+
+
 def test_nccl_is_the_default_with_two_gpus(tmp_path):
     train.run(tiny.cfg(tmp_path, "comm=auto", "epochs=1"))
     folder = RunFolder(tiny.only(tmp_path))

@@ -15,7 +15,7 @@ from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.processes import placement
+from accordion_bench.processes import gpus, placement, rendezvous
 from accordion_bench.processes.sealed_store import SECRET
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
@@ -42,6 +42,22 @@ def slurm(rank: int, processes: int, local: int) -> dict[str, str]:
     return {"SLURM_STEP_NUM_TASKS": str(processes), "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % local)}
 
 
+def openmpi(rank: int, processes: int, local: int) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_SIZE": str(processes),
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank % local),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(local),
+    }
+
+
+def by_hand(environ: dict[str, str]) -> dict[str, str]:
+    """As a script of one's own between srun or mpirun and the program says it, without LOCAL_RANK."""
+    rank = environ.get("SLURM_PROCID", environ.get("OMPI_COMM_WORLD_RANK", ""))
+    size = environ.get("SLURM_STEP_NUM_TASKS", environ.get("OMPI_COMM_WORLD_SIZE", ""))
+    return {**environ, "RANK": rank, "WORLD_SIZE": size}
+
+
 # overrides, environment, GPUs -> backend, processes, workers per process, device
 DECISIONS = [
     ("", {}, 0, "simulated 1 4 cpu"),
@@ -53,7 +69,8 @@ DECISIONS = [
     ("workers=8", {}, 0, "simulated 1 8 cpu"),
     ("device=cpu", {}, 8, "simulated 1 4 cpu"),
     ("comm.processes=2", {}, 0, "gloo 2 2 cpu"),
-    ("comm.processes=2", {}, 1, "gloo 2 2 cuda"),
+    ("comm=gloo comm.processes=2", {}, 1, "gloo 2 2 cuda"),
+    ("comm.processes=2 device=cpu", {}, 1, "gloo 2 2 cpu"),
     ("comm.processes=2", {}, 8, "nccl 2 2 cuda"),
     ("comm.processes=3", {}, 0, "gloo 3 1 cpu"),
     ("comm.workers_per_process=8", {}, 0, "simulated 1 8 cpu"),
@@ -72,7 +89,22 @@ DECISIONS = [
     ("", torchrun(3, 8, 4), 0, "gloo 8 1 cpu"),
     ("", torchrun(3, 8, 4), 4, "nccl 8 1 cuda"),
     ("", torchrun(1, 2, 1), 1, "nccl 2 2 cuda"),  # two machines with one GPU each
-    ("", torchrun(1, 2, 2), 1, "gloo 2 2 cuda"),  # two processes share one
+    ("", torchrun(1, 2, 2), 1, "nccl 2 2 cuda"),  # each sees one: its own, or they are told when they meet
+    ("", slurm(5, 8, 4), 1, "nccl 8 1 cuda"),  # srun --gpus-per-task=1, or CUDA_VISIBLE_DEVICES=$SLURM_LOCALID
+    ("comm=nccl", by_hand(slurm(5, 8, 4)), 1, "nccl 8 1 cuda"),
+    ("", by_hand(slurm(5, 8, 4)), 4, "nccl 8 1 cuda"),
+    ("", openmpi(5, 8, 4), 4, "nccl 8 1 cuda"),
+    ("", openmpi(5, 8, 4), 0, "gloo 8 1 cpu"),
+    ("", openmpi(5, 8, 4), 1, "nccl 8 1 cuda"),
+    ("", {**openmpi(5, 8, 4), **slurm(0, 2, 1)}, 4, "nccl 8 1 cuda"),  # mpirun's daemons are srun's tasks
+    ("", by_hand(openmpi(5, 8, 4)), 4, "nccl 8 1 cuda"),
+    ("", {**slurm(0, 2, 1), **torchrun(5, 8, 4)}, 4, "nccl 8 1 cuda"),  # torchrun's agents are srun's tasks
+    (
+        "",
+        {"RANK": "5", "WORLD_SIZE": "8", "x": ""},
+        1,
+        "nccl 8 1 cuda",
+    ),  # no local rank: one GPU needs none
     ("workers=8", torchrun(1, 2, 2), 0, "gloo 2 4 cpu"),
     ("comm=gloo comm.workers_per_process=3", torchrun(1, 2, 2), 4, "gloo 2 3 cuda"),
     ("", torchrun(0, 1, 1), 0, "gloo 1 4 cpu"),
@@ -103,6 +135,49 @@ def test_placement(overrides, environ, gpus, decision):
 def test_what_contradicts_the_launcher_is_refused(overrides, environ, told):
     with pytest.raises(ConfigError, match=told):
         placement.place(composed.config(*overrides.split()), environ, gpus=0)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        torchrun(6, 8, 4),
+        slurm(6, 8, 4),
+        openmpi(6, 8, 4),
+        by_hand(slurm(6, 8, 4)),
+        by_hand(openmpi(6, 8, 4)),
+        {**openmpi(6, 8, 4), **slurm(0, 2, 1)},
+        {**slurm(0, 2, 1), **torchrun(6, 8, 4)},
+    ],
+)
+def test_the_third_process_of_a_machine_takes_its_third_gpu(environ):
+    where = placement.place(composed.config(), environ, 4)
+    assert (where.rank, where.local_rank, gpus.own(where.local_rank, 4).index) == (6, 2, 2)
+    assert gpus.own(where.local_rank, 1).index == 0  # it sees one alone: its own
+
+
+def test_a_rank_that_nobody_gives_a_place_on_its_machine_is_refused():
+    environ = {"RANK": "1", "WORLD_SIZE": "2"}
+    told = r"^LOCAL_RANK must be set where a process sees several GPUs, got RANK=1 .* 4 GPUs, .*; type export "
+    for comm in ("auto", "nccl", "gloo"):
+        with pytest.raises(ConfigError, match=told):
+            placement.place(composed.config(f"comm={comm}"), environ, 4)
+    assert placement.place(composed.config("device=cpu"), environ, 4).backend == "gloo"
+
+
+@pytest.mark.parametrize("comm", ["auto", "nccl"])
+def test_sharing_a_gpu_over_gloo_must_be_typed(comm):
+    with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, comm=gloo lets .*, got 2"):
+        placement.place(composed.config(f"comm={comm}", "comm.processes=2"), {}, 1)
+
+
+@pytest.mark.parametrize(
+    "launcher, told", [(openmpi, "under OpenMPI needs .*; type mpirun -x MASTER_ADDR="), (slurm, "under Slurm needs ")]
+)
+def test_a_launcher_without_an_address(launcher, told, monkeypatch):
+    for name, value in launcher(0, 2, 2).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=told), rendezvous.meet(5.0):
+        pass
 
 
 def test_slurm_without_an_address(monkeypatch, tmp_path):

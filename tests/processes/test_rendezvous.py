@@ -44,6 +44,21 @@ def outside(monkeypatch):
         ({"SLURM_PROCID": "5", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1"}, 4),
         ({"SLURM_PROCID": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 3),
         ({"SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "2,4(x3)", "SLURM_NTASKS_PER_NODE": "9"}, 2),
+        (
+            {  # RANK and WORLD_SIZE by hand, of srun's tasks
+                "RANK": "5",
+                "WORLD_SIZE": "8",
+                "SLURM_PROCID": "5",
+                "SLURM_STEP_NUM_TASKS": "8",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+            },
+            4,
+        ),
+        (  # by hand, of something else than srun's tasks
+            {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "4"},
+            1,
+        ),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, 4),
     ],
 )
 def test_processes_of_a_machine(environ, here):
@@ -61,14 +76,15 @@ def slurm(rank: int, tasks: int, per_node: str, node: int = 0) -> dict[str, str]
 
 
 def test_more_tasks_than_gpus():
-    """Slurm's tasks count like torchrun's processes: nccl for one GPU each, gloo where two share one."""
+    """Slurm's tasks count like torchrun's processes: nccl for one GPU each; that two share one must be typed."""
     where = placement.place(composed.config(), slurm(0, 8, "4(x2)"), 4)
     assert (where.backend, where.processes, where.device) == ("nccl", 8, "cuda")
-    assert placement.place(composed.config(), slurm(0, 8, "8"), 4).backend == "gloo"
-    several = slurm(0, 8, "8"), {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+    assert placement.place(composed.config("comm=gloo"), slurm(0, 8, "8"), 4).device == "cuda"
+    several = slurm(0, 8, "8"), {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8"}
     for environ in several:
-        with pytest.raises(ConfigError, match=r"comm.processes must be at most 4, the GPUs here, .*, got 8; type"):
-            placement.place(composed.config("comm=nccl"), environ, 4)
+        for comm in ("nccl", "auto"):
+            with pytest.raises(ConfigError, match=r"comm.processes must be at most 4, the GPUs here, .*, got 8; type"):
+                placement.place(composed.config(f"comm={comm}"), environ, 4)
         with pytest.raises(ConfigError, match=r"comm must be gloo or simulated on a machine without .*, got nccl"):
             placement.place(composed.config("comm=nccl"), environ, 0)
 
@@ -102,16 +118,16 @@ def test_the_interface_of_gloo(monkeypatch):
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    with process_group.use_interface("eth7"):
-        assert names() == ("eth7", "eth7")
+    with process_group.use_settings("eth7"):
+        assert names() == ("eth7", "=eth7")  # to NCCL eth7 also means eth70
     loopback = process_group.loopback()
     assert loopback in ("lo", "lo0")
-    with process_group.use_interface(None):
-        assert names() == ("mine", loopback)
+    with process_group.use_settings(None):
+        assert names() == ("mine", f"={loopback}")
     assert names() == ("mine", None)
     for name, value in slurm(0, 4, "2(x2)").items():
         monkeypatch.setenv(name, value)
-    with process_group.use_interface(None):
+    with process_group.use_settings(None):
         assert names() == ("mine", None)
 
 

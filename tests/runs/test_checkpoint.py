@@ -239,6 +239,7 @@ def _in_each_process(rank: int, folder: str) -> None:
         save(run, 18, comm)
     comm.barrier()
     assert names(run) == ["step-00000006", "step-00000012"]
+    comm.barrier()  # or the other one has begun the next one
 
     torch.manual_seed(100 + rank)
     mine = Owners([], [GlobalGenerator(comm.device)])

@@ -69,7 +69,7 @@ def on_the_link(arms: Sequence[Arm]) -> Beside:
     note = (
         "Bytes of one worker, by arithmetic, control without checksums; of one interface, mean over the processes, as "
         "the operating system counts them in training: with headers, acknowledgements, checksums of the run and all "
-        "else that has used it."
+        "else that has used it; without what NCCL sends over NVLink, shared memory, InfiniBand or RoCE."
     )
     return Beside("Bytes on the link", rows, note)
 

@@ -51,9 +51,9 @@ class Dense:
 class DenseCodes(OneShot):
     """On a device, tensors of any shapes are encoded and decoded as one array of chunks, all senders at once.
 
-    The messages are those of `encode`, and so is the result, up to rounding. A subclass says what its messages look
-    like, and has two more functions, on chunks. On a device nobody looks whether input is finite: what is not must
-    show in the sum.
+    The messages are those of `encode`, but for bits behind the last code of a tensor, which may be set. A subclass says
+    what its messages look like, and has two more functions, on chunks. On a device nobody looks whether input is
+    finite: what is not must show in the sum.
     """
 
     def dense(self, level: float, ctx: Context) -> Dense | None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from accordion_bench.conformance.echo import echoed
+from accordion_bench.conformance.networks import gpt2, resnet50, small
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
-from tests.device.networks import gpt2, resnet50, small
 
 
 def there(*shape: int) -> torch.Tensor:

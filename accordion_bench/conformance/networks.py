@@ -1,7 +1,6 @@
 """The tensors of ResNet-50 and of gpt2, in full size or small."""
 
 import torch
-import torchvision
 
 from accordion_bench.plan import TensorSpec
 
@@ -10,6 +9,8 @@ WIDTH, LAYERS, WORDS, POSITIONS = 768, 12, 50257, 1024
 
 def resnet50() -> list[TensorSpec]:
     """161 tensors, 25.6 million entries."""
+    import torchvision
+
     with torch.device("meta"):
         named = torchvision.models.resnet50().named_parameters()
     return [TensorSpec(name, tuple(p.shape)) for name, p in named]

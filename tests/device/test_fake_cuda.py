@@ -1,0 +1,33 @@
+"""The exchanges on fake CUDA tensors, which have a type, a shape and a device, and no numbers.
+
+Torch refuses two devices in one operation here, too, and whatever a host could only know by waiting for numbers.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from accordion_bench import conformance
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.conformance.echo import echoed
+from accordion_bench.conformance.subject import Setup
+from accordion_bench.conformance.tensors import SPECS
+from tests.kit.helpers import yaml_names
+
+DEVICE = "cuda:7"  # of its own: what is remembered by device is fake, too
+
+
+@pytest.mark.parametrize("name", yaml_names("compressor"))
+def test_every_compressor(name, monkeypatch):
+    monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)
+    wrapped = conformance.from_yaml(name)()
+    comm = Comm(1, 8, 0, "cpu")  # whose clock asks no driver
+    comm.device = torch.device(DEVICE)
+    with FakeTensorMode(allow_non_fake_inputs=True), echoed(8):
+        setup = Setup(wrapped, workers=1, dtype=torch.float32, device=DEVICE, comm=comm)
+        for step in range(2):
+            xs_W = [torch.randn(1, *spec.shape, device=DEVICE) for spec in SPECS]
+            ctx = setup.context(step)
+            out = setup.compressor.exchange(setup.exchange.as_sent(xs_W), ctx, setup.exchange.state, comm)
+            assert all(update.device == torch.device(DEVICE) for update in out.update)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.comm.worker_axis import WorkerAxis
 
 Optimizer = torch.optim.Optimizer
@@ -62,7 +63,7 @@ class InnerOptimizers:
         state = self.of_replicas[row].state
         return {
             "replica": {
-                "parameters": {name: x.detach().clone() for name, x in named},
+                "parameters": {name: copy_on_cpu(x) for name, x in named},
                 "optimizer": {name: dict(state.get(x, {})) for name, x in named},
             }
         }
@@ -82,5 +83,6 @@ class InnerOptimizers:
     def _load(self, optimizer: Optimizer, params: Sequence[nn.Parameter], state: dict[str, Any]) -> None:
         for spec, param in zip(self.axis.specs, params, strict=True):
             for key, value in state[spec.name].items():
-                on_device = isinstance(value, Tensor) and key != "step"  # Adam counts its steps on the CPU
+                # Adam counts its steps on the CPU, unless one kernel does everything
+                on_device = isinstance(value, Tensor) and (key != "step" or optimizer.defaults.get("fused"))
                 optimizer.state[param][key] = value.to(param.device) if on_device else value

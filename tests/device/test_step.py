@@ -8,12 +8,14 @@ import pytest
 import torch
 import torchvision
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from accordion_bench.adaptive.distributions import Histogram
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.buckets import Buckets, bucket_table, lengths
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.config.components import build_optimizer
+from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.exchange.exchange import Exchange
@@ -23,9 +25,16 @@ from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
 from accordion_bench.optimizers.torch_optim import fused, without_dynamo
 from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledMoments
+from accordion_bench.run_config import RunConfig
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import BucketStatistics
-from tests.kit import local
+from accordion_bench.training.trainer import Trainer
+from tests.kit import composed, local
 
+TINY = [
+    *("model._target_=tests.kit.models.Plain", "~model.depth", "dataset=synthetic", "dataset.size=8", "epochs=1"),
+    *("dataset.train_size=96", "dataset.test_size=8", "batch_size=4"),
+]
 CUDA, META, CPU = torch.device("cuda"), torch.device("meta"), torch.device("cpu")
 
 
@@ -152,6 +161,70 @@ def test_checkpoints_copy_nothing_where_it_is(tmp_path, overrides):
         states += [owner.worker_state(row) for owner in trainer.owners.of_each for row in range(4)]
     assert operations.counts["_to_copy"] > 10 and operations.counts["clone"] == 0
     assert trainer.axis.state_dict()["parameters"]["a.weight"].data_ptr() != trainer.axis.shared[0].data_ptr()
+
+
+class TestLoop:
+    """The whole loop on a device that is not there."""
+
+    def trainer(self, tmp_path, *overrides, device="meta") -> Trainer:
+        config = RunConfig.from_dict(composed.cfg(*TINY, *overrides))
+        trainer = Trainer(config, Comm(2, device=device), RunFolder(tmp_path))
+        trainer.begin_epoch()
+        return trainer
+
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            [],
+            ["compressor=powersgd", "compressor.min_compression_rate=0", "comm.bucket_cap_mb=0.001"],
+            ["clip_norm=1", "measure.norms=true", "optimizer=adamw"],
+        ],
+        ids=" ".join,
+    )
+    def test_a_step_waits_once_and_computes_the_same(self, tmp_path, overrides):
+        on_cpu = self.trainer(tmp_path, *overrides, device="cpu")
+        with pretended() as counts:
+            on_device = self.trainer(tmp_path, *overrides)
+            for step in range(4):
+                counts.reset()
+                on_device.train_step()
+                on_cpu.train_step()
+                if step:  # the first one draws queries
+                    assert counts.waits == {"tolist": 1} and counts.uploads == 0
+            for ours, theirs in zip(on_device.axis.shared, on_cpu.axis.shared, strict=True):
+                torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-6)
+
+    def test_a_local_step_waits_once_and_an_averaging_once_more(self, tmp_path):
+        with pretended() as counts:
+            trainer = self.trainer(tmp_path, "sync=local_sgd", "sync.period=3", "micro_batch_size=2")
+            for step in range(6):
+                counts.reset()
+                trainer.train_step()
+                assert counts.waits == {"tolist": 1 + (step % 3 == 2)} and counts.uploads == 0
+
+    def test_checkpoints_leave_the_device_without_a_copy_there(self, tmp_path):
+        options = ["compressor=efsignsgd", "optimizer=adamw", "measure.norms=true"]
+        with pretended() as counts:
+            trainer, rest = self.trainer(tmp_path, *options), self.trainer(tmp_path, *options)
+            trainer.train_step()
+            counts.reset()
+            owners = trainer.owners
+            states = [owner.state_dict() for owner in owners.of_all]
+            rows = [[owner.worker_state(row) for row in range(2)] for owner in owners.of_each]
+            assert not counts.launches and counts.waits.keys() == {"copy to the host"}
+            assert all(x.device == CPU for x in tree_leaves((states, rows)) if isinstance(x, torch.Tensor))
+            states, rows = copy.deepcopy((states, rows))  # as a file does
+            for owner, state in zip(rest.owners.of_all, states, strict=True):
+                owner.load_state_dict(state)
+            for owner, row_states in zip(rest.owners.of_each, rows, strict=True):
+                for row, state in enumerate(row_states):
+                    owner.load_worker_state(row, state)
+            rest.batches = rest.data.train_batches(0, rest.upcoming(range(1, 12)))
+            for _ in range(2):
+                trainer.train_step()
+                rest.train_step()
+            for ours, theirs in zip(rest.axis.shared, trainer.axis.shared, strict=True):
+                assert torch.equal(ours.cpu(), theirs.cpu())
 
 
 class TestStatistics:

@@ -24,5 +24,7 @@ def fused(optimizer: type[torch.optim.Optimizer], device: torch.device) -> Any:
 
     It rounds otherwise than torch's default, in the last bits.
     """
-    takes = inspect.signature(optimizer).parameters
-    return functools.partial(optimizer, fused=True) if device.type == "cuda" and "fused" in takes else optimizer
+    if device.type != "cuda" or "fused" not in inspect.signature(optimizer).parameters:
+        return optimizer
+    option: dict[str, Any] = {"fused": True}
+    return functools.partial(optimizer, **option)

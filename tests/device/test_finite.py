@@ -68,6 +68,7 @@ def spoiled(trainer, name: str, worker: int, value=NAN) -> None:
     param.register_hook(spoil)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -92,6 +93,7 @@ def test_a_step_reads_once_and_computes_the_same(tmp_path, overrides, lists):
     assert late.comm.ledger.counts == usual.comm.ledger.counts
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("overlap", ["true", "false"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_the_sentence_is_that_of_a_cpu_and_nothing_is_applied(tmp_path, overlap, value):

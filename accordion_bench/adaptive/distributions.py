@@ -152,7 +152,7 @@ class Histogram(Distribution):
         size = r.abs().clamp(max=1).reshape(-1).double()
         w = weight.double().expand(r.shape).reshape(-1)
         place = torch.bucketize(size, edges[1:-1])
-        sums = [torch.bincount(place, weights, minlength=bins) for weights in (w, w * size, w * size * size)]
+        sums = [_counted(place, weights, bins) for weights in (w, w * size, w * size * size)]
         return Histogram(edges, *sums)
 
     def arrays(self) -> Tensor:
@@ -227,6 +227,13 @@ def increasing_root(
 
 
 POWER = {"squared": 2, "first": 1, "none": 0}
+
+
+def _counted(place: Tensor, weights: Tensor, bins: int) -> Tensor:
+    """The sum of weights [N] in each bin."""
+    if place.device.type == "cpu":
+        return torch.bincount(place, weights, minlength=bins)
+    return weights.new_zeros(bins).index_add_(0, place, weights)  # bincount would wait for the device
 
 
 def weight_of(norms: Tensor, weight: str) -> Tensor:

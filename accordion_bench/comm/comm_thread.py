@@ -1,17 +1,33 @@
 """Transport: one thread that makes exchanges in the order in which they are handed over.
 
 Every process hands them over in the same order, so that collectives meet their like. On a GPU the thread has a stream
-of its own.
+of its own, and tensors change hands by one rule: an event is between what one stream has written and what the other
+one reads, and memory that the other one uses is kept until it has done so. That holds for what the work reads, for
+what it returns, and for the state that it changes.
 """
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from accordion_bench.comm import streams
+
+State = Callable[[], Iterable[Tensor]]
+
+
+class Work(NamedTuple):
+    """Something that was handed over; `computed` is the event after which its tensors are there."""
+
+    future: Future
+    run: Callable[[], list[Tensor]]
+    inputs: Iterable[Tensor]
+    state: State
+    computed: Any
 
 
 class Transport:
@@ -22,42 +38,39 @@ class Transport:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._work: queue.SimpleQueue[tuple[Future, Callable[[], Any], Sequence[Tensor], Any] | None]
-        self._work = queue.SimpleQueue()
+        self.streams = streams.streams_of(device)
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._last: Future | None = None
         # a daemon: one that waits for a lost peer must not keep its process alive
         self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
         self._thread.start()
 
     def submit(
-        self, work: Callable[[], list[Tensor]], inputs: Sequence[Tensor] = ()
-    ) -> "Future[tuple[list[Tensor], Any]]":
+        self, work: Callable[[], list[Tensor]], inputs: Iterable[Tensor] = (), state: State = tuple
+    ) -> "Future[tuple[list[Tensor], State, Any]]":
         """Hand over work on tensors that are there, or that this thread has told the device to compute.
 
         Args:
             work: returns new tensors.
             inputs: what it reads and nobody else may keep.
+            state: names the tensors that it changes, and that whoever waits for it may read and change then.
         """
-        computed = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
         self._last = Future()
-        self._work.put((self._last, work, inputs, computed))
+        self._work.put(Work(self._last, work, inputs, state, self.streams.record()))
         return self._last
 
-    def wait(self, future: "Future[tuple[list[Tensor], Any]]") -> list[Tensor]:
+    def wait(self, future: "Future[tuple[list[Tensor], State, Any]]") -> list[Tensor]:
         """The tensors that the work has left.
 
         Raises:
             what the work has raised, or an earlier piece of it.
         """
-        tensors, done = future.result()
+        tensors, state, done = future.result()
         if self._last is future:
             self._last = None
-        if done is not None:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(done)
-            for x in tensors:
-                x.record_stream(stream)
+        self.streams.wait(done)
+        self.streams.keep(tensors)
+        self.streams.keep(state())
         return tensors
 
     def drain(self) -> None:
@@ -75,21 +88,24 @@ class Transport:
 
     def _run(self) -> None:
         failure: BaseException | None = None
-        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        while (item := self._work.get()) is not None:
-            future, work, inputs, computed = item
+        stream = None
+        try:
+            self.streams.use_device()
+            stream = self.streams.new(urgent=True)  # others wait for what travels
+        except BaseException as error:
+            failure = error
+        while (work := self._work.get()) is not None:
             try:
                 if failure is not None:
                     raise failure
-                with torch.cuda.stream(stream):
-                    if stream is not None:
-                        stream.wait_event(computed)
-                        for x in inputs:  # their memory is the other stream's, which may give it to others
-                            x.record_stream(stream)
-                    tensors = work()
-                    future.set_result((tensors, stream.record_event() if stream is not None else None))
+                with self.streams.on(stream):
+                    self.streams.wait(work.computed)
+                    self.streams.keep(work.inputs)
+                    self.streams.keep(work.state())
+                    tensors = work.run()
+                    work.future.set_result((tensors, work.state, self.streams.record()))
                     del tensors
             except BaseException as error:
                 failure = failure or error
-                future.set_exception(error)
-            del item, future, work, inputs, computed  # or the last gradients would live until the next
+                work.future.set_exception(error)
+            del work  # or the last gradients would live until the next

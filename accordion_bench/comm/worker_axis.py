@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.clip import clip_factor
@@ -269,7 +270,7 @@ class WorkerAxis:
     def weights(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model's own state dict with these parameters and buffers, copied to the CPU."""
         self.evaluate_with(values, buffers)
-        copies = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+        copies = {name: copy_on_cpu(value) for name, value in self.model.state_dict().items()}
         self.evaluate_with(self.shared, {})
         return copies
 
@@ -278,7 +279,7 @@ class WorkerAxis:
     def state_dict(self) -> dict[str, Any]:
         """The values that all workers have in common."""
         named = zip(self.specs, self.shared, strict=True)
-        return {"parameters": {spec.name: value.clone() for spec, value in named}}
+        return {"parameters": {spec.name: copy_on_cpu(value) for spec, value in named}}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -288,7 +289,7 @@ class WorkerAxis:
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """One local worker's buffers."""
-        return {"buffers": {name: buffer_W[row].clone() for name, buffer_W in self.buffers_W.items()}}
+        return {"buffers": {name: copy_on_cpu(buffer_W[row]) for name, buffer_W in self.buffers_W.items()}}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         """Continue from `worker_state()`."""

@@ -35,4 +35,5 @@ def moments(buckets: Sequence[Buckets]) -> Tensor:
 
 def lengths(buckets: Sequence[Buckets]) -> set[int]:
     """How many coordinates a bucket may have."""
-    return {length for bucket in buckets for length in bucket.exists.sum(1).tolist()}
+    counts = [bucket.exists.sum(1) for bucket in buckets]
+    return set(torch.cat(counts).tolist()) if counts else set()

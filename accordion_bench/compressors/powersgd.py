@@ -122,7 +122,7 @@ class PowerSGD(Compressor):
             kept = torch.where(Qt.mT.abs().amax(dim=(-2, -1), keepdim=True) > 0, Qt.mT, Q_old)
             for g, (i, approximation) in enumerate(zip(ids, P @ Qt, strict=True)):
                 update[i] = approximation.view(ctx.specs[i].shape)
-                state.setdefault(ctx.specs[i].name, {})["q"] = kept[g].clone()
+                self._keep(state.setdefault(ctx.specs[i].name, {}), kept[g])
 
         W = comm.local_workers
         factors_W = {
@@ -170,6 +170,14 @@ class PowerSGD(Compressor):
         fresh = self._draw(ctx, spec, rank, rank - q.shape[1], like)
         # the old columns are at the gradient's scale; both parts count alike only at unit length
         return torch.cat([torch.linalg.qr(q).Q, fresh / fresh.norm(dim=0)], dim=1)
+
+    @staticmethod
+    def _keep(entries: dict[str, Tensor], q: Tensor) -> None:
+        """For the next step; in place, because another stream may still read the one before."""
+        if "q" in entries and entries["q"].shape == q.shape:
+            entries["q"].copy_(q)
+        else:
+            entries["q"] = q.clone()
 
     @staticmethod
     def _draw(ctx: Context, spec: TensorSpec, rank: int, columns: int, like: Tensor) -> Tensor:

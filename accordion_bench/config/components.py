@@ -13,7 +13,7 @@ from accordion_bench.config.compatibility import refuse_pairs
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.partition import levelled, sent_specs
-from accordion_bench.optimizers.torch_optim import without_dynamo
+from accordion_bench.optimizers.torch_optim import fused, without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import Ladder, Plan, RunFacts, TensorSpec
@@ -114,7 +114,8 @@ def exchange_options(config: RunConfig) -> ExchangeOptions:
 def build_optimizer(optimizer: Config, compressor: Compressor, params: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer, without what the compressor applies itself."""
     node = optimizer_node(optimizer, compressor)
-    return build(node, "optimizer", positional=[params], adapt=without_dynamo)
+    device = params[0].device
+    return build(node, "optimizer", positional=[params], adapt=lambda cls: fused(without_dynamo(cls), device))
 
 
 def _ladder(compressor: Compressor, policies: dict[str, Policy]) -> Ladder:

@@ -18,6 +18,8 @@ class Data(Protocol):
 
     Attributes:
         train_size, test_size: samples.
+        indexed_on: the device where training batches of indices are wanted; one that does not say so gets them on the
+            CPU.
     """
 
     train_size: int

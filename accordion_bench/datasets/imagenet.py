@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from accordion_bench.datasets.base import Batches
 from accordion_bench.datasets.images import ImageDataset, normalised, per_channel
 from accordion_bench.datasets.loader import Loader
+from accordion_bench.datasets.upload import Sent, Upload
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors import keyed_rng
@@ -208,6 +209,7 @@ class FolderData:
         self.train_size, self.test_size = len(views.train.labels), len(views.test.labels)
         self.device, self.mean, self.std = device, per_channel(MEAN, device), per_channel(STD, device)
         self.loader = Loader(views, workers, pin=device.type == "cuda")
+        self.upload = Upload(device)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
         """Augmented, normalised images and labels for each index tensor in turn."""
@@ -226,10 +228,11 @@ class FolderData:
         # one batch ahead: copies to a GPU overlap with its work, and a pass is over when its last batch is given out
         for images, labels in self.loader.read([(epoch, i) for i in indices.tolist()] for indices in batches):
             if ready is not None:
-                yield self._normalised(*ready)
-            ready = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+                yield self._normalised(ready)
+            ready = self.upload.send((images, labels))
         if ready is not None:
-            yield self._normalised(*ready)
+            yield self._normalised(ready)
 
-    def _normalised(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _normalised(self, sent: Sent) -> tuple[Tensor, Tensor]:
+        images, labels = self.upload.receive(sent)
         return normalised(images, self.mean, self.std), labels

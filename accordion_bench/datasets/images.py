@@ -49,6 +49,7 @@ class ImageData:
         self.mean, self.std = per_channel(mean, device), per_channel(std, device)
         self.padding, self.flip, self.rotation, self.cutout, self.seed = padding, flip, rotation, cutout, seed
         self.train_size, self.test_size = len(self.train_labels), len(self.test_labels)
+        self.indexed_on = device
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw this epoch's crops, flips, angles and holes, one of each for each sample."""

@@ -35,6 +35,7 @@ class TextData:
     def __init__(self, train: Tensor, test: Tensor, valid: Tensor, bptt: int, device: torch.device) -> None:
         self.words = {"train": train.to(device), "test": test.to(device), "valid": valid.to(device)}
         self.bptt, self.device = bptt, device
+        self.indexed_on = device
         self.train_size, self.test_size = (len(train) - 1) // bptt, len(test) - 1
         self.offsets = torch.arange(bptt + 1, device=device)
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.compressors.base import Compressor, NonFinite
+from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.exchange.exchange import Exchange
@@ -109,8 +109,7 @@ class DDPExchange(Exchange):
             NonFinite: a mean gradient is NaN or infinite, which all workers see.
         """
         self.charge(info)
-        if bad := self.non_finite(xs_W):
-            raise NonFinite(f"{bad} is not finite")
+        self.refuse_non_finite(xs_W)
         return [x_W[0] for x_W in xs_W]
 
     def charge(self, info: StepInfo) -> None:

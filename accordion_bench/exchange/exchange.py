@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,7 @@ from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
 from accordion_bench.exchange.dense_share import goes_dense
+from accordion_bench.exchange.finite import Finite, Look, largest
 from accordion_bench.exchange.partition import bucketed, levelled, sent_units, unit_spec
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
@@ -37,9 +38,11 @@ class Exchange:
         bucket_mb: MB that a worker hands over in one exchange, in the first bucket and in the others: of messages at
             the weakest level, not of gradients, since it is for messages that a round of collectives pays; of those
             after `start_step`. A bucket is full when it has reached them, or when there is nothing left.
+        gradient_mb: MB of gradients at which a bucket is full, too, where tensors are on a device.
 
     Attributes:
         what: gradients or differences, for messages.
+        finite: looks at what is exchanged.
         units: which tensors travel as one, by index.
         buckets: which units are exchanged together, in the order in which they travel.
         members: which tensors, by index, are in a bucket.
@@ -63,20 +66,29 @@ class Exchange:
         start_step: int = 0,
         block_size: int | None = None,
         bucket_mb: tuple[float, float] = (math.inf, math.inf),
+        gradient_mb: float = math.inf,
     ) -> None:
         self.compressor, self.specs, self.ladder, self.comm = compressor, list(specs), ladder, comm
         self.seed, self.scope, self.start_step = seed, scope, start_step
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
-        everything = (math.inf, math.inf)
-        self.buckets = bucketed(self._weakest_bytes(), everything if compressor.traits.needs_all else bucket_mb)
+        if compressor.traits.needs_all:
+            bucket_mb, gradient_mb = (math.inf, math.inf), math.inf
+        if like.device.type == "cpu":
+            gradient_mb = math.inf
+        gradients = [spec.numel * like.element_size() for spec in self.sent]
+        self.buckets = bucketed(self._weakest_bytes(), bucket_mb, gradients, gradient_mb)
         self.members = [[i for u in bucket for i in self.units[u]] for bucket in self.buckets]
         self.bucket_of = {i: number for number, members in enumerate(self.members) for i in members}
         self.state: State = {}
+        self._keys: list[set[str]] = []  # of the state, per bucket
         for bucket in self.buckets:
             like = like.float() if like.element_size() == 2 else like
-            self.state.update(compressor.init([self.sent[u] for u in bucket], comm, like))
+            state = compressor.init([self.sent[u] for u in bucket], comm, like)
+            self._keys.append({*state, *(self.sent[u].name for u in bucket)})
+            self.state.update(state)
         self.what = "gradient"
+        self.finite = Finite(like.device)
         self.numel = sum(spec.numel for spec in specs)
         self._counted: tuple[list[float | None], int | None] = [], 0
         self._dense: tuple[list[float | None], str] = [], ""
@@ -149,16 +161,18 @@ class Exchange:
             the updates [...], one per spec.
 
         Raises:
-            NonFinite: a gradient is NaN or infinite; nothing was sent and no state has changed. Or what a wrapper made
-                of finite gradients is; then its state has.
+            NonFinite: a gradient is NaN or infinite; on a CPU nothing was sent and no state has changed. Or what a
+                wrapper made of finite gradients is; then its state has.
         """
-        if bad := self.non_finite(xs_W):
-            raise NonFinite(f"{bad} is not finite")
+        if not self.finite.late:
+            self.refuse_non_finite(xs_W)
         ctx = self.begin(info)
         updates: list[Tensor | None] = [None] * len(self.specs)
         for bucket, members in enumerate(self.members):
-            for i, update in zip(members, self.bucket(bucket, [xs_W[i] for i in members], ctx), strict=True):
+            left = self.send(bucket, [xs_W[i] for i in members], ctx)
+            for i, update in zip(members, self.receive(bucket, left), strict=True):
                 updates[i] = update
+        self.finite.refuse()
         return updates  # type: ignore[return-value]
 
     def begin(self, info: StepInfo) -> Context:
@@ -166,6 +180,29 @@ class Exchange:
         ctx = self.context(info)
         self.comm.ledger.paper_count(self.paper_floats(list(ctx.levels)))
         return ctx
+
+    @torch.no_grad()
+    def send(self, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
+        """As `bucket`; where looks are late, one tensor more than updates, with what `receive` is to note."""
+        updates = self.bucket(number, xs_W, ctx)
+        return [*updates, largest([*_rows(xs_W), *updates])] if self.finite.late else updates
+
+    def receive(self, number: int, left: list[Tensor]) -> list[Tensor]:
+        """The updates of a bucket, of all that `send` has left, in the thread that trains."""
+        if not self.finite.late:
+            return left
+        *updates, magnitudes = left
+        filled = [i for i in self.members[number] if self.specs[i].numel]
+        given, got = magnitudes.split([len(filled) * self.comm.local_workers, len(filled)])
+        self.finite.note(Look(given, lambda k, _: f"{self._row(filled, k)} is not finite"))
+        sent = "what some worker was to send of"
+        self.finite.note(Look(got, lambda k, _: f"{sent} {self.specs[filled[k]].name} is not finite", self.comm))
+        return updates
+
+    def state_of(self, number: int) -> Iterator[Tensor]:
+        """The tensors of the compressor's state that the exchange of a bucket reads and changes."""
+        for key in self._keys[number]:
+            yield from (value for value in self.state.get(key, {}).values() if isinstance(value, Tensor))
 
     @torch.no_grad()
     def bucket(self, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
@@ -219,6 +256,27 @@ class Exchange:
         parts = [wide_W[end - count : end] for end, count in zip(ends, counts, strict=True)]
         return [torch.cat([x_W.flatten(1) for x_W in part], dim=1).unsqueeze(1) for part in parts]
 
+    @torch.no_grad()
+    def refuse_non_finite(self, xs_W: Sequence[Tensor], what: str | None = None) -> None:
+        """Refuse tensors [W, ...], one per spec, that are not finite; with them whatever was noted of this step.
+
+        Raises:
+            NonFinite: naming the first one, and its worker.
+        """
+        if not self.finite.late:
+            if bad := self.non_finite(xs_W, what):
+                raise NonFinite(f"{bad} is not finite")
+            return
+        filled = [i for i, spec in enumerate(self.specs) if spec.numel]
+        self.finite.note(Look(largest(_rows(xs_W)), lambda k, _: f"{self._row(filled, k, what)} is not finite"))
+        self.finite.refuse()
+
+    def _row(self, members: Sequence[int], number: int, what: str | None = None) -> str:
+        """A worker's tensor, by the number of its row among those of some tensors."""
+        which, row = divmod(number, self.comm.local_workers)
+        name, worker = self.specs[members[which]].name, self.comm.first_named + row
+        return f"the {what or self.what} of {name} on worker {worker}"
+
     def non_finite(
         self, xs_W: Sequence[Tensor], what: str | None = None, members: Sequence[int] | None = None
     ) -> str | None:
@@ -234,9 +292,14 @@ class Exchange:
         for i, x_W in zip(members or range(len(self.specs)), xs_W, strict=True):
             for row, x in enumerate(x_W):
                 if not x.isfinite().all():
-                    return f"the {what or self.what} of {self.specs[i].name} on worker {self.comm.first_named + row}"
+                    return self._row([i], row, what)
         return None
 
     @staticmethod
     def _wide(x: Tensor) -> torch.dtype:
         return torch.float32 if x.element_size() == 2 else x.dtype
+
+
+def _rows(xs_W: Sequence[Tensor]) -> list[Tensor]:
+    """Each local worker's part of each tensor [W, ...]; where there is one worker, no views are made."""
+    return [row for x_W in xs_W for row in ([x_W] if len(x_W) == 1 else x_W)]

@@ -73,7 +73,8 @@ class Overlap:
 
     def _submit(self, exchange: Exchange, number: int, xs_W: Sequence[Tensor], ctx: Context) -> Future:
         assert self.comm.transport is not None
-        return self.comm.transport.submit(functools.partial(checked, exchange, number, xs_W, ctx), xs_W)
+        work = functools.partial(checked, exchange, number, xs_W, ctx)
+        return self.comm.transport.submit(work, xs_W, functools.partial(exchange.state_of, number))
 
     def complete(self) -> None:
         """The backward pass is over, and all gradients are in their rows."""
@@ -125,18 +126,20 @@ class Overlap:
     def _landed(self, exchange: Exchange, under_way: Sequence[Future | None]) -> list[Tensor]:
         assert self.comm.transport is not None
         updates: dict[int, Tensor] = {}
-        for members, future in zip(exchange.members, under_way, strict=True):
+        for number, future in enumerate(under_way):
             assert future is not None
-            updates.update(zip(members, self.comm.transport.wait(future), strict=True))
+            left = exchange.receive(number, self.comm.transport.wait(future))
+            updates.update(zip(exchange.members[number], left, strict=True))
+        exchange.finite.refuse()
         return [updates[i] for i in range(len(exchange.specs))]
 
 
 def checked(exchange: Exchange, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
-    """Exchange one bucket, after a look at its gradients.
+    """Exchange one bucket, on a CPU after a look at its gradients; returns what `Exchange.receive` takes.
 
     Raises:
         NonFinite: one is NaN or infinite; earlier buckets of the step may have been sent.
     """
-    if bad := exchange.non_finite(xs_W, members=exchange.members[number]):
+    if not exchange.finite.late and (bad := exchange.non_finite(xs_W, members=exchange.members[number])):
         raise NonFinite(f"{bad} is not finite")
-    return exchange.bucket(number, xs_W, ctx)
+    return exchange.send(number, xs_W, ctx)

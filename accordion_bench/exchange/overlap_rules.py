@@ -1,11 +1,13 @@
 """Whether gradients are exchanged during the backward pass, and in how large buckets."""
 
+import math
 from dataclasses import dataclass
 
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.plan import WHOLE_MODEL
 
 DEFAULT_BUCKETS = (1.0, 25.0)  # MB, as DistributedDataParallel: a small first one, so that something leaves early
+DEFAULT_GRADIENTS = 25.0  # MB
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class ExchangeOptions:
     Args:
         engine: `exchange`, or `ddp`: stock DistributedDataParallel with its own hooks.
         overlap: exchanges have a thread of their own; None = between processes.
-        bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25.
+        bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25, and on a device at most 25 MB of
+            gradients.
         float16: the loss is scaled, so that all gradients are looked at before any is used.
         clips: each worker's gradients are clipped, by the norm of all of them.
     """
@@ -51,3 +54,11 @@ class ExchangeOptions:
     def bucket_mb(self) -> tuple[float, float]:
         """MB of the first bucket and of the others."""
         return DEFAULT_BUCKETS if self.bucket_cap_mb is None else (self.bucket_cap_mb, self.bucket_cap_mb)
+
+    @property
+    def gradient_mb(self) -> float:
+        """MB of gradients at which a bucket is full on a device, however little of them is sent.
+
+        There the exchange of a bucket hides behind the rest of the backward pass, and takes no core from it.
+        """
+        return DEFAULT_GRADIENTS if self.bucket_cap_mb is None else math.inf

@@ -1,5 +1,6 @@
 """Which tensors travel as one, and which are exchanged together."""
 
+import math
 from collections.abc import Sequence
 
 from accordion_bench.compressors.base import Compressor
@@ -8,24 +9,32 @@ from accordion_bench.plan import WHOLE_MODEL, TensorSpec
 MB = 2**20
 
 
-def bucketed(sizes: Sequence[float], bucket_mb: tuple[float, float]) -> list[list[int]]:
+def bucketed(
+    sizes: Sequence[float],
+    bucket_mb: tuple[float, float],
+    gradients: Sequence[float] = (),
+    gradient_mb: float = math.inf,
+) -> list[list[int]]:
     """Which units are exchanged together: from the last one on, until `bucket_mb` (the first, the others) is reached.
 
     Gradients come in about this order. The units of a bucket stand in the model's order.
 
     Args:
-        sizes: bytes of each unit.
-        bucket_mb: of the first bucket and of the others.
+        sizes: bytes of each unit's message.
+        bucket_mb: of messages, in the first bucket and in the others.
+        gradients: bytes of each unit's gradients; needed where `gradient_mb` is finite.
+        gradient_mb: of gradients, at which a bucket is full as well.
     """
     buckets: list[list[int]] = []
-    filled = limit = 0.0
+    filled = limit = computed = 0.0
     for u in reversed(range(len(sizes))):
-        if not buckets or filled >= limit:
+        if not buckets or filled >= limit or computed >= gradient_mb * MB:
             limit = bucket_mb[bool(buckets)] * MB
             buckets.append([])
-            filled = 0.0
+            filled = computed = 0.0
         buckets[-1].insert(0, u)
         filled += sizes[u]
+        computed += gradients[u] if gradients else 0
     return buckets
 
 

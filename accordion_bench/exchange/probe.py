@@ -75,8 +75,7 @@ def cut_into_buckets(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo)
     Raises:
         NonFinite: a tensor, or the norm of a bucket, is NaN or infinite.
     """
-    if bad := exchange.non_finite(xs_W):
-        raise NonFinite(f"{bad} is not finite")
+    exchange.refuse_non_finite(xs_W)
     try:
         buckets_W = exchange.compressor.buckets_of(exchange.as_sent(xs_W), exchange.context(replace(info, lr=1.0)))
     except NonFiniteRow:

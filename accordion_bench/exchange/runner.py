@@ -1,5 +1,6 @@
 """The runner: makes exchanges and runs them, for whatever scheme decides when."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.finite import Finite
 from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.plan import Ladder
 from accordion_bench.position import Position, StepInfo
@@ -58,7 +60,11 @@ class ExchangeRunner:
         differences: makes the compressor of differences of parameters.
         seed: for keyed draws.
         bucket_mb: MB of messages in the first bucket and in the others.
+        gradient_mb: MB of gradients in a bucket on a device.
         ddp: exchanges gradients in the place of our own exchange, where it is there.
+
+    Attributes:
+        finite: looks at what all exchanges of the run have exchanged, and at what others note there in a step.
     """
 
     def __init__(
@@ -72,23 +78,26 @@ class ExchangeRunner:
         differences: Callable[[], Wrapped],
         seed: int,
         bucket_mb: tuple[float, float],
+        gradient_mb: float = math.inf,
         ddp: DDPExchange | None = None,
     ) -> None:
         self.axis, self.comm, self.position = axis, axis.comm, position
         self.overlap, self.observer, self.ladder = overlap, observer, ladder
         self.gradients, self.differences = gradients, differences
-        self.seed, self.bucket_mb, self.ddp = seed, bucket_mb, ddp
+        self.seed, self.bucket_mb, self.gradient_mb, self.ddp = seed, bucket_mb, gradient_mb, ddp
+        self.finite = Finite(self.comm.device)
 
     def new_exchange(self, of_differences: bool = False, comm: Comm | None = None, seed: int | None = None) -> Exchange:
         """An exchange of gradients, or of differences of parameters, among the workers of `comm` (default: all)."""
         if self.ddp is not None:
+            self.ddp.finite = self.finite
             return self.ddp
         wrapped = self.differences() if of_differences else self.gradients
         seed = self.seed if seed is None else seed
         specs, like, comm = self.axis.specs, self.axis.params[0], comm or self.comm
-        options = {**wrapped.for_exchange, "bucket_mb": self.bucket_mb}
+        options = {**wrapped.for_exchange, "bucket_mb": self.bucket_mb, "gradient_mb": self.gradient_mb}
         exchange = Exchange(wrapped.compressor, specs, self.ladder, comm, like, seed, **options)
-        exchange.what = "difference" if of_differences else "gradient"
+        exchange.what, exchange.finite = "difference" if of_differences else "gradient", self.finite
         return exchange
 
     def run(

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.datasets.base import Batches, Data, Dataset, LabelledData
 from accordion_bench.datasets.text import TextData
 from accordion_bench.runs.metrics import METRICS, Metric
@@ -147,7 +148,7 @@ class Text(Task[TextData]):
 
     def worker_state(self, row: int) -> dict[str, Any]:
         states = self.states.get(row, {})
-        return {"task": {micro: [part.clone() for part in state] for micro, state in states.items()}}
+        return {"task": {micro: [copy_on_cpu(part) for part in state] for micro, state in states.items()}}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         micros = state["task"].items()

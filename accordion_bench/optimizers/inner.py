@@ -1,11 +1,12 @@
 """Inner optimizers: the common one, and since workers have parameters of their own, one for each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.comm.worker_axis import WorkerAxis
 
 Optimizer = torch.optim.Optimizer
@@ -47,7 +48,7 @@ class InnerOptimizers:
     def state_dict(self) -> dict[str, Any]:
         """The common optimizer's state by parameter name."""
         state, named = self.common.state, zip(self.axis.specs, self.axis.params, strict=True)
-        return {"optimizer": {spec.name: dict(state[param]) for spec, param in named}}
+        return {"optimizer": {spec.name: _on_cpu(state[param]) for spec, param in named}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; replicas have states of their own."""
@@ -62,8 +63,8 @@ class InnerOptimizers:
         state = self.of_replicas[row].state
         return {
             "replica": {
-                "parameters": {name: x.detach().clone() for name, x in named},
-                "optimizer": {name: dict(state.get(x, {})) for name, x in named},
+                "parameters": {name: copy_on_cpu(x) for name, x in named},
+                "optimizer": {name: _on_cpu(state.get(x, {})) for name, x in named},
             }
         }
 
@@ -82,5 +83,11 @@ class InnerOptimizers:
     def _load(self, optimizer: Optimizer, params: Sequence[nn.Parameter], state: dict[str, Any]) -> None:
         for spec, param in zip(self.axis.specs, params, strict=True):
             for key, value in state[spec.name].items():
-                on_device = isinstance(value, Tensor) and key != "step"  # Adam counts its steps on the CPU
+                # Adam counts its steps on the CPU, unless one kernel does everything
+                on_device = isinstance(value, Tensor) and (key != "step" or optimizer.defaults.get("fused"))
                 optimizer.state[param][key] = value.to(param.device) if on_device else value
+
+
+def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
+    """One parameter's state; what is on the CPU is not copied."""
+    return {key: value.cpu() if isinstance(value, Tensor) else value for key, value in state.items()}

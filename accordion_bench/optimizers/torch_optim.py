@@ -1,5 +1,6 @@
 """torch's own optimizers, without the seconds that their first use spends on importing its compiler."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -16,3 +17,14 @@ def without_dynamo(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.O
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
     methods["step"] = torch.no_grad()(inspect.unwrap(optimizer.step))
     return type(optimizer.__name__, (optimizer,), methods)
+
+
+def fused(optimizer: type[torch.optim.Optimizer], device: torch.device) -> Any:
+    """The same optimizer, on a GPU as one kernel for many parameters, where it has one.
+
+    It rounds otherwise than torch's default, in the last bits.
+    """
+    if device.type != "cuda" or "fused" not in inspect.signature(optimizer).parameters:
+        return optimizer
+    option: dict[str, Any] = {"fused": True}
+    return functools.partial(optimizer, **option)

@@ -28,7 +28,7 @@ class BucketStatistics:
         comm: collectives; everything that is sent is charged to control_bytes.
 
     Attributes:
-        sums: what was collected, one row per local worker.
+        sums: what was collected, one row per local worker, on the CPU.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -39,10 +39,15 @@ class BucketStatistics:
     def add(self, needs: frozenset[BucketStatistic], buckets_W: Sequence[Sequence[Buckets]]) -> None:
         """Add one step's buckets: for each local worker, those of all tensors."""
         kinds = "equal" if len(lengths(buckets_W[0])) <= 1 else "differ"
-        for statistic in in_order(needs):
-            if statistic.lengths not in ("any", kinds):
-                continue
-            new = torch.stack([_summary(statistic, buckets) for buckets in buckets_W])
+        wanted = [statistic for statistic in in_order(needs) if statistic.lengths in ("any", kinds)]
+        tables_W = torch.zeros(0)
+        if not all(isinstance(statistic, CoordinateHistogram) for statistic in wanted):
+            tables_W = torch.stack([bucket_table(buckets) for buckets in buckets_W]).cpu()  # in one copy
+        for statistic in wanted:
+            if isinstance(statistic, CoordinateHistogram):
+                new = torch.stack([_histogram(statistic, buckets) for buckets in buckets_W]).cpu()
+            else:
+                new = torch.stack([_summary(statistic, table) for table in tables_W])
             if statistic not in self.sums:
                 self.sums[statistic] = new
             elif isinstance(statistic, BucketMoments):
@@ -53,17 +58,17 @@ class BucketStatistics:
 
     @torch.no_grad()
     def read(self, needs: frozenset[Request]) -> dict[BucketStatistic, Tensor]:
-        """The statistics of all workers, the same on all; what was collected is forgotten."""
+        """The statistics of all workers, the same on all, on the CPU; what was collected is forgotten."""
         out = {}
         for statistic in in_order(needs & self.sums.keys()):
             own_W = self.sums.pop(statistic).to(self.comm.device)
             if not own_W.numel():
                 continue
             if not isinstance(statistic, BucketMoments):
-                out[statistic] = self.comm.sum_(own_W.sum(0), "control")
+                out[statistic] = self.comm.sum_(own_W.sum(0), "control").cpu()
                 continue
             message_W = own_W.flatten(1).contiguous().view(torch.uint8)
-            rows_A = self.comm.all_gather(message_W, "control").contiguous().view(torch.float64)
+            rows_A = self.comm.all_gather(message_W, "control").cpu().contiguous().view(torch.float64)
             out[statistic] = _components(_largest(rows_A.view(-1, 5), statistic), statistic)
         return out
 
@@ -73,20 +78,23 @@ def in_order(requests: Iterable[Request]) -> list[BucketStatistic]:
     return sorted((r for r in requests if isinstance(r, BucketStatistic)), key=lambda statistic: statistic.name)
 
 
-def _summary(statistic: BucketStatistic, buckets: Sequence[Buckets]) -> Tensor:
-    if isinstance(statistic, CoordinateHistogram):
-        from accordion_bench.adaptive.distributions import Histogram
+def _histogram(statistic: CoordinateHistogram, buckets: Sequence[Buckets]) -> Tensor:
+    from accordion_bench.adaptive.distributions import Histogram
 
-        arrays = [torch.zeros(3, 4096, dtype=torch.float64)]
-        for norms, r, exists in buckets:
-            weight = weight_of(norms, statistic.weight)[:, None] * exists
-            arrays.append(Histogram.of(r, weight).arrays())
-        return torch.stack([array.to(arrays[-1].device) for array in arrays]).sum(0)
+    device = buckets[0].norms.device if buckets else None
+    arrays = [torch.zeros(3, 4096, dtype=torch.float64, device=device)]
+    for norms, r, exists in buckets:
+        weight = weight_of(norms, statistic.weight)[:, None] * exists
+        arrays.append(Histogram.of(r, weight).arrays())
+    return torch.stack(arrays).sum(0)
+
+
+def _summary(statistic: BucketStatistic, table: Tensor) -> Tensor:
+    """Of one worker's buckets, as `bucket_table` gives them."""
+    norms, mean, spread, count = table.unbind(1)
     if isinstance(statistic, PooledMoments):
-        norms, mean, spread, count = bucket_table(buckets).unbind(1)
         return torch.stack([(mean * count).sum(), spread.sum(), (count * (norms > 0)).sum()])
     if isinstance(statistic, BucketMoments):
-        norms, mean, spread, count = bucket_table(buckets).unbind(1)
         sigma = (spread / (count - 1).clamp_min(1)).sqrt()
         return _largest(torch.stack([norms, mean, sigma, count, torch.zeros_like(norms)], dim=1), statistic)
     raise TypeError(f"no statistic of buckets: {statistic}")

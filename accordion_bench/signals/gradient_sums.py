@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.plan import WHOLE_MODEL, TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
@@ -95,11 +96,11 @@ class GradientSums:
     def state_dict(self) -> dict[str, Any]:
         """The running sums, keyed by signal and parameter name."""
         sums = {
-            name: {spec.name: t.clone() for spec, t in zip(self.specs, total.tensors, strict=True)}
+            name: {spec.name: copy_on_cpu(t) for spec, t in zip(self.specs, total.tensors, strict=True)}
             for name, total in self.sums.items()
         }
         if self.squares is not None:
-            sums["msdr_local"][SQUARES] = self.squares.clone()
+            sums["msdr_local"][SQUARES] = copy_on_cpu(self.squares)
         return sums
 
     def add_state(self, state: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from accordion_bench.adaptive.base import Policy, checked, tell_followers
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.probe import compressor_input, cut_into_buckets, measure_level, probe_exchange
 from accordion_bench.exchange.runner import CompletedExchange
@@ -275,13 +276,13 @@ class PolicyRunner:
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """One local worker's share of the sums; what is summed over the local workers is the first one's."""
-        first, nothing = row == 0, torch.zeros_like(self.unread_loss)
+        first, nothing = row == 0, torch.zeros((), dtype=torch.float64)
         sums = self.epoch_sums.state_dict() if first else {}
         return {
             "signals": {name: total for name, total in sums.items() if self.comm.leader or name in SUMMED},
-            "statistics": {asked.name: total[row].clone() for asked, total in self.statistics.sums.items()},
-            "recent": [x.clone() for x in self.recent] if first else [],
-            "unread_loss": self.unread_loss.clone() if first else nothing,
+            "statistics": {asked.name: copy_on_cpu(total[row]) for asked, total in self.statistics.sums.items()},
+            "recent": [copy_on_cpu(x) for x in self.recent] if first else [],
+            "unread_loss": copy_on_cpu(self.unread_loss) if first else nothing,
         }
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
@@ -290,7 +291,7 @@ class PolicyRunner:
         self.epoch_sums.add_state(state["signals"])
         for name, total in state["statistics"].items():
             if statistic := statistic_named(name):
-                empty = torch.zeros(self.comm.local_workers, *total.shape, dtype=total.dtype, device=device)
+                empty = torch.zeros(self.comm.local_workers, *total.shape, dtype=total.dtype)
                 self.statistics.sums.setdefault(statistic, empty)[row].copy_(total)
         if state["recent"]:
             self.recent = [x.to(device) for x in state["recent"]]

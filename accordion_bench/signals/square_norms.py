@@ -32,7 +32,8 @@ def square_norms(
     else:
         total = torch.cat([g_W.sum(0).flatten() for g_W in gradients_W])
         mean = [comm.sum_(total, "control").div_(comm.workers)]
-    return SquareNorms(float(comm.sum_(small, "control")) / comm.workers, float(_square(mean)), batch_size)
+    of_workers, of_mean = torch.stack([comm.sum_(small, "control"), _square(mean)]).tolist()
+    return SquareNorms(of_workers / comm.workers, of_mean, batch_size)
 
 
 def _square(xs: Sequence[Tensor]) -> Tensor:

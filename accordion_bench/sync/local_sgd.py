@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.comm.worker_axis import WorkerAxis
-from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
@@ -198,8 +198,7 @@ class LocalSGD(Sync):
             treat_buffers(self.inner, self.buffers)  # the last synchronous step was an averaging, too
         if self.since == 0:
             self.round_lr, self.period = lr, self.position.plan.period
-        if bad := self.exchange.non_finite(self.axis.gradients_W, "gradient"):
-            raise NonFinite(f"{bad} is not finite")
+        self.exchange.refuse_non_finite(self.axis.gradients_W, "gradient")
         self.local_step(lr)
         self.clock.lap("update")
         self.since += 1
@@ -285,7 +284,7 @@ class LocalSGD(Sync):
         anchors = {}
         for size, groups in self.tiers[:-1]:
             group = next(group for group in groups if row in group.rows)
-            anchors[size] = {name: value.clone() for name, value in zip(self.names, group.anchor, strict=True)}
+            anchors[size] = {name: copy_on_cpu(value) for name, value in zip(self.names, group.anchor, strict=True)}
         return {"anchors": anchors}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:

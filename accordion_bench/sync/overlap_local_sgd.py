@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
@@ -176,7 +177,7 @@ class OverlapLocalSGD(LocalSGD):
     def worker_state(self, row: int) -> dict[str, Any]:
         kept = {"momentum": self.momentum_W, "launched": self.launched_W}
         return {
-            key: {name: x_W[row].clone() for name, x_W in zip(self.names, values, strict=False)}
+            key: {name: copy_on_cpu(x_W[row]) for name, x_W in zip(self.names, values, strict=False)}
             for key, values in kept.items()
         }
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.sync.base import Placed, Sync
 
 PER_WORKER = "_W"
@@ -60,13 +61,14 @@ class SyncState:
 
 def _common(place: Placed) -> dict[str, Any]:
     return {
-        name: {key: value for key, value in entries.items() if not key.endswith(PER_WORKER)}
+        name: {key: copy_on_cpu(value) for key, value in entries.items() if not key.endswith(PER_WORKER)}
         for name, entries in place.exchange.state.items()
     }
 
 
 def _row(place: Placed, row: int) -> dict[str, Any]:
+    at = row - place.rows.start
     return {
-        name: {key: value[row - place.rows.start].clone() for key, value in entries.items() if key.endswith(PER_WORKER)}
+        name: {key: copy_on_cpu(value[at]) for key, value in entries.items() if key.endswith(PER_WORKER)}
         for name, entries in place.exchange.state.items()
     }

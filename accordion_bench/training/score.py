@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.runs.metrics import Metric
 
 KEPT = ("best", "best_epoch", "test_at_best", "to_target")
@@ -58,7 +59,7 @@ class Score:
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """The loss, kept by the first local worker."""
-        return {"loss_sum": self.loss_sum.clone() if row == 0 else torch.zeros_like(self.loss_sum)}
+        return {"loss_sum": copy_on_cpu(self.loss_sum) if row == 0 else torch.zeros((), dtype=torch.float64)}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         """Continue from `worker_state()`."""

@@ -17,6 +17,7 @@ from accordion_bench.config.components import Components, build_components, buil
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.finite import Look
 from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.exchange.runner import ExchangeRunner
 from accordion_bench.forward.compile import compiled
@@ -90,7 +91,8 @@ class Trainer:
         train, validation = parts.dataset.split(self.data.train_size, seed)
         self.task: Task = task_of(parts.dataset, self.device, validation)
         train_size = self.data.train_size if train is None else len(train)
-        self.sampler = Sampler(train_size, comm.workers, seed, parts.dataset.sharding, train)
+        indexed_on = getattr(self.data, "indexed_on", "cpu")
+        self.sampler = Sampler(train_size, comm.workers, seed, parts.dataset.sharding, train, indexed_on)
         with seeded(key(seed, "model")):
             model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
@@ -140,6 +142,7 @@ class Trainer:
             parts.differences,
             seed,
             parts.exchange.bucket_mb,
+            parts.exchange.gradient_mb,
             self.ddp,
         )
 
@@ -178,6 +181,7 @@ class Trainer:
             self.refuse_non_finite(loss)
             if self.loss_scale is None or self._undo(self.loss_scale):
                 self._step(lr)
+            self.runner.finite.refuse()  # where no exchange has read it
         except NonFinite as bad:
             position = self.position
             raise NonFinite(
@@ -215,6 +219,8 @@ class Trainer:
         self.clock.lap("update")
         overflow = bool(self.comm.sum_(scale.undo_(gradients_W), "control"))
         self.clock.lap("exposed")
+        if overflow:
+            self.runner.finite.refuse()  # no exchange follows that would read the loss
         if overflow and scale.value <= 1:
             bad = self.exchange.non_finite(gradients_W, "gradient") or "a gradient of another process"
             raise NonFinite(f"{bad} is not finite, at a loss scale of {scale.value:g}")
@@ -253,16 +259,22 @@ class Trainer:
             self.overlap.arm(exchange, exchange.begin(info) if self.overlap.allowed else None)
 
     def refuse_non_finite(self, loss_W: Tensor) -> None:
-        """Stop before anything is exchanged.
+        """Stop before anything is exchanged; on a device, before anything of the exchange is applied.
 
         Raises:
             NonFinite: naming the worker, its loss and the first parameter.
         """
-        if not bool(loss_W.isfinite().all()):
+        if self.runner.finite.late:
+            self.runner.finite.note(Look(loss_W, self._loss_is))
+        elif not bool(loss_W.isfinite().all()):
             row = int((~loss_W.isfinite()).nonzero()[0])
-            bad = f"the loss of worker {self.comm.first_worker + row} is {loss_W[row].item()}"
-            gradient = self.exchange.non_finite(self.axis.gradients_W, "gradient")
-            raise NonFinite(bad + (f", and {gradient} is not finite" if gradient else ""))
+            raise NonFinite(self._loss_is(row, loss_W[row].item()))
+
+    def _loss_is(self, row: int, value: float) -> str:
+        """What is wrong with the loss of a local worker."""
+        gradient = self.exchange.non_finite(self.axis.gradients_W, "gradient")
+        bad = f"the loss of worker {self.comm.first_worker + row} is {value}"
+        return bad + (f", and {gradient} is not finite" if gradient else "")
 
     # ---- the run
 

@@ -1,6 +1,7 @@
 """Clock: what steps and exchanges usually take, whatever the machine does in between; in told time."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -222,6 +223,44 @@ def test_events_are_read_early_where_very_many_wait_and_are_over(monkeypatch):
         longest = max(longest, len(late.clock._spans))
     assert longest <= 200 and not waits
     assert late.clock.columns(True) == pytest.approx(whole.clock.columns(True))
+
+
+class Queued(Event):
+    """A point in a device's queue, which the device has not reached yet where it lags behind."""
+
+    reached = float("inf")
+
+    def query(self):
+        return self <= Queued.reached
+
+    def elapsed_time(self, end):
+        assert self <= end <= Queued.reached, "a GPU would raise"
+        return super().elapsed_time(end)
+
+
+def test_events_that_the_device_has_not_reached_wait_without_being_waited_for(monkeypatch):
+    """The device lags three steps behind the host; two threads leave events."""
+    monkeypatch.setattr("accordion_bench.comm.clock.UNREAD", 100)
+    waits = []
+
+    def synchronize():
+        waits.append(1)
+        Queued.reached = math.inf
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    late, whole = Told(), Told()
+    late.clock.cuda = True
+    late.clock.mark = lambda: Queued(late.now)
+    late.clock.start()
+    longest = 0
+    for _ in range(200):
+        Queued.reached = late.now - 3 * 1.15
+        for told in (late, whole):
+            told.step(encode=0.02, decode=0.03, compute=1.0)
+        longest = max(longest, len(late.clock._spans))
+    assert longest <= 101 and not waits and late.clock._spans
+    assert late.clock.columns(True) == pytest.approx(whole.clock.columns(True)) and waits == [1]
+    assert late.clock.steps.usual() == whole.clock.steps.usual()
 
 
 def test_what_is_kept_of_very_many_steps_stays_bounded_and_says_the_same():

@@ -1,0 +1,83 @@
+"""Whether what is computed and exchanged is finite: on a device, all of a step is read at once.
+
+A CPU looks at tensors before they are used. On a device each such look is a wait of the host. There the largest
+magnitudes are computed as work like any other, and one copy to the host decides, before anything is applied.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.base import NonFinite
+
+
+class Look(NamedTuple):
+    """Numbers on a device, none of which may be NaN or infinite.
+
+    values: [n], of any type.
+    told: the sentence about one that is, by its index and value.
+    common: whose workers all have the same numbers; None = they are this process's own.
+    """
+
+    values: Tensor
+    told: Callable[[int, float], str]
+    common: Comm | None = None
+
+
+class Finite:
+    """What is to be looked at in a step.
+
+    Args:
+        device: where tensors live.
+
+    Attributes:
+        late: looks are noted, to be read together; else whoever has tensors looks at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.late = device.type != "cpu"
+        self._looks: list[Look] = []
+
+    def note(self, look: Look) -> None:
+        """Numbers that are to be read with the others of this step."""
+        self._looks.append(look)
+
+    def refuse(self) -> None:
+        """Read what was noted, in one copy to the host.
+
+        What all workers have in common all of them refuse; so the one who knows where it comes from tells the others.
+
+        Raises:
+            NonFinite: something is NaN or infinite; the sentence is about the first, of the processes' own before those
+                in common.
+        """
+        looks, self._looks = self._looks, []
+        if not looks:
+            return
+        values = torch.cat([look.values for look in looks]).tolist()
+        if all(map(math.isfinite, values)):
+            return
+        own, common = "", None
+        for look, end in zip(looks, itertools.accumulate(len(look.values) for look in looks), strict=True):
+            found = values[end - len(look.values) : end]
+            bad = next((i for i, value in enumerate(found) if not math.isfinite(value)), None)
+            if bad is not None and look.common is None:
+                own = own or look.told(bad, found[bad])
+            elif bad is not None:
+                common = common or (look, look.told(bad, found[bad]))
+        if common is not None:
+            look, told = common
+            assert look.common is not None
+            own = next(filter(None, look.common.everyones(own)), told)
+        raise NonFinite(own)
+
+
+def largest(xs: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude in each tensor that is not empty, [n]; NaN where there is a NaN; waits for nothing."""
+    filled = [x for x in xs if x.numel()]
+    return torch.stack(torch._foreach_norm(filled, math.inf)) if filled else torch.zeros(0, device=xs[0].device)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.tensors.upload import upload
+from accordion_bench.tensors.upload import table
 
 KEPT = 64  # layouts remembered: of each bucket of a run, for each level and method
 
@@ -41,14 +41,14 @@ class Chunks:
         self.inside = bucket is not None and bucket <= length
         self.parts = length // bucket if bucket is not None and self.inside else 1
         self.buckets = [1 if bucket is None else -(-n // bucket) for n in lengths]
-        self.zeros = torch.zeros(1, length, device=device)
+        self.zeros = table(torch.zeros(1, length), device)
         size = self.length // self.parts if bucket is None or self.inside else bucket
         entries = [
             max(1, min(n, (b + 1) * size) - b * size) if bucket else n
             for n, count, m in zip(lengths, self.counts, self.buckets, strict=True)
             for b in range(count * self.parts if self.inside else m)
         ]
-        self.entries = upload(torch.tensor(entries, dtype=torch.float64), device)
+        self.entries = table(torch.tensor(entries, dtype=torch.float64), device)
         if not self.inside:
             in_bucket = [
                 min(bucket // length, count - first) if bucket else count
@@ -60,7 +60,7 @@ class Chunks:
             # row b: the chunks of bucket b, then the number C, which stands for none
             rows = [[*range(end - n, end), *[self.count] * (most - n)] for n, end in zip(in_bucket, ends, strict=True)]
             owners = [b for b, n in enumerate(in_bucket) for _ in range(n)]
-            self.of_bucket, self.bucket_of = (upload(torch.tensor(table), device) for table in (rows, owners))
+            self.of_bucket, self.bucket_of = (table(torch.tensor(numbers), device) for numbers in (rows, owners))
 
     @staticmethod
     def fit(bucket: int | None, length: int) -> bool:

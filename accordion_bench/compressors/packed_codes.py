@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.index_codes import pack_bits, unpack_bits
-from accordion_bench.tensors.upload import upload
+from accordion_bench.tensors.upload import table
 
 assert sys.byteorder == "little", "codes are packed by viewing bytes as little-endian words"
 
@@ -213,16 +213,16 @@ def unpack_on_device(bytes_R: Tensor, levels: int, count: int) -> Tensor:
 
 def look_up_on_device(bytes_R: Tensor, values: tuple[float, ...], count: int, factor: float = 1.0) -> Tensor:
     """All values of a byte at once, where a byte holds whole codes; 3 bits and 5 to 7: by the codes."""
-    table = _table_on_device(values, factor, bytes_R.device)
+    rows = _table_on_device(values, factor, bytes_R.device)
     fields = unpack_on_device(bytes_R, len(values), count) if code_width(len(values)) in (3, 5, 6, 7) else bytes_R
     if code_width(len(values)) == 3:
-        table = table[: 1 << 3, :1]  # of one code, not of four
-    return table.index_select(0, fields.flatten().int()).view(len(bytes_R), -1)[:, :count]
+        rows = rows[: 1 << 3, :1]  # of one code, not of four
+    return rows.index_select(0, fields.flatten().int()).view(len(bytes_R), -1)[:, :count]
 
 
 @functools.lru_cache(maxsize=64)
 def _table_on_device(values: tuple[float, ...], factor: float, device: torch.device) -> Tensor:
-    table = _table(values) * np.float32(factor)
+    rows = _table(values) * np.float32(factor)
     if len(values) == 3:  # bytes beyond five codes come from a stranger
-        table = np.pad(table, ((0, 256 - len(table)), (0, 0)), mode="edge")
-    return upload(torch.from_numpy(table), device)
+        rows = np.pad(rows, ((0, 256 - len(rows)), (0, 0)), mode="edge")
+    return table(torch.from_numpy(rows), device)

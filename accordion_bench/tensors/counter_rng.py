@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.tensors.upload import upload
+from accordion_bench.tensors.upload import table, upload
 
 BLOCK = 4096
 
@@ -137,10 +137,10 @@ def _fill_on_cpu(lanes: Tensor, keys: Tensor) -> None:
 
 
 def _fill_on_device(lanes: Tensor, keys: Tensor) -> None:
-    table = _table_on_device(lanes.device)[: lanes.shape[2]]
-    torch.bitwise_xor(table, keys[..., :1], out=lanes).mul_(keys[..., 1:])
+    lane_words = _table_on_device(lanes.device)[: lanes.shape[2]]
+    torch.bitwise_xor(lane_words, keys[..., :1], out=lanes).mul_(keys[..., 1:])
 
 
 @functools.cache
 def _table_on_device(device: torch.device) -> Tensor:
-    return upload(torch.from_numpy(_table().view(np.int32)), device)
+    return table(torch.from_numpy(_table().view(np.int32)), device)

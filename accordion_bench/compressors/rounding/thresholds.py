@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.tensors.upload import upload
+from accordion_bench.tensors.upload import table
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Thresholds:
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The starts without the first one, the starts, the widths, on a device; copied there once."""
         if device not in self._there:
-            first, starts, widths = (upload(x, device) for x in (self.starts[1:], self.starts, self.widths))
+            first, starts, widths = (table(x, device) for x in (self.starts[1:], self.starts, self.widths))
             self._there[device] = first, starts, widths
         return self._there[device]
 
@@ -62,7 +62,7 @@ class Thresholds:
         """The index of the interval that holds each r, int32, and its threshold."""
         inner, *tables = self._on(r.device)
         j = torch.bucketize(r, inner, out_int32=True)
-        starts, widths = (table.index_select(0, j.view(-1)).view(r.shape) for table in tables)
+        starts, widths = (numbers.index_select(0, j.view(-1)).view(r.shape) for numbers in tables)
         return j, torch.mul(v, widths, out=out).add_(starts)
 
 

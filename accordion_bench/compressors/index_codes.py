@@ -70,6 +70,32 @@ def index_bytes(n: int, k: int) -> tuple[str, int]:
     return ("elias-fano", elias_fano) if elias_fano < _bytes(n) else ("bitmap", _bytes(n))
 
 
+def code_shapes(n: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`index_bytes` of many n and k, and what the codes consist of.
+
+    A bitmap is told as high bits alone, of indices as they are.
+
+    Returns:
+        1 where an index's high bits move on by one bit for each index before it, else 0; low bits of an index; bytes
+        of all low bits; bytes of the high bits. All int64, 0 bytes where k is 0.
+    """
+    last, some = np.maximum(n - 1, 0), np.maximum(k, 1)
+    lows = np.maximum(np.frexp(last // some)[1] - 4, 0)[:, None] + np.arange(8)
+    near, most = np.frexp(last // some)[1], np.frexp(n)[1]
+    allowed = lows < np.minimum(most, near + 3)[:, None]
+    low_bytes, high_bytes = _bytes_of(k[:, None] * lows), _bytes_of(k[:, None] + (last[:, None] >> lows))
+    best = np.where(allowed, low_bytes + high_bytes, np.iinfo(np.int64).max).argmin(1)[:, None]
+    low, low_bytes, high_bytes = (np.take_along_axis(x, best, 1)[:, 0] for x in (lows, low_bytes, high_bytes))
+    bitmap = low_bytes + high_bytes >= _bytes_of(n)
+    by_rank, low, low_bytes = (np.where(bitmap, 0, x) for x in (np.ones_like(k), low, low_bytes))
+    high_bytes = np.where(bitmap, _bytes_of(n), high_bytes)
+    return by_rank, low, np.where(k == 0, 0, low_bytes), np.where(k == 0, 0, high_bytes)
+
+
+def _bytes_of(bits: np.ndarray) -> np.ndarray:
+    return (bits + 7) // 8
+
+
 def encode_indices(indices_W: Tensor, n: int) -> Tensor:
     """Ascending indices [W, k] below n as bytes [W, index_bytes(n, k)]."""
     workers, k = indices_W.shape

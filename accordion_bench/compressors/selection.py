@@ -97,10 +97,16 @@ def at_least(row: Tensor, threshold: float) -> Tensor:
 
 def strided_sample(row: Tensor, size: int, offset: int = 0) -> Tensor:
     """At least `size` magnitudes of a row [N], evenly spaced; `offset`, any integer, says where the first one is."""
-    stride = max(1, len(row) // max(size, 1))
-    while math.gcd(stride, len(row)) > 1:  # else the sample would see some rows or filter taps of a tensor only
-        stride -= 1
+    stride = stride_of(len(row), size)
     return row[offset % stride :: stride].abs()
+
+
+def stride_of(n: int, size: int) -> int:
+    """How far apart the entries of a sample of at least `size` out of n are."""
+    stride = max(1, n // max(size, 1))
+    while math.gcd(stride, n) > 1:  # else the sample would see some rows or filter taps of a tensor only
+        stride -= 1
+    return stride
 
 
 def sampled_top(row: Tensor, k: int, share: float, least: float, most: float, offset: int = 0) -> Tensor:

@@ -156,6 +156,14 @@ def clipped(xs_W: Sequence[Tensor], clip: float | None, workers: int) -> Sequenc
     """
     if clip is None or not xs_W:
         return xs_W
+    if runs_on_device(xs_W):
+        copies_W = copied(xs_W)
+        for row in range(len(copies_W[0])):
+            own = [copy_W[row] for copy_W in copies_W]
+            norm = torch.stack(torch._foreach_norm(own, 2, dtype=torch.float64)).norm()
+            scale = (clip / math.sqrt(workers) / norm.clamp_min(1e-150)).clamp_max(1)
+            torch._foreach_mul_(own, scale.to(own[0].dtype))
+        return copies_W
     squares_W = torch.stack([x.double().flatten(1).square().sum(1) for x in xs_W]).sum(0)
     scales_W = (clip / math.sqrt(workers) / squares_W.sqrt().clamp_min(1e-300)).clamp_max(1)
     return [x * scales_W.to(x.dtype).view(-1, *[1] * (x.ndim - 1)) for x in xs_W]

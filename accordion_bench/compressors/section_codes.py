@@ -7,6 +7,7 @@ Tensor suffixes: R rows that are cut alike, K kept entries of a row, S sections,
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,10 +24,7 @@ class SectionCodes:
     """The codes of rows in which every section keeps a known number of entries.
 
     Args:
-        starts: where the sections begin in the row of coordinates; several messages name them again and again.
-        sizes: n, entries of each section.
-        counts: k, entries kept of each section.
-        per_message: sections of one message; a row of several messages has their codes one after the other.
+        layout: which sections, and how many entries of each; see `layout_of`.
         device: where rows are.
 
     Attributes:
@@ -34,16 +32,8 @@ class SectionCodes:
         nbytes: bytes of the codes of each message.
     """
 
-    def __init__(
-        self,
-        starts: Sequence[int],
-        sizes: Sequence[int],
-        counts: Sequence[int],
-        per_message: int,
-        device: torch.device,
-    ) -> None:
-        self.layout = layout_of(tuple(starts), tuple(sizes), tuple(counts), per_message)
-        self.kept, self.nbytes, self.device = self.layout.kept, self.layout.nbytes, device
+    def __init__(self, layout: "Layout", device: torch.device) -> None:
+        self.layout, self.kept, self.nbytes, self.device = layout, layout.kept, layout.nbytes, device
         self.tables: Tensor | None = None  # uploaded where they are needed
 
     def encode(self, positions_R: Tensor) -> Tensor:
@@ -91,6 +81,12 @@ class SectionCodes:
 class Layout:
     """Where the bits of the sections are, all numbers of the host.
 
+    Args:
+        starts: where the sections begin in the row of coordinates; several messages name them again and again.
+        sizes: n, entries of each section.
+        counts: k, entries kept of each section.
+        per_message: sections of one message; a row of several messages has their codes one after the other.
+
     Attributes:
         kept, nbytes: entries and bytes of the codes of each message.
         total: bytes of all messages.
@@ -101,9 +97,7 @@ class Layout:
             side; the last three as they would be for entry 0 of the row.
     """
 
-    def __init__(
-        self, starts: tuple[int, ...], sizes: tuple[int, ...], counts: tuple[int, ...], per_message: int
-    ) -> None:
+    def __init__(self, starts: Sequence[int], sizes: Sequence[int], counts: Sequence[int], per_message: int) -> None:
         n, k = np.array(sizes, np.int64), np.array(counts, np.int64)
         by_rank, low, low_bytes, unary_bytes = index_codes.code_shapes(n, k)
         lows, unaries = (size.reshape(-1, per_message) for size in (low_bytes, unary_bytes))
@@ -132,11 +126,9 @@ class Layout:
 
 
 @functools.lru_cache(64)
-def layout_of(
-    starts: tuple[int, ...], sizes: tuple[int, ...], counts: tuple[int, ...], per_message: int
-) -> Layout:
-    """The layout, remembered: where sizes are fixed it is that of the step before."""
-    return Layout(starts, sizes, counts, per_message)
+def layout_of(sizes: tuple[int, ...], counts: tuple[int, ...]) -> Layout:
+    """The layout of one message with sections side by side, remembered: where sizes are fixed it is that of before."""
+    return Layout([0, *itertools.accumulate(sizes)][:-1], sizes, counts, len(sizes))
 
 
 def pack_bytes(bits_R: Tensor) -> Tensor:

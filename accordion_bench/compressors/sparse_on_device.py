@@ -16,7 +16,7 @@ from accordion_bench.compressors.base import Exchanged, subtract_
 from accordion_bench.compressors.context import Context
 from accordion_bench.compressors.flat_bucket import FlatBucket
 from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.section_codes import SectionCodes
+from accordion_bench.compressors.section_codes import Layout, SectionCodes
 
 
 def runs_on_device(xs_W: Sequence[Tensor]) -> bool:
@@ -114,7 +114,8 @@ def gather_uneven(
 
     def codes_of(counts: Sequence[Sequence[int]]) -> SectionCodes:
         times = len(counts)
-        return SectionCodes(list(starts) * times, list(sizes) * times, sum(map(list, counts), []), len(sizes), device)
+        layout = Layout(list(starts) * times, list(sizes) * times, sum(map(list, counts), []), len(sizes))
+        return SectionCodes(layout, device)
 
     device = heads_W[0].device
     own, all_ = codes_of([counts_A[a] for a in comm.local]), codes_of(counts_A)

@@ -1,6 +1,5 @@
 """TopK: the largest entries of each tensor."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.section_codes import SectionCodes
+from accordion_bench.compressors.section_codes import SectionCodes, layout_of
 from accordion_bench.compressors.selection import kept_entries, top_indices, values_at
 from accordion_bench.compressors.sparse_on_device import (
     add_in_order_,
@@ -86,7 +85,7 @@ class TopK(OneShot):
         k = self.kept(spec, level)
         if x_R.device.type != "cpu":
             positions_R = top_positions(x_R, [Part(0, 1, spec.numel, k)])
-            return encode_values(x_R.gather(1, positions_R), positions_R, self._codes([spec.numel], [k], x_R.device))
+            return encode_values(x_R.gather(1, positions_R), positions_R, SectionCodes(layout_of((spec.numel,), (k,)), x_R.device))
         indices_R = top_indices(x_R, k)
         return index_codes.encode_sparse(indices_R, torch.stack(values_at(x_R, list(indices_R))), spec.numel)
 
@@ -97,16 +96,11 @@ class TopK(OneShot):
         if total_R.device.type == "cpu":
             index_codes.add_sparse_(total_R, message_AR, k, alpha)
             return
-        codes = self._codes([spec.numel], [k], total_R.device)
+        codes = SectionCodes(layout_of((spec.numel,), (k,)), total_R.device)
         values_AR, positions_AR = decode_values(message_AR.flatten(0, 1), codes)
         shape = (*message_AR.shape[:2], k)
         for positions_R, values_R in zip(positions_AR.view(shape), (values_AR * alpha).view(shape), strict=True):
             total_R.scatter_add_(1, positions_R, values_R.to(total_R.dtype))
-
-    @staticmethod
-    def _codes(sizes: Sequence[int], counts: Sequence[int], device: torch.device) -> SectionCodes:
-        starts = [0, *itertools.accumulate(sizes)][:-1]
-        return SectionCodes(starts, sizes, counts, len(sizes), device)
 
     def _on_device(self, xs_W: Sequence[Tensor], ctx: Context, comm: Comm) -> Exchanged:
         """The same for a whole bucket at once."""
@@ -120,7 +114,7 @@ class TopK(OneShot):
 
         def summed() -> Tensor:
             count = sum(start < gathered for start in flat.starts)
-            codes = self._codes(flat.sizes[:count], kept[:count], x_W.device)
+            codes = SectionCodes(layout_of(tuple(flat.sizes[:count]), tuple(kept[:count])), x_W.device)
             k = sum(codes.kept)
             message_W = encode_values(values_W[:, :k], positions_W[:, :k], codes)
             message_A = comm.all_gather(message_W) if k else message_W.new_empty(comm.workers, 0)

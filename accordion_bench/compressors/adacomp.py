@@ -65,7 +65,9 @@ class SparseSigns(OneShot):
             return super().exchange(xs_W, ctx, {}, comm)
         x_W, tensors, W = flat.rows(xs_W), sum(start < gathered for start in flat.starts), comm.local_workers
         sent_W = x_W != 0
-        last = upload(torch.tensor([start + n - 1 for start, n in zip(flat.starts, flat.sizes, strict=True)]), x_W.device)
+        last = upload(
+            torch.tensor([start + n - 1 for start, n in zip(flat.starts, flat.sizes, strict=True)]), x_W.device
+        )
         until_W = sent_W.cumsum(1, dtype=torch.int32).index_select(1, last)
         counts_W = torch.diff(until_W, dim=1, prepend=until_W.new_zeros(W, 1))
         own_W, counts_A = read_counts(counts_W, tensors, comm)
@@ -92,7 +94,7 @@ class SparseSigns(OneShot):
             )
             scales_A = torch.cat(heads_A).view(-1, HEADER)[:, :4].contiguous().view(torch.float32)[:, 0]
             entries = torch.cat(entries_A)
-            end = upload(torch.tensor(sum(counts_A, [])).cumsum(0), x_W.device)
+            end = upload(torch.tensor(counts_A).flatten().cumsum(0), x_W.device)
             tensor = torch.searchsorted(end, torch.arange(len(entries), device=x_W.device), right=True)
             values = (2 * (entries & 1) - 1) * scales_A.index_select(0, tensor)
             kept_A = [len(own) for own in entries_A]
@@ -266,7 +268,9 @@ def selected_on_device(grown_W: Sequence[Tensor], news_W: Sequence[Tensor], size
 
     def in_bins(row_W: Tensor) -> list[Tensor]:
         """Rows of padded tensors as bins [W, bins, size], one tensor of bins for each size."""
-        of_size = {size: sum(n for t, n in zip(order, counts, strict=True) if sizes[t] == size) for size in sorted(set(sizes))}
+        of_size = {
+            size: sum(n for t, n in zip(order, counts, strict=True) if sizes[t] == size) for size in sorted(set(sizes))
+        }
         parts_W = row_W.split([size * count for size, count in of_size.items()], dim=1)
         return [part_W.unflatten(1, (-1, size)) for size, part_W in zip(of_size, parts_W, strict=True)]
 

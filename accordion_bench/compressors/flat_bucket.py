@@ -54,12 +54,14 @@ class FlatBucket:
 
     def add_(self, targets_W: Mapping[int, Tensor], row_W: Tensor, alpha: float) -> None:
         """Add alpha x the rows [W, T] to the targets [W, ...], by index; all of them at once."""
-        found = [(i, part_W) for i, part_W in zip(self.ids, row_W.split(self.sizes, dim=1), strict=True) if i in targets_W]
+        found = [
+            (i, part_W) for i, part_W in zip(self.ids, row_W.split(self.sizes, dim=1), strict=True) if i in targets_W
+        ]
         if found:
             targets, parts = as_rows([targets_W[i] for i, _ in found]), as_rows([part_W for _, part_W in found])
             torch._foreach_add_(targets, parts, alpha=alpha)
 
 
 def as_rows(xs_W: Iterable[Tensor]) -> list[Tensor]:
-    """Tensors [W, ...] worker by worker, as vectors: kernels for lists of tensors want these alike to the last stride."""
+    """Tensors [W, ...] worker by worker, as vectors: kernels for lists want equal strides."""
     return [x.view(-1) for x_W in xs_W for x in x_W]

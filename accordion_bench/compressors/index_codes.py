@@ -119,17 +119,25 @@ def decode_indices(message_W: Tensor, n: int, k: int) -> Tensor:
     if k == 0:
         return torch.empty(workers, 0, dtype=torch.int64, device=device)
     if index_bytes(n, k)[0] == "bitmap":
-        return unpack_bits(message_W, n).nonzero()[:, 1].view(workers, k)
+        return _ones_at(unpack_bits(message_W, n), k)
     low = _low_bits(n, k)
     low_count, unary_count = _elias_fano_bits(n, k, low)
     low_bytes, unary_bytes = message_W.split([_bytes(low_count), _bytes(unary_count)], dim=1)
-    high = unpack_bits(unary_bytes.contiguous(), unary_count).nonzero()[:, 1].view(workers, k)
+    high = _ones_at(unpack_bits(unary_bytes.contiguous(), unary_count), k)
     high = high - torch.arange(k, device=device)
     low_bits = unpack_bits(low_bytes.contiguous(), low_count)
     indices = high << low
     for bit in range(low):
         indices += low_bits[:, bit::low].long() << bit
     return indices
+
+
+def _ones_at(bits_W: Tensor, k: int) -> Tensor:
+    """Where the k ones of each row are, [W, k]."""
+    workers = bits_W.shape[0]
+    if bits_W.device.type == "cpu":
+        return bits_W.nonzero()[:, 1].view(workers, k)
+    return torch.nonzero_static(bits_W, size=workers * k)[:, 1].view(workers, k)
 
 
 # ---- values and indices

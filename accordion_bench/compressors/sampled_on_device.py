@@ -71,7 +71,7 @@ def chosen(x_R: Tensor, parts: Sequence[Part], wanted_S: Sequence[Wanted]) -> tu
     device = x_R.device
     keys_R = keys_of(x_R)
     lists_R = largest(keys_R, parts, in_order=True)
-    kept = np.repeat([part.kept for part in parts], [part.count for part in parts])
+    kept = np.repeat([part.kept for part in parts], [part.sections for part in parts])
     table = upload(torch.from_numpy(_table(len(x_R), kept, wanted_S)), device)
     listed_end, list_start = table[0], table[4]
 
@@ -105,7 +105,7 @@ def _table(rows: int, kept_S: np.ndarray, wanted_S: Sequence[Wanted]) -> np.ndar
 def _thresholds(keys_R: Tensor, parts: Sequence[Part], wanted_S: Sequence[Wanted], table: Tensor) -> Tensor:
     """Samples and known thresholds, in the order of `lists`: [M]."""
     _, sampled_end, _, known, *_ = table.unbind(0)
-    starts = [part.start + g * part.size for part in parts for g in range(part.count)]
+    starts = [part.start + g * part.size for part in parts for g in range(part.sections)]
     pieces = [
         keys_R[:, start + w.sample.start : start + w.sample.stop : w.sample.step]
         for start, w in zip(starts, wanted_S, strict=True)

@@ -1,4 +1,4 @@
-"""Sparse messages of a bucket on a device: encoded, sent and decoded at once, in launches that do not grow with tensors.
+"""Sparse messages of a bucket on a device: encoded, sent and decoded at once; launches do not grow with the tensors.
 
 Nothing here looks at numbers: NaN and infinity travel as they are, and show in the update.
 
@@ -27,7 +27,9 @@ def runs_on_device(xs_W: Sequence[Tensor]) -> bool:
 def flattened(compressor: OneShot, ctx: Context, workers: int) -> tuple[FlatBucket, int]:
     """The tensors that are compressed, those whose messages are gathered before the others; and entries of these."""
     pairs = zip(ctx.specs, ctx.levels, strict=True)
-    levels = {i: level for i, (spec, level) in enumerate(pairs) if level is not None and compressor.compresses(spec, level)}
+    levels = {
+        i: level for i, (spec, level) in enumerate(pairs) if level is not None and compressor.compresses(spec, level)
+    }
     gathers = {i: compressor.gathers(ctx.specs[i], level, workers) for i, level in levels.items()}
     flat = FlatBucket(sorted(levels, key=lambda i: not gathers[i]), ctx)
     return flat, sum(ctx.specs[i].numel for i in levels if gathers[i])
@@ -114,7 +116,7 @@ def gather_uneven(
 
     def codes_of(counts: Sequence[Sequence[int]]) -> SectionCodes:
         times = len(counts)
-        layout = Layout(list(starts) * times, list(sizes) * times, sum(map(list, counts), []), len(sizes))
+        layout = Layout(list(starts) * times, list(sizes) * times, [k for own in counts for k in own], len(sizes))
         return SectionCodes(layout, device)
 
     device = heads_W[0].device
@@ -156,7 +158,9 @@ def exchanged(
     sparse, later = set(flat.ids), []
     if gathered < flat.total:
         parts_W = own_rows().split(flat.sizes, dim=1)
-        later = [(i, part_W) for i, part_W, start in zip(flat.ids, parts_W, flat.starts, strict=True) if start >= gathered]
+        later = [
+            (i, part_W) for i, part_W, start in zip(flat.ids, parts_W, flat.starts, strict=True) if start >= gathered
+        ]
     whole = [(i, x_W) for i, x_W in enumerate(xs_W) if i not in sparse] + later
     means = comm.all_reduce_mean([x_W for _, x_W in whole])
     for (i, _), mean in zip(whole, means, strict=True):

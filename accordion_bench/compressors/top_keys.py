@@ -20,13 +20,13 @@ class Part(NamedTuple):
     """Sections of equal size that stand side by side in a row.
 
     start: of the first.
-    count: sections.
+    sections: how many.
     size: entries of each.
     kept: of them the largest.
     """
 
     start: int
-    count: int
+    sections: int
     size: int
     kept: int
 
@@ -56,8 +56,8 @@ def largest(keys_R: Tensor, parts: Sequence[Part], in_order: bool = False) -> Te
         in_order: descending within each section; else in any order.
     """
     found = [keys_R.new_empty(len(keys_R), 0)]
-    for start, count, size, kept in [part for part in parts if part.kept]:
-        own_R = keys_R[:, start : start + count * size].unflatten(1, (count, size))
+    for start, sections, size, kept in [part for part in parts if part.kept]:
+        own_R = keys_R[:, start : start + sections * size].unflatten(1, (sections, size))
         found.append(own_R.topk(kept, dim=2, sorted=in_order).values.flatten(1))
     return torch.cat(found, dim=1)
 

@@ -85,7 +85,9 @@ class TopK(OneShot):
         k = self.kept(spec, level)
         if x_R.device.type != "cpu":
             positions_R = top_positions(x_R, [Part(0, 1, spec.numel, k)])
-            return encode_values(x_R.gather(1, positions_R), positions_R, SectionCodes(layout_of((spec.numel,), (k,)), x_R.device))
+            return encode_values(
+                x_R.gather(1, positions_R), positions_R, SectionCodes(layout_of((spec.numel,), (k,)), x_R.device)
+            )
         indices_R = top_indices(x_R, k)
         return index_codes.encode_sparse(indices_R, torch.stack(values_at(x_R, list(indices_R))), spec.numel)
 

@@ -253,7 +253,8 @@ class DeMo(Compressor):
 
     def _sign_of_mean(self, message_A: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
         """Signs of some chunks [.., N] from all workers' messages [A, .. B]."""
-        return group.chunks.chunks_from(self._mean_over_senders(message_A, group, dtype)).sign_()
+        mean = group.chunks.chunks_from(self._mean_over_senders(message_A, group, dtype))
+        return mean.sign_() if mean.device.type == "cpu" else demo_on_device.signs_of(mean)
 
     def _mean_over_senders(self, message_A: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
         """Coefficients of some chunks [.., N], each averaged over the workers that sent it."""

@@ -81,7 +81,7 @@ class Alike:
         for positions, part_W in zip(self._widths(), parts_W, strict=True):
             c = self.chunks[positions[0]]
             grid_W = part_W.reshape(len(part_W), -1, c.m // c.b, c.a, c.b).transpose(2, 3)
-            rows_W = grid_W.reshape(len(part_W), -1, c.m)
+            rows_W = grid_W.reshape(len(part_W), -1, c.m).contiguous()
             heights = [self.chunks[position].n for position in positions]
             for position, matrix_W in zip(positions, rows_W.split(heights, dim=1), strict=True):
                 out[self.ids[position]] = matrix_W
@@ -187,12 +187,12 @@ def _signs(
     signs = [rows_W[0] for rows_W in moved_W]
     whole = [number for number in range(len(groups)) if number not in sent]
     for number, mean in zip(whole, comm.all_reduce_mean([moved_W[number] for number in whole]), strict=True):
-        signs[number] = groups[number].shape.chunks_from(mean).sign_()
+        signs[number] = signs_of(groups[number].shape.chunks_from(mean))
     gathered = [g for g in sent if demo.gathers(groups[g].shape, groups[g].k or 0, comm.workers)]
     if gathered:
         means = _gathered([sent[g] for g in gathered], [groups[g] for g in gathered], demo.value_dtype, comm)
         for number, mean in zip(gathered, means, strict=True):
-            signs[number] = groups[number].shape.chunks_from(mean).sign_()
+            signs[number] = signs_of(groups[number].shape.chunks_from(mean))
     for number in [number for number in sent if number not in gathered]:
         group = groups[number]
         signs[number] = by_owners(*sent[number], group.shape, group.k or 0)
@@ -200,7 +200,7 @@ def _signs(
 
 
 def _gathered(sent: list[tuple[Tensor, Tensor]], groups: list[Alike], dtype: torch.dtype, comm: Comm) -> list[Tensor]:
-    """Coefficients [C, N] of groups, each averaged over the workers that sent it; NaN where it is not finite."""
+    """Coefficients [C, N] of groups, each averaged over the workers that sent it."""
     shapes = tuple((sum(group.counts), group.shape.numel, group.k or 0) for group in groups)
     values_W = torch.cat([values.flatten(1) for _, values in sent], dim=1)
     places, first = [], 0
@@ -220,6 +220,11 @@ def _gathered(sent: list[tuple[Tensor, Tensor]], groups: list[Alike], dtype: tor
     return [part.view(-1, numel) for part, (_, numel, _) in zip(mean.split(sizes), shapes, strict=True)]
 
 
+def signs_of(x: Tensor) -> Tensor:
+    """-1, 0, 1, and NaN for what is not finite, of which nobody would notice the sign; x is overwritten."""
+    return x.sign().add_(x.sub_(x))
+
+
 def averaged(positions_A: Tensor, values_A: Tensor, numel: int) -> Tensor:
     """Coefficients [C, N] of chunks, each averaged over the workers that sent it: positions and values [A, C, K]."""
     total = positions_A.shape[1] * numel
@@ -229,13 +234,12 @@ def averaged(positions_A: Tensor, values_A: Tensor, numel: int) -> Tensor:
 
 
 def _mean_over_senders(positions_A: Tensor, values_A: Tensor, total: int) -> Tensor:
-    """Row [T] of the mean of values [A, K] at each position over those who have it; NaN where it is not finite."""
+    """Row [T] of the mean of values [A, K] at each position over those who have it."""
     everywhere = positions_A.flatten()
     # counts are exact in any order of summation
     senders = values_A.new_zeros(total).scatter_add_(0, everywhere, torch.ones_like(values_A).flatten())
     shares_A = values_A / senders.index_select(0, everywhere).view(values_A.shape)
-    mean = add_in_order_(values_A.new_zeros(total), list(positions_A), list(shares_A))
-    return mean.add_(mean - mean)  # an infinity has a sign, which nobody would notice
+    return add_in_order_(values_A.new_zeros(total), list(positions_A), list(shares_A))
 
 
 @functools.lru_cache(64)

@@ -52,6 +52,11 @@ def about(n: int, k: int, share: float, least: float, most: float, offset: int) 
     return Wanted(k, math.floor(most * k), 0, math.ceil(least * k), sample, rank)
 
 
+def above(threshold: float, most: int) -> Wanted:
+    """The entries that are not below a threshold; of more than `most` the largest."""
+    return Wanted(most, most, bits_at(threshold))
+
+
 def listed(n: int, wanted: Wanted) -> int:
     """How many of the largest of n entries must be known: what may be sent, and one more to see that it is too much."""
     return min(n, wanted.most + bool(wanted.sample))

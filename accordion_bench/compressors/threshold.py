@@ -12,7 +12,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.sampled_on_device import Wanted, about, chosen, listed
+from accordion_bench.compressors.sampled_on_device import Wanted, about, above, chosen, listed
 from accordion_bench.compressors.selection import at_least, kept_entries, sampled_top, top_indices, values_at
 from accordion_bench.compressors.sparse_on_device import (
     add_in_order_,
@@ -24,7 +24,6 @@ from accordion_bench.compressors.sparse_on_device import (
     runs_on_device,
     scattered,
 )
-from accordion_bench.compressors.top_keys import bits_at
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
@@ -112,8 +111,7 @@ class Threshold(OneShot):
         if self.threshold is None:
             k = kept_entries(spec.numel, level)
             return about(spec.numel, k, self.sample_share, self.least, self.most, offset=step)
-        most = self.most_entries(spec, level)
-        return Wanted(most, most, bits_at(self.threshold))
+        return above(self.threshold, self.most_entries(spec, level))
 
     def _on_device(self, xs_W: Sequence[Tensor], ctx: Context, comm: Comm) -> Exchanged:
         """The same for a whole bucket at once; the host waits once, for how many entries are sent."""

@@ -1,4 +1,4 @@
-"""Sparse methods on the device: the CPU's numbers to the last bit, launches that do not grow with tensors, few waits."""
+"""Sparse methods on the device: the CPU's numbers, launches that do not grow with tensors, few waits."""
 
 import numpy as np
 import pytest

@@ -73,7 +73,7 @@ class Alike:
                 x_W, c = xs_W[self.ids[position]], self.chunks[position]
                 grids_W.append(x_W.reshape(len(x_W), c.n // c.a, c.a, c.m // c.b, c.b).transpose(2, 3))
             parts_W.append(torch.cat(grids_W, dim=1).flatten(1, 2).flatten(2))
-        return torch.cat(parts_W, dim=1)
+        return parts_W[0] if len(parts_W) == 1 else torch.cat(parts_W, dim=1)
 
     def joined(self, chunks_W: Tensor) -> dict[int, Tensor]:
         """The inverse of `cut`: matrices [W, n, m], by index."""

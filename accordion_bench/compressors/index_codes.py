@@ -87,6 +87,7 @@ def code_shapes(n: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     best = np.where(allowed, low_bytes + high_bytes, np.iinfo(np.int64).max).argmin(1)[:, None]
     low, low_bytes, high_bytes = (np.take_along_axis(x, best, 1)[:, 0] for x in (lows, low_bytes, high_bytes))
     bitmap = low_bytes + high_bytes >= _bytes_of(n)
+    bitmap |= k == 0
     by_rank, low, low_bytes = (np.where(bitmap, 0, x) for x in (np.ones_like(k), low, low_bytes))
     high_bytes = np.where(bitmap, _bytes_of(n), high_bytes)
     return by_rank, low, np.where(k == 0, 0, low_bytes), np.where(k == 0, 0, high_bytes)

@@ -6,6 +6,7 @@ Tensor suffixes: W local workers, A all workers, R rows, T coordinates, S tensor
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -54,6 +55,12 @@ def decode_values(message_R: Tensor, codes: SectionCodes) -> tuple[Tensor, Tenso
 def as_bytes(values_R: Tensor) -> Tensor:
     """Numbers as float32 [..., K], as bytes [..., 4 K]."""
     return values_R.float().contiguous().view(torch.uint8)
+
+
+def codes_apart(sizes: Sequence[int], kept: Sequence[int], device: torch.device) -> SectionCodes:
+    """Codes of tensors side by side in a row, each of which is a message of its own."""
+    starts = [0, *itertools.accumulate(sizes)][:-1]
+    return SectionCodes(Layout(starts, sizes, kept, 1), device)
 
 
 def add_in_order_(total: Tensor, positions_A: Sequence[Tensor], values_A: Sequence[Tensor]) -> Tensor:

@@ -1,5 +1,6 @@
 """TopK: the largest entries of each tensor."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,8 @@ from accordion_bench.compressors.section_codes import SectionCodes, layout_of
 from accordion_bench.compressors.selection import kept_entries, top_indices, values_at
 from accordion_bench.compressors.sparse_on_device import (
     add_in_order_,
+    as_bytes,
+    codes_apart,
     decode_values,
     encode_values,
     exchanged,
@@ -103,6 +106,44 @@ class TopK(OneShot):
         shape = (*message_AR.shape[:2], k)
         for positions_R, values_R in zip(positions_AR.view(shape), (values_AR * alpha).view(shape), strict=True):
             total_R.scatter_add_(1, positions_R, values_R.to(total_R.dtype))
+
+    def encode_many(
+        self,
+        rows_W: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        workers: Sequence[int],
+        purpose: str = "",
+    ) -> list[Tensor] | None:
+        if not runs_on_device(rows_W):
+            return None
+        kept = [self.kept(spec, level) for spec in specs]
+        sizes = [spec.numel for spec in specs]
+        x_W, codes = torch.cat(list(rows_W), dim=1), codes_apart(sizes, kept, rows_W[0].device)
+        starts = itertools.accumulate([0, *sizes[:-1]])
+        positions_W = top_positions(
+            x_W, [Part(*part) for part in zip(starts, [1] * len(specs), sizes, kept, strict=True)]
+        )
+        value_bytes = as_bytes(x_W.gather(1, positions_W)).split([4 * k for k in kept], dim=1)
+        pairs = zip(value_bytes, codes.encode(positions_W).split(codes.nbytes, dim=1), strict=True)
+        return [torch.cat(pair, dim=1) for pair in pairs]
+
+    def sums_of_many(
+        self, messages_A: Sequence[Tensor], specs: Sequence[TensorSpec], level: float, ctx: Context, rows: int = 1
+    ) -> list[Tensor] | None:
+        if not runs_on_device(messages_A):
+            return None
+        kept = [self.kept(spec, level) for spec in specs]
+        sizes = [spec.numel for spec in specs]
+        codes = codes_apart(sizes, kept, messages_A[0].device)
+        heads = [message_A[:, : 4 * k] for message_A, k in zip(messages_A, kept, strict=True)]
+        tails = [message_A[:, 4 * k :] for message_A, k in zip(messages_A, kept, strict=True)]
+        values_A, positions_A = decode_values(torch.cat(heads + tails, dim=1), codes)
+        total_R = torch.zeros(rows, sum(sizes), device=values_A.device)
+        for a, (positions, values) in enumerate(zip(positions_A, values_A, strict=True)):
+            total_R[a % rows].scatter_add_(0, positions, values)
+        return list(total_R.split(sizes, dim=1))
 
     def _on_device(self, xs_W: Sequence[Tensor], ctx: Context, comm: Comm) -> Exchanged:
         """The same for a whole bucket at once."""

@@ -50,6 +50,12 @@ class Chunks:
         half = chunks.reshape(-1, self.b) @ B.T
         return (A @ half.view(-1, self.a, self.b)).view(R, self.count, self.numel)
 
+    def coefficients(self, chunks: Tensor) -> Tensor:
+        """The coefficients [..., N] of chunks [..., N]: A X B^T for each X."""
+        A, B = self._matrices(chunks)
+        half = chunks.reshape(-1, self.b) @ B.T
+        return (A @ half.view(-1, self.a, self.b)).view(chunks.shape)
+
     def chunks_from(self, coefficients: Tensor) -> Tensor:
         """The chunks [..., N] of coefficients [..., N]: A^T Y B for each Y."""
         A, B = self._matrices(coefficients)

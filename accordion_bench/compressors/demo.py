@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import index_codes
+from accordion_bench.compressors import demo_on_device, index_codes
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense, dense_bytes, ring
 from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.oneshot import non_finite, rows_of
+from accordion_bench.compressors.sparse_on_device import runs_on_device
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -140,6 +141,13 @@ class DeMo(Compressor):
         return {spec.name: {"delta_W": delta_W} for spec, delta_W in zip(specs, deltas_W, strict=True)}
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        if runs_on_device(xs_W):
+
+            def by_owners(positions_W: Tensor, values_W: Tensor, chunks: Chunks, k: int) -> Tensor:
+                message_W = self._pack(Sent(positions_W, values_W), chunks)
+                return self._by_owners(message_W, Group([], chunks, k), values_W.dtype, comm)
+
+            return demo_on_device.exchange(self, xs_W, ctx, state, comm, by_owners)
         by_shape: dict[tuple[tuple[int, ...], float | None], list[int]] = {}
         for i, (spec, level) in enumerate(zip(ctx.specs, ctx.levels, strict=True)):
             by_shape.setdefault((spec.shape, level if self.compresses(spec, level) else None), []).append(i)
@@ -245,7 +253,8 @@ class DeMo(Compressor):
 
     def _sign_of_mean(self, message_A: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
         """Signs of some chunks [.., N] from all workers' messages [A, .. B]."""
-        return group.chunks.chunks_from(self._mean_over_senders(message_A, group, dtype)).sign_()
+        mean = group.chunks.chunks_from(self._mean_over_senders(message_A, group, dtype))
+        return mean.sign_() if mean.device.type == "cpu" else demo_on_device.signs_of(mean)
 
     def _mean_over_senders(self, message_A: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
         """Coefficients of some chunks [.., N], each averaged over the workers that sent it."""
@@ -256,6 +265,8 @@ class DeMo(Compressor):
         sent = rows[:, :end].clone(memory_format=torch.contiguous_format).view(self.value_dtype)
         values_A = sent.to(dtype).view(A, -1, k)
         positions_A = index_codes.decode_indices(rows[:, end:].contiguous(), chunks.numel, k).view(A, -1, k)
+        if rows.device.type != "cpu":
+            return demo_on_device.averaged(positions_A, values_A, chunks.numel)
         senders = torch.zeros(values_A.shape[1], chunks.numel, dtype=dtype, device=rows.device)
         for positions in positions_A:
             senders.scatter_add_(1, positions, torch.ones_like(values_A[0]))
@@ -285,11 +296,16 @@ def answer_bytes(chunks: Chunks) -> int:
 
 def pack_signs(signs: Tensor) -> Tensor:
     """-1, 0, 1 [C, N] as bytes [C answer_bytes]: which are positive, which are negative."""
-    return torch.cat([index_codes.pack_bits(signs > 0), index_codes.pack_bits(signs < 0)], dim=1).flatten()
+    up, down = signs > 0, signs < 0
+    if signs.device.type != "cpu":  # where nobody has looked; as both
+        nan = signs.isnan()
+        up, down = up | nan, down | nan
+    return torch.cat([index_codes.pack_bits(up), index_codes.pack_bits(down)], dim=1).flatten()
 
 
 def unpack_signs(message: Tensor, chunks: Chunks, dtype: torch.dtype) -> Tensor:
     """The inverse of `pack_signs`: [C, N]."""
     positive, negative = message.view(-1, answer_bytes(chunks)).chunk(2, dim=1)
     up, down = (index_codes.unpack_bits(bits.contiguous(), chunks.numel) for bits in (positive, negative))
-    return up.to(dtype) - down.to(dtype)
+    signs = up.to(dtype) - down.to(dtype)
+    return signs if signs.device.type == "cpu" else signs.masked_fill_(up & down, torch.nan)

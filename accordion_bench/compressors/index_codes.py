@@ -70,6 +70,33 @@ def index_bytes(n: int, k: int) -> tuple[str, int]:
     return ("elias-fano", elias_fano) if elias_fano < _bytes(n) else ("bitmap", _bytes(n))
 
 
+def code_shapes(n: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`index_bytes` of many n and k, and what the codes consist of.
+
+    A bitmap is told as high bits alone, of indices as they are.
+
+    Returns:
+        1 where an index's high bits move on by one bit for each index before it, else 0; low bits of an index; bytes
+        of all low bits; bytes of the high bits. All int64, 0 bytes where k is 0.
+    """
+    last, some = np.maximum(n - 1, 0), np.maximum(k, 1)
+    lows = np.maximum(np.frexp(last // some)[1] - 4, 0)[:, None] + np.arange(8)
+    near, most = np.frexp(last // some)[1], np.frexp(n)[1]
+    allowed = lows < np.minimum(most, near + 3)[:, None]
+    low_bytes, high_bytes = _bytes_of(k[:, None] * lows), _bytes_of(k[:, None] + (last[:, None] >> lows))
+    best = np.where(allowed, low_bytes + high_bytes, np.iinfo(np.int64).max).argmin(1)[:, None]
+    low, low_bytes, high_bytes = (np.take_along_axis(x, best, 1)[:, 0] for x in (lows, low_bytes, high_bytes))
+    bitmap = low_bytes + high_bytes >= _bytes_of(n)
+    bitmap |= k == 0
+    by_rank, low, low_bytes = (np.where(bitmap, 0, x) for x in (np.ones_like(k), low, low_bytes))
+    high_bytes = np.where(bitmap, _bytes_of(n), high_bytes)
+    return by_rank, low, np.where(k == 0, 0, low_bytes), np.where(k == 0, 0, high_bytes)
+
+
+def _bytes_of(bits: np.ndarray) -> np.ndarray:
+    return (bits + 7) // 8
+
+
 def encode_indices(indices_W: Tensor, n: int) -> Tensor:
     """Ascending indices [W, k] below n as bytes [W, index_bytes(n, k)]."""
     workers, k = indices_W.shape
@@ -93,17 +120,25 @@ def decode_indices(message_W: Tensor, n: int, k: int) -> Tensor:
     if k == 0:
         return torch.empty(workers, 0, dtype=torch.int64, device=device)
     if index_bytes(n, k)[0] == "bitmap":
-        return unpack_bits(message_W, n).nonzero()[:, 1].view(workers, k)
+        return _ones_at(unpack_bits(message_W, n), k)
     low = _low_bits(n, k)
     low_count, unary_count = _elias_fano_bits(n, k, low)
     low_bytes, unary_bytes = message_W.split([_bytes(low_count), _bytes(unary_count)], dim=1)
-    high = unpack_bits(unary_bytes.contiguous(), unary_count).nonzero()[:, 1].view(workers, k)
+    high = _ones_at(unpack_bits(unary_bytes.contiguous(), unary_count), k)
     high = high - torch.arange(k, device=device)
     low_bits = unpack_bits(low_bytes.contiguous(), low_count)
     indices = high << low
     for bit in range(low):
         indices += low_bits[:, bit::low].long() << bit
     return indices
+
+
+def _ones_at(bits_W: Tensor, k: int) -> Tensor:
+    """Where the k ones of each row are, [W, k]."""
+    workers = bits_W.shape[0]
+    if bits_W.device.type == "cpu":
+        return bits_W.nonzero()[:, 1].view(workers, k)
+    return torch.nonzero_static(bits_W, size=workers * k)[:, 1].view(workers, k)
 
 
 # ---- values and indices

@@ -5,12 +5,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import index_codes
-from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.sampled_on_device import Wanted, about, above, chosen, listed
 from accordion_bench.compressors.selection import at_least, kept_entries, sampled_top, top_indices, values_at
+from accordion_bench.compressors.sparse_on_device import (
+    add_in_order_,
+    as_bytes,
+    exchanged,
+    flattened,
+    gather_uneven,
+    read_counts,
+    runs_on_device,
+    scattered,
+)
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
@@ -92,6 +105,51 @@ class Threshold(OneShot):
             return sampled_top(row, k, self.sample_share, self.least, self.most, offset=step)
         found, most = at_least(row, self.threshold), self.most_entries(spec, level)
         return found if len(found) <= most else found[top_indices(row[found][None], most)[0]]
+
+    def _wanted(self, spec: TensorSpec, level: float, step: int) -> Wanted:
+        """`selected`, for a device."""
+        if self.threshold is None:
+            k = kept_entries(spec.numel, level)
+            return about(spec.numel, k, self.sample_share, self.least, self.most, offset=step)
+        return above(self.threshold, self.most_entries(spec, level))
+
+    def _on_device(self, xs_W: Sequence[Tensor], ctx: Context, comm: Comm) -> Exchanged:
+        """The same for a whole bucket at once; the host waits once, for how many entries are sent."""
+        flat, gathered = flattened(self, ctx, comm.workers)
+        if not flat.ids:
+            return super().exchange(xs_W, ctx, {}, comm)
+        x_W, tensors = flat.rows(xs_W), sum(start < gathered for start in flat.starts)
+        wanted = [self._wanted(ctx.specs[i], ctx.levels[i], ctx.step) for i in flat.ids]  # type: ignore[arg-type]
+        enough = [listed(n, some) for n, some in zip(flat.sizes, wanted, strict=True)]
+        counts_W, found_W = chosen(x_W, flat.parts(enough), wanted)
+        own_W, counts_A = read_counts(counts_W, tensors, comm)
+        positions_W = [found[: sum(counts)] for found, counts in zip(found_W, own_W, strict=True)]
+        values_W = [x.index_select(0, positions).float() for x, positions in zip(x_W, positions_W, strict=True)]
+
+        def summed() -> Tensor:
+            kept_W = [sum(counts[:tensors]) for counts in own_W]
+            heads_A, positions_A = gather_uneven(
+                [as_bytes(values[:kept]) for values, kept in zip(values_W, kept_W, strict=True)],
+                [positions[:kept] for positions, kept in zip(positions_W, kept_W, strict=True)],
+                flat.starts[:tensors],
+                flat.sizes[:tensors],
+                counts_A,
+                lambda kept: 4 * kept,
+                comm,
+            )
+            values = torch.cat(heads_A).view(torch.float32)
+            values_A = values.split([len(positions) for positions in positions_A])
+            return add_in_order_(x_W.new_zeros(gathered), positions_A, values_A)
+
+        def own_rows() -> Tensor:
+            return scattered(positions_W, values_W, flat.total, x_W.dtype)
+
+        return exchanged(xs_W, flat, gathered, own_rows, summed, comm)
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        if runs_on_device(xs_W):
+            return self._on_device(xs_W, ctx, comm)
+        return super().exchange(xs_W, ctx, state, comm)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> list[Tensor]:
         indices_R = [self.selected(row, spec, level, ctx.step) for row in x_R]

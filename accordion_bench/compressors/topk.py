@@ -1,5 +1,6 @@
 """TopK: the largest entries of each tensor."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,19 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.section_codes import SectionCodes, layout_of
 from accordion_bench.compressors.selection import kept_entries, top_indices, values_at
+from accordion_bench.compressors.sparse_on_device import (
+    add_in_order_,
+    as_bytes,
+    codes_apart,
+    decode_values,
+    encode_values,
+    exchanged,
+    flattened,
+    runs_on_device,
+)
+from accordion_bench.compressors.top_keys import Part, top_positions
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
@@ -72,18 +85,98 @@ class TopK(OneShot):
         return 2 * workers * kept_entries(spec.numel, level, 0)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        indices_R = top_indices(x_R, self.kept(spec, level))
+        k = self.kept(spec, level)
+        if x_R.device.type != "cpu":
+            positions_R = top_positions(x_R, [Part(0, 1, spec.numel, k)])
+            return encode_values(
+                x_R.gather(1, positions_R), positions_R, SectionCodes(layout_of((spec.numel,), (k,)), x_R.device)
+            )
+        indices_R = top_indices(x_R, k)
         return index_codes.encode_sparse(indices_R, torch.stack(values_at(x_R, list(indices_R))), spec.numel)
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        index_codes.add_sparse_(total_R, message_AR, self.kept(spec, level), alpha)
+        k = self.kept(spec, level)
+        if total_R.device.type == "cpu":
+            index_codes.add_sparse_(total_R, message_AR, k, alpha)
+            return
+        codes = SectionCodes(layout_of((spec.numel,), (k,)), total_R.device)
+        values_AR, positions_AR = decode_values(message_AR.flatten(0, 1), codes)
+        shape = (*message_AR.shape[:2], k)
+        for positions_R, values_R in zip(positions_AR.view(shape), (values_AR * alpha).view(shape), strict=True):
+            total_R.scatter_add_(1, positions_R, values_R.to(total_R.dtype))
+
+    def encode_many(
+        self,
+        rows_W: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        workers: Sequence[int],
+        purpose: str = "",
+    ) -> list[Tensor] | None:
+        if not runs_on_device(rows_W):
+            return None
+        kept = [self.kept(spec, level) for spec in specs]
+        sizes = [spec.numel for spec in specs]
+        x_W, codes = torch.cat(list(rows_W), dim=1), codes_apart(sizes, kept, rows_W[0].device)
+        starts = itertools.accumulate([0, *sizes[:-1]])
+        positions_W = top_positions(
+            x_W, [Part(*part) for part in zip(starts, [1] * len(specs), sizes, kept, strict=True)]
+        )
+        value_bytes = as_bytes(x_W.gather(1, positions_W)).split([4 * k for k in kept], dim=1)
+        pairs = zip(value_bytes, codes.encode(positions_W).split(codes.nbytes, dim=1), strict=True)
+        return [torch.cat(pair, dim=1) for pair in pairs]
+
+    def sums_of_many(
+        self, messages_A: Sequence[Tensor], specs: Sequence[TensorSpec], level: float, ctx: Context, rows: int = 1
+    ) -> list[Tensor] | None:
+        if not runs_on_device(messages_A):
+            return None
+        kept = [self.kept(spec, level) for spec in specs]
+        sizes = [spec.numel for spec in specs]
+        codes = codes_apart(sizes, kept, messages_A[0].device)
+        heads = [message_A[:, : 4 * k] for message_A, k in zip(messages_A, kept, strict=True)]
+        tails = [message_A[:, 4 * k :] for message_A, k in zip(messages_A, kept, strict=True)]
+        values_A, positions_A = decode_values(torch.cat(heads + tails, dim=1), codes)
+        total_R = torch.zeros(rows, sum(sizes), device=values_A.device)
+        for a, (positions, values) in enumerate(zip(positions_A, values_A, strict=True)):
+            total_R[a % rows].scatter_add_(0, positions, values)
+        return list(total_R.split(sizes, dim=1))
+
+    def _on_device(self, xs_W: Sequence[Tensor], ctx: Context, comm: Comm) -> Exchanged:
+        """The same for a whole bucket at once."""
+        flat, gathered = flattened(self, ctx, comm.workers)
+        if not flat.ids:
+            return super().exchange(xs_W, ctx, {}, comm)
+        kept = [self.kept(ctx.specs[i], ctx.levels[i]) for i in flat.ids]  # type: ignore[arg-type]
+        x_W = flat.rows(xs_W)
+        positions_W = top_positions(x_W, flat.parts(kept))
+        values_W = x_W.gather(1, positions_W).float()
+
+        def summed() -> Tensor:
+            count = sum(start < gathered for start in flat.starts)
+            codes = SectionCodes(layout_of(tuple(flat.sizes[:count]), tuple(kept[:count])), x_W.device)
+            k = sum(codes.kept)
+            message_W = encode_values(values_W[:, :k], positions_W[:, :k], codes)
+            message_A = comm.all_gather(message_W) if k else message_W.new_empty(comm.workers, 0)
+            values_A, positions_A = decode_values(message_A, codes)
+            return add_in_order_(x_W.new_zeros(gathered), list(positions_A), list(values_A))
+
+        def own_rows() -> Tensor:
+            return torch.zeros_like(x_W).scatter_(1, positions_W, values_W.to(x_W.dtype))
+
+        return exchanged(xs_W, flat, gathered, own_rows, summed, comm)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        out = super().exchange(xs_W, ctx, state, comm)
+        on_device = runs_on_device(xs_W)
+        out = self._on_device(xs_W, ctx, comm) if on_device else super().exchange(xs_W, ctx, state, comm)
         if self.reduce == "mean":
             return out
         compressed = [self.compresses(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
+        if on_device and any(compressed):
+            torch._foreach_mul_([u for u, c in zip(out.update, compressed, strict=True) if c], comm.workers)
+            return out
         update = [u * comm.workers if c else u for u, c in zip(out.update, compressed, strict=True)]
         return Exchanged(update, out.subtract_sent_)

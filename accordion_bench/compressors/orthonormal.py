@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-# to X^T X at unit diagonal, in the first pass: above its rounding error, so that a matrix of lower rank has a factor,
+# of the diagonal of X^T X, added to it in the first pass: above the rounding error, so that a matrix of lower rank has a factor,
 # too; a vector that is independent by less than a millionth comes out shorter, which the second pass makes good
 SHIFT = 1e-12
 LAST_SHIFT = 1e-15
 # what fills vectors that depend on others, between the passes, against 1: below the rounding of float32
 FILL = 1e-8
-TINY = 1e-300  # smallest squared norm that a vector is divided by
+TINY = 1e-300  # added to squared norms: a zero is divided by its root
 
 Batches = Sequence[tuple[int, int, int]]
 """(G, r, n): G matrices of r vectors with n entries each."""
@@ -63,11 +63,10 @@ def _factors(given: Sequence[Tensor], shift: float) -> list[Tensor]:
     gram = given[0].new_zeros(sum(counts), widest, widest)
     for x, part in zip(given, gram.split(counts), strict=True):
         torch.bmm(x, x.mT, out=part[:, : x.shape[1], : x.shape[1]])
-    scale = gram.diagonal(dim1=1, dim2=2).clamp_min(TINY).rsqrt()
-    gram.mul_(scale[:, :, None]).mul_(scale[:, None, :])
-    gram.diagonal(dim1=1, dim2=2).add_(shift)
+    gram.diagonal(dim1=1, dim2=2).mul_(1 + shift).add_(TINY)
     lower, _ = torch.linalg.cholesky_ex(gram)
-    inverse = torch.linalg.solve_triangular(lower, torch.diag_embed(scale), upper=False)
+    identity = torch.eye(widest, dtype=gram.dtype, device=gram.device)
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
     return [part[:, : x.shape[1], : x.shape[1]] for x, part in zip(given, inverse.split(counts), strict=True)]
 
 

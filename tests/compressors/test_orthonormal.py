@@ -84,7 +84,7 @@ def test_many_sizes_together_are_each_alone():
         parts[0][: 2 * 20] = float("nan")
         parts[3][-1] = float("inf")
         together = orthonormal(torch.cat(parts), sizes, columns).split([len(part) for part in parts])
-        for part, found, (count, r, n) in zip(parts, together, sizes, strict=True):
+        for part, found, (_, r, n) in zip(parts, together, sizes, strict=True):
             for alone, ours in zip(part.split(r * n), found.split(r * n), strict=True):
                 if alone.isfinite().all():
                     expected = orthonormal(alone, [(1, r, n)], columns)

@@ -15,7 +15,6 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.upload import upload
 
-
 TINY = torch.finfo(torch.float64).tiny
 
 

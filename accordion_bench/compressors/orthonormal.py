@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-# of the diagonal of X^T X, added to it in the first pass: above the rounding error, so that a matrix of lower rank has a factor,
-# too; a vector that is independent by less than a millionth comes out shorter, which the second pass makes good
+# share of the diagonal of X^T X that is added to it in the first pass: above rounding errors, so that a matrix of lower
+# rank has a factor, too; a vector that is independent by less than a millionth comes out shorter, until the second pass
 SHIFT = 1e-12
 LAST_SHIFT = 1e-15
 # what fills vectors that depend on others, between the passes, against 1: below the rounding of float32

@@ -177,7 +177,7 @@ def _subtract_stack_(own_W: Mapping[int, Tensor], P: Tensor, Qt_W: Tensor) -> li
         Qt_W: [W, G, r, m].
     """
     targets_W = list(own_W.values())
-    together = as_matrices(targets_W, targets_W[0].shape[1:]) if len(own_W) == len(P) > 1 else None
+    together = as_matrices(targets_W, (P.shape[1], Qt_W.shape[3])) if len(own_W) == len(P) > 1 else None
     if together is not None:
         together.baddbmm_(P.repeat(len(Qt_W), 1, 1) if len(Qt_W) > 1 else P, Qt_W.flatten(0, 1), alpha=-1)
         return []

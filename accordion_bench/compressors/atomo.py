@@ -1,6 +1,6 @@
 """ATOMO: a random choice of singular triples, unbiased."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -124,6 +124,19 @@ class ATOMO(OneShot):
         for message_R in message_AR:  # one worker at a time: a fixed order of summation
             left, right = (factor.to(total_R.dtype) for factor in self._factors(message_R, spec, level))
             total_R.view(-1, *spec.matrix).baddbmm_(left, right, alpha=alpha)
+
+    def add_own_(
+        self, targets_W: Mapping[int, Tensor], place: Mapping[int, tuple[Group, int]], ctx: Context, alpha: float
+    ) -> None:
+        if not targets_W or next(iter(targets_W.values())).device.type == "cpu":
+            super().add_own_(targets_W, place, ctx, alpha)
+            return
+        sent_W: dict[int, Tensor] = {}
+        for group in {id(group): group for group, _ in (place[i] for i in targets_W)}.values():
+            left, right = self._factors(group.message, ctx.specs[group.ids[0]], group.level)  # type: ignore[arg-type]
+            sent_W.update(zip(group.ids, (left @ right).unbind(1), strict=True))
+        values = [sent_W[i].view_as(target_W).to(target_W.dtype) for i, target_W in targets_W.items()]
+        torch._foreach_add_(list(targets_W.values()), values, alpha=alpha)
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         sigma = torch.linalg.svdvals(x_R.view(-1, *spec.matrix)).double()

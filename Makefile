@@ -5,7 +5,7 @@ RUN := $(BIN)/python
 # a process per core; a file stays in one of them, since its tests share what they have made
 TESTS := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-avx2 check test-multigpu lint wheel bench netlab figures methods clean
+.PHONY: help install demo test test-slow test-avx2 check test-multigpu gpu-report lint wheel bench netlab figures methods clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ test-avx2: install  ## precision, forward pass and codecs as on a processor with
 
 test-multigpu: install  ## what needs two GPUs or more
 	@$(RUN) -m pytest -m gpu -rs tests/processes/test_multigpu.py
+
+gpu-report: install  ## what a GPU must still show: correctness, launches, times, memory; results/gpu
+	@$(RUN) -m scripts.gpu_report
 
 check: lint test  ## lint, types, imports, tests
 

@@ -16,6 +16,7 @@ from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.tensors import large_pages
+from accordion_bench.tensors.upload import upload
 
 CHUNK = 1 << 15  # coordinates that stay in a processor's cache between two operations
 
@@ -33,6 +34,12 @@ def cast_share(x_W: Tensor, workers: int, dtype: torch.dtype, out: Tensor | None
         if dtype == torch.float16:  # bfloat16 ends where float32 ends
             share.clamp_(-limit, limit)
     return share_W
+
+
+def split_like(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
+    """Consecutive parts of a vector as tensors of given shapes; views."""
+    parts = flat.split([like.numel() for like in likes])
+    return [part.view(like.shape) for part, like in zip(parts, likes, strict=True)]
 
 
 class Comm:
@@ -156,6 +163,8 @@ class Comm:
             self.ledger.all_reduce(sum(x.numel() * x.element_size() for x in xs_W))
             self._collective(lambda: None)
             return [x_W[0] for x_W in xs_W]
+        if xs_W[0].device.type != "cpu":
+            return split_like(self.all_reduce_mean_flat(xs_W, dtype), [x_W[0] for x_W in xs_W])
         wire_type = dtype or xs_W[0].dtype
         total = sum(x[0].numel() for x in xs_W)
         fused = large_pages.empty(total, wire_type, xs_W[0].device)
@@ -182,6 +191,29 @@ class Comm:
         wide = large_pages.empty(total, xs_W[0].dtype, fused.device).copy_(fused)
         sizes = [part.numel() for part in parts]
         return [mean.view(part.shape) for mean, part in zip(wide.split(sizes), parts, strict=True)]
+
+    def all_reduce_mean_flat(self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """The same as one vector, in the order of `xs_W`, on a device: in a few launches, however many tensors.
+
+        Args:
+            xs_W: tensors [W, ...], at least one, all of one type.
+            dtype: type on the wire.
+        """
+        if dtype is None:
+            fused = torch.cat([x_W[0].reshape(-1) for x_W in xs_W])
+            parts = split_like(fused, [x_W[0] for x_W in xs_W])
+            for row in range(1, self.local_workers):
+                torch._foreach_add_(parts, [x_W[row] for x_W in xs_W])
+            if self.local_workers == 1:
+                fused.mul_(1 / self.workers)
+        else:
+            share_W = cast_share(torch.cat([x_W.flatten(1) for x_W in xs_W], dim=1), self.workers, dtype)
+            fused = share_W[0] if self.local_workers == 1 else share_W.sum(dim=0)
+        self.ledger.all_reduce(fused.numel() * fused.element_size())
+        self._collective(lambda: dist.all_reduce(fused, group=self.group))
+        if dtype is not None:
+            return fused.to(xs_W[0].dtype)
+        return fused if self.local_workers == 1 else fused.div_(self.workers)
 
     def all_reduce_max(self, xs: Sequence[Tensor]) -> list[Tensor]:
         """Largest value of each scalar over all workers (each process gives its local workers' largest)."""
@@ -221,6 +253,10 @@ class Comm:
         by_process = [sum(sizes_A[first : first + W]) for first in range(0, self.workers, W)]
         everywhere = here.new_empty(sum(by_process))
         # an all-gather of unequal parts is an all-to-all in which each process sends everybody the same
+        if self._takes_lists():  # of views: nothing is repeated
+            sent, received = [here] * self.processes, list(everywhere.split(by_process))
+            self._collective(lambda: dist.all_to_all(received, sent, group=self.group))
+            return list(everywhere.split(list(sizes_A)))
         self._collective(
             lambda: dist.all_to_all_single(
                 everywhere, here.repeat(self.processes), by_process, [len(here)] * self.processes, group=self.group
@@ -228,9 +264,20 @@ class Comm:
         )
         return list(everywhere.split(list(sizes_A)))
 
-    def all_gather_sizes(self, sizes_W: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Every worker's sizes, [A, T], as 4 bytes of payload each."""
-        table_W = torch.tensor(sizes_W, dtype=torch.int32, device=self.device)
+    def _takes_lists(self) -> bool:
+        """Whether the backend has an all-to-all of lists of tensors; gloo has none."""
+        return self.device.type == "cuda" and dist.get_backend(self.group) == "nccl"
+
+    def all_gather_sizes(self, sizes_W: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
+        """Every worker's sizes, [A, T], as 4 bytes of payload each; on a device the host waits here, once.
+
+        Args:
+            sizes_W: numbers, or a tensor [W, T] of them where they are.
+        """
+        if isinstance(sizes_W, Tensor):
+            table_W = sizes_W.to(torch.int32)
+        else:
+            table_W = upload(torch.tensor(sizes_W, dtype=torch.int32), self.device)
         return self.all_gather(table_W.view(torch.uint8)).contiguous().view(torch.int32).tolist()
 
     def all_to_all(self, messages_AW: Sequence[Tensor]) -> list[Tensor]:

@@ -1,17 +1,21 @@
 """ATOMO: a random choice of singular triples, unbiased."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, WhyDense, dense_bytes
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
-from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.oneshot import Group, OneShot, rows_of
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.upload import upload
+
+TINY = torch.finfo(torch.float64).tiny
 
 
 class ATOMO(OneShot):
@@ -67,6 +71,8 @@ class ATOMO(OneShot):
         return 4 * int(level) * (sum(spec.matrix) + 1)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
+        if x_R.device.type != "cpu":
+            return encode_together([x_R], [spec], int(level), [keys])[0]
         _refuse_non_finite(x_R)
         s = int(level)
         U, sigma, Vt = torch.linalg.svd(x_R.view(-1, *spec.matrix), full_matrices=False)
@@ -79,12 +85,29 @@ class ATOMO(OneShot):
         left, right = U.mT[rows, chosen].float(), Vt[rows, chosen].float()
         return torch.cat([values, left.flatten(1), right.flatten(1)], dim=1).view(torch.uint8)
 
+    def encode_groups(self, xs_W: Sequence[Tensor], ctx: Context, levels: dict[int, float], comm: Comm) -> list[Group]:
+        if not xs_W or xs_W[0].device.type == "cpu":
+            return super().encode_groups(xs_W, ctx, levels, comm)
+        groups = []
+        for level in dict.fromkeys(levels.values()):
+            alike: dict[tuple[int, ...], list[int]] = {}
+            for i, own in levels.items():
+                if own == level:
+                    alike.setdefault(ctx.specs[i].shape, []).append(i)
+            ids, W = list(alike.values()), comm.local_workers
+            keys = [[self.keys(ctx, ctx.specs[i].name, [w])[0] for w in comm.local for i in some] for some in ids]
+            rows_R, specs = [rows_of([xs_W[i] for i in some]) for some in ids], [ctx.specs[some[0]] for some in ids]
+            messages_R = encode_together(rows_R, specs, int(level), keys)
+            for some, message_R in zip(ids, messages_R, strict=True):
+                groups.append(Group(some, level, message_R.unflatten(0, (W, len(some)))))
+        return groups
+
     def _factors(self, message_R: Tensor, spec: TensorSpec, level: float) -> tuple[Tensor, Tensor]:
-        """(values x left [R, n, s], right [R, s, m]) of a message."""
+        """(values x left [..., R, n, s], right [..., R, s, m]) of messages [..., R, B]."""
         (n, m), s = spec.matrix, int(level)
         floats = message_R.clone(memory_format=torch.contiguous_format).view(torch.float32)
-        values, left, right = floats.split([s, s * n, s * m], dim=1)
-        return (values[:, :, None] * left.unflatten(1, (s, n))).mT, right.unflatten(1, (s, m))
+        values, left, right = floats.split([s, s * n, s * m], dim=-1)
+        return (values[..., None] * left.unflatten(-1, (s, n))).mT, right.unflatten(-1, (s, m))
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         left, right = self._factors(message_R, spec, level)
@@ -93,9 +116,27 @@ class ATOMO(OneShot):
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
+        if total_R.device.type != "cpu":  # all workers at once: their triples are those of one longer product
+            left, right = (factor.to(total_R.dtype) for factor in self._factors(message_AR, spec, level))
+            left, right = left.permute(1, 2, 0, 3).flatten(2), right.permute(1, 0, 2, 3).flatten(1, 2)
+            total_R.view(-1, *spec.matrix).baddbmm_(left, right, alpha=alpha)
+            return
         for message_R in message_AR:  # one worker at a time: a fixed order of summation
             left, right = (factor.to(total_R.dtype) for factor in self._factors(message_R, spec, level))
             total_R.view(-1, *spec.matrix).baddbmm_(left, right, alpha=alpha)
+
+    def add_own_(
+        self, targets_W: Mapping[int, Tensor], place: Mapping[int, tuple[Group, int]], ctx: Context, alpha: float
+    ) -> None:
+        if not targets_W or next(iter(targets_W.values())).device.type == "cpu":
+            super().add_own_(targets_W, place, ctx, alpha)
+            return
+        sent_W: dict[int, Tensor] = {}
+        for group in {id(group): group for group, _ in (place[i] for i in targets_W)}.values():
+            left, right = self._factors(group.message, ctx.specs[group.ids[0]], group.level)  # type: ignore[arg-type]
+            sent_W.update(zip(group.ids, (left @ right).unbind(1), strict=True))
+        values = [sent_W[i].view_as(target_W).to(target_W.dtype) for i, target_W in targets_W.items()]
+        torch._foreach_add_(list(targets_W.values()), values, alpha=alpha)
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         sigma = torch.linalg.svdvals(x_R.view(-1, *spec.matrix)).double()
@@ -112,13 +153,16 @@ def inclusion(sigma: Tensor, s: int) -> Tensor:
     Returns:
         p [R, q] in (0, 1], float64; where fewer than s values are positive, the zeros share the rest.
     """
-    tiny = torch.finfo(torch.float64).tiny
-    sigma = sigma.double().clamp_min(tiny)  # so that a zero, too, has a share, and 0 / p is 0
+    return _shares(sigma.double().clamp_min(TINY), s)  # so that a zero, too, has a share, and 0 / p is 0
+
+
+def _shares(sigma: Tensor, s: int) -> Tensor:
+    """The same of positive values, which zeros that are not there may follow: their p is TINY."""
     others = sigma.flip(1).cumsum(1).flip(1)  # sigma_t + .. + sigma_q
     t = torch.arange(sigma.shape[1], device=sigma.device)
     # with the first t at p = 1, the next has p = (s - t) sigma_t / others_t: the smallest t for which this is below 1
     first = ((s - t) * sigma <= others).int().argmax(1, keepdim=True)
-    return torch.where(t < first, 1, (s - first) * sigma / others.gather(1, first)).clamp_min(tiny)
+    return ((s - first) * sigma / others.gather(1, first)).masked_fill_(t < first, 1).clamp_min_(TINY)
 
 
 def systematic(p: Tensor, uniform: Tensor, s: int) -> Tensor:
@@ -137,6 +181,43 @@ def systematic(p: Tensor, uniform: Tensor, s: int) -> Tensor:
     ends[:, -1] = s  # rounding must not lose the last point
     points = uniform[:, None] + torch.arange(s, device=p.device)
     return torch.searchsorted(ends, points, right=True).clamp_max(p.shape[1] - 1)
+
+
+def encode_together(
+    rows_R: Sequence[Tensor], specs: Sequence[TensorSpec], s: int, keys: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Messages [R, B] of several shapes, on a device: an SVD for each shape, one draw for all of them.
+
+    NaN and infinity are not looked for: they make the message NaN. torch's SVD waits for the device, once for a shape.
+
+    Args:
+        rows_R: coordinates [R, N] of each shape.
+        specs: of each shape.
+        s: triples of every matrix.
+        keys: one per row, for each shape.
+    """
+    device, counts = rows_R[0].device, [len(x_R) for x_R in rows_R]
+    ranks = [min(spec.matrix) for spec in specs]
+    sigma = torch.zeros(sum(counts), max(ranks), dtype=torch.float64, device=device)
+    triples = []
+    for x_R, spec, part, q in zip(rows_R, specs, sigma.split(counts), ranks, strict=True):
+        finite = torch.nan_to_num(x_R, nan=0.0, posinf=0.0, neginf=0.0)
+        U, values, Vt = torch.linalg.svd(finite.view(-1, *spec.matrix), full_matrices=False)
+        part[:, :q].copy_(values + (x_R.sum(1, keepdim=True) * 0))
+        triples.append((U.mT, Vt))
+    uniform = [torch.rand((), generator=keyed_rng.generator(key), dtype=torch.float64) for some in keys for key in some]
+    last = [q - 1.0 for q, count in zip(ranks, counts, strict=True) for _ in range(count)]
+    drawn = upload(torch.stack([torch.stack(uniform), torch.tensor(last, dtype=torch.float64)]), device)
+    t = torch.arange(sigma.shape[1], device=device)
+    sigma = sigma.clamp_min_(TINY).mul_(t <= drawn[1, :, None])
+    p = _shares(sigma, s)
+    chosen = systematic(p, drawn[0], s).minimum(drawn[1, :, None].long())
+    values_R = (sigma / p).gather(1, chosen).float()
+    messages = []
+    for (left, right), own, values in zip(triples, chosen.split(counts), values_R.split(counts), strict=True):
+        sides = [side.gather(1, own[:, :, None].expand(-1, -1, side.shape[2])).float() for side in (left, right)]
+        messages.append(torch.cat([values, *(side.flatten(1) for side in sides)], dim=1).view(torch.uint8))
+    return messages
 
 
 def _refuse_non_finite(x_R: Tensor) -> None:

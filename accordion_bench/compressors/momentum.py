@@ -59,16 +59,20 @@ class WorkerMomentum(Wrapper):
 
     @torch.no_grad()
     def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        ms_W = [x + self.momentum * state[s.name]["momentum_W"] for x, s in zip(xs_W, ctx.specs, strict=True)]
-        sent_W = [torch.add(x, m, alpha=self.momentum) for x, m in zip(xs_W, ms_W, strict=True)]
-        return self.inner.fed(sent_W if self.nesterov else ms_W, ctx, state, workers)
+        ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]
+        if ms_W:
+            ms_W = list(torch._foreach_add(list(xs_W), torch._foreach_mul(ms_W, self.momentum)))
+        return self.inner.fed(self._sent(xs_W, ms_W), ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]
         if ms_W:
             torch._foreach_mul_(ms_W, self.momentum)
             torch._foreach_add_(ms_W, list(xs_W))
-        if not self.nesterov:
-            return self.inner.exchange(ms_W, ctx, state, comm)
-        sent_W = [torch.add(x, m, alpha=self.momentum) for x, m in zip(xs_W, ms_W, strict=True)]
-        return self.inner.exchange(sent_W, ctx, state, comm)
+        return self.inner.exchange(self._sent(xs_W, ms_W), ctx, state, comm)
+
+    def _sent(self, xs_W: Sequence[Tensor], ms_W: list[Tensor]) -> list[Tensor]:
+        """g + mu m, or m."""
+        if not self.nesterov or not ms_W:
+            return ms_W
+        return list(torch._foreach_add(list(xs_W), ms_W, alpha=self.momentum))

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, WhyDense, dense_bytes
+from accordion_bench.compressors.orthonormal import Batches, orthonormal, vectors
+from accordion_bench.compressors.powersgd_stacks import exchange_stacks
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -14,6 +16,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import as_matrices
+from accordion_bench.tensors.upload import upload
 
 
 class PowerSGD(Compressor):
@@ -99,6 +102,9 @@ class PowerSGD(Compressor):
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
+        if xs_W and xs_W[0].device.type != "cpu":
+            given = {i: self._query(ctx, i, rank, state, xs_W[i]) for i, rank in enumerate(ranks) if rank is not None}
+            return exchange_stacks(xs_W, ranks, given, self._orthonormal_vectors, ctx, state, comm)
         dense = [i for i, rank in enumerate(ranks) if rank is None]
         batches = self._batches(xs_W, ctx.specs, ranks)
         queries = [torch.stack([self._query(ctx, i, rank, state, xs_W[i]) for i in ids]) for ids, rank, _ in batches]
@@ -169,7 +175,11 @@ class PowerSGD(Compressor):
             return q[:, :rank].contiguous()
         fresh = self._draw(ctx, spec, rank, rank - q.shape[1], like)
         # the old columns are at the gradient's scale; both parts count alike only at unit length
-        return torch.cat([torch.linalg.qr(q).Q, fresh / fresh.norm(dim=0)], dim=1)
+        if q.device.type == "cpu":
+            old = torch.linalg.qr(q).Q
+        else:
+            old = orthonormal(q.reshape(-1), [(1, *q.mT.shape)], columns=True).view(q.shape)
+        return torch.cat([old, fresh / fresh.norm(dim=0)], dim=1)
 
     @staticmethod
     def _keep(entries: dict[str, Tensor], q: Tensor) -> None:
@@ -183,7 +193,7 @@ class PowerSGD(Compressor):
     def _draw(ctx: Context, spec: TensorSpec, rank: int, columns: int, like: Tensor) -> Tensor:
         generator = keyed_rng.generator(ctx.seed, "powersgd", spec.name, ctx.step, rank)
         drawn = torch.randn(spec.matrix[1], columns, generator=generator, dtype=torch.float64)
-        return drawn.to(device=like.device, dtype=like.dtype)
+        return upload(drawn.to(like.dtype), like.device)
 
     def _orthonormal(self, P: Tensor) -> Tensor:
         """Orthonormal columns for each matrix [G, n, r]; a zero matrix gives finite columns."""
@@ -195,6 +205,15 @@ class PowerSGD(Compressor):
             P = P / P.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(tiny)
             return P / P.norm(dim=-2, keepdim=True).clamp_min(tiny)
         return torch.linalg.qr(P).Q
+
+    def _orthonormal_vectors(self, flat: Tensor, batches: Batches, columns: bool) -> Tensor:
+        """The same on a device for many matrices, one after another in a vector; see `orthonormal`."""
+        if self.orthonormalisation == "gramschmidt":
+            given = vectors(flat, batches, columns)
+            found = [_gram_schmidt(x.mT, self.eps) for x in given]
+            return torch.cat([(x if columns else x.mT).reshape(-1) for x in found])
+        # of Q only the span matters
+        return orthonormal(flat, batches, columns, passes=1 if columns else 2)
 
 
 def _gram_schmidt(P: Tensor, eps: float) -> Tensor:

@@ -25,12 +25,14 @@ SMALLEST = {
     "bench_report": ["--settings", "1", "--arms", "2", "--seeds", "1", "--epochs", "3"],
     "bench_step": ["plain", "workers", "detector", "ddp", *TWICE],
     "bench_threads": [*ONCE, "--arms", "digits", "--busy", "1"],
+    "gpu_report": ["--smallest", "--out", "TMP/gpu"],
     "golden": ["--compare", "accordion_powersgd"],
+    "launches": ["--only", "none"],
     "local_methods": ["--minutes", "0", "--runs", "TMP/runs", "--out", "TMP/out"],
     "matrix": ["TMP/matrix.md"],
 }
 LINKS = {"bench_netlab": ["--rates", "1gbit", "--arms", "dense", *ONCE, "--seconds", "0.2"]}
-PARTS = {"bench_arms", "golden_runs"}  # of others
+PARTS = {"bench_arms", "golden_runs", "gpu_sections", "gpu_steps"}  # of others
 SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
 # make install; demo and compressors, one after another; make wheel; a package index
 OTHERWISE = {"setup", "figures", "try_wheel", "lock"}

@@ -1,0 +1,76 @@
+"""Orthonormal vectors of many matrices at once: a few launches whatever their number, and no wait of the host.
+
+QR on a device launches matrix by matrix. Here X^T X of each matrix, r x r in float64, is padded to the largest r, and
+one batch of Cholesky factors serves all of them; X times the inverse factor is orthonormal up to the square of the
+condition number times 1e-16, and a second pass makes that good.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+# share of the diagonal of X^T X that is added to it in the first pass: above rounding errors, so that a matrix of lower
+# rank has a factor, too; a vector that is independent by less than a millionth comes out shorter, until the second pass
+SHIFT = 1e-12
+LAST_SHIFT = 1e-15
+# what fills vectors that depend on others, between the passes, against 1: below the rounding of float32
+FILL = 1e-8
+TINY = 1e-300  # added to squared norms: a zero is divided by its root
+
+Batches = Sequence[tuple[int, int, int]]
+"""(G, r, n): G matrices of r vectors with n entries each."""
+
+
+def orthonormal(flat: Tensor, batches: Batches, columns: bool = False, passes: int = 2) -> Tensor:
+    """Orthonormal vectors with the spans of the first one, two, ... given ones, as QR has them up to signs.
+
+    Dependent vectors are replaced by others of no meaning; a single one that is zero stays zero.
+
+    Args:
+        flat: the matrices one after another, batch by batch.
+        batches: how many there are, of which size.
+        columns: vectors are the columns of matrices [n, r]; else the rows of [r, n].
+        passes: 2: orthonormal to 1e-9. 1: to 1e-15 times the squared condition number up to 1e6, dependent ones short.
+
+    Returns:
+        as `flat`.
+    """
+    wide = flat.double()
+    for number in range(passes):
+        given, found = list(vectors(wide, batches, columns)), torch.empty_like(wide)
+        fill = _fill(batches, flat.device) if number + 1 < passes else None
+        factors = _factors(given, SHIFT if number == 0 else LAST_SHIFT)
+        for x, out, factor in zip(given, vectors(found, batches, columns), factors, strict=True):
+            if fill is not None and x.shape[1] > 1:
+                own = fill[: x[0].numel()].view(x[0].shape)
+                torch.baddbmm(own, factor, x, beta=FILL / x.shape[2] ** 0.5, out=out)
+            else:
+                torch.bmm(factor, x, out=out)
+        wide = found
+    return wide.to(flat.dtype)
+
+
+def vectors(flat: Tensor, batches: Batches, columns: bool) -> Iterator[Tensor]:
+    """The batches as rows [G, r, n]."""
+    for part, (count, r, n) in zip(flat.split([count * r * n for count, r, n in batches]), batches, strict=True):
+        yield part.view(count, n, r).mT if columns else part.view(count, r, n)
+
+
+def _factors(given: Sequence[Tensor], shift: float) -> list[Tensor]:
+    """For each batch of rows X [G, r, n] factors F [G, r, r], lower triangular: those of F X are orthonormal."""
+    counts, widest = [len(x) for x in given], max(x.shape[1] for x in given)
+    gram = given[0].new_zeros(sum(counts), widest, widest)
+    for x, part in zip(given, gram.split(counts), strict=True):
+        torch.bmm(x, x.mT, out=part[:, : x.shape[1], : x.shape[1]])
+    gram.diagonal(dim1=1, dim2=2).mul_(1 + shift).add_(TINY)
+    lower, _ = torch.linalg.cholesky_ex(gram)
+    identity = torch.eye(widest, dtype=gram.dtype, device=gram.device)
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+    return [part[:, : x.shape[1], : x.shape[1]] for x, part in zip(given, inverse.split(counts), strict=True)]
+
+
+def _fill(batches: Batches, device: torch.device) -> Tensor:
+    """Numbers in [-1, 1] of which any rows are independent, the same for every matrix of a size."""
+    largest = max(r * n for _, r, n in batches)
+    return torch.arange(1, largest + 1, dtype=torch.float64, device=device).square_().sin_()

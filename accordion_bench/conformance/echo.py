@@ -52,12 +52,9 @@ class Echo:
     def all_to_all_single(
         self, out: Tensor, x: Tensor, received: list[int], sent: list[int], group: Any = None
     ) -> None:
-        """Everybody sends what this one sends itself; where another one's share is longer, over and over."""
+        """Everybody sends what this one sends itself; zeros where another one's share is longer or shorter."""
         mine = self._note("all_to_all", x)[: sent[0]]
-        # another one's share may be longer, or this one may send itself nothing
-        mine = torch.nn.functional.pad(mine, (0, int(not len(mine))))
-        times = max(received) // len(mine) + 1
-        real(out).copy_(torch.cat([mine.repeat(times)[:size] for size in received]))
+        real(out).copy_(torch.cat([mine if size == len(mine) else mine.new_zeros(size) for size in received]))
 
     def broadcast(self, x: Tensor, group: Any = None, group_src: int = 0) -> None:
         """It stays as it is."""

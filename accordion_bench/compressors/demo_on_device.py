@@ -4,6 +4,7 @@ Tensor suffixes: W local workers, A all workers, C chunks of a group, N coeffici
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -246,5 +247,4 @@ def _mean_over_senders(positions_A: Tensor, values_A: Tensor, total: int) -> Ten
 def chunk_layout(shapes: tuple[tuple[int, int, int], ...]) -> Layout:
     """One message of chunks: so many of N coefficients, of which k are sent, for each of some shapes."""
     sizes = [numel for count, numel, _ in shapes for _ in range(count)]
-    starts = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
-    return Layout(starts.tolist(), sizes, [k for count, _, k in shapes for _ in range(count)], len(sizes))
+    return Layout([0, *itertools.accumulate(sizes)][:-1], sizes, [k for count, _, k in shapes for _ in range(count)], len(sizes))

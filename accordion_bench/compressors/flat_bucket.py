@@ -3,6 +3,7 @@
 Tensor suffixes: W local workers, T coordinates of all tensors.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -36,8 +37,7 @@ class FlatBucket:
         self.ids = [i for group in self.groups for i in group]
         self.shapes = [ctx.specs[i].shape for i in self.ids]
         self.sizes = [ctx.specs[i].numel for i in self.ids]
-        ends = torch.tensor(self.sizes, dtype=torch.int64).cumsum(0).tolist()
-        self.starts = [end - size for end, size in zip(ends, self.sizes, strict=True)]
+        self.starts = [0, *itertools.accumulate(self.sizes)][:-1]
         self.total = sum(self.sizes)
 
     def rows(self, xs_W: Sequence[Tensor]) -> Tensor:

@@ -67,6 +67,7 @@ def numbers(kind: str, step: int, specs=SPECS, workers: int = 3) -> list[torch.T
     return xs_W
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("case", "kind"),
     # which of equal coefficients torch.topk takes for DeMo is not said
@@ -135,6 +136,7 @@ def test_launches_do_not_grow_with_the_number_of_tensors(case):
     assert spent(case, many, 2)[0] == launches <= 160
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("case", [case for case in METHODS if "randomk" not in case])  # it sees what it draws
 def test_what_is_not_finite_shows_in_the_update(case, value):

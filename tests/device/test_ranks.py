@@ -41,6 +41,7 @@ def counted(name: str, network: str, together: bool) -> tuple[int, dict[str, int
         return sum(counts.launches.values()), dict(counts.waits)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", ["none", "bf16", "fp16"])
@@ -49,6 +50,7 @@ def test_a_dozen_launches_however_many_tensors(name, network, together):
     assert launches <= 12 and not waits
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_powersgd_launches_by_shape(network, together):
@@ -56,7 +58,8 @@ def test_powersgd_launches_by_shape(network, together):
     assert launches <= 20 + 8 * len({spec.shape for spec in NETWORKS[network]()}) and not waits
 
 
-@pytest.mark.parametrize(("network", "most"), [("resnet50", 590), ("gpt2", 300)])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("network", "most"), [("resnet50", 430), ("gpt2", 160)])
 def test_atomo_launches_by_shape_and_draws_once(network, most):
     """Beside what torch's SVD launches, and waits for, by itself: once for a shape."""
     launches, waits = counted("atomo", network, False)
@@ -86,7 +89,7 @@ def both(name: str, workers: int, given, specs=WIDE, processes: int = 1, levels=
                 from_yaml(name, **options)(), None, specs=specs, dtype=torch.float32, device=str(device), comm=comm
             )
             out = []
-            for step in range(4):
+            for step in range(3):
                 if levels:
                     setup.exchange.ladder = Ladder(setup.compressor.traits.knob, tuple(dict.fromkeys(levels)))
                     index = setup.exchange.ladder.values.index(levels[step])
@@ -108,6 +111,7 @@ def drawn(workers: int, specs=WIDE):
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
     "options",
@@ -125,11 +129,13 @@ def test_powersgd_is_that_of_the_cpu(options, workers):
     assert both("powersgd", workers, drawn(workers), processes=3, **options) < 1e-4
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("on_switch", ["keep", "redraw"])
 def test_powersgd_switches_ranks_as_on_the_cpu(on_switch):
-    assert both("powersgd", 2, drawn(2), levels=[2, 4, 1, 3], on_switch=on_switch) < 1e-4
+    assert both("powersgd", 2, drawn(2), levels=[2, 4, 1], on_switch=on_switch) < 1e-4
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["zero", "low rank", "tiny", "huge", "one row"])
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_powersgd_takes_what_has_no_rank(rank, kind):
@@ -152,6 +158,7 @@ def test_powersgd_takes_what_has_no_rank(rank, kind):
     assert both("powersgd", 2, given, specs=specs, rank=rank, error_feedback=feedback) < 1e-4
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("error_feedback", [True, False])
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", ["none", "bf16", "fp16"])
@@ -164,13 +171,15 @@ def test_float16_is_cut_on_a_device_too():
     assert both("fp16", 2, lambda step: [x * 1e6 for x in drawn(2)(step)], processes=2, error_feedback=True) < 1e-3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("processes", [1, 2, 40])
 def test_atomo_draws_what_the_cpu_draws(workers, processes):
     """At 40 processes its messages would cost more than a dense sum."""
-    assert both("atomo", workers, drawn(workers), processes=processes, levels=[2, 1, 3, 2]) < 1e-4
+    assert both("atomo", workers, drawn(workers), processes=processes, levels=[2, 1, 3]) < 1e-4
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["powersgd", "atomo", "fp16", "none"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_shows_in_the_update(name, bad):

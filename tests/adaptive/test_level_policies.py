@@ -40,6 +40,7 @@ SIZED = [name for name in yaml_names("compressor") if compressor(name).compresso
 WIRE = {name: WIRE.get(name, [{}]) for name in SIZED}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("workers", [4, 16])
 @pytest.mark.parametrize(("name", "options"), [(name, o) for name, found in WIRE.items() for o in found], ids=str)
 def test_wire_bytes_are_the_ledgers(name, options, workers):
@@ -159,6 +160,7 @@ def test_a_level_that_the_compressor_refuses_is_named_by_its_own_key(monkeypatch
         components("adaptive=schedule", "compressor=qsgd", "compressor.levels=exponential", "compressor.p=0.0001")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("policy", ["alq", "alqg", "alqn", "amq", "amqn"])
 def test_two_bits_with_a_zero_level_leave_nothing_to_fit(policy):
     typed = ["compressor=qsgd", "compressor.bits=2", f"adaptive={policy}"]
@@ -243,7 +245,7 @@ def straight(tmp_path_factory):
     return of
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("arm", ARMS)
 def test_trains_and_goes_on_bit_for_bit(arm, straight, tmp_path):
     """Levels change; a run that is stopped in mid-epoch and mid-window and continued is the same run."""

@@ -81,6 +81,7 @@ def simpson(mu: float, sigma: float, a: float, c: float) -> list[float]:
     return [float((weights * x**k * truncnorm(mu, sigma).pdf(x)).sum() * (x[1] - x[0]) / 3) for k in range(3)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mu", [0.0, 0.02, -0.3])
 @pytest.mark.parametrize("sigma", [1 / 128, 0.1, 2.0])
 def test_moments_equal_numerical_integration_far_out_too(mu, sigma):
@@ -359,6 +360,7 @@ def test_a_start_is_never_made_worse():
         alq(normal(), 4, False, previous=good.levels)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("zero_level", [False, True])
 def test_alqg_descends_along_the_gradient(zero_level):
     positives = f64(0.05, 0.2, 0.5, 1)[None]

@@ -20,6 +20,7 @@ from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose, resolve
 from accordion_bench.config.resolvers import SCALES
 from accordion_bench.exchange.partition import sent_specs
+from accordion_bench.options.choice_file import read_yaml
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.run_config import RunConfig
@@ -46,9 +47,23 @@ def cfg_of(preset: str, arm: str = "dense", at: str = "full", **setup) -> dict:
     return resolve(full, full.hydra.runtime.choices)
 
 
+@functools.cache
+def stated(file: str) -> dict[str, str]:
+    """What an experiment's file and those that it begins with sweep over: for lists of cases, without Hydra."""
+    node = read_yaml(conf_dir() / "experiment" / f"{file}.yaml")
+    begins = [str(item).removeprefix("/experiment/") for item in node["defaults"] if "/experiment/" in str(item)]
+    before = {key: value for base in begins for key, value in stated(base).items()}
+    return before | node.get("hydra", {}).get("sweeper", {}).get("params", {})
+
+
+def arms_in(preset: str) -> list[str]:
+    """The arms that an experiment's file states; `test_a_preset_is_a_whole_sweep` composes it."""
+    return stated(preset)["+arm"].split(",")
+
+
 def arms_of(family: str) -> list[str]:
     """All arms that the family's presets use."""
-    return sorted({arm for preset in PRESETS if preset.startswith(family) for arm in swept(preset)["+arm"]})
+    return sorted({arm for preset in PRESETS if preset.startswith(family) for arm in arms_in(preset)})
 
 
 def test_nothing_lies_idle():
@@ -68,11 +83,13 @@ def test_a_preset_is_a_whole_sweep(preset):
     for at in SCALES:
         params = swept(preset, at)
         assert next(iter(params)) == "+experiment"  # else arms would come before their experiment
+        assert params["+arm"] == arms_in(preset) and set(params) == set(stated(preset))
         assert "dense" in params["+arm"] and set(params["+arm"]) <= set(yaml_names("arm"))
         assert params["seed"] == [str(seed) for seed in range(len(params["seed"]))]
     assert len(swept(preset)["seed"]) >= 3 and len(swept(preset, "tiny")["seed"]) == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_coherent_at_every_scale(preset):
     """Shares of the run stay, learning rates follow the batch; less and less is trained on."""
@@ -98,6 +115,7 @@ def test_a_preset_is_coherent_at_every_scale(preset):
 LOCAL = [preset for preset in PRESETS if preset.startswith("local_sgd")]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("preset", LOCAL)
 def test_workers_meet_in_mid_run_at_every_scale(preset):
     """The longest period fits into the steps after the switch."""
@@ -125,7 +143,7 @@ SOME = [(family, arm) for family in FAMILIES for arm in arms_of(family)]
 
 def home(family: str, arm: str) -> str:
     """The family's first preset with this arm."""
-    return next(preset for preset in PRESETS if preset.startswith(family) and arm in swept(preset)["+arm"])
+    return next(preset for preset in PRESETS if preset.startswith(family) and arm in arms_in(preset))
 
 
 def check_cell(preset: str, arm: str, monkeypatch) -> None:
@@ -138,7 +156,7 @@ def check_cell(preset: str, arm: str, monkeypatch) -> None:
         parts_of(cfg_of(preset, arm, at))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("family, arm", SOME)
 def test_an_arm_is_valid(family, arm, monkeypatch):
     check_cell(home(family, arm), arm, monkeypatch)
@@ -152,7 +170,7 @@ def test_every_cell_is_valid(preset, monkeypatch):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if any("setup." in key for key in swept(preset))])
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if any("setup." in key for key in stated(preset))])
 def test_what_is_swept_is_read(preset):
     """The option changes the family's own arm, and leaves dense as it is, which therefore trains once."""
     (key,) = (key for key in swept(preset) if key.startswith("setup."))
@@ -182,6 +200,7 @@ def test_alq():
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("arm", ["alq", "alq_n", "alq_amq", "alq_amq_n", "alq_nuqsgd", "alq_qsgdinf"])
 def test_official_quirks_of_alq(arm):
     official = yaml_node("experiment/alq", "official")["setup"]

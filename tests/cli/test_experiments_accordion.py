@@ -111,7 +111,7 @@ def test_every_row_of_the_tables_is_there():
             assert (choices["model"], choices["dataset"]) == (model, "cifar10" if number % 2 else "cifar100")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_a_whole_sweep(preset):
     full = unresolved(preset)
@@ -123,7 +123,7 @@ def test_a_preset_is_a_whole_sweep(preset):
     assert len(swept(preset)["seed"]) == 3 and swept(preset, "tiny")["seed"] == ["0"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_coherent_at_every_scale(preset):
     """Shares of the run stay: cuts, interval, warm-up, batches; and Accordion has norms to compare before a cut."""
@@ -176,13 +176,13 @@ def small_model(*_) -> torch.nn.Module:
     return torch.nn.Linear(1, 1)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("preset, arm", FEW, ids=[f"{preset[10:]}-{arm}" for preset, arm in FEW])
 def test_an_arm_is_valid(preset, arm, monkeypatch):
     check_cell(preset, arm, monkeypatch)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("preset, arm", MANY, ids=[preset[10:] for preset, _ in MANY])
 def test_a_preset_is_valid(preset, arm, monkeypatch):
     check_cell(preset, arm(preset), monkeypatch)
@@ -234,6 +234,7 @@ def test_every_quirk_is_named_once():
     assert set(QUIRKS) == set(OFFICIAL) == ours
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("quirk", QUIRKS)
 def test_faithful_changes_it(quirk):
     name, arm, option, ours = QUIRKS[quirk]
@@ -368,6 +369,7 @@ STATIC = {  # volumes of the weak and the strong level as printed, and what they
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", STATIC)
 def test_static_volumes_of_tables_1_to_4(name):
     """Within one unit of the last printed digit: most cells are cut off, some are rounded."""

@@ -148,6 +148,7 @@ def debug(runs: Path, *overrides: str) -> tuple[RunFolder, list[dict]]:
     return folder, folder.read_metrics()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("overrides", [[], ["compressor=powersgd", "profile=0"]], ids=["dense", "powersgd"])
 def test_one_batch_is_learnt(tmp_path, overrides):
     folder, rows = debug(tmp_path, *overrides)

@@ -249,6 +249,7 @@ def test_saved_and_loaded_it_goes_on_with_equal_bits():
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stop_at", [4, 15])
 def test_a_run_that_was_stopped_and_resumed_is_the_straight_one(tmp_path, stop_at):
     """Through checkpoints, in and after the warm-up, with clipping, under Accordion."""

@@ -76,14 +76,14 @@ def deviation(schedule, **options):
     return worst
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("zero_lr", ["skip", "flush"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_virtual_iterate_takes_exact_nesterov_steps(name, zero_lr):
     assert deviation(SCHEDULES[name], zero_lr=zero_lr) < 1e-12
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("options", [
     {"block": "chunk", "block_size": 64}, {"align": "tensor"}, {"server": "literal"}, {"collective": "all_gather"},
     {"min_numel": 300}, {"block": "bucket", "block_size": 600}, {"start_step": 10}, {"start_step": 40},
@@ -262,6 +262,7 @@ def _set_grads(params, grads):
         param.grad = grad
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("options", [

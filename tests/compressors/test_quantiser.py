@@ -44,7 +44,7 @@ def decoded(quantiser, x, step, codebooks=None):
     return quantiser.decode(message, spec, level, ctx)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("book", BOOKS)
 def test_predicted_variance_is_the_measured_one(book, norm):
@@ -105,6 +105,7 @@ def test_wrong_options_are_refused_in_one_sentence(options, told):
     assert told in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("overrides, told", [
     (["compressor=topk", "adaptive=alq"], "with a codebook of its own, got compressor=topk; type compressor=qsgd"),
     (["compressor=trn", "adaptive=alq"], "adaptive=alq needs a compressor with a codebook"),
@@ -187,7 +188,7 @@ def statistics_of(policy, xs_W, quantiser, workers=4, placements=1):
     return collected.read(policy.signals), collected.comm.ledger.columns()["control_bytes"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("method", ["alq", "alqg", "amq"])
 @pytest.mark.parametrize("fit", ["mixture", "single", "empirical"])
 @pytest.mark.parametrize("zero_level", [True, False])

@@ -170,7 +170,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("overrides, told", REFUSED, ids=[" ".join(o) for o, _ in REFUSED])
 def test_one_sentence(overrides, told):
     assert re.search(told, sentence(*overrides)), sentence(*overrides)
@@ -231,7 +231,7 @@ def _target_of(cfg: dict, key: str) -> str | None:
     return node.get("_target_")
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("choice", options())
 def test_wrong_kind_in_plain_yaml(choice):
     overrides = [choice] if choice else []
@@ -277,6 +277,7 @@ def stopped(tmp_path) -> RunFolder:
     return RunFolder.create(str(tmp_path / "runs"), "x", {**cfg, "workers": 4})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "overrides, told",
     [
@@ -336,7 +337,7 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
 # ---- settings without effect
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "overrides, key",
     [
@@ -436,6 +437,7 @@ def test_settings_with_an_effect_do_not_warn(capsys):
 # ---- the command itself
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wrong", [["compressor=powersdg"], [POWERSGD, "compressor.rank=0"]])
 def test_command_line(wrong, tmp_path):
     arguments = [sys.executable, "-m", "accordion_bench", *tiny.typed(tmp_path / "runs", *wrong)]

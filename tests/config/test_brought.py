@@ -20,6 +20,7 @@ def optimizer(*overrides: str) -> dict:
     return compose(overrides)["optimizer"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "choice", ["compressor=distefblocksgd", "sync=slowmo", "adaptive=slowmo", "sync=local_sgd", "adaptive=qsr"]
 )
@@ -33,6 +34,7 @@ def test_what_is_typed_wins():
     assert optimizer("sync=slowmo", "optimizer.momentum=0") | {"lr": 0} == optimizer("optimizer.momentum=0") | {"lr": 0}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("choice", ["compressor=signsgd", "compressor=signum", "compressor=demo"])
 def test_a_step_that_is_a_sign_has_a_rate_of_its_own(choice):
     cfg, typed = compose([choice]), compose([choice, "optimizer.lr=0.02", "schedule.lr_scaling=linear"])
@@ -40,6 +42,7 @@ def test_a_step_that_is_a_sign_has_a_rate_of_its_own(choice):
     assert (typed["optimizer"]["lr"], typed["schedule"]["lr_scaling"]) == (0.02, "linear")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("schedule", ["multistep", "cosine", "constant"])
 def test_adamw_does_not_inherit_linear_scaling(schedule):
     assert compose([f"schedule={schedule}"])["schedule"]["lr_scaling"] == "linear"

@@ -114,7 +114,7 @@ def differences(a, b, where: str = "") -> list[str]:
     return [] if same else [where]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("arm", ARMS)
 def test_in_one_process(arm, straight, tmp_path):
     """Stopped in the first epoch, at its end, in mid-run and before the last step: a bit that one of the four

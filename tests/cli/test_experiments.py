@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
 from accordion_bench import train
-from accordion_bench.__main__ import in_order
+from accordion_bench.__main__ import in_order, main
+from accordion_bench.cli import sweep
 from accordion_bench.config import validate
 from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose, resolve
@@ -129,13 +131,14 @@ def test_workers_meet_in_mid_run_at_every_scale(preset):
             assert (run.epochs - switch) * run.steps_per_epoch() >= longest
 
 
-def test_arms_find_what_they_read():
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_arms_find_what_they_read(preset):
     """Every `setup` key of an arm is in every experiment that has the arm."""
-    for preset in PRESETS:
-        there = set(unresolved(preset, "dense").setup)
-        for arm in swept(preset)["+arm"]:
-            text = (conf_dir() / "arm" / f"{arm}.yaml").read_text()
-            assert set(re.findall(r"\$\{setup\.(\w+)\}", text)) <= there, (preset, arm)
+    there = set(unresolved(preset, "dense").setup)
+    for arm in arms_in(preset):
+        text = (conf_dir() / "arm" / f"{arm}.yaml").read_text()
+        assert set(re.findall(r"\$\{setup\.(\w+)\}", text)) <= there, (preset, arm)
 
 
 SOME = [(family, arm) for family in FAMILIES for arm in arms_of(family)]
@@ -289,19 +292,14 @@ def test_arms_may_be_typed_before_their_experiment():
     assert compose(in_order(["+arm=alq_one_worker", "+experiment=alq/table1"]))["workers"] == 1
 
 
-def run_preset(preset: str, runs: Path, *overrides: str) -> list[dict]:
-    """Lines of the record of a preset that has come to its end, from the command line."""
-    command = [*tiny.COMMAND, f"+experiment={preset}", "scale=tiny", f"paths.runs={runs}", *overrides]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=290)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in (runs / "sweep.jsonl").read_text().splitlines()]
-
-
-def test_equal_cells_train_once_and_arms_have_the_last_word(tmp_path):
+def test_equal_cells_train_once_and_arms_have_the_last_word(tmp_path, monkeypatch):
     """One worker knows nothing of buckets, and stays alone though the experiment says four."""
-    typed = ["+arm=alq_one_worker,alq_trn", "setup.bucket_size=64,128"]
-    lines = run_preset("alq/table1", tmp_path, *[word for word in QUICK if "scale" not in word], *typed)
+    typed = ["+experiment=alq/table1", "scale=tiny", f"paths.runs={tmp_path}", "epochs=1", "setup.bucket_size=64,128"]
+    quick = [word for word in QUICK if "scale" not in word]
+    monkeypatch.setattr(sys, "argv", ["accordion_bench", *typed, *quick, "+arm=alq_one_worker,alq_trn"])
+    monkeypatch.setattr(sweep, "current", sweep.Sweep())
+    main()
+    lines = [json.loads(line) for line in (tmp_path / "sweep.jsonl").read_text().splitlines()]
     assert [line["status"] for line in lines] == ["done", "skipped", "done", "done"]
     assert lines[0]["folder"] == lines[1]["folder"]
     configs = [RunFolder(line["folder"]).read_config() for line in lines]
@@ -309,6 +307,15 @@ def test_equal_cells_train_once_and_arms_have_the_last_word(tmp_path):
     assert [cfg["choices"]["arm"] for cfg in configs] == ["alq_one_worker"] * 2 + ["alq_trn"] * 2
     assert [cfg["compressor"].get("bucket_size") for cfg in configs] == [None, None, 64, 128]
     assert not any("setup" in cfg for cfg in configs)
+
+
+def run_preset(preset: str, runs: Path, *overrides: str) -> list[dict]:
+    """Lines of the record of a preset that has come to its end, from the command line."""
+    command = [*tiny.COMMAND, f"+experiment={preset}", "scale=tiny", f"paths.runs={runs}", *overrides]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=290)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in (runs / "sweep.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from scripts import matrix
-from tests.kit import tiny
+from tests.kit import composed, tiny
 from tests.kit.helpers import yaml_names, yaml_node
 
 
@@ -245,16 +245,16 @@ def test_wrong_kind_in_plain_yaml(choice):
         overrides += [f"compressor={fitting}"]
     if choice == "network=custom":
         overrides += ["network.bandwidth=1e8"]
-    composed = compose(overrides)
+    whole = composed.cfg(*overrides)
     for key, default in options()[choice]:
         wrong = [{"odd": 1}, [{"odd": 1}]]
         wrong += [] if key in FREE_TEXT else ["nonsense"]
-        may_be_null = declared._of_several_kinds(_target_of(composed, key)).get(key.rpartition(".")[2])
+        may_be_null = declared._of_several_kinds(_target_of(whole, key)).get(key.rpartition(".")[2])
         wrong += [] if default is None or may_be_null else [None]
         wrong += [] if isinstance(default, bool) or key in MAY_BE_TRUE else [True]
         wrong += [3] if isinstance(default, bool | str | list) else []
         for value in wrong:
-            cfg = copy.deepcopy(composed)
+            cfg = copy.deepcopy(whole)
             *path, last = key.split(".")
             node = cfg
             for part in path:
@@ -273,7 +273,7 @@ def test_wrong_kind_in_plain_yaml(choice):
 @pytest.fixture
 def stopped(tmp_path) -> RunFolder:
     """The folder of a run that has not finished."""
-    cfg = compose([POWERSGD, "compressor.rank=4", "epochs=7", "comm=gloo", "comm.processes=2"])
+    cfg = composed.cfg(POWERSGD, "compressor.rank=4", "epochs=7", "comm=gloo", "comm.processes=2")
     return RunFolder.create(str(tmp_path / "runs"), "x", {**cfg, "workers": 4})
 
 
@@ -386,7 +386,7 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
 )
 def test_a_setting_without_effect_warns(overrides, key, capsys):
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(compose(overrides), command.typed(overrides))
+        train.run(composed.cfg(*overrides), command.typed(overrides))
     warnings = capsys.readouterr().err.splitlines()
     assert [w for w in warnings if w.startswith(f"warning: {key} has no effect here: ")] == warnings != []
 

@@ -326,6 +326,9 @@ def test_plan_with_codebooks_survives_the_broadcast():
     assert plan.unpack(torch.tensor(plan.pack(), dtype=torch.float32).tolist()) == plan
 
 
+SINGLE = "adaptive.alq.fit=single"  # quick to fit
+
+
 def run(tmp_path, *overrides):
     train.run(compose([
         "dataset=synthetic", "dataset.size=8", "dataset.train_size=256", "dataset.test_size=32", "batch_size=16",
@@ -348,13 +351,13 @@ def test_a_run_fits_logs_and_charges_its_codebooks(tmp_path):
 
 def test_accordion_on_bits_with_a_codebook_for_each(tmp_path):
     options = ["adaptive.accordion.interval=1", "adaptive.accordion.weak=4", "adaptive.accordion.strong=2"]
-    rows = run(tmp_path, "compressor=qsgd", "adaptive=[accordion,alq]", "adaptive.alq.update_at=[0]", *options)
+    rows = run(tmp_path, "compressor=qsgd", "adaptive=[accordion,alq]", "adaptive.alq.update_at=[0]", SINGLE, *options)
     assert set(rows[-1]["plan"]["codebooks"]) == {"2", "4"}
     assert {level for row in rows for level in row["plan"]["levels"].values()} <= {2, 4}
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("adaptive", ["alq", "alqn", "alq adaptive.alq.fit=empirical"])
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("adaptive", [f"alq {SINGLE}", "alqn", "alq adaptive.alq.fit=empirical", "alq"])
 def test_codebooks_wait_while_nothing_is_quantised(tmp_path, adaptive):
     name, *fit = adaptive.split()
     options = [f"adaptive.{name}.update_at=[0,2,6]", f"adaptive.{name}.stat_samples=2", "compressor.start_step=4", *fit]

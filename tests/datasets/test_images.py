@@ -372,7 +372,7 @@ class TestReadingAhead:
         assert reader.exitcode == 0
 
     def test_a_daemon_may_have_them(self, root, alone):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # spawned anew, it would import everything
         receive, send = context.Pipe(duplex=False)
         child = context.Process(target=in_a_daemon, args=(views(root), send), daemon=True)
         child.start()

@@ -1,5 +1,6 @@
 """One thread per process: the tests share the machine with the processes that they start."""
 
+import gc
 import itertools
 import os
 
@@ -8,6 +9,18 @@ import pytest
 from accordion_bench.options import conf_dir
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+gc.disable()  # nothing of what is collected goes before the end
+
+
+def pytest_collection_finish():
+    """Thousands of tests and all that they have imported need not be looked at again and again."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish():
+    """What ends with the process is counted again."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out

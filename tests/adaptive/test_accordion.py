@@ -9,7 +9,6 @@ from accordion_bench.adaptive.accordion import Accordion
 from accordion_bench.adaptive.critical import CriticalRegime
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components
-from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.choice_file import read_yaml
 from accordion_bench.options.conf_dir import conf_dir
@@ -20,6 +19,7 @@ from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals.gradient_sums import GradientSums
 from scripts import matrix
+from tests.kit import composed
 from tests.kit.helpers import SPECS, gradients, yaml_names, yaml_node
 
 
@@ -261,7 +261,7 @@ def test_every_policy_of_levels_refuses_a_compressor_without():
 
 
 def test_two_policies_on_one_knob_are_refused():
-    cfg = compose(["adaptive=accordion", "compressor=powersgd"])
+    cfg = composed.cfg("adaptive=accordion", "compressor=powersgd")
     cfg["adaptive"]["again"] = dict(cfg["adaptive"]["accordion"])
     with pytest.raises(ConfigError, match="accordion and again"):
         build_components(RunConfig.from_dict(cfg), workers=4)

@@ -11,7 +11,6 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.dgc import DGC, clipped
 from accordion_bench.config.components import build_components
-from accordion_bench.config.compose import compose
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
@@ -19,7 +18,7 @@ from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
-from tests.kit import tiny
+from tests.kit import composed, tiny
 from tests.kit.helpers import SGD, SPECS, compressor, exchange_for, gradients
 from tests.runs import test_resume
 
@@ -282,4 +281,4 @@ def test_error_feedback_around_it_is_refused():
 
 def test_another_optimizer_is_refused():
     with pytest.raises(ConfigError, match="optimizer must be sgd"):
-        build_components(RunConfig.from_dict(compose(["compressor=dgc", "optimizer=adamw"])), 4)
+        build_components(RunConfig.from_dict(composed.cfg("compressor=dgc", "optimizer=adamw")), 4)

@@ -16,7 +16,6 @@ from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.config.components import build_components
-from accordion_bench.config.compose import compose
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, TensorSpec
@@ -25,6 +24,7 @@ from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledM
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import BucketStatistics
+from tests.kit import composed
 from tests.kit.helpers import exchange_for, gradients
 
 BOOKS = {
@@ -125,7 +125,7 @@ def test_wrong_options_are_refused_in_one_sentence(options, told):
 ])  # fmt: skip
 def test_impossible_pairs_are_refused(overrides, told):
     with pytest.raises(ConfigError) as refused:
-        build_components(RunConfig.from_dict(compose(overrides)), 4)
+        build_components(RunConfig.from_dict(composed.cfg(*overrides)), 4)
     assert told in str(refused.value) and "; type " in str(refused.value)
 
 
@@ -330,10 +330,9 @@ SINGLE = "adaptive.alq.fit=single"  # quick to fit
 
 
 def run(tmp_path, *overrides):
-    train.run(compose([
-        "dataset=synthetic", "dataset.size=8", "dataset.train_size=256", "dataset.test_size=32", "batch_size=16",
-        "comm=simulated", "workers=4", "epochs=3", f"paths.runs={tmp_path}", *overrides,
-    ]))  # fmt: skip
+    small = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=256", "dataset.test_size=32", "batch_size=16"]
+    around = ["comm=simulated", "workers=4", "epochs=3", f"paths.runs={tmp_path}"]
+    train.run(composed.cfg(*small, *around, *overrides))
     (folder,) = tmp_path.iterdir()
     return RunFolder(folder).read_metrics()
 

@@ -50,10 +50,14 @@ def _is_choice(override: str) -> bool:
 
 @functools.cache
 def _value(override: str) -> Any:
-    """What Hydra's grammar reads in `key=value`; a dict, which would be merged, where it is more than one value."""
+    """What Hydra's grammar reads in `key=value`; a dict, which would be merged, where it is not one value."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
 
-    parsed = OverridesParser.create().parse_override(override)
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return {}  # what it says of a list is more than what it says of one
     return {} if parsed.is_add() or parsed.is_delete() or parsed.is_sweep_override() else parsed.value()
 
 

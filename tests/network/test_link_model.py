@@ -12,7 +12,6 @@ from accordion_bench import train
 from accordion_bench.__main__ import typed
 from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.config.compose import compose
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.compare.arms import group
@@ -22,7 +21,7 @@ from accordion_bench.report.render import captions
 from accordion_bench.report.render.figures import series
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
-from tests.kit import tiny
+from tests.kit import composed, tiny
 from tests.kit.helpers import yaml_names
 
 
@@ -352,7 +351,7 @@ def test_a_resumed_run_keeps_its_network(tmp_path):
     folder = RunFolder.create(str(tmp_path / "runs"), "x", tiny.cfg(tmp_path, "network=10gbit"))
     overrides = [f"resume={folder.path}", "network=1gbit", "model._target_=tests.kit.tiny.Net"]
     with pytest.raises(ConfigError, match="network must be 10gbit as in the run that is resumed, got 1gbit"):
-        train.run(compose(overrides), typed(overrides))
+        train.run(composed.cfg(*overrides), typed(overrides))
 
 
 def test_columns_are_numbers(tmp_path):

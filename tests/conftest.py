@@ -25,7 +25,10 @@ def pytest_sessionfinish():
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items):
-    """Of the cases of a test that is marked `sample(n)`, the first and every n-th after it are in the default suite."""
+    """Of the cases of a test that is marked `sample(n)`, the first and every n-th after it are in the default suite.
+
+    Let n have no factor in common with the numbers of values of its parameters, so that cases differ in each of them.
+    """
     for _, cases in itertools.groupby(items, key=lambda item: (item.path, getattr(item, "originalname", item.name))):
         for number, item in enumerate(cases):
             marked = item.get_closest_marker("sample")

@@ -31,6 +31,7 @@ def same(cfg: dict) -> None:
     assert yaml.safe_dump(back, sort_keys=False) == yaml.safe_dump(cfg, sort_keys=False)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("choice, group, name", CHOICES, ids=[choice for choice, _, _ in CHOICES])
 def test_there_and_back_for_every_choice(choice, group, name):
     cfg, node = composed.cfg(), yaml_node(group, name) or {}

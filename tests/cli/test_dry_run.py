@@ -35,7 +35,7 @@ def forecast(cfg, folder):
     return dry_run.totals(trainer, parts, dry_run.exchanges(trainer, parts))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("overrides", list(RUNS.values()), ids=list(RUNS))
 def test_the_bytes_are_those_of_the_run(overrides, tmp_path):
     cfg = composed.run(tmp_path / "runs", *overrides, "epochs=3")

@@ -77,7 +77,7 @@ def test_nothing_lies_idle():
         assert own | {"dense", "dense_fp16"} == set(arms_of(family)) | {"dense_fp16"}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_a_whole_sweep(preset):
     full = unresolved(preset, "dense")
@@ -91,7 +91,7 @@ def test_a_preset_is_a_whole_sweep(preset):
     assert len(swept(preset)["seed"]) >= 3 and len(swept(preset, "tiny")["seed"]) == 1
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_coherent_at_every_scale(preset):
     """Shares of the run stay, learning rates follow the batch; less and less is trained on."""
@@ -117,7 +117,7 @@ def test_a_preset_is_coherent_at_every_scale(preset):
 LOCAL = [preset for preset in PRESETS if preset.startswith("local_sgd")]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("preset", LOCAL)
 def test_workers_meet_in_mid_run_at_every_scale(preset):
     """The longest period fits into the steps after the switch."""
@@ -131,7 +131,7 @@ def test_workers_meet_in_mid_run_at_every_scale(preset):
             assert (run.epochs - switch) * run.steps_per_epoch() >= longest
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_arms_find_what_they_read(preset):
     """Every `setup` key of an arm is in every experiment that has the arm."""

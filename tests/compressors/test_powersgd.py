@@ -192,12 +192,14 @@ class TestSwitch:
         assert torch.equal(exchange.state["a"]["q"], q)
 
 
+@pytest.fixture(scope="module")
+def specs():
+    """Of CIFAR-10's ResNet-18."""
+    return [TensorSpec(name, tuple(p.shape)) for name, p in ResNet18(3, 10).named_parameters()]
+
+
 class TestVolume:
     """CIFAR-10 ResNet-18 as in the Accordion paper: every matrix compressed, 300 epochs of 98 steps, Table 1."""
-
-    @pytest.fixture(scope="class")
-    def specs(self):
-        return [TensorSpec(name, tuple(p.shape)) for name, p in ResNet18(3, 10).named_parameters()]
 
     @pytest.mark.parametrize(("rank", "floats"), [(1, 45_935), (2, 82_260), (4, 154_910)])
     def test_per_step(self, specs, rank, floats):

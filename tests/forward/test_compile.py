@@ -27,7 +27,7 @@ def buffers_are_equal(a, b) -> bool:
     return all(torch.equal(value, b.axis.buffers_W[name]) for name, value in a.axis.buffers_W.items())
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("arm", ARMS)
 def test_compiled_is_not_compiled_bit_for_bit(tmp_path, arm, backend):

@@ -164,6 +164,7 @@ def test_the_comparison_compares_something(straight):
     assert set(got["files"]) == {"shared.pt", "worker-0.pt", "worker-1.pt", "worker-2.pt", "worker-3.pt"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("statistic", ["mean", "update"])
 def test_mid_epoch_sums_of_every_statistic(statistic, tmp_path):
     arm = [*ARMS["powersgd accordion"], f"adaptive.accordion.statistic={statistic}"]

@@ -18,6 +18,7 @@ from tests.kit.helpers import yaml_names
 DEVICE = "cuda:7"  # of its own: what is remembered by device is fake, too
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", yaml_names("compressor"))
 def test_every_compressor(name, monkeypatch):
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)

@@ -1,5 +1,6 @@
 """One thread per process: the tests share the machine with the processes that they start."""
 
+import gc
 import itertools
 import os
 
@@ -8,11 +9,26 @@ import pytest
 from accordion_bench.options import conf_dir
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+gc.disable()  # nothing of what is collected goes before the end
+
+
+def pytest_collection_finish():
+    """Thousands of tests and all that they have imported need not be looked at again and again."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish():
+    """What ends with the process is counted again."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items):
-    """Of the cases of a test that is marked `sample(n)`, the first and every n-th after it are in the default suite."""
+    """Of the cases of a test that is marked `sample(n)`, the first and every n-th after it are in the default suite.
+
+    Let n have no factor in common with the numbers of values of its parameters, so that cases differ in each of them.
+    """
     for _, cases in itertools.groupby(items, key=lambda item: (item.path, getattr(item, "originalname", item.name))):
         for number, item in enumerate(cases):
             marked = item.get_closest_marker("sample")

@@ -9,8 +9,9 @@ from accordion_bench.adaptive.accordion import Accordion
 from accordion_bench.adaptive.critical import CriticalRegime
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components
-from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.choice_file import read_yaml
+from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.run_config import RunConfig
@@ -18,6 +19,7 @@ from accordion_bench.schedules.cosine import Cosine
 from accordion_bench.schedules.multistep import MultiStep
 from accordion_bench.signals.gradient_sums import GradientSums
 from scripts import matrix
+from tests.kit import composed
 from tests.kit.helpers import SPECS, gradients, yaml_names, yaml_node
 
 
@@ -219,12 +221,20 @@ class TestStatistics:
         assert sums.read()["norm_of_sum_local"]["model"] == pytest.approx(float(whole))
 
 
-@pytest.mark.sample(4)
+def scheme_of(policy: str) -> str:
+    """The synchronisation that a policy's file chooses."""
+    for item in read_yaml(conf_dir() / "adaptive" / f"{policy}.yaml").get("defaults", []):
+        for key, value in item.items() if isinstance(item, dict) else ():
+            if key.startswith("override /sync"):
+                return value
+    return "every_step"
+
+
 @pytest.mark.parametrize("name", yaml_names("adaptive"))
 @pytest.mark.parametrize("compressor", ["powersgd", "topk", "qsgd"])
 def test_contract_of_every_policy(name, compressor):
     """Builds from its YAML, starts on any ladder, and its state survives a round trip; codebooks need a quantiser."""
-    cfg = compose([f"adaptive={name}", f"compressor={compressor}"])
+    cfg = matrix.cell(compressor, scheme_of(name), [name])
     if matrix.of_pair("compressor", compressor, "adaptive", name):
         with pytest.raises(ConfigError, match=r"type .*compressor="):
             build_components(RunConfig.from_dict(cfg), workers=4)
@@ -247,11 +257,11 @@ def test_every_policy_of_levels_refuses_a_compressor_without():
     for name in yaml_names("adaptive"):
         if name != "none" and target(yaml_node("adaptive", name), name).drives in ("level", "codebook"):
             with pytest.raises(ConfigError, match=r"got compressor=none; type .*compressor=(powersgd|qsgd|topk)"):
-                build_components(RunConfig.from_dict(compose([f"adaptive={name}", "compressor=none"])), workers=4)
+                build_components(RunConfig.from_dict(matrix.cell("none", scheme_of(name), [name])), workers=4)
 
 
 def test_two_policies_on_one_knob_are_refused():
-    cfg = compose(["adaptive=accordion", "compressor=powersgd"])
+    cfg = composed.cfg("adaptive=accordion", "compressor=powersgd")
     cfg["adaptive"]["again"] = dict(cfg["adaptive"]["accordion"])
     with pytest.raises(ConfigError, match="accordion and again"):
         build_components(RunConfig.from_dict(cfg), workers=4)

@@ -280,7 +280,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("overrides, told", REFUSED, ids=[" ".join(o) for o, _ in REFUSED])
 def test_refused_before_the_run(overrides, told):
     with pytest.raises(ConfigError, match=told) as refused:
@@ -387,6 +387,7 @@ def test_the_live_detector_in_a_run(tmp_path):
     assert not any("accordion_batch" in row["decisions"] for row in rows[2:])  # after the switch nobody looks
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("arm", [ADABATCH, GROW, NOISE])
 def test_stopped_and_resumed(arm, tmp_path):
     """In the second epoch, with another batch than at the start: bit for bit the run that was not stopped."""

@@ -40,6 +40,7 @@ SIZED = [name for name in yaml_names("compressor") if compressor(name).compresso
 WIRE = {name: WIRE.get(name, [{}]) for name in SIZED}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("workers", [4, 16])
 @pytest.mark.parametrize(("name", "options"), [(name, o) for name, found in WIRE.items() for o in found], ids=str)
 def test_wire_bytes_are_the_ledgers(name, options, workers):
@@ -159,6 +160,7 @@ def test_a_level_that_the_compressor_refuses_is_named_by_its_own_key(monkeypatch
         components("adaptive=schedule", "compressor=qsgd", "compressor.levels=exponential", "compressor.p=0.0001")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("policy", ["alq", "alqg", "alqn", "amq", "amqn"])
 def test_two_bits_with_a_zero_level_leave_nothing_to_fit(policy):
     typed = ["compressor=qsgd", "compressor.bits=2", f"adaptive={policy}"]
@@ -243,7 +245,7 @@ def straight(tmp_path_factory):
     return of
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("arm", ARMS)
 def test_trains_and_goes_on_bit_for_bit(arm, straight, tmp_path):
     """Levels change; a run that is stopped in mid-epoch and mid-window and continued is the same run."""
@@ -295,9 +297,11 @@ def test_accordions_decisions_are_what_is_refined(straight):
     assert checked >= 2
 
 
-def test_only_worker_0_is_asked(straight, tmp_path, monkeypatch):
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("arm", ["gravac", "lgreco"])
+def test_only_worker_0_is_asked(arm, straight, tmp_path, monkeypatch):
     """Other workers' gradients may be anything: the probes that decide are those of the first row."""
-    expected = {arm: straight(arm).read_metrics() for arm in ("gravac", "lgreco")}
+    rows = straight(arm).read_metrics()
     original, seen = PolicyRunner.look_at, []
 
     def look_at(self, exchanges, xs_W, info):
@@ -306,10 +310,9 @@ def test_only_worker_0_is_asked(straight, tmp_path, monkeypatch):
         seen.append(info.step)
 
     monkeypatch.setattr(PolicyRunner, "look_at", look_at)
-    for arm, rows in expected.items():
-        again = trained(tmp_path / arm, arm).read_metrics()
-        assert [without_times(row) for row in again] == [without_times(row) for row in rows]
-    assert seen == 2 * list(range(4 * tiny.STEPS))
+    again = trained(tmp_path / arm, arm).read_metrics()
+    assert [without_times(row) for row in again] == [without_times(row) for row in rows]
+    assert seen == list(range(4 * tiny.STEPS))
 
 
 def test_state_round_trips():

@@ -166,19 +166,22 @@ def test_once_per_epoch_however_often_is_exchanged():
     assert refinements([10, 4], samples=2, every=7) == [[(1, 2), (8, 2)], []]
 
 
-def test_refines_in_every_epoch_of_every_scheme(tmp_path):
+SCHEMES = {
+    "post": ["sync=post_local_sgd", "sync.switch_step=12", "sync.period=2"],
+    "groups": ["sync=hierarchical", "sync.groups=[[2,2],[6,4]]"],
+    "seldom": ["sync=local_sgd", "sync.period=6"],
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_refines_in_every_epoch_of_every_scheme(tmp_path, name):
     """6 steps per epoch: synchronous, then local from step 12 on; groups that meet every 2 steps; and all processes
     would agree, because `update` has no part in it."""
     common = ["adaptive=lgreco", "compressor=topk", "adaptive.lgreco.samples=2", "epochs=4"]
-    schemes = {
-        "post": ["sync=post_local_sgd", "sync.switch_step=12", "sync.period=2"],
-        "groups": ["sync=hierarchical", "sync.groups=[[2,2],[6,4]]"],
-        "seldom": ["sync=local_sgd", "sync.period=6"],
-    }
-    for name, scheme in schemes.items():
-        train.run(composed.run(tmp_path / name, *common, *scheme))
-        rows = RunFolder(tiny.only(tmp_path / name)).read_metrics()
-        assert [len(row["decisions"]["lgreco"]["updates"]) for row in rows] == [1] * 4, name
+    train.run(composed.run(tmp_path, *common, *SCHEMES[name]))
+    rows = RunFolder(tiny.only(tmp_path)).read_metrics()
+    assert [len(row["decisions"]["lgreco"]["updates"]) for row in rows] == [1] * 4
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,7 @@ class TestAccordionSync:
 OVERLAP = ["sync=overlap_local_sgd", "sync.merge_alpha=1", "sync.delay=1", "sync.period=4"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "overrides, sync, period",
     [
@@ -205,7 +206,7 @@ def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
     assert build_components(RunConfig.from_dict(cfg), 4).plan_for([]).period == period
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "overrides, told",
     [

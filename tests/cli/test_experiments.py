@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
 from accordion_bench import train
-from accordion_bench.__main__ import in_order
+from accordion_bench.__main__ import in_order, main
+from accordion_bench.cli import sweep
 from accordion_bench.config import validate
 from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose, resolve
 from accordion_bench.config.resolvers import SCALES
 from accordion_bench.exchange.partition import sent_specs
+from accordion_bench.options.choice_file import read_yaml
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.run_config import RunConfig
@@ -46,9 +49,23 @@ def cfg_of(preset: str, arm: str = "dense", at: str = "full", **setup) -> dict:
     return resolve(full, full.hydra.runtime.choices)
 
 
+@functools.cache
+def stated(file: str) -> dict[str, str]:
+    """What an experiment's file and those that it begins with sweep over: for lists of cases, without Hydra."""
+    node = read_yaml(conf_dir() / "experiment" / f"{file}.yaml")
+    begins = [str(item).removeprefix("/experiment/") for item in node["defaults"] if "/experiment/" in str(item)]
+    before = {key: value for base in begins for key, value in stated(base).items()}
+    return before | node.get("hydra", {}).get("sweeper", {}).get("params", {})
+
+
+def arms_in(preset: str) -> list[str]:
+    """The arms that an experiment's file states; `test_a_preset_is_a_whole_sweep` composes it."""
+    return stated(preset)["+arm"].split(",")
+
+
 def arms_of(family: str) -> list[str]:
     """All arms that the family's presets use."""
-    return sorted({arm for preset in PRESETS if preset.startswith(family) for arm in swept(preset)["+arm"]})
+    return sorted({arm for preset in PRESETS if preset.startswith(family) for arm in arms_in(preset)})
 
 
 def test_nothing_lies_idle():
@@ -60,7 +77,7 @@ def test_nothing_lies_idle():
         assert own | {"dense", "dense_fp16"} == set(arms_of(family)) | {"dense_fp16"}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_a_whole_sweep(preset):
     full = unresolved(preset, "dense")
@@ -68,11 +85,13 @@ def test_a_preset_is_a_whole_sweep(preset):
     for at in SCALES:
         params = swept(preset, at)
         assert next(iter(params)) == "+experiment"  # else arms would come before their experiment
+        assert params["+arm"] == arms_in(preset) and set(params) == set(stated(preset))
         assert "dense" in params["+arm"] and set(params["+arm"]) <= set(yaml_names("arm"))
         assert params["seed"] == [str(seed) for seed in range(len(params["seed"]))]
     assert len(swept(preset)["seed"]) >= 3 and len(swept(preset, "tiny")["seed"]) == 1
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_coherent_at_every_scale(preset):
     """Shares of the run stay, learning rates follow the batch; less and less is trained on."""
@@ -98,6 +117,7 @@ def test_a_preset_is_coherent_at_every_scale(preset):
 LOCAL = [preset for preset in PRESETS if preset.startswith("local_sgd")]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("preset", LOCAL)
 def test_workers_meet_in_mid_run_at_every_scale(preset):
     """The longest period fits into the steps after the switch."""
@@ -111,13 +131,14 @@ def test_workers_meet_in_mid_run_at_every_scale(preset):
             assert (run.epochs - switch) * run.steps_per_epoch() >= longest
 
 
-def test_arms_find_what_they_read():
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_arms_find_what_they_read(preset):
     """Every `setup` key of an arm is in every experiment that has the arm."""
-    for preset in PRESETS:
-        there = set(unresolved(preset, "dense").setup)
-        for arm in swept(preset)["+arm"]:
-            text = (conf_dir() / "arm" / f"{arm}.yaml").read_text()
-            assert set(re.findall(r"\$\{setup\.(\w+)\}", text)) <= there, (preset, arm)
+    there = set(unresolved(preset, "dense").setup)
+    for arm in arms_in(preset):
+        text = (conf_dir() / "arm" / f"{arm}.yaml").read_text()
+        assert set(re.findall(r"\$\{setup\.(\w+)\}", text)) <= there, (preset, arm)
 
 
 SOME = [(family, arm) for family in FAMILIES for arm in arms_of(family)]
@@ -125,7 +146,7 @@ SOME = [(family, arm) for family in FAMILIES for arm in arms_of(family)]
 
 def home(family: str, arm: str) -> str:
     """The family's first preset with this arm."""
-    return next(preset for preset in PRESETS if preset.startswith(family) and arm in swept(preset)["+arm"])
+    return next(preset for preset in PRESETS if preset.startswith(family) and arm in arms_in(preset))
 
 
 def check_cell(preset: str, arm: str, monkeypatch) -> None:
@@ -138,7 +159,7 @@ def check_cell(preset: str, arm: str, monkeypatch) -> None:
         parts_of(cfg_of(preset, arm, at))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("family, arm", SOME)
 def test_an_arm_is_valid(family, arm, monkeypatch):
     check_cell(home(family, arm), arm, monkeypatch)
@@ -152,7 +173,7 @@ def test_every_cell_is_valid(preset, monkeypatch):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if any("setup." in key for key in swept(preset))])
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if any("setup." in key for key in stated(preset))])
 def test_what_is_swept_is_read(preset):
     """The option changes the family's own arm, and leaves dense as it is, which therefore trains once."""
     (key,) = (key for key in swept(preset) if key.startswith("setup."))
@@ -182,6 +203,7 @@ def test_alq():
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("arm", ["alq", "alq_n", "alq_amq", "alq_amq_n", "alq_nuqsgd", "alq_qsgdinf"])
 def test_official_quirks_of_alq(arm):
     official = yaml_node("experiment/alq", "official")["setup"]
@@ -270,19 +292,14 @@ def test_arms_may_be_typed_before_their_experiment():
     assert compose(in_order(["+arm=alq_one_worker", "+experiment=alq/table1"]))["workers"] == 1
 
 
-def run_preset(preset: str, runs: Path, *overrides: str) -> list[dict]:
-    """Lines of the record of a preset that has come to its end, from the command line."""
-    command = [*tiny.COMMAND, f"+experiment={preset}", "scale=tiny", f"paths.runs={runs}", *overrides]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=290)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in (runs / "sweep.jsonl").read_text().splitlines()]
-
-
-def test_equal_cells_train_once_and_arms_have_the_last_word(tmp_path):
+def test_equal_cells_train_once_and_arms_have_the_last_word(tmp_path, monkeypatch):
     """One worker knows nothing of buckets, and stays alone though the experiment says four."""
-    typed = ["+arm=alq_one_worker,alq_trn", "setup.bucket_size=64,128"]
-    lines = run_preset("alq/table1", tmp_path, *[word for word in QUICK if "scale" not in word], *typed)
+    typed = ["+experiment=alq/table1", "scale=tiny", f"paths.runs={tmp_path}", "epochs=1", "setup.bucket_size=64,128"]
+    quick = [word for word in QUICK if "scale" not in word]
+    monkeypatch.setattr(sys, "argv", ["accordion_bench", *typed, *quick, "+arm=alq_one_worker,alq_trn"])
+    monkeypatch.setattr(sweep, "current", sweep.Sweep())
+    main()
+    lines = [json.loads(line) for line in (tmp_path / "sweep.jsonl").read_text().splitlines()]
     assert [line["status"] for line in lines] == ["done", "skipped", "done", "done"]
     assert lines[0]["folder"] == lines[1]["folder"]
     configs = [RunFolder(line["folder"]).read_config() for line in lines]
@@ -290,6 +307,15 @@ def test_equal_cells_train_once_and_arms_have_the_last_word(tmp_path):
     assert [cfg["choices"]["arm"] for cfg in configs] == ["alq_one_worker"] * 2 + ["alq_trn"] * 2
     assert [cfg["compressor"].get("bucket_size") for cfg in configs] == [None, None, 64, 128]
     assert not any("setup" in cfg for cfg in configs)
+
+
+def run_preset(preset: str, runs: Path, *overrides: str) -> list[dict]:
+    """Lines of the record of a preset that has come to its end, from the command line."""
+    command = [*tiny.COMMAND, f"+experiment={preset}", "scale=tiny", f"paths.runs={runs}", *overrides]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=290)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in (runs / "sweep.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow

@@ -89,6 +89,7 @@ def finished(tmp_path, name, *overrides):
     return RunFolder(folder).read_metrics(), load("shared.pt"), [load(f"worker-{w}.pt") for w in range(4)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "options",
     [

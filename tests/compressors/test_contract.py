@@ -25,6 +25,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_yaml(name, check):

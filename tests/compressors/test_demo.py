@@ -11,13 +11,13 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.dct import Chunks, dct_matrix, largest_divisor
 from accordion_bench.compressors.demo import DeMo, Group, Sent, answer_bytes, pack_signs, unpack_signs
 from accordion_bench.config.components import build_components
-from accordion_bench.config.compose import compose
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
+from tests.kit import composed
 from tests.kit.helpers import SPECS, exchange_for, gradients
 
 FLOAT64 = {"dtype": torch.float64, "device": torch.device("cpu")}
@@ -282,13 +282,13 @@ def test_error_feedback_and_the_optimizers_momentum_are_refused():
     with pytest.raises(ConfigError, match=r"compressor\.error_feedback must be false"):
         exchange_for("demo", error_feedback=True)
     with pytest.raises(ConfigError, match=r"type optimizer\.momentum=0"):
-        build_components(RunConfig.from_dict(compose(["compressor=demo", "optimizer.momentum=0.9"])), workers=1)
+        build_components(RunConfig.from_dict(composed.cfg("compressor=demo", "optimizer.momentum=0.9")), workers=1)
 
 
 def test_trains_with_decoupled_weight_decay(tmp_path):
     tiny = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=64", "dataset.test_size=16", "batch_size=8"]
     run = ["epochs=2", "comm=simulated", "workers=2", "optimizer.lr=0.001", "optimizer.momentum=0"]
-    train.run(compose([*tiny, *run, f"paths.runs={tmp_path}", "compressor=demo", "optimizer.nesterov=false"]))
+    train.run(composed.cfg(*tiny, *run, f"paths.runs={tmp_path}", "compressor=demo", "optimizer.nesterov=false"))
     (folder,) = tmp_path.iterdir()
     rows = RunFolder(folder).read_metrics()
     assert len(rows) == 2 and rows[1]["train_loss"] < rows[0]["train_loss"]

@@ -11,7 +11,6 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.dgc import DGC, clipped
 from accordion_bench.config.components import build_components
-from accordion_bench.config.compose import compose
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
@@ -19,7 +18,7 @@ from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
-from tests.kit import tiny
+from tests.kit import composed, tiny
 from tests.kit.helpers import SGD, SPECS, compressor, exchange_for, gradients
 from tests.runs import test_resume
 
@@ -249,6 +248,7 @@ def test_saved_and_loaded_it_goes_on_with_equal_bits():
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stop_at", [4, 15])
 def test_a_run_that_was_stopped_and_resumed_is_the_straight_one(tmp_path, stop_at):
     """Through checkpoints, in and after the warm-up, with clipping, under Accordion."""
@@ -281,4 +281,4 @@ def test_error_feedback_around_it_is_refused():
 
 def test_another_optimizer_is_refused():
     with pytest.raises(ConfigError, match="optimizer must be sgd"):
-        build_components(RunConfig.from_dict(compose(["compressor=dgc", "optimizer=adamw"])), 4)
+        build_components(RunConfig.from_dict(composed.cfg("compressor=dgc", "optimizer=adamw")), 4)

@@ -102,6 +102,7 @@ def test_blocks_of_whole_buckets_share_a_scale():
     torch.testing.assert_close(torch.cat([updates[i].flatten() for i in first]), expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["efsignsgd", "onebit"])
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_constant_gradient_gets_through(name, workers):

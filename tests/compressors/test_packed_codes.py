@@ -24,6 +24,7 @@ def packed_slowly(row: list[int], levels: int) -> list[int]:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("levels", LEVELS)
 def test_round_trip_of_all_lengths_on_both_devices(levels):
     """The path that a GPU takes, run on the CPU, gives the same bytes and codes."""

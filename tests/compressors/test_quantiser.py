@@ -16,7 +16,6 @@ from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.config.components import build_components
-from accordion_bench.config.compose import compose
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, TensorSpec
@@ -25,6 +24,7 @@ from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledM
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import BucketStatistics
+from tests.kit import composed
 from tests.kit.helpers import exchange_for, gradients
 
 BOOKS = {
@@ -44,7 +44,7 @@ def decoded(quantiser, x, step, codebooks=None):
     return quantiser.decode(message, spec, level, ctx)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("book", BOOKS)
 def test_predicted_variance_is_the_measured_one(book, norm):
@@ -105,6 +105,7 @@ def test_wrong_options_are_refused_in_one_sentence(options, told):
     assert told in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("overrides, told", [
     (["compressor=topk", "adaptive=alq"], "with a codebook of its own, got compressor=topk; type compressor=qsgd"),
     (["compressor=trn", "adaptive=alq"], "adaptive=alq needs a compressor with a codebook"),
@@ -124,7 +125,7 @@ def test_wrong_options_are_refused_in_one_sentence(options, told):
 ])  # fmt: skip
 def test_impossible_pairs_are_refused(overrides, told):
     with pytest.raises(ConfigError) as refused:
-        build_components(RunConfig.from_dict(compose(overrides)), 4)
+        build_components(RunConfig.from_dict(composed.cfg(*overrides)), 4)
     assert told in str(refused.value) and "; type " in str(refused.value)
 
 
@@ -187,7 +188,7 @@ def statistics_of(policy, xs_W, quantiser, workers=4, placements=1):
     return collected.read(policy.signals), collected.comm.ledger.columns()["control_bytes"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("method", ["alq", "alqg", "amq"])
 @pytest.mark.parametrize("fit", ["mixture", "single", "empirical"])
 @pytest.mark.parametrize("zero_level", [True, False])
@@ -325,11 +326,13 @@ def test_plan_with_codebooks_survives_the_broadcast():
     assert plan.unpack(torch.tensor(plan.pack(), dtype=torch.float32).tolist()) == plan
 
 
+SINGLE = "adaptive.alq.fit=single"  # quick to fit
+
+
 def run(tmp_path, *overrides):
-    train.run(compose([
-        "dataset=synthetic", "dataset.size=8", "dataset.train_size=256", "dataset.test_size=32", "batch_size=16",
-        "comm=simulated", "workers=4", "epochs=3", f"paths.runs={tmp_path}", *overrides,
-    ]))  # fmt: skip
+    small = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=256", "dataset.test_size=32", "batch_size=16"]
+    around = ["comm=simulated", "workers=4", "epochs=3", f"paths.runs={tmp_path}"]
+    train.run(composed.cfg(*small, *around, *overrides))
     (folder,) = tmp_path.iterdir()
     return RunFolder(folder).read_metrics()
 
@@ -347,13 +350,13 @@ def test_a_run_fits_logs_and_charges_its_codebooks(tmp_path):
 
 def test_accordion_on_bits_with_a_codebook_for_each(tmp_path):
     options = ["adaptive.accordion.interval=1", "adaptive.accordion.weak=4", "adaptive.accordion.strong=2"]
-    rows = run(tmp_path, "compressor=qsgd", "adaptive=[accordion,alq]", "adaptive.alq.update_at=[0]", *options)
+    rows = run(tmp_path, "compressor=qsgd", "adaptive=[accordion,alq]", "adaptive.alq.update_at=[0]", SINGLE, *options)
     assert set(rows[-1]["plan"]["codebooks"]) == {"2", "4"}
     assert {level for row in rows for level in row["plan"]["levels"].values()} <= {2, 4}
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("adaptive", ["alq", "alqn", "alq adaptive.alq.fit=empirical"])
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("adaptive", [f"alq {SINGLE}", "alqn", "alq adaptive.alq.fit=empirical", "alq"])
 def test_codebooks_wait_while_nothing_is_quantised(tmp_path, adaptive):
     name, *fit = adaptive.split()
     options = [f"adaptive.{name}.update_at=[0,2,6]", f"adaptive.{name}.stat_samples=2", "compressor.start_step=4", *fit]

@@ -13,7 +13,6 @@ from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.cli import experiments
 from accordion_bench.config import components, continuation, declared
-from accordion_bench.config.compose import compose
 from accordion_bench.options import explain
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
@@ -22,7 +21,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from scripts import matrix
-from tests.kit import tiny
+from tests.kit import composed, tiny
 from tests.kit.helpers import yaml_names, yaml_node
 
 
@@ -44,7 +43,7 @@ def never_launched(monkeypatch, tmp_path):
 def sentence(*overrides: str) -> str:
     """What the user reads."""
     with pytest.raises(Exception) as caught:
-        train.run(compose(overrides), command.typed(list(overrides)))
+        train.run(composed.cfg(*overrides), command.typed(list(overrides)))
     text = explain.explain(caught.value)
     assert text, repr(caught.value)
     assert "\n" not in text
@@ -170,19 +169,19 @@ REFUSED = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("overrides, told", REFUSED, ids=[" ".join(o) for o, _ in REFUSED])
 def test_one_sentence(overrides, told):
     assert re.search(told, sentence(*overrides)), sentence(*overrides)
 
 
 def test_more_processes_than_gpus():
-    cfg = compose(["comm=nccl", "comm.processes=2"])
+    cfg = composed.cfg("comm=nccl", "comm.processes=2")
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 1, .*, got 2; type comm.processes=1"):
         placement.place(RunConfig.from_dict(cfg), environ={}, gpus=1)
     started = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     with pytest.raises(ConfigError, match=r"comm.processes must be at most 2, .*, got 4"):
-        placement.place(RunConfig.from_dict(compose(["comm=nccl"])), environ=started, gpus=2)
+        placement.place(RunConfig.from_dict(composed.cfg("comm=nccl")), environ=started, gpus=2)
 
 
 def test_one_experiment_and_one_of_its_arms():
@@ -231,7 +230,7 @@ def _target_of(cfg: dict, key: str) -> str | None:
     return node.get("_target_")
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("choice", options())
 def test_wrong_kind_in_plain_yaml(choice):
     overrides = [choice] if choice else []
@@ -245,16 +244,16 @@ def test_wrong_kind_in_plain_yaml(choice):
         overrides += [f"compressor={fitting}"]
     if choice == "network=custom":
         overrides += ["network.bandwidth=1e8"]
-    composed = compose(overrides)
+    whole = composed.cfg(*overrides)
     for key, default in options()[choice]:
         wrong = [{"odd": 1}, [{"odd": 1}]]
         wrong += [] if key in FREE_TEXT else ["nonsense"]
-        may_be_null = declared._of_several_kinds(_target_of(composed, key)).get(key.rpartition(".")[2])
+        may_be_null = declared._of_several_kinds(_target_of(whole, key)).get(key.rpartition(".")[2])
         wrong += [] if default is None or may_be_null else [None]
         wrong += [] if isinstance(default, bool) or key in MAY_BE_TRUE else [True]
         wrong += [3] if isinstance(default, bool | str | list) else []
         for value in wrong:
-            cfg = copy.deepcopy(composed)
+            cfg = copy.deepcopy(whole)
             *path, last = key.split(".")
             node = cfg
             for part in path:
@@ -273,10 +272,11 @@ def test_wrong_kind_in_plain_yaml(choice):
 @pytest.fixture
 def stopped(tmp_path) -> RunFolder:
     """The folder of a run that has not finished."""
-    cfg = compose([POWERSGD, "compressor.rank=4", "epochs=7", "comm=gloo", "comm.processes=2"])
+    cfg = composed.cfg(POWERSGD, "compressor.rank=4", "epochs=7", "comm=gloo", "comm.processes=2")
     return RunFolder.create(str(tmp_path / "runs"), "x", {**cfg, "workers": 4})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "overrides, told",
     [
@@ -295,13 +295,13 @@ def test_resume_with_another_configuration(stopped, overrides, told):
 
 def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
     typed = [f"resume={stopped.path}", "comm.timeout=5", "checkpoint.every=3", "epochs=7"]
-    cfg = continuation.resumed_config(compose(typed), set(command.typed(typed)))
+    cfg = continuation.resumed_config(composed.cfg(*typed), set(command.typed(typed)))
     assert (cfg["compressor"]["rank"], cfg["epochs"], cfg["workers"]) == (4, 7, 4)
     kept = {"backend": "gloo", "processes": 2, "workers_per_process": None, "timeout": 5}
     assert {key: cfg["comm"][key] for key in kept} == kept
     assert cfg["checkpoint"]["every"] == 3
     typed = [f"resume={stopped.path}", "comm=simulated"]
-    cfg = continuation.resumed_config(compose(typed), set(command.typed(typed)))
+    cfg = continuation.resumed_config(composed.cfg(*typed), set(command.typed(typed)))
     assert placement.place(RunConfig.from_dict(cfg), environ={}, gpus=0) == placement.Placement("simulated", 1, 4)
     assert cfg["choices"]["comm"] == "simulated"
 
@@ -336,7 +336,7 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
 # ---- settings without effect
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "overrides, key",
     [
@@ -385,7 +385,7 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
 )
 def test_a_setting_without_effect_warns(overrides, key, capsys):
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(compose(overrides), command.typed(overrides))
+        train.run(composed.cfg(*overrides), command.typed(overrides))
     warnings = capsys.readouterr().err.splitlines()
     assert [w for w in warnings if w.startswith(f"warning: {key} has no effect here: ")] == warnings != []
 
@@ -393,14 +393,14 @@ def test_a_setting_without_effect_warns(overrides, key, capsys):
 @pytest.mark.parametrize("overrides", [["sync=diloco", "epochs=2"], ["sync=slowmo", "sync.period=1000"]])
 def test_a_run_without_an_outer_step_warns(overrides, capsys):
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(compose(overrides), command.typed(overrides))
+        train.run(composed.cfg(*overrides), command.typed(overrides))
     assert re.fullmatch(r"warning: sync=\w+ takes no outer step here: .*\n", capsys.readouterr().err)
 
 
 def test_periods_with_an_effect_do_not_warn(capsys):
     overrides = ["sync=post_local_sgd", "sync.period=360", "adaptive=adacomm", "adaptive.adacomm.max_period=360"]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(compose(overrides), command.typed(overrides))
+        train.run(composed.cfg(*overrides), command.typed(overrides))
     assert capsys.readouterr().err == ""
 
 
@@ -408,20 +408,20 @@ def test_periods_with_an_effect_do_not_warn(capsys):
 def test_options_of_several_kinds_are_taken_from_the_command_line(option, capsys):
     overrides = ["compressor=qsgd", f"compressor.{option}", *(["compressor.bits=null"] if "levels" in option else [])]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(compose(overrides), command.typed(overrides))
+        train.run(composed.cfg(*overrides), command.typed(overrides))
 
 
 def test_a_fitted_codebook_leaves_the_bits_alone(capsys):
     overrides = ["compressor=qsgd", "adaptive=alq", "compressor.bits=3", "adaptive.alq.num_components=9"]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(compose(overrides), command.typed(overrides))
+        train.run(composed.cfg(*overrides), command.typed(overrides))
     assert capsys.readouterr().err == ""
 
 
 def test_a_batch_that_grows_may_need_micro_batches(capsys):
     overrides = [BATCH, "micro_batch_size=64", f"{BATCH_KEY}.factor=4", f"{BATCH_KEY}.eta=0.2"]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(compose(overrides), command.typed(overrides))
+        train.run(composed.cfg(*overrides), command.typed(overrides))
     assert capsys.readouterr().err == ""
 
 
@@ -429,13 +429,14 @@ def test_settings_with_an_effect_do_not_warn(capsys):
     overrides = [POWERSGD, "compressor.rank=4", "schedule.warmup_epochs=3", "micro_batch_size=16", "comm=gloo"]
     overrides += ["comm.timeout=5", "compressor.residual=aggregate"]
     with pytest.raises(AssertionError, match="not refused"):
-        train.run(compose(overrides), command.typed(overrides))
+        train.run(composed.cfg(*overrides), command.typed(overrides))
     assert capsys.readouterr().err == ""
 
 
 # ---- the command itself
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wrong", [["compressor=powersdg"], [POWERSGD, "compressor.rank=0"]])
 def test_command_line(wrong, tmp_path):
     arguments = [sys.executable, "-m", "accordion_bench", *tiny.typed(tmp_path / "runs", *wrong)]

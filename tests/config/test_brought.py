@@ -20,6 +20,7 @@ def optimizer(*overrides: str) -> dict:
     return compose(overrides)["optimizer"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "choice", ["compressor=distefblocksgd", "sync=slowmo", "adaptive=slowmo", "sync=local_sgd", "adaptive=qsr"]
 )
@@ -33,6 +34,7 @@ def test_what_is_typed_wins():
     assert optimizer("sync=slowmo", "optimizer.momentum=0") | {"lr": 0} == optimizer("optimizer.momentum=0") | {"lr": 0}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("choice", ["compressor=signsgd", "compressor=signum", "compressor=demo"])
 def test_a_step_that_is_a_sign_has_a_rate_of_its_own(choice):
     cfg, typed = compose([choice]), compose([choice, "optimizer.lr=0.02", "schedule.lr_scaling=linear"])
@@ -40,6 +42,7 @@ def test_a_step_that_is_a_sign_has_a_rate_of_its_own(choice):
     assert (typed["optimizer"]["lr"], typed["schedule"]["lr_scaling"]) == (0.02, "linear")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("schedule", ["multistep", "cosine", "constant"])
 def test_adamw_does_not_inherit_linear_scaling(schedule):
     assert compose([f"schedule={schedule}"])["schedule"]["lr_scaling"] == "linear"
@@ -76,14 +79,17 @@ def test_a_default_momentum_gives_way_to_demo_and_a_typed_one_is_refused():
         composed.validated(compose(["compressor=demo", "optimizer.momentum=0.9"]))
 
 
-def test_nothing_of_it_is_left_in_the_configuration():
+FILES = sorted(file for group in GROUPS for file in (conf_dir() / group).glob("*.yaml"))
+FILES = [file for file in FILES if "brings:" in file.read_text() or "${" in file.read_text()]
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("file", FILES, ids=[f"{file.parent.name}={file.stem}" for file in FILES])
+def test_nothing_of_it_is_left_in_the_configuration(file):
     """Neither `brings` nor `${brought:...}`: what is resolved is what is saved."""
-    files = [file for group in GROUPS for file in (conf_dir() / group).glob("*.yaml")]
-    files = [file for file in files if "brings:" in file.read_text() or "${" in file.read_text()]
-    assert len(files) > 5
-    for file in files:
-        text = str(compose([f"{file.parent.name}={file.stem}"]) | {"choices": {}})
-        assert "'brings'" not in text and "${" not in text
+    assert len(FILES) > 5
+    text = str(compose([f"{file.parent.name}={file.stem}"]) | {"choices": {}})
+    assert "'brings'" not in text and "${" not in text
 
 
 def test_what_is_brought_is_an_option_with_a_default_that_may_give_way():

@@ -4,8 +4,10 @@ import pytest
 from hydra.errors import ConfigCompositionException
 
 from accordion_bench.config.compose import compose
+from accordion_bench.run_config import GROUPS
 from tests.adaptive.test_period_policies import OVERLAP
 from tests.kit import composed, tiny
+from tests.kit.helpers import yaml_names
 from tests.runs.test_resume import ARMS
 
 LISTS = [
@@ -16,11 +18,18 @@ LISTS = [
     ["model._target_=tests.kit.models.DropoutNet", "~model.depth", "optimizer.lr=1e30"],
     ["+model.more=1", "schedule.final=0.5", "seed=1", "seed=2", "seed=1", "schedule=cosine"],
     ["paths={data: elsewhere}"],
+    ["sync=slowmo", "optimizer.nesterov=false", "adaptive=[slowmo,accordion]", "compressor=qsgd"],
+    ["adaptive=[qsr,slowmo]"],
+    ["sync=slowmo", "optimizer=adamw", "schedule=cosine", "comm=gloo", "workers=2"],
+    ["compressor=demo", "optimizer.weight_decay=1e-3", "dataset=pydocs", "model=lstm_small"],
+    ["compressor=signsgd", "scale=tiny", "paths.data='/a(b)'", "network=custom", "tracker=wandb"],
+    ["adaptive=grow_batch", "adaptive.grow_batch.cap=20", "sync=hierarchical", "sync.groups=[[2,2],[4,4]]"],
 ]
+CHOICES = [f"{group}={name}" for group in GROUPS for name in yaml_names(group)]
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("overrides", LISTS, ids=" ".join)
+@pytest.mark.sample(13)
+@pytest.mark.parametrize("overrides", [*LISTS, *([choice] for choice in CHOICES)], ids=" ".join)
 def test_the_same_as_the_command_line(overrides):
     expected, found = compose(overrides), composed.cfg(*overrides)
     assert found == expected

@@ -8,10 +8,10 @@ import torch
 
 from accordion_bench import train
 from accordion_bench.config.components import build_components
-from accordion_bench.config.compose import compose
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import progress
+from tests.kit import composed
 from tests.kit.helpers import yaml_names
 from tests.kit.paths import SHARED
 
@@ -35,7 +35,7 @@ def marked(case: tuple):
 
 
 def finished(tmp_path, *overrides) -> RunFolder:
-    train.run(compose([*TINY, f"paths.runs={tmp_path}", *overrides]))
+    train.run(composed.cfg(*TINY, f"paths.runs={tmp_path}", *overrides))
     (folder,) = tmp_path.iterdir()
     return RunFolder(folder)
 
@@ -52,13 +52,13 @@ def test_trains(tmp_path, group, name, extra):
 
 def test_every_dataset_says_what_a_model_must_accept():
     for name in yaml_names("dataset"):
-        dataset = build_components(RunConfig.from_dict(compose([f"dataset={name}"])), workers=4).dataset
+        dataset = build_components(RunConfig.from_dict(composed.cfg(f"dataset={name}")), workers=4).dataset
         model = {"images": ["in_channels", "num_classes"], "text": ["vocabulary"]}[dataset.task]
         assert list(dataset.model_arguments()) == model and min(dataset.model_arguments().values()) >= 1
 
 
 def test_digits_are_real_and_split_in_order():
-    data = build_components(RunConfig.from_dict(compose([])), 1).dataset.load("nowhere", 0, torch.device("cpu"))
+    data = build_components(RunConfig.from_dict(composed.cfg()), 1).dataset.load("nowhere", 0, torch.device("cpu"))
     assert (data.train_size, data.test_size) == (1437, 360)
     assert data.train_images.shape == (1437, 1, 8, 8) and int(data.train_images.max()) == 16
     assert sorted(set(data.test_labels.tolist())) == list(range(10))
@@ -95,7 +95,7 @@ def test_quiet_elsewhere(tmp_path, capsys):
 @pytest.mark.skipif(not (SHARED / "cifar-10-batches-py").is_dir(), reason="no CIFAR-10 beside the checkout")
 def test_real_cifar10(tmp_path):
     overrides = [f"paths.data={SHARED}", "dataset.subset=64", "dataset.limit_eval=32", "batch_size=8", "epochs=1"]
-    train.run(compose(["dataset=cifar10", "comm=simulated", f"paths.runs={tmp_path}", *overrides]))
+    train.run(composed.cfg("dataset=cifar10", "comm=simulated", f"paths.runs={tmp_path}", *overrides))
     (folder,) = tmp_path.iterdir()
     summary = RunFolder(folder).read_json("summary.json")
     assert summary["steps"] == 2 and summary["test_size"] == 32 and summary["parameters"] == 75_290

@@ -72,6 +72,7 @@ class Rounded(OneShot):
 THIRD_PARTY = [EverySecond, Rounded]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("check", [c for c in conformance.CHECKS if c is not check_placement], ids=conformance.name_of)
 @pytest.mark.parametrize("cls", THIRD_PARTY)
 def test_a_compressor_of_two_functions_passes(cls, check):
@@ -85,6 +86,7 @@ WRAPPED = [
 ]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("check", [c for c in conformance.CHECKS if c is not check_placement], ids=conformance.name_of)
 @pytest.mark.parametrize("options", WRAPPED, ids=str)
 def test_it_passes_in_every_wrapper(options, check):
@@ -295,6 +297,7 @@ def test_the_check_of_devices_compares():
 # ---- the statistics
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dependent", [False, True])
 def test_the_test_of_unbiasedness_rejects_as_rarely_as_it_says(monkeypatch, dependent):
     """Of 300 unbiased methods about none is rejected, whether coordinates are independent or all share one noise."""

@@ -16,7 +16,6 @@ from scipy.io import savemat
 from torch import Tensor
 
 from accordion_bench import train
-from accordion_bench.config.compose import compose
 from accordion_bench.datasets.cifar import Cifar
 from accordion_bench.datasets.imagenet import Files, FolderData, ImageNet, Views, box, central
 from accordion_bench.datasets.images import ImageData
@@ -24,6 +23,7 @@ from accordion_bench.datasets.svhn import SVHN
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.tensors import keyed_rng
+from tests.kit import composed
 from tests.kit.paths import SHARED
 from tests.kit.readers import ORDER, in_a_daemon, passes
 
@@ -160,7 +160,7 @@ def test_cifar100(tmp_path, monkeypatch):
         "dataset.check=false",
     ]
     data_of.append("dataset.check=false")
-    train.run(compose([*data_of, "dataset.cutout=8", "batch_size=4", "epochs=1", "comm=simulated", "workers=2"]))
+    train.run(composed.cfg(*data_of, "dataset.cutout=8", "batch_size=4", "epochs=1", "comm=simulated", "workers=2"))
     (folder,) = (tmp_path / "runs").iterdir()
     assert RunFolder(folder).read_json("summary.json")["steps"] == 2
 
@@ -372,7 +372,7 @@ class TestReadingAhead:
         assert reader.exitcode == 0
 
     def test_a_daemon_may_have_them(self, root, alone):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # spawned anew, it would import everything
         receive, send = context.Pipe(duplex=False)
         child = context.Process(target=in_a_daemon, args=(views(root), send), daemon=True)
         child.start()
@@ -387,7 +387,7 @@ def run(root: Path, runs: Path, *overrides: str) -> list[dict]:
     """Metrics rows of two epochs of a small network."""
     folder = ["dataset.classes=3", "dataset.train_size=15", "dataset.image_size=16", f"paths.data={root}"]
     own = ["model.depth=8", "batch_size=4", "epochs=2", "optimizer.lr=0.01", f"paths.runs={runs}"]
-    train.run(compose(["dataset=imagenet", *folder, *own, *overrides]))
+    train.run(composed.cfg("dataset=imagenet", *folder, *own, *overrides))
     (written,) = runs.iterdir()
     assert RunFolder(written).done
     return RunFolder(written).read_metrics()

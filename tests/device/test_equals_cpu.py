@@ -8,6 +8,7 @@ from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from tests.kit.helpers import yaml_names
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", yaml_names("compressor"))
 def test_every_compressor(name):
     with pretended():

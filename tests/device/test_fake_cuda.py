@@ -24,6 +24,7 @@ def one_of_each(counts_W: Tensor, gathered: int, comm: Comm) -> tuple[list[list[
     return [[1] * counts_W.shape[1]] * len(counts_W), [[1] * gathered] * comm.workers
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", yaml_names("compressor"))
 def test_every_compressor(name, monkeypatch):
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)

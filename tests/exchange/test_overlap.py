@@ -74,7 +74,7 @@ def left_early(monkeypatch):
     return early
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_overlap_equals_the_reference_path_bit_for_bit(tmp_path, compressor, left_early):
     own = ["optimizer.momentum=0"] if compressor in WITH_MOMENTUM else []
@@ -103,6 +103,7 @@ def test_overlap_under_everything_else(tmp_path, overrides, workers, left_early)
     same(overlapped, reference)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("merge", [["sync.merge=pull_back"], ["sync.merge=cocod", "sync.beta=0"]], ids=" ".join)
 def test_averages_in_flight_equal_averages_computed_at_once(tmp_path, merge, workers):
@@ -158,6 +159,7 @@ class Branches(nn.Module):
         return self.last(self.sometimes(x) if self.forwards % 3 else x)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("compressor", ["none", "topk", "powersgd", "distefblocksgd"])
 def test_frozen_and_unused_parameters(tmp_path, compressor):
     overrides = ["model._target_=tests.exchange.test_overlap.Branches", "~model.depth", f"compressor={compressor}"]

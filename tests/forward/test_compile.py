@@ -27,7 +27,7 @@ def buffers_are_equal(a, b) -> bool:
     return all(torch.equal(value, b.axis.buffers_W[name]) for name, value in a.axis.buffers_W.items())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("arm", ARMS)
 def test_compiled_is_not_compiled_bit_for_bit(tmp_path, arm, backend):
@@ -64,6 +64,7 @@ def test_inductor_computes_the_same_up_to_rounding(tmp_path):
     assert plain.comm.ledger.counts == ours.comm.ledger.counts
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("arm", ["topk", "micro-batches", "local sgd"])
 def test_channels_last_is_contiguous_up_to_rounding(tmp_path, arm, workers):
@@ -115,6 +116,7 @@ def exchanged(name: str, workers: int, memory_format: torch.memory_format) -> tu
     return updates, exchange.state, [p.grad for p in axis.params]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("name", yaml_names("compressor"))
 def test_no_exchange_sees_the_memory_format(name, workers):

@@ -307,7 +307,7 @@ def straight(tmp_path_factory):
     return of
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "arm, stop_at", [("topk", 2), ("topk", STEPS), ("powersgd", 3), ("slowmo", STEPS - 1), ("slowmo", STEPS + 3)]
 )

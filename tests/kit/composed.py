@@ -1,21 +1,46 @@
-"""Configurations as `compose` gives them, but Hydra composes each choice of names only once (0.1 s each)."""
+"""Configurations as `compose` gives them, but Hydra composes only once (0.1 s each); test_composed.py compares."""
 
 import copy
 import functools
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from accordion_bench.config import resolvers, validate
 from accordion_bench.config.components import Components, build_components
-from accordion_bench.config.compose import compose
+from accordion_bench.config.compose import compose, resolve
 from accordion_bench.config.no_effect import without_effect
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir, conf_dirs
 from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig
 
-_once = functools.cache(compose)
+
+@functools.cache
+def _base() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What Hydra composes where nothing is typed, interpolations as they stand in the files; and the choices."""
+    from hydra import compose, initialize_config_dir
+
+    resolvers.register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        full = compose("config", [], return_hydra_config=True)
+    choices = dict(full.hydra.runtime.choices)
+    with open_dict(full):
+        del full["hydra"]
+    return _plain(full), choices
+
+
+@functools.cache
+def _file(group: str, name: str) -> dict[str, Any] | None:
+    """What a choice's file says, read as Hydra reads it; None where there is none."""
+    path = conf_dir() / group / f"{name}.yaml"
+    return _plain(OmegaConf.load(path)) if path.is_file() else None
+
+
+def _plain(node: Any) -> dict[str, Any]:
+    plain = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 @functools.cache
@@ -25,31 +50,70 @@ def _is_choice(override: str) -> bool:
 
 @functools.cache
 def _value(override: str) -> Any:
-    """What Hydra's grammar reads in `key=value`; a dict, which would be merged, where it is more than one value."""
+    """What Hydra's grammar reads in `key=value`; a dict, which would be merged, where it is not one value."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
 
-    parsed = OverridesParser.create().parse_override(override)
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return {}  # what it says of a list is more than what it says of one
     return {} if parsed.is_add() or parsed.is_delete() or parsed.is_sweep_override() else parsed.value()
 
 
+class _HydraIsNeeded(Exception):
+    pass
+
+
+def _choose(raw: dict[str, Any], choices: dict[str, Any], typed: dict[str, str]) -> None:
+    """Put what the chosen files say in the place of what is there."""
+    chosen: dict[str, Any] = {}
+    names = typed.get("adaptive", "none").removeprefix("[").removesuffix("]").split(",")
+    policies = [(name, copy.deepcopy(_file("adaptive", name))) for name in names]
+    for _, node in policies:
+        for item in (node or {}).pop("defaults", []):
+            for key, name in item.items() if isinstance(item, dict) else ():
+                group = key.removeprefix("override /").partition("@")[0]
+                if chosen.setdefault(group, name) != name:
+                    raise _HydraIsNeeded  # one of them has the last word
+    for group, name in {**chosen, **typed}.items():
+        node = policies[0][1] if group == "adaptive" else copy.deepcopy(_file(group, name))
+        if node is None or "defaults" in node:
+            raise _HydraIsNeeded
+        raw[group], choices[group] = node, name
+    if "adaptive" in typed:
+        if any(node is None or name == "none" for name, node in policies[1:]):
+            raise _HydraIsNeeded
+        raw["adaptive"] = {name: node for name, node in policies if name != "none"}
+        if typed["adaptive"].startswith("["):
+            del choices["adaptive"]  # Hydra tells no choice of several
+
+
 def cfg(*overrides: str) -> dict[str, Any]:
-    """`compose(overrides)`; values are set by hand in what has been composed for the same choices before."""
-    out = copy.deepcopy(_once(tuple(override for override in overrides if _is_choice(override))))
-    if "brought" in out["choices"] and not all(map(_is_choice, overrides)):
-        return compose(overrides)  # what is typed may send it back
-    for option in overrides:
-        if _is_choice(option):
-            continue
-        *path, last = option.partition("=")[0].split(".")
-        node: Any = out
-        for part in path:
-            node = node.get(part) if isinstance(node, dict) else None
-        there = isinstance(node, dict) and last in node and not isinstance(node[last], dict)
-        gives_way = "brought" in out["choices"] and path[:1] == ["optimizer"]  # other defaults may, to what is typed
-        if not there or gives_way or isinstance(_value(option), dict):
-            return compose(overrides)
-        node[last] = copy.deepcopy(_value(option))
-    return out
+    """`compose(overrides)`, but values and the files of choices are put by hand into what has been composed once."""
+    raw, choices = copy.deepcopy(_base())
+    typed = [override.partition("=") for override in overrides if _is_choice(override)]
+    try:
+        if len(conf_dirs()) > 1 or len({group for group, _, _ in typed}) < len(typed):
+            raise _HydraIsNeeded
+        _choose(raw, choices, {group: name for group, _, name in typed})
+        for option in overrides:
+            if not _is_choice(option):
+                _set(raw, option)
+    except _HydraIsNeeded:
+        return compose(overrides)
+    return resolve(OmegaConf.create(raw), choices)
+
+
+def _set(raw: dict[str, Any], option: str) -> None:
+    *path, last = option.partition("=")[0].split(".")
+    node: Any = raw
+    for part in path:
+        node = node.get(part) if isinstance(node, dict) else None
+    there = isinstance(node, dict) and last in node and not isinstance(node[last], dict)
+    if not there or isinstance(_value(option), dict):
+        raise _HydraIsNeeded
+    node[last] = copy.deepcopy(_value(option))
 
 
 def config(*overrides: str) -> RunConfig:

@@ -66,6 +66,7 @@ class Net(nn.Module):
     Environment:
         TINY_TROUBLE=KIND:RANK:COUNT: what happens in the COUNTth training forward of a rank: nan, gradient (infinite),
             raise, kill (itself), stop (SIGINT to the process that the user has started).
+        TINY_STARTER=PID: that process, where it is not the parent.
         TINY_MODULES=FOLDER: each process writes the names of its modules there.
     """
 
@@ -94,7 +95,8 @@ class Net(nn.Module):
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.kind == "stop":
-            os.kill(os.getppid() if dist.is_initialized() else os.getpid(), signal.SIGINT)
+            starter = int(os.environ.get("TINY_STARTER", os.getppid()))
+            os.kill(starter if dist.is_initialized() else os.getpid(), signal.SIGINT)
         if self.kind == "gradient":
             y.register_hook(lambda gradient: gradient * float("inf"))
         return y * torch.tensor(float("nan")) if self.kind == "nan" else y

@@ -68,7 +68,7 @@ def test_the_table_names_every_yaml():
     assert sorted(SIZES) == NAMES
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("lstm")])
 def test_an_image_model_has_its_size_gives_logits_and_trains(name):
     with seeded(0):

@@ -1,5 +1,6 @@
 """Where workers live: the decision, and each way of starting them."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ from accordion_bench.processes import gpus, placement, rendezvous
 from accordion_bench.processes.sealed_store import SECRET
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
-from tests.kit.processes import forked
+from tests.kit.processes import forked, together
 
 HOUSE = conf_dir().parent
 
@@ -239,7 +240,7 @@ def test_a_failing_rank_ends_the_run(trouble, told, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_torchrun(tmp_path):
     """Only rank 0 writes and prints; one folder per run: the launcher's store outlives a run, and the second one must
-    not find the first one's folder there. A single run is what `test_slurm` starts."""
+    not find the first one's folder there. A single run is what `test_slurm_with_processes_of_their_own` starts."""
     typed = tiny.typed(tmp_path, "comm=auto", "epochs=1", "paths.data=nowhere", "seed=0,1")
     arguments = [*tiny.TORCHRUN, "-m", *typed]
     done = subprocess.run(arguments, cwd=HOUSE, capture_output=True, text=True, timeout=120)
@@ -254,23 +255,53 @@ def test_torchrun(tmp_path):
     assert done.stderr.count("warning: paths.data has no effect") == 2
 
 
-def test_slurm(tmp_path):
-    """As srun starts them, with an address to meet at and a secret."""
+def task(rank: int, of_rank: list[dict[str, str]], words: list[str], said: Path) -> None:
+    """The command as one task, in this process; what it says goes to a file."""
+    os.environ.update(of_rank[rank])
+    sys.argv = ["accordion_bench", *words]
+    with (
+        open(said / f"{rank}.out", "w") as out,
+        open(said / f"{rank}.err", "w") as err,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        command.main()
+
+
+def tasks_of_two() -> list[dict[str, str]]:
+    """What srun says to each of two tasks, with an address to meet at and a secret."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), SECRET: "sixteen letters or more"}
+    return [slurm(rank, 2, 2) | meet for rank in range(2)]
+
+
+def check_slurm(runs: Path, outputs: list[tuple[str, str]]) -> None:
+    """Only rank 0 speaks, and nothing that is written holds the secret."""
+    assert outputs[0][0].splitlines()[-1] == str(tiny.only(runs))
+    assert outputs[1] == ("", "")
+    assert not any(b"sixteen letters" in file.read_bytes() for file in runs.rglob("*") if file.is_file())
+    assert RunFolder(tiny.only(runs)).read_json("summary.json")["workers"] == 4
+
+
+def test_slurm(tmp_path):
+    """As srun starts them, but forked."""
+    runs = tmp_path / "runs"
+    together(2, task, tasks_of_two(), tiny.typed(runs, "comm=gloo"), tmp_path)
+    check_slurm(runs, [tuple((tmp_path / f"{rank}.{end}").read_text() for end in ("out", "err")) for rank in (0, 1)])
+
+
+@pytest.mark.slow
+def test_slurm_with_processes_of_their_own(tmp_path):
+    """As srun starts them."""
     tasks = []
-    for rank in range(2):
-        environ = {**os.environ, **slurm(rank, 2, 2), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environ[SECRET] = "sixteen letters or more"
+    for of_rank in tasks_of_two():
         arguments = [*tiny.COMMAND, *tiny.typed(tmp_path, "comm=gloo")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        tasks.append(subprocess.Popen(arguments, cwd=HOUSE, env=environ, **pipes))
+        tasks.append(subprocess.Popen(arguments, cwd=HOUSE, env={**os.environ, **of_rank}, **pipes))
     outputs = [task.communicate(timeout=120) for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], outputs
-    assert outputs[0][0].splitlines()[-1] == str(tiny.only(tmp_path))
-    assert outputs[1] == ("", "")
-    assert not any(b"sixteen letters" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-    assert RunFolder(tiny.only(tmp_path)).read_json("summary.json")["workers"] == 4
+    check_slurm(tmp_path, outputs)
 
 
 # ---- several runs of one command

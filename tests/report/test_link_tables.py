@@ -11,6 +11,7 @@ from accordion_bench.report.compare.link_tables import against_model, on_the_lin
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, write
 from tests.report.test_figures import run
+from tests.report.test_report import no_figures  # noqa: F401
 
 CUSTOM = {"_target_": "accordion_bench.network.link_model.Network", "bandwidth": 1e8, "latency": 1e-4}
 
@@ -69,7 +70,7 @@ def test_bytes_of_the_interface_beside_the_ledgers():
     assert len(on_the_link(arms(measured(link_sent_bytes=None))).cells) == 1
 
 
-def test_they_stand_in_every_form_of_the_report(tmp_path):
+def test_they_stand_in_every_form_of_the_report(tmp_path, no_figures):  # noqa: F811
     sent = {"control_wire_bytes": 0, "link_sent_bytes": 1_000_000}
     text = write.write([measured(**sent)], tmp_path)
     for page in (text, (tmp_path / "report.html").read_text(), (tmp_path / "README.md").read_text()):

@@ -155,6 +155,7 @@ def test_torn_last_line_is_left_out(tmp_path):
     assert len(load_metrics([tmp_path])) == 3
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("broken", ["done", "summary.json", "metrics.jsonl", "config.yaml", "all"])
 @pytest.mark.parametrize("how", ["absent", "torn"])
 def test_broken_runs_are_listed_and_in_no_mean(tmp_path, broken, how, capsys, no_figures):

@@ -82,6 +82,7 @@ def copied(runs: dict, kind: str, root: Path) -> tuple[dict, Path]:
     return cfg, Path(shutil.copytree(folder, root / folder.name))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", ["finished", "stopped"])
 @pytest.mark.parametrize("file", FILES)
 def test_a_damaged_file(kind, file, runs, tmp_path):

@@ -50,6 +50,7 @@ def test_reports_load_and_print_a_finished_run(tmp_path, capsys):
     assert "PowerSGD" in printed and "Accordion" in printed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RESUMED["runs"])
 def test_a_stopped_run_resumes(name, tmp_path):
     record, new = RESUMED["runs"][name], resumed(name, tmp_path)

@@ -114,7 +114,7 @@ def differences(a, b, where: str = "") -> list[str]:
     return [] if same else [where]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("arm", ARMS)
 def test_in_one_process(arm, straight, tmp_path):
     """Stopped in the first epoch, at its end, in mid-run and before the last step: a bit that one of the four
@@ -164,6 +164,7 @@ def test_the_comparison_compares_something(straight):
     assert set(got["files"]) == {"shared.pt", "worker-0.pt", "worker-1.pt", "worker-2.pt", "worker-3.pt"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("statistic", ["mean", "update"])
 def test_mid_epoch_sums_of_every_statistic(statistic, tmp_path):
     arm = [*ARMS["powersgd accordion"], f"adaptive.accordion.statistic={statistic}"]

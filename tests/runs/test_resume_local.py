@@ -26,7 +26,7 @@ ARMS = {
 STOPS = [2, 13]  # before and after the first averaging, and the switch (after 12 steps)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("arm", ARMS)
 def test_in_mid_round(arm, tmp_path):
     torch.manual_seed(0)  # the global generator's state is saved, too, although no run draws from it

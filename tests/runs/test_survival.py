@@ -85,7 +85,7 @@ def fill(tmp_path: Path, levels: range, straight: dict) -> None:
 
 
 def test_a_disk_that_is_full_at_some_write(tmp_path, straight):
-    fill(tmp_path, range(0, 200, 48), straight)
+    fill(tmp_path, range(0, 200, 96), straight)
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ def test_an_epoch_without_an_exchange_has_no_error(tmp_path):
     assert all(len(row["norms"]) == 4 for row in trainer.folder.read_metrics())
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("arm", COMPRESSORS)
 def test_measuring_changes_no_bit(tmp_path, arm):
     """Neither weights nor bytes; the messages are really lossy."""

@@ -8,13 +8,14 @@ from accordion_bench.signals import policy_runner
 from tests.kit import composed, tiny
 
 EVERY_STEP = ["compressor=qsgd", "adaptive=alq", "adaptive.alq.update_every=1", "adaptive.alq.stat_samples=1"]
+EVERY_STEP += ["adaptive.alq.fit=single", "compressor.bits=2", "compressor.zero_level=false"]  # quick to fit
 
 
 def recorded(runs, most: int) -> list[int]:
     """After which steps there is a decision."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(policy_runner, "MOST_DECISIONS", most)
-        train.run(composed.run(runs, *EVERY_STEP, "epochs=1", "schedule.warmup_epochs=0", "dataset.train_size=480"))
+        train.run(composed.run(runs, *EVERY_STEP, "epochs=1", "schedule.warmup_epochs=0", "dataset.train_size=352"))
     (row,) = RunFolder(tiny.only(runs)).read_metrics()
     return [decision["step"] for decision in row["decisions"]["alq"]["updates"]]
 

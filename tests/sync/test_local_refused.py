@@ -52,7 +52,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("overrides, told", REFUSED, ids=[" ".join(o) for o, _ in REFUSED])
 def test_refused_in_one_sentence(tmp_path, overrides, told):
     typed = tiny.typed(tmp_path, "sync=local_sgd", *overrides)

@@ -77,6 +77,7 @@ def test_slowmo_equals_explicit_lists(tmp_path, schedule):
     assert rounds[0] > 1e-4 and gamma[0] == (0 if schedule else 0.08) and len(set(gamma)) > 2
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("nesterov, inner, workers", [
     ("true", "sgd", 4), ("false", "sgd", 4), ("true", "adamw", 4), ("true", "sgd", 1),
 ])  # fmt: skip

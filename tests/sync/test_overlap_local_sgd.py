@@ -38,7 +38,7 @@ def reference(run, period, delay, alpha, beta):
     return after_step, at, v
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("period, delay, alpha, beta, schedule", [
     (2, None, 0.6, 0.7, []),

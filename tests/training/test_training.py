@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import BN_POLICIES
-from accordion_bench.config.compose import compose
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.position import StepInfo
@@ -25,7 +24,7 @@ SMALL = ["dataset=synthetic", "dataset.size=8", "dataset.train_size=200", "datas
 
 
 def trainer_for(tmp_path, overrides, workers=4):
-    cfg = compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
+    cfg = composed.cfg(*SMALL, f"paths.runs={tmp_path}", *overrides)
     composed.validated(cfg)
     return Trainer(RunConfig.from_dict(cfg), Comm(workers), RunFolder.create(str(tmp_path), "test", cfg))
 
@@ -139,7 +138,7 @@ class TestBatchNorm:
         overrides = ["bn=recompute", "model._target_=tests.kit.models.DropoutNet", "~model.depth"]
 
         def recomputed(comm):
-            cfg = compose([*SMALL, f"paths.runs={tmp_path}", *overrides])
+            cfg = composed.cfg(*SMALL, f"paths.runs={tmp_path}", *overrides)
             trainer = Trainer(RunConfig.from_dict(cfg), comm, RunFolder.create(str(tmp_path), "test", cfg))
             trainer.begin_epoch()
             seen = []

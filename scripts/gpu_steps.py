@@ -59,7 +59,7 @@ def measured(device: str, world: int, rounds: int, smallest: bool, out: Path | N
             child.join()
         if any(child.exitcode for child in children):
             raise RuntimeError(f"steps ended with {[child.exitcode for child in children]}")
-        return json.loads((Path(folder) / "seconds.json").read_text())
+        return json.loads((Path(folder) / "seconds.json").read_text(encoding="utf-8"))
 
 
 def _process(rank: int, world: int, folder: str, kind: str, rounds: int, smallest: bool, out: Path | None) -> None:
@@ -75,7 +75,7 @@ def _process(rank: int, world: int, folder: str, kind: str, rounds: int, smalles
     arms = _arms(Comm(1, world, rank, str(device)), smallest)
     seconds = _interleaved(arms, rounds, kind)
     if rank == 0:
-        (Path(folder) / "seconds.json").write_text(json.dumps(seconds))
+        (Path(folder) / "seconds.json").write_text(json.dumps(seconds), encoding="utf-8")
     if out is not None:
         _trace(arms, rank, kind, out)
     dist.barrier()

@@ -1,5 +1,6 @@
 """How many kernels a compressor starts on a device, and how often the host waits for it, without a device."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -25,4 +26,4 @@ def count(make: Maker, specs: Sequence[TensorSpec], workers: int = WORKERS) -> C
             xs_W = [torch.randn(1, *spec.shape, generator=generator).to(DEVICE) for spec in specs]
             counts.reset()
             setup(xs_W, step)
-    return counts
+    return copy.deepcopy(counts)

@@ -3,6 +3,9 @@
 Torch refuses two devices in one operation here, too, and whatever a host could only know by waiting for numbers.
 """
 
+import functools
+import gc
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +20,20 @@ from accordion_bench.conformance.tensors import SPECS
 from tests.kit.helpers import yaml_names
 
 DEVICE = "cuda:7"  # of its own: what is remembered by device is fake, too
+
+
+@pytest.fixture(autouse=True)
+def forgetful():
+    """What is remembered between calls knows no fake tensors, before and after."""
+
+    def forget() -> None:
+        for found in gc.get_objects():
+            if isinstance(found, functools._lru_cache_wrapper) and str(found.__module__).startswith("accordion_bench"):
+                found.cache_clear()
+
+    forget()
+    yield
+    forget()
 
 
 def one_of_each(counts_W: Tensor, gathered: int, comm: Comm) -> tuple[list[list[int]], list[list[int]]]:

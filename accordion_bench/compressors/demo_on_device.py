@@ -247,6 +247,5 @@ def _mean_over_senders(positions_A: Tensor, values_A: Tensor, total: int) -> Ten
 def chunk_layout(shapes: tuple[tuple[int, int, int], ...]) -> Layout:
     """One message of chunks: so many of N coefficients, of which k are sent, for each of some shapes."""
     sizes = [numel for count, numel, _ in shapes for _ in range(count)]
-    return Layout(
-        [0, *itertools.accumulate(sizes)][:-1], sizes, [k for count, _, k in shapes for _ in range(count)], len(sizes)
-    )
+    counts = [k for count, _, k in shapes for _ in range(count)]
+    return Layout([0, *itertools.accumulate(sizes)][:-1], sizes, counts, len(sizes))

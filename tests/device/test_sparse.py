@@ -152,10 +152,8 @@ def test_what_is_not_finite_shows_in_the_update(case, value):
 @pytest.mark.parametrize(("n", "density"), [(77, 0.1), (77, 1.0), (1, 1.0), (9090, 0.02), (9090, 0.6)])
 def test_messages_are_those_of_the_cpu_byte_for_byte(n, density):
     spec, compressor = TensorSpec("m", (1, n)), TopK(density)
-    ctx, x_R = (
-        Context(0, [spec], [density]),
-        (torch.randn(3, n, generator=torch.Generator().manual_seed(n)) * 4).round(),
-    )
+    ctx = Context(0, [spec], [density])
+    x_R = (torch.randn(3, n, generator=torch.Generator().manual_seed(n)) * 4).round()
     expected = compressor.encode(x_R, spec, density, ctx, [0] * 3)
     with pretended() as counts:
         there = upload(x_R, DEVICE)

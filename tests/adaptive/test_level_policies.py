@@ -245,7 +245,7 @@ def straight(tmp_path_factory):
     return of
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("arm", ARMS)
 def test_trains_and_goes_on_bit_for_bit(arm, straight, tmp_path):
     """Levels change; a run that is stopped in mid-epoch and mid-window and continued is the same run."""

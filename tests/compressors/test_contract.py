@@ -25,7 +25,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_yaml(name, check):

@@ -89,7 +89,7 @@ def test_virtual_iterate_takes_exact_nesterov_steps(name, zero_lr):
     {"min_numel": 300}, {"block": "bucket", "block_size": 600}, {"start_step": 10}, {"start_step": 40},
 ])  # fmt: skip
 def test_virtual_iterate_under_every_sharding(options):
-    assert deviation(SCHEDULES["step decay"], **options) < 1e-12
+    assert deviation(SCHEDULES["step decay"], steps=45, **options) < 1e-12
 
 
 def test_gradient_units_fail_the_identity_when_the_rate_changes():
@@ -104,7 +104,7 @@ def test_units_agree_at_a_constant_rate():
         problem = Problem()
         exchange, plan = exchange_for("distefblocksgd", WORKERS, specs=SPECS, residual_units=units)
         xs = [torch.zeros(s.shape, dtype=torch.float64) for s in SPECS]
-        for step in range(30):
+        for step in range(12):
             updates = exchange(
                 problem.gradients(xs), StepInfo(plan, step, 0.125)
             )  # a power of two: the units differ exactly
@@ -120,7 +120,7 @@ def scaled_sign(v):
     return torch.where(v < 0, -scale, scale)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("workers, specs", [
     (7, SPECS),
     (4, [TensorSpec("a", (3,)), TensorSpec("b", (5,))]),  # fewer coordinates than 8 per worker: empty shards

@@ -74,7 +74,7 @@ def left_early(monkeypatch):
     return early
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_overlap_equals_the_reference_path_bit_for_bit(tmp_path, compressor, left_early):
     own = ["optimizer.momentum=0"] if compressor in WITH_MOMENTUM else []

@@ -472,7 +472,8 @@ def test_level_map_of_any_ladder(tmp_path, ladder, compressor):
     figures.save(figure, tmp_path / "map")
 
 
-def test_two_settings_are_two_tables(tmp_path):
+def test_two_settings_are_two_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "OF_A_SETTING", ("comparison",))
     run_folder(tmp_path, "none")
     run_folder(tmp_path, "none", epochs=5)
     text = write.write(load.read_runs([tmp_path]), tmp_path / "out")
@@ -508,8 +509,9 @@ def test_no_run_is_refused_with_what_to_type(tmp_path, capsys):
     assert "type python -m accordion_bench.report results/runs/*" in capsys.readouterr().err
 
 
-def test_many_arms_are_rows_instead_of_curves(tmp_path):
+def test_many_arms_are_rows_instead_of_curves(tmp_path, monkeypatch):
     """Eleven curves hide each other: one row each, fewest bytes at the top, dense black."""
+    monkeypatch.setattr(figures, "OF_A_SETTING", ("comparison",))
     names = sorted(file.stem for file in (conf_dir() / "compressor").glob("*.yaml"))[: figures.MANY + 1]
     for i, name in enumerate(["none", *(name for name in names if name != "none")]):
         for seed in (0, 1):

@@ -193,14 +193,17 @@ class Compressor(Component, Claims):
         """
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         sizes = [[f(s, level, workers) for f in (self.payload_bytes, self.wire_bytes)] for s, level in pairs]
-        errors, measured, all_lost, everything = [], [], 0.0, 0.0
+        found = []
         for i, p_W in enumerate(ps_W):
             lost_W = lost(i)
             part, whole = lost_W.double().flatten(1).square().sum(1), p_W.double().flatten(1).square().sum(1)
-            sent_norm = float((p_W[0] - lost_W[0]).double().norm())
-            measured.append(Measured(float(part[0]), float(whole[0].sqrt()), sent_norm, sizes[i][1]))
-            errors.append(float(torch.where(whole > 0, part / whole.clamp_min(1e-300), 0).mean()))
-            all_lost, everything = all_lost + float(part.sum()), everything + float(whole.sum())
+            sent_norm = (p_W[0] - lost_W[0]).double().norm()
+            error = torch.where(whole > 0, part / whole.clamp_min(1e-300), 0).mean()
+            found.append(torch.stack([part[0], whole[0].sqrt(), sent_norm, error, part.sum(), whole.sum()]))
+        numbers = torch.stack(found).tolist() if found else []  # of all tensors in one copy to the host
+        measured = [Measured(row[0], row[1], row[2], wire) for row, (_, wire) in zip(numbers, sizes, strict=True)]
+        errors = [row[3] for row in numbers]
+        all_lost, everything = (sum(row[column] for row in numbers) for column in (4, 5))
         total = all_lost / everything if everything else 0.0
         buckets = [moments(own) for own in self.buckets_of(ps_W, ctx) or []]
         return Probe(errors, total, [payload for payload, _ in sizes], buckets, measured)

@@ -241,14 +241,29 @@ class OneShot(Compressor):
             ctx: as for `exchange`.
             alpha: factor.
         """
-        for i, target_W in targets_W.items():
-            flat_W, (group, g) = target_W.view(target_W.shape[0], -1), place[i]
-            if isinstance(group.message, Tensor):
-                parts = [(flat_W, group.message[None, :, g])]
-            else:
-                parts = [(flat_W[w : w + 1], own[None, None]) for w, own in enumerate(group.of(g))]
-            for rows, message in parts:
-                self.add_decoded_(rows, message, ctx.specs[i], group.level, ctx, alpha)
+        for group in {id(group): group for group, _ in map(place.__getitem__, targets_W)}.values():
+            wanted = {g: targets_W[i] for g, i in enumerate(group.ids) if i in targets_W}
+            together = isinstance(group.message, Tensor) and not self.by_name
+            if together and group.message[0].device.type != "cpu":  # a launch costs more than a copy
+                self._add_group_(wanted, group, ctx, alpha)
+                continue
+            for g, target_W in wanted.items():
+                flat_W, spec = target_W.view(target_W.shape[0], -1), ctx.specs[group.ids[g]]
+                if isinstance(group.message, Tensor):
+                    parts = [(flat_W, group.message[None, :, g])]
+                else:
+                    parts = [(flat_W[w : w + 1], own[None, None]) for w, own in enumerate(group.of(g))]
+                for rows, message in parts:
+                    self.add_decoded_(rows, message, spec, group.level, ctx, alpha)
+
+    def _add_group_(self, targets_W: Mapping[int, Tensor], group: Group, ctx: Context, alpha: float) -> None:
+        """The same for tensors of one group, by place in it, whose messages are decoded together."""
+        assert isinstance(group.message, Tensor)
+        (W, G), spec, like = group.message.shape[:2], ctx.specs[group.ids[0]], next(iter(targets_W.values()))
+        rows = large_pages.zeros(W * G, spec.numel, like.device, like.dtype)
+        self.add_decoded_(rows, group.message.flatten(0, 1)[None], spec, group.level, ctx)
+        own_G = rows.view(W, G, *like.shape[1:]).unbind(1)
+        torch._foreach_add_(list(targets_W.values()), [own_G[g] for g in targets_W], alpha=alpha)
 
     def means(self, groups: Sequence[Group], ctx: Context, workers: int, like: Tensor) -> dict[int, Tensor]:
         """The mean [N] of all workers' messages of each tensor, by index, in the type of `like`."""

@@ -1,5 +1,6 @@
 """make install: hashes for all that it installs, and the environment of before until the new one is whole."""
 
+import functools
 import os
 import shutil
 import signal
@@ -55,6 +56,8 @@ def start(checkout: Path, **environ: str) -> subprocess.Popen:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # a suite that was started in the background ignores it, and so would what it starts
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -6,6 +6,7 @@ Tensor suffixes: W local workers, A all workers, C chunks, L coordinates of a ch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +49,20 @@ class Dense:
         return together if together <= LONGEST else whole
 
 
+class Batch(NamedTuple):
+    """Tensors that are encoded together.
+
+    chunks: where they and their buckets lie.
+    names: of each.
+    level, ctx: as for `OneShot.encode`.
+    """
+
+    chunks: Chunks
+    names: Sequence[str]
+    level: float
+    ctx: Context
+
+
 class DenseCodes(OneShot):
     """On a device, tensors of any shapes are encoded and decoded as one array of chunks, all senders at once.
 
@@ -60,29 +75,17 @@ class DenseCodes(OneShot):
         """What messages look like; None: of these options, so that they must be made shape by shape."""
         raise NotImplementedError
 
-    def encode_chunks(
-        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
-    ) -> tuple[Tensor | None, list[Tensor]]:
+    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
         """Chunks [W, C, L] of float32 as (float32 per bucket [W, M] or None, packed codes [W, C, B] of each stream).
 
         Args:
-            x_W: coordinates, zeros behind the end of each tensor.
-            chunks: where tensors and buckets lie.
-            names: of the tensors.
-            level, ctx: as for `encode`.
+            x_W: coordinates, zeros behind the end of each tensor; may be overwritten.
             blocks_W: for random bits [W, C, blocks, 2]; empty where nothing is drawn.
+            batch: which tensors.
         """
         raise NotImplementedError
 
-    def decode_chunks(
-        self,
-        header_A: Tensor,
-        codes_A: Sequence[Tensor],
-        chunks: Chunks,
-        names: Sequence[str],
-        level: float,
-        ctx: Context,
-    ) -> Tensor:
+    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
         """The inverse: new float32 [A, C, L]; behind the end of a tensor there may be anything."""
         raise NotImplementedError
 
@@ -114,7 +117,7 @@ class DenseCodes(OneShot):
             keys_W = zip(*(self.keys(ctx, name, workers, purpose) for name in names), strict=True)
             blocks_W = blocks_of(list(keys_W), [count * chunks.length // BLOCK for count in chunks.counts], x_W.device)
             blocks_W = blocks_W.unflatten(1, (chunks.count, -1))
-        header_W, codes_W = self.encode_chunks(x_W, chunks, names, level, ctx, blocks_W)
+        header_W, codes_W = self.encode_chunks(x_W, blocks_W, Batch(chunks, names, level, ctx))
         headers = [] if header_W is None else [[h.view(torch.uint8) for h in chunks.headers(header_W)]]
         streams = [
             chunks.codes(codes, [packed_codes.code_bytes(spec.numel, K) for spec in specs])
@@ -136,7 +139,9 @@ class DenseCodes(OneShot):
         for first in range(0, len(messages_A[0]), at_once):
             some = [message_A[first : first + at_once] for message_A in messages_A]
             header_A, codes_A = self._opened(some, dense, chunks)
-            part = self.decode_chunks(header_A, codes_A, chunks, names, level, ctx).unflatten(0, (-1, rows)).sum(0)
+            part = (
+                self.decode_chunks(header_A, codes_A, Batch(chunks, names, level, ctx)).unflatten(0, (-1, rows)).sum(0)
+            )
             total = part if total is None else total.add_(part)
         assert total is not None
         return chunks.rows(total)

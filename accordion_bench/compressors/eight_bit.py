@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.chunks import Chunks
-from accordion_bench.compressors.dense_codes import Dense, DenseCodes, scaled_
+from accordion_bench.compressors.dense_codes import Batch, Dense, DenseCodes, scaled_
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.rounding.norms import bucket_norms
 from accordion_bench.compressors.rounding.passes import refuse_non_finite
@@ -78,28 +77,18 @@ class Blockwise(DenseCodes):
     def dense(self, level: float, ctx: Context) -> Dense | None:
         return Dense((256,), self.bucket_size, draws=self.rounding == "random")
 
-    def encode_chunks(
-        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        scales_W = chunks.norms(x_W, math.inf).float() / LARGEST[self.format]
+    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
+        scales_W = batch.chunks.norms(x_W, math.inf).float() / LARGEST[self.format]
         scales_W = torch.where(scales_W < torch.finfo(torch.float32).tiny, 0, scales_W)
-        steps_W = scaled_(x_W, torch.where(scales_W > 0, 1 / scales_W, 0), chunks)
+        steps_W = scaled_(x_W, torch.where(scales_W > 0, 1 / scales_W, 0), batch.chunks)
         if self.rounding == "random":
             steps_W.add_(uniforms_of(blocks_W)).floor_().clamp_(-127, 127)
         elif self.format == "int8":
             steps_W.round_()
         return scales_W, [steps_W.to(TYPES[self.format]).view(torch.uint8)]
 
-    def decode_chunks(
-        self,
-        header_A: Tensor,
-        codes_A: Sequence[Tensor],
-        chunks: Chunks,
-        names: Sequence[str],
-        level: float,
-        ctx: Context,
-    ) -> Tensor:
-        return scaled_(codes_A[0].view(TYPES[self.format]).float(), header_A, chunks)
+    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
+        return scaled_(codes_A[0].view(TYPES[self.format]).float(), header_A, batch.chunks)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         scales_R, size, n = self.scales(x_R, spec), self.size(spec), spec.numel

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from accordion_bench.compressors import index_codes, packed_codes
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.chunks import Chunks
-from accordion_bench.compressors.dense_codes import Dense, DenseCodes
+from accordion_bench.compressors.dense_codes import Batch, Dense, DenseCodes
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.rounding.passes import refuse_non_finite
 from accordion_bench.compressors.tiles import tiles
@@ -55,26 +54,16 @@ class Natural(DenseCodes):
     def dense(self, level: float, ctx: Context) -> Dense | None:
         return Dense((1 << self.exponent_bits, 2), header=False)
 
-    def encode_chunks(
-        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
-    ) -> tuple[Tensor | None, list[Tensor]]:
+    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
         code = self._rounded(x_W, integers_of(blocks_W, MANTISSA)).to(torch.uint8).flatten(0, 1)
         exponents = packed_codes.pack_on_device(code, 1 << self.exponent_bits)
         streams = exponents, index_codes.pack_bits_on_device((x_W < 0).flatten(0, 1))
         return None, [stream.unflatten(0, x_W.shape[:2]) for stream in streams]
 
-    def decode_chunks(
-        self,
-        header_A: Tensor,
-        codes_A: Sequence[Tensor],
-        chunks: Chunks,
-        names: Sequence[str],
-        level: float,
-        ctx: Context,
-    ) -> Tensor:
+    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
         A, (exponents, signs) = codes_A[0].shape[:2], (codes.flatten(0, 1) for codes in codes_A)
-        bits = packed_codes.unpack_on_device(exponents, 1 << self.exponent_bits, chunks.length).int()
-        negative = packed_codes.look_up_on_device(signs, (1.0, -1.0), chunks.length)
+        bits = packed_codes.unpack_on_device(exponents, 1 << self.exponent_bits, batch.chunks.length).int()
+        negative = packed_codes.look_up_on_device(signs, (1.0, -1.0), batch.chunks.length)
         return self._powers(bits).mul_(negative).unflatten(0, A)
 
     def _powers(self, bits: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ from torch import Tensor
 from accordion_bench.compressors import codebooks, packed_codes
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.buckets import Buckets
-from accordion_bench.compressors.chunks import Chunks
-from accordion_bench.compressors.dense_codes import Dense, DenseCodes, rounded, scaled_, values_of
+from accordion_bench.compressors.dense_codes import Batch, Dense, DenseCodes, rounded, scaled_, values_of
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.rounding.norms import bucket_norms
@@ -162,22 +161,13 @@ class Quantiser(DenseCodes):
         own = self.balanced and self.bucket_size  # each tensor has a size of its own
         return None if own else Dense((len(self.in_force(level, ctx)),), self.bucket_size)
 
-    def encode_chunks(
-        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        norms_W = chunks.norms(x_W, 2 if self.norm == "l2" else math.inf).float()
-        return norms_W, [rounded(x_W, norms_W, chunks, self.in_force(level, ctx), blocks_W)]
+    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
+        norms_W = batch.chunks.norms(x_W, 2 if self.norm == "l2" else math.inf).float()
+        return norms_W, [rounded(x_W, norms_W, batch.chunks, self.in_force(batch.level, batch.ctx), blocks_W)]
 
-    def decode_chunks(
-        self,
-        header_A: Tensor,
-        codes_A: Sequence[Tensor],
-        chunks: Chunks,
-        names: Sequence[str],
-        level: float,
-        ctx: Context,
-    ) -> Tensor:
-        return scaled_(values_of(codes_A[0], self.in_force(level, ctx), chunks), header_A, chunks)
+    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
+        values_A = values_of(codes_A[0], self.in_force(batch.level, batch.ctx), batch.chunks)
+        return scaled_(values_A, header_A, batch.chunks)
 
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]]:
         tables: list[list[Buckets]] = [[] for _ in range(len(xs_W[0]) if xs_W else 0)]

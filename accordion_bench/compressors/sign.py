@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.chunks import Chunks
-from accordion_bench.compressors.dense_codes import Dense, DenseCodes, scaled_, values_of
+from accordion_bench.compressors.dense_codes import Batch, Dense, DenseCodes, scaled_, values_of
 from accordion_bench.compressors.index_codes import pack_bits_on_device
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.rounding.signs import encode_scaled_signs, encode_signs
@@ -74,25 +73,15 @@ class Sign(DenseCodes):
     def dense(self, level: float, ctx: Context) -> Dense | None:
         return Dense((2,), self.chunk, header=self.traits.scaled, draws=False)
 
-    def encode_chunks(
-        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
-    ) -> tuple[Tensor | None, list[Tensor]]:
+    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
         codes_W = pack_bits_on_device((x_W < 0).flatten(0, 1)).unflatten(0, x_W.shape[:2])
         if not self.traits.scaled:
             return None, [codes_W]
-        return (chunks.norms(x_W, 1) / chunks.entries).float(), [codes_W]
+        return (batch.chunks.norms(x_W, 1) / batch.chunks.entries).float(), [codes_W]
 
-    def decode_chunks(
-        self,
-        header_A: Tensor,
-        codes_A: Sequence[Tensor],
-        chunks: Chunks,
-        names: Sequence[str],
-        level: float,
-        ctx: Context,
-    ) -> Tensor:
-        signs_A = values_of(codes_A[0], (1.0, -1.0), chunks)
-        return scaled_(signs_A, header_A, chunks) if self.traits.scaled else signs_A
+    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
+        signs_A = values_of(codes_A[0], (1.0, -1.0), batch.chunks)
+        return scaled_(signs_A, header_A, batch.chunks) if self.traits.scaled else signs_A
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0

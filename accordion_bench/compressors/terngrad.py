@@ -19,8 +19,8 @@ from accordion_bench.compressors.base import (
     dense_bytes,
     ring,
 )
-from accordion_bench.compressors.chunks import Chunks, chunks_of
-from accordion_bench.compressors.dense_codes import Dense, DenseCodes, rounded, scaled_, values_of
+from accordion_bench.compressors.chunks import chunks_of
+from accordion_bench.compressors.dense_codes import Batch, Dense, DenseCodes, rounded, scaled_, values_of
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.oneshot import rows_of
 from accordion_bench.compressors.rounding.norms import bucket_norms
@@ -61,23 +61,13 @@ class TernaryCodes(DenseCodes):
     def dense(self, level: float, ctx: Context) -> Dense | None:
         return Dense((len(TERNARY),), header=False)
 
-    def encode_chunks(
-        self, x_W: Tensor, chunks: Chunks, names: Sequence[str], level: float, ctx: Context, blocks_W: Tensor
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        scales = torch.stack([self.scales[name] for name in names])
-        return None, [rounded(x_W, scales.expand(len(x_W), -1), chunks, TERNARY, blocks_W)]
+    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
+        scales = torch.stack([self.scales[name] for name in batch.names])
+        return None, [rounded(x_W, scales.expand(len(x_W), -1), batch.chunks, TERNARY, blocks_W)]
 
-    def decode_chunks(
-        self,
-        header_A: Tensor,
-        codes_A: Sequence[Tensor],
-        chunks: Chunks,
-        names: Sequence[str],
-        level: float,
-        ctx: Context,
-    ) -> Tensor:
-        scales = torch.stack([self.scales[name] for name in names])
-        return scaled_(values_of(codes_A[0], TERNARY, chunks), scales[None], chunks)
+    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
+        scales = torch.stack([self.scales[name] for name in batch.names])
+        return scaled_(values_of(codes_A[0], TERNARY, batch.chunks), scales[None], batch.chunks)
 
     def codes_of(
         self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context

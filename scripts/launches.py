@@ -53,7 +53,8 @@ def main() -> None:
     """As the module says."""
     parser = argparse.ArgumentParser(description=f"Launches and waits of one exchange, one of {WORKERS} processes.")
     parser.add_argument("page", nargs="?", type=Path, help="where to write the table")
-    parser.add_argument("--only", nargs="+", default=[], help="compressors")
+    names = sorted(yaml_files("compressor"))
+    parser.add_argument("--only", nargs="+", default=[], choices=names, metavar="NAME", help="compressors")
     typed = parser.parse_args()
     for name in typed.only:
         for network in NETWORKS:
@@ -61,7 +62,7 @@ def main() -> None:
             print(name, network, dict(counts.launches.most_common()), dict(counts.waits))
     if typed.only:
         return
-    made = table(sorted(yaml_files("compressor")))
+    made = table(names)
     if typed.page is None:
         print(made)
         return

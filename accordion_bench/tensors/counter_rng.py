@@ -61,7 +61,7 @@ def _words(key: int, start: int, count: int, device: torch.device | str) -> Tens
 def block_keys(keys: Sequence[int], first: int, last: int, device: torch.device | str = "cpu") -> Tensor:
     """What `fill_bits_` needs for blocks first..last-1 of each key: an int32 word and odd factor, [R, blocks, 2]."""
     return upload(
-        _keys_of_blocks(_streams(keys)[:, None], np.arange(first, last, dtype=np.uint64)), torch.device(device)
+        _keys_of_blocks(streams_of(keys)[:, None], np.arange(first, last, dtype=np.uint64)), torch.device(device)
     )
 
 
@@ -73,7 +73,7 @@ def blocks_of(keys_R: Sequence[Sequence[int]], counts: Sequence[int], device: to
         counts: blocks of each stream, from its first on.
         device: where they are to be.
     """
-    streams = np.repeat(np.stack([_streams(keys) for keys in keys_R]), counts, axis=1)
+    streams = np.repeat(np.stack([streams_of(keys) for keys in keys_R]), counts, axis=1)
     numbers = np.concatenate([np.arange(count, dtype=np.uint64) for count in counts])
     return upload(_keys_of_blocks(streams, numbers), device)
 
@@ -90,7 +90,8 @@ def uniforms_of(blocks: Tensor, bits: int = 24) -> Tensor:
     return integers_of(blocks, bits).float().mul_(2.0**-bits)
 
 
-def _streams(keys: Sequence[int]) -> np.ndarray:
+def streams_of(keys: Sequence[int]) -> np.ndarray:
+    """Where the stream of each key begins, uint64."""
     # a stream starts at its hashed key: the blocks of key and key + 1 must not be the same ones, shifted
     return _splitmix64(np.array([key & 0xFFFFFFFFFFFFFFFF for key in keys], np.uint64))
 
@@ -125,14 +126,14 @@ def fill_bits_(out_R: Tensor, keys_R: Tensor) -> Tensor:
 
 
 @functools.cache
-def _table() -> np.ndarray:
-    """One hashed word per lane of a block."""
+def lane_words() -> np.ndarray:
+    """One hashed word per lane of a block, uint32 [BLOCK]."""
     return _splitmix64(np.arange(BLOCK, dtype=np.uint64)).astype(np.uint32)
 
 
 def _fill_on_cpu(lanes: Tensor, keys: Tensor) -> None:
     y, k = (x.numpy().view(np.uint32) for x in (lanes, keys))
-    np.bitwise_xor(_table()[: y.shape[2]], k[..., :1], out=y)
+    np.bitwise_xor(lane_words()[: y.shape[2]], k[..., :1], out=y)
     np.multiply(y, k[..., 1:], out=y)
 
 
@@ -143,4 +144,4 @@ def _fill_on_device(lanes: Tensor, keys: Tensor) -> None:
 
 @functools.cache
 def _table_on_device(device: torch.device) -> Tensor:
-    return table(torch.from_numpy(_table().view(np.int32)), device)
+    return table(torch.from_numpy(lane_words().view(np.int32)), device)

@@ -1,0 +1,39 @@
+"""How kernels are compiled, and how they reach memory.
+
+Without fast arithmetic: an expression is rounded where it is written, so that codes equal those of torch to the bit.
+Sums alone may be taken in any order (`summing`), the same one on every machine of a kind. Machine code is kept on disk.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+u8, u32, u64, i64, f32, f64 = np.uint8, np.uint32, np.uint64, np.int64, np.float32, np.float64
+
+
+def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """A loop as machine code; it runs beside other threads."""
+    return numba.njit(loop, nogil=True, cache=True, error_model="numpy")
+
+
+def summing(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and its sums may be taken in any order."""
+    return numba.njit(loop, nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
+
+
+@intrinsic
+def _pointer(context: Any, address: Any, like: Any) -> Any:
+    def inttoptr(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(types.int64, like), inttoptr
+
+
+@compiled
+def array_at(address, n, like):  # type: ignore[no-untyped-def]
+    """The n numbers at an address, of the type of the array `like`."""
+    return numba.carray(_pointer(address, like), (n,))

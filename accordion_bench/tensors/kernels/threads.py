@@ -1,0 +1,42 @@
+"""Kernels in several threads: each takes a part of the tiles."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+LEAST = 16  # tiles for a thread: fewer are done before it has woken up
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def over_tiles(kernel: Callable[..., Any], tiles: int, *args: Any) -> None:
+    """Call kernel(*args, first, last) for parts of the tiles, in as many threads as torch uses here.
+
+    Args:
+        kernel: does not hold the interpreter's lock; what it writes hangs on the tile alone.
+        tiles: how many there are.
+        args: of the kernel.
+    """
+    threads = min(torch.get_num_threads(), max(1, tiles // LEAST))
+    if threads == 1:
+        kernel(*args, 0, tiles)
+        return
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(os.cpu_count(), "kernels")
+    ends = [tiles * part // threads for part in range(threads + 1)]
+    rest = [_pool.submit(kernel, *args, first, last) for first, last in zip(ends[1:-1], ends[2:], strict=True)]
+    kernel(*args, 0, ends[1])
+    for part in rest:
+        part.result()
+
+
+def _forget() -> None:
+    global _pool
+    _pool = None  # a forked process has none of its parent's threads
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -37,3 +37,33 @@ def _pointer(context: Any, address: Any, like: Any) -> Any:
 def array_at(address, n, like):  # type: ignore[no-untyped-def]
     """The n numbers at an address, of the type of the array `like`."""
     return numba.carray(_pointer(address, like), (n,))
+
+
+@compiled
+def owner(rows, column, number, t):  # type: ignore[no-untyped-def]
+    """The tensor that bucket, tile or piece `number` is of, looked for from tensor t on."""
+    if number < rows[t, column]:
+        t = 0
+    while number >= rows[t + 1, column]:
+        t += 1
+    return t
+
+
+@intrinsic
+def bits_of(context: Any, x: Any) -> Any:
+    """The bits of a float32, as uint32."""
+
+    def bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), bitcast
+
+
+@intrinsic
+def float_of(context: Any, bits: Any) -> Any:
+    """The float32 of some bits."""
+
+    def bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.float32))
+
+    return types.float32(types.uint32), bitcast

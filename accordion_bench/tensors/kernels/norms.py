@@ -1,0 +1,106 @@
+"""Sums over buckets: of magnitudes, of squares, of coordinates, and the largest magnitude; accumulated in float64."""
+
+import numpy as np
+
+from accordion_bench.tensors.kernels.compiled import (
+    array_at,
+    bits_of,
+    compiled,
+    f32,
+    f64,
+    float_of,
+    owner,
+    summing,
+    u32,
+)
+from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, PIECE, SIZE, N, Table
+from accordion_bench.tensors.kernels.threads import over_tiles
+
+L1, L2, LINF, SUM = range(4)
+KINDS = {"l1": L1, "l2": L2, "linf": LINF, "sum": SUM}
+
+
+def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: np.ndarray) -> np.ndarray:
+    """The norm of every bucket, float64 [W, M]; NaN or infinity where one of its coordinates is.
+
+    Args:
+        addresses: of the coordinates, [W, T].
+        table: lengths and buckets of tensors.
+        norm: `l1`, `l2`, `linf`, or `sum`.
+        like: an array of their type; they are read as float32.
+    """
+    parts = np.empty((len(addresses), table.pieces))
+    out = np.empty((len(addresses), table.buckets))
+    over_tiles(_sum_pieces, parts.size, addresses, table.rows, KINDS[norm], like, parts)
+    _join_pieces(table.rows, KINDS[norm], parts, out)
+    return out
+
+
+@compiled
+def _sum_pieces(addresses, rows, kind, like, parts, first, last):  # type: ignore[no-untyped-def]
+    t, pieces = 0, parts.shape[1]
+    for number in range(first, last):
+        w, p = number // pieces, number % pieces
+        t = owner(rows, PIECE, p, t)
+        per_bucket = (rows[t, SIZE] + LONGEST - 1) // LONGEST
+        bucket, part = (p - rows[t, PIECE]) // per_bucket, (p - rows[t, PIECE]) % per_bucket
+        end = min((bucket + 1) * rows[t, SIZE], rows[t, N])
+        start = min(bucket * rows[t, SIZE] + part * LONGEST, end)
+        x = array_at(addresses[w, t], rows[t, N], like)[start : min(start + LONGEST, end)]
+        if kind == L1:
+            parts[w, p] = sum_of_magnitudes(x)
+        elif kind == L2:
+            parts[w, p] = sum_of_squares(x)
+        elif kind == LINF:
+            parts[w, p] = largest_magnitude(x)
+        else:
+            parts[w, p] = sum_of(x)
+
+
+@compiled
+def _join_pieces(rows, kind, parts, out):  # type: ignore[no-untyped-def]
+    for w in range(len(parts)):
+        for t in range(len(rows) - 1):
+            per_bucket = (rows[t, SIZE] + LONGEST - 1) // LONGEST
+            for bucket in range(rows[t + 1, BUCKET] - rows[t, BUCKET]):
+                own = parts[w, rows[t, PIECE] + bucket * per_bucket :][:per_bucket]
+                total = f64(0)
+                for part in own:
+                    # not (<=), so that NaN stays
+                    total = (part if not (part <= total) else total) if kind == LINF else total + part
+                    if kind == LINF and total != total:
+                        break
+                out[w, rows[t, BUCKET] + bucket] = np.sqrt(total) if kind == L2 else total
+
+
+@summing
+def sum_of_magnitudes(x):  # type: ignore[no-untyped-def]
+    total = f64(0)
+    for i in range(x.size):
+        total += f64(abs(f32(x[i])))
+    return total
+
+
+@summing
+def sum_of_squares(x):  # type: ignore[no-untyped-def]
+    total = f64(0)
+    for i in range(x.size):
+        total += f64(f32(x[i])) * f64(f32(x[i]))
+    return total
+
+
+@summing
+def sum_of(x):  # type: ignore[no-untyped-def]
+    total = f64(0)
+    for i in range(x.size):
+        total += f64(f32(x[i]))
+    return total
+
+
+@compiled
+def largest_magnitude(x):  # type: ignore[no-untyped-def]
+    """By the bits of float32, whose order is that of magnitudes, and in which NaN is above infinity."""
+    most = u32(0)
+    for i in range(x.size):
+        most = max(most, bits_of(f32(x[i])) & u32(0x7FFFFFFF))
+    return f64(float_of(most))

@@ -15,7 +15,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, Probe, State, alone
 from accordion_bench.compressors.flat_bucket import as_rows
-from accordion_bench.compressors.oneshot import OneShot, non_finite
+from accordion_bench.compressors.oneshot import non_finite
 from accordion_bench.compressors.sparse_on_device import (
     add_in_order_,
     as_bytes,
@@ -25,6 +25,7 @@ from accordion_bench.compressors.sparse_on_device import (
     read_counts,
     runs_on_device,
 )
+from accordion_bench.compressors.uneven import Uneven
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -34,20 +35,18 @@ from accordion_bench.tensors.upload import upload
 HEADER = 8  # bytes of a message before its entries: the scale, and how many entries follow
 
 
-class SparseSigns(OneShot):
+class SparseSigns(Uneven):
     """Nothing is lost of tensors whose entries are -s, 0 or s: a float32 s, their number, and 2 i + (x_i > 0).
 
     The numbers 2 i + (x_i > 0) below 2 N are in the smaller code of `wire`: a sign costs one bit.
     """
 
     traits = replace(
-        OneShot.traits,
+        Uneven.traits,
         min_ndim=2,
         whole_model=True,
-        collectives=("all_gather",),
         collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
         "and a server must know the size",
-        fixed_size=False,
     )
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:

@@ -1,15 +1,14 @@
 """ATOMO: a random choice of singular triples, unbiased."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, WhyDense, dense_bytes
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
-from accordion_bench.compressors.oneshot import Group, OneShot, rows_of
+from accordion_bench.compressors.oneshot import OneShot, alike, rows_of
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
@@ -85,22 +84,28 @@ class ATOMO(OneShot):
         left, right = U.mT[rows, chosen].float(), Vt[rows, chosen].float()
         return torch.cat([values, left.flatten(1), right.flatten(1)], dim=1).view(torch.uint8)
 
-    def encode_groups(self, xs_W: Sequence[Tensor], ctx: Context, levels: dict[int, float], comm: Comm) -> list[Group]:
-        if not xs_W or xs_W[0].device.type == "cpu":
-            return super().encode_groups(xs_W, ctx, levels, comm)
-        groups = []
-        for level in dict.fromkeys(levels.values()):
-            alike: dict[tuple[int, ...], list[int]] = {}
-            for i, own in levels.items():
-                if own == level:
-                    alike.setdefault(ctx.specs[i].shape, []).append(i)
-            ids, W = list(alike.values()), comm.local_workers
-            keys = [[self.keys(ctx, ctx.specs[i].name, [w])[0] for w in comm.local for i in some] for some in ids]
-            rows_R, specs = [rows_of([xs_W[i] for i in some]) for some in ids], [ctx.specs[some[0]] for some in ids]
-            messages_R = encode_together(rows_R, specs, int(level), keys)
-            for some, message_R in zip(ids, messages_R, strict=True):
-                groups.append(Group(some, level, message_R.unflatten(0, (W, len(some)))))
-        return groups
+    def encode_into_(
+        self,
+        message_W: Tensor,
+        starts: Sequence[int],
+        rows_W: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        workers: Sequence[int],
+        purpose: str = "",
+    ) -> None:
+        if message_W.device.type == "cpu":
+            super().encode_into_(message_W, starts, rows_W, specs, level, ctx, workers, purpose)
+            return
+        together, W = alike(specs, rows_W), range(len(workers))
+        keys = [self.keys(ctx, spec.name, workers, purpose) for spec in specs]
+        keys_R = [[keys[k][w] for w in W for k in ks] for ks in together]
+        stacked = [rows_of([rows_W[k] for k in ks]) for ks in together]
+        messages_R = encode_together(stacked, [specs[ks[0]] for ks in together], int(level), keys_R)
+        for ks, message_R in zip(together, messages_R, strict=True):
+            for k, own_W in zip(ks, message_R.unflatten(0, (-1, len(ks))).unbind(1), strict=True):
+                message_W[:, starts[k] : starts[k] + own_W.shape[1]] = own_W
 
     def _factors(self, message_R: Tensor, spec: TensorSpec, level: float) -> tuple[Tensor, Tensor]:
         """(values x left [..., R, n, s], right [..., R, s, m]) of messages [..., R, B]."""
@@ -124,19 +129,6 @@ class ATOMO(OneShot):
         for message_R in message_AR:  # one worker at a time: a fixed order of summation
             left, right = (factor.to(total_R.dtype) for factor in self._factors(message_R, spec, level))
             total_R.view(-1, *spec.matrix).baddbmm_(left, right, alpha=alpha)
-
-    def add_own_(
-        self, targets_W: Mapping[int, Tensor], place: Mapping[int, tuple[Group, int]], ctx: Context, alpha: float
-    ) -> None:
-        if not targets_W or next(iter(targets_W.values())).device.type == "cpu":
-            super().add_own_(targets_W, place, ctx, alpha)
-            return
-        sent_W: dict[int, Tensor] = {}
-        for group in {id(group): group for group, _ in (place[i] for i in targets_W)}.values():
-            left, right = self._factors(group.message, ctx.specs[group.ids[0]], group.level)  # type: ignore[arg-type]
-            sent_W.update(zip(group.ids, (left @ right).unbind(1), strict=True))
-        values = [sent_W[i].view_as(target_W).to(target_W.dtype) for i, target_W in targets_W.items()]
-        torch._foreach_add_(list(targets_W.values()), values, alpha=alpha)
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         sigma = torch.linalg.svdvals(x_R.view(-1, *spec.matrix)).double()

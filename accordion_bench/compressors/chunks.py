@@ -83,9 +83,13 @@ class Chunks:
         places = zip(self.starts, self.lengths, strict=False)
         return [flat_W[:, start * self.length : start * self.length + n] for start, n in places]
 
+    def cells(self, x_W: Tensor) -> Tensor:
+        """[W, C, L] as [W, C, parts, L / parts]: coordinates that share a number of `spread`."""
+        return x_W.unflatten(2, (self.parts, -1))
+
     def norms(self, x_W: Tensor, ord: float) -> Tensor:
         """The norm of every bucket of [W, C, L]: float64 [W, M], 0 for one behind the end of its tensor."""
-        norm_W = torch.linalg.vector_norm(x_W.unflatten(2, (self.parts, -1)), ord, dim=3, dtype=torch.float64)
+        norm_W = torch.linalg.vector_norm(self.cells(x_W), ord, dim=3, dtype=torch.float64)
         return norm_W.flatten(1) if self.inside else torch.linalg.vector_norm(self.by_bucket(norm_W), ord, dim=2)
 
     def by_bucket(self, per_chunk_W: Tensor) -> Tensor:

@@ -1,230 +1,437 @@
-"""DenseCodes: one-shot compressors with a code for every coordinate, of all tensors at once on a device.
+"""Dense codes: a small integer for every coordinate, for all tensors of a bucket at once.
 
-Tensor suffixes: W local workers, A all workers, C chunks, L coordinates of a chunk, M buckets.
+Tensor suffixes: W local workers, A senders, R rows, N elements, M buckets, C chunks, L coordinates of a chunk, B bytes.
 """
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import packed_codes
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.chunks import Chunks, chunks_of
-from accordion_bench.compressors.oneshot import Group, OneShot
-from accordion_bench.compressors.packed_codes import look_up_on_device
-from accordion_bench.compressors.rounding.stochastic import encode_levels
+from accordion_bench.compressors.non_finite_row import NonFiniteRow, refuse_non_finite
+from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.packed_codes import code_bytes, look_up, pack_codes
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.counter_rng import BLOCK, blocks_of
+from accordion_bench.tensors import kernels
+from accordion_bench.tensors.counter_rng import BLOCK, block_keys, blocks_of, integers_of, streams_of
+
+if TYPE_CHECKING:  # it imports numba
+    from accordion_bench.tensors.kernels.encode import Rounding
+    from accordion_bench.tensors.kernels.table import Table
 
 LONGEST = 1 << 16  # coordinates of a chunk: the end of a tensor is filled up to a whole one
 AT_ONCE = 1 << 26  # coordinates of all senders that are decoded together
+KEPT = 256  # tables remembered: of each bucket of a run, for each level and method
 
 
 @dataclass(frozen=True)
-class Dense:
-    """What a method's messages look like.
+class Form:
+    """What a method's messages look like: scales, one float32 per bucket, then the packed codes of each stream.
 
     Args:
         levels: K of each stream of codes; a coordinate has a code in each.
-        bucket: coordinates that share a float32 in front of the codes; None = a whole tensor.
-        header: whether there is such a number; else buckets are of no meaning to a receiver.
-        draws: whether codes are drawn at random.
+        bucket: coordinates that share a scale; None = a whole tensor.
+        norm: what of a bucket its scale comes from, `l1`, `l2` or `linf`; "" = there are no scales in the message.
+        bits: random bits that a coordinate's rounding takes; 0 = nothing is drawn.
+        balanced: buckets of a tensor are of equal size, as near to `bucket` as whole numbers allow.
     """
 
     levels: tuple[int, ...]
     bucket: int | None = None
-    header: bool = True
-    draws: bool = True
+    norm: str = ""
+    bits: int = 0
+    balanced: bool = False
+
+    def size(self, n: int) -> int:
+        """Coordinates in a bucket of a tensor of n."""
+        if self.bucket is None or n <= self.bucket:
+            return max(n, 1)
+        return -(-n // -(-n // self.bucket)) if self.balanced else self.bucket
+
+    def buckets(self, n: int) -> int:
+        """Buckets of a tensor of n coordinates."""
+        return -(-n // self.size(n))
+
+    def header(self, n: int) -> int:
+        """Bytes of its scales in a message."""
+        return 4 * self.buckets(n) if self.norm else 0
+
+    def parts(self, n: int) -> list[int]:
+        """Bytes of a message's header and of each of its streams."""
+        return [self.header(n), *(code_bytes(n, K) for K in self.levels)]
 
     @property
-    def length(self) -> int:
-        """Coordinates of a chunk: whole blocks of random bits, whole bytes of codes, whole buckets where few do."""
-        whole = BLOCK * (5 if 3 in self.levels else 1)
-        together = math.lcm(whole, self.bucket or 1)
-        return together if together <= LONGEST else whole
+    def whole(self) -> int:
+        """Coordinates that make whole blocks of random numbers and whole bytes of codes."""
+        return BLOCK * (5 if 3 in self.levels else 1)
 
-
-class Batch(NamedTuple):
-    """Tensors that are encoded together.
-
-    chunks: where they and their buckets lie.
-    names: of each.
-    level, ctx: as for `OneShot.encode`.
-    """
-
-    chunks: Chunks
-    names: Sequence[str]
-    level: float
-    ctx: Context
+    @property
+    def chunk(self) -> int:
+        """Coordinates of a chunk: whole as above, and whole buckets where few are."""
+        together = math.lcm(self.whole, self.bucket or 1)
+        return together if together <= LONGEST else self.whole
 
 
 class DenseCodes(OneShot):
-    """On a device, tensors of any shapes are encoded and decoded as one array of chunks, all senders at once.
+    """C(v)_i = s_b prod_j value_j(code_j(v_i, s_b)), s_b the scale of the bucket b that i lies in.
 
-    The messages are those of `encode`, but for bits behind the last code of a tensor, which may be set. A subclass says
-    what its messages look like, and has two more functions, on chunks. On a device nobody looks whether input is
-    finite: what is not must show in the sum.
+    A subclass says what its messages look like (`form`), how scales come from norms (`scales`), which codes a
+    coordinate gets (`codes`, by torch, and `kernel_rounding`, by kernels, to the same bits), and what codes stand for
+    (`values`).
+    Where all of that happens is decided here: in compiled loops on a CPU, as an array of chunks on a device, shape by
+    shape where buckets fit no chunk. On a device nobody looks whether input is finite: it shows in the sum.
     """
 
-    def dense(self, level: float, ctx: Context) -> Dense | None:
-        """What messages look like; None: of these options, so that they must be made shape by shape."""
+    # ---- what a subclass writes
+
+    def form(self, level: float) -> Form:
+        """What messages look like."""
         raise NotImplementedError
 
-    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
-        """Chunks [W, C, L] of float32 as (float32 per bucket [W, M] or None, packed codes [W, C, B] of each stream).
+    def scales(self, norms: Tensor, entries: Tensor) -> Tensor:
+        """s_b of buckets as float32: norms and numbers of coordinates, float64 [..., M]."""
+        return norms.float()
+
+    def shared_scales(self, names: Sequence[str], device: torch.device) -> Tensor | None:
+        """s of whole tensors that everybody knows, float32 [T], where messages have none."""
+        return None
+
+    def factors(self, scales: Tensor, level: float, ctx: Context) -> Tensor:
+        """What coordinates are multiplied by before they are rounded, float32, of the shape of their scales."""
+        return scales
+
+    def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
+        """The codes of coordinates, uint8 [..., N] of each stream, by torch.
 
         Args:
-            x_W: coordinates, zeros behind the end of each tensor; may be overwritten.
-            blocks_W: for random bits [W, C, blocks, 2]; empty where nothing is drawn.
-            batch: which tensors.
+            x: float32 [..., N]; may be overwritten.
+            factor: of their buckets, float32 [..., 1], where there are scales.
+            draws: random integers below 2^bits, int32 [..., N], where any are drawn.
+            level, ctx: as for `encode`.
         """
         raise NotImplementedError
 
-    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
-        """The inverse: new float32 [A, C, L]; behind the end of a tensor there may be anything."""
+    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
+        """The same for `tensors.kernels.encode`."""
+        raise NotImplementedError
+
+    def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
+        """What the codes of each stream stand for; their product, times the scale, is the coordinate."""
         raise NotImplementedError
 
     # ---- what it gets for that
 
-    def _chunks(self, specs: Sequence[TensorSpec], level: float, ctx: Context, device: torch.device) -> Chunks | None:
-        """How to cut these tensors; None: one by one."""
-        dense = self.dense(level, ctx)
-        if device.type == "cpu" or dense is None or not Chunks.fit(dense.bucket, dense.length):
-            return None
-        return chunks_of(tuple(spec.numel for spec in specs), dense.length, dense.bucket, device)
+    def message_bytes(self, spec: TensorSpec, level: float) -> int:
+        return sum(self.form(level).parts(spec.numel))
 
-    def encode_many(
+    def codes_of(
+        self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
+    ) -> tuple[Tensor, Sequence[float]]:
+        form, book = self.form(level), self.values(level, ctx)[0]
+        packed_A = message_A[:, form.header(spec.numel) :].contiguous()
+        return packed_codes.unpack_codes(packed_A, len(book), spec.numel), book
+
+    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
+        """Rows of one shape by torch: the reference, and the way for buckets that fit no chunk."""
+        form, n = self.form(level), spec.numel
+        cells_R, header_R = in_buckets(x_R.float(), form.size(n)), x_R.new_empty(len(x_R), 0, dtype=torch.uint8)
+        scales_R, draws_R = self.shared_scales([spec.name], x_R.device), None
+        if form.norm:
+            norms_R = torch.linalg.vector_norm(cells_R, ORDERS[form.norm], dim=2, dtype=torch.float64)
+            scales_R = self.scales(norms_R, bucket_entries(n, form.size(n), x_R.device))
+            refuse_non_finite(scales_R)
+            header_R = scales_R.view(torch.uint8)
+        else:
+            refuse_non_finite(x_R)
+        if form.bits:
+            blocks_R = block_keys(keys, 0, -(-n // BLOCK), x_R.device)
+            draws_R = in_buckets(integers_of(blocks_R, form.bits)[:, :n], form.size(n))
+        factor_R = None if scales_R is None else self.factors(scales_R, level, ctx)[..., None]
+        streams = [codes_R.flatten(1)[:, :n] for codes_R in self.codes(cells_R, factor_R, draws_R, level, ctx)]
+        packed = [pack_codes(codes_R.contiguous(), K) for codes_R, K in zip(streams, form.levels, strict=True)]
+        return torch.cat([header_R, *packed], dim=1)
+
+    def add_decoded_(
+        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
+    ) -> None:
+        form, n = self.form(level), spec.numel
+        for message_R in message_AR:
+            header_R, *streams = message_R.split(form.parts(n), dim=1)
+            values_R = self._product(streams, level, ctx, n)
+            scales_R = self.shared_scales([spec.name], total_R.device)
+            if form.norm:
+                scales_R = header_R.clone(memory_format=torch.contiguous_format).view(torch.float32)
+            if scales_R is not None:
+                scaled_R = in_buckets(values_R, form.size(n)) * scales_R.view(-1, form.buckets(n), 1)
+                values_R = scaled_R.flatten(1)[:, :n]
+            total_R.add_(values_R, alpha=alpha)
+
+    def _product(self, streams: Sequence[Tensor], level: float, ctx: Context, count: int) -> Tensor:
+        """What the packed codes [A, B] of all streams stand for, without scales: float32 [A, count]."""
+        tables = self.values(level, ctx)
+        factors = [look_up(codes_A, values, count) for codes_A, values in zip(streams, tables, strict=True)]
+        return functools.reduce(torch.mul, factors)
+
+    # ---- many tensors at once
+
+    def encode_into_(
         self,
+        message_W: Tensor,
+        starts: Sequence[int],
         rows_W: Sequence[Tensor],
         specs: Sequence[TensorSpec],
         level: float,
         ctx: Context,
         workers: Sequence[int],
         purpose: str = "",
-    ) -> list[Tensor] | None:
-        dense, names = self.dense(level, ctx), [spec.name for spec in specs]
-        chunks = self._chunks(specs, level, ctx, rows_W[0].device)
-        if dense is None or chunks is None:
-            return None
-        x_W = chunks.joined(rows_W).float()
-        blocks_W = x_W.new_empty(0)
-        if dense.draws:
-            keys_W = zip(*(self.keys(ctx, name, workers, purpose) for name in names), strict=True)
-            blocks_W = blocks_of(list(keys_W), [count * chunks.length // BLOCK for count in chunks.counts], x_W.device)
-            blocks_W = blocks_W.unflatten(1, (chunks.count, -1))
-        header_W, codes_W = self.encode_chunks(x_W, blocks_W, Batch(chunks, names, level, ctx))
-        headers = [] if header_W is None else [[h.view(torch.uint8) for h in chunks.headers(header_W)]]
-        streams = [
-            chunks.codes(codes, [packed_codes.code_bytes(spec.numel, K) for spec in specs])
-            for codes, K in zip(codes_W, dense.levels, strict=True)
-        ]
-        parts = [list(of_tensor) for of_tensor in zip(*headers, *streams, strict=True)]
-        sizes = [sum(part.shape[1] for part in of_tensor) for of_tensor in parts]
-        return list(torch.cat([part for of_tensor in parts for part in of_tensor], dim=1).split(sizes, dim=1))
+    ) -> None:
+        form, names = self.form(level), [spec.name for spec in specs]
+        keys_W = (
+            list(zip(*(self.keys(ctx, name, workers, purpose) for name in names), strict=True)) if form.bits else []
+        )
+        if kernels.usable(rows_W):
+            self._encode_by_kernel(message_W, starts, rows_W, names, level, ctx, keys_W)
+        elif chunks := self._chunks(specs, form, message_W.device):
+            parts = self._encode_chunks(chunks, rows_W, names, level, ctx, keys_W)
+            for start, part_W in zip(starts, parts, strict=True):
+                message_W[:, start : start + part_W.shape[1]] = part_W
+        else:
+            super().encode_into_(message_W, starts, rows_W, specs, level, ctx, workers, purpose)
 
-    def sums_of_many(
-        self, messages_A: Sequence[Tensor], specs: Sequence[TensorSpec], level: float, ctx: Context, rows: int = 1
-    ) -> list[Tensor] | None:
-        dense, names = self.dense(level, ctx), [spec.name for spec in specs]
-        chunks = self._chunks(specs, level, ctx, messages_A[0].device)
-        if dense is None or chunks is None:
+    def add_from_(
+        self,
+        targets_R: Sequence[Tensor],
+        message_A: Tensor,
+        starts: Sequence[int],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        alpha: float = 1.0,
+        divisor: int = 1,
+    ) -> None:
+        form = self.form(level)
+        if kernels.usable(targets_R):
+            self._add_by_kernel_(targets_R, message_A, starts, specs, level, ctx, alpha, divisor)
+        elif chunks := self._chunks(specs, form, message_A.device):
+            sizes = [self.message_bytes(spec, level) for spec in specs]
+            own = [message_A[:, start : start + size] for start, size in zip(starts, sizes, strict=True)]
+            sums = self._decode_chunks(chunks, own, specs, level, ctx, len(targets_R[0]))
+            torch._foreach_add_(list(targets_R), sums, alpha=alpha)
+            if divisor != 1:
+                torch._foreach_div_(list(targets_R), divisor)
+        else:
+            super().add_from_(targets_R, message_A, starts, specs, level, ctx, alpha, divisor)
+
+    # ---- by kernels
+
+    def _encode_by_kernel(
+        self,
+        message_W: Tensor,
+        starts: Sequence[int],
+        rows_W: Sequence[Tensor],
+        names: Sequence[str],
+        level: float,
+        ctx: Context,
+        keys_W: Sequence[Sequence[int]],
+    ) -> None:
+        from accordion_bench.tensors.kernels.encode import encode
+        from accordion_bench.tensors.kernels.headers import write_headers
+        from accordion_bench.tensors.kernels.norms import bucket_norms
+        from accordion_bench.tensors.kernels.table import addresses
+
+        form = self.form(level)
+        rows_W = [contiguous(x_W) for x_W in rows_W]
+        table = table_of(tuple(x_W.shape[1] for x_W in rows_W), tuple(starts), form)
+        at, like, message = addresses(rows_W), array_like(rows_W[0]), message_W.numpy()
+        scales_W = self.shared_scales(names, message_W.device)
+        if form.norm:
+            norms_W = torch.from_numpy(bucket_norms(at, table, form.norm, like))
+            scales_W = self.scales(norms_W, torch.from_numpy(table.entries))
+            refuse_buckets(table, scales_W.isfinite())
+            write_headers(scales_W.numpy(), table.rows, message)
+        factors = np.empty((0, 0), np.float32)
+        if scales_W is not None:
+            factors = self.factors(scales_W, level, ctx).expand(len(message), -1).contiguous().numpy()
+        streams = np.stack([streams_of(keys) for keys in keys_W]) if form.bits else np.empty((0, 0), np.uint64)
+        finite = encode(at, table, factors, streams, message, like, self.kernel_rounding(level, ctx))
+        if not finite.all():
+            raise NonFiniteRow(int((~finite).flatten().nonzero()[0][0]))
+
+    def _add_by_kernel_(
+        self,
+        targets_R: Sequence[Tensor],
+        message_A: Tensor,
+        starts: Sequence[int],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        alpha: float,
+        divisor: int,
+    ) -> None:
+        from accordion_bench.tensors.kernels.headers import read_headers
+        from accordion_bench.tensors.kernels.sums import add_values
+        from accordion_bench.tensors.kernels.table import addresses
+
+        form = self.form(level)
+        table = table_of(tuple(spec.numel for spec in specs), tuple(starts), form)
+        shared = self.shared_scales([spec.name for spec in specs], message_A.device)
+        if form.norm:
+            scales = read_headers(message_A.numpy(), table.rows, alpha)
+        elif shared is not None:
+            scales = (shared * alpha).expand(len(message_A), -1).contiguous().numpy()
+        else:
+            scales = np.full((len(message_A), table.buckets), alpha, np.float32)
+        values = [np.array(book, np.float32) for book in self.values(level, ctx)]
+        add_values(addresses(targets_R), table, scales, message_A.numpy(), values, array_like(targets_R[0]), divisor)
+
+    # ---- as chunks, by torch
+
+    def _chunks(self, specs: Sequence[TensorSpec], form: Form, device: torch.device) -> Chunks | None:
+        """How to cut these tensors; None: shape by shape."""
+        each_its_own = form.balanced and form.bucket
+        if each_its_own or not Chunks.fit(form.bucket, form.chunk):
             return None
-        at_once = rows * max(1, AT_ONCE // max(1, rows * chunks.count * chunks.length))
-        total = None
-        for first in range(0, len(messages_A[0]), at_once):
-            some = [message_A[first : first + at_once] for message_A in messages_A]
-            header_A, codes_A = self._opened(some, dense, chunks)
-            part = (
-                self.decode_chunks(header_A, codes_A, Batch(chunks, names, level, ctx)).unflatten(0, (-1, rows)).sum(0)
+        return chunks_of(tuple(spec.numel for spec in specs), form.chunk, form.bucket, device)
+
+    def _encode_chunks(
+        self,
+        chunks: Chunks,
+        rows_W: Sequence[Tensor],
+        names: Sequence[str],
+        level: float,
+        ctx: Context,
+        keys_W: Sequence[Sequence[int]],
+    ) -> list[Tensor]:
+        form, x_W = self.form(level), chunks.joined(rows_W).float()
+        scales_W, draws_W, headers = self.shared_scales(names, x_W.device), None, []
+        if form.norm:
+            scales_W = self.scales(chunks.norms(x_W, ORDERS[form.norm]), chunks.entries)
+            headers = [[header_W.view(torch.uint8) for header_W in chunks.headers(scales_W)]]
+            refuse_non_finite_of(chunks.headers(scales_W))
+        else:
+            refuse_non_finite_of(rows_W)
+        if form.bits:
+            blocks_W = blocks_of(keys_W, [count * chunks.length // BLOCK for count in chunks.counts], x_W.device)
+            draws_W = chunks.cells(integers_of(blocks_W, form.bits).view(x_W.shape))
+        factor_W = None
+        if scales_W is not None:
+            factor_W = chunks.spread(self.factors(scales_W, level, ctx).expand(len(x_W), -1))[..., None]
+        packed = []
+        for codes_W, K in zip(self.codes(chunks.cells(x_W), factor_W, draws_W, level, ctx), form.levels, strict=True):
+            packed_R = pack_codes(codes_W.reshape(-1, chunks.length), K)
+            packed.append(
+                chunks.codes(packed_R.unflatten(0, x_W.shape[:2]), [code_bytes(n, K) for n in chunks.lengths])
             )
+        return [torch.cat(parts, dim=1) for parts in zip(*headers, *packed, strict=True)]
+
+    def _decode_chunks(
+        self,
+        chunks: Chunks,
+        messages_A: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        rows: int,
+    ) -> list[Tensor]:
+        """What messages [A, B] decode to, summed: [rows, N] of each tensor, a to row a mod rows."""
+        at_once = rows * max(1, AT_ONCE // max(1, rows * chunks.count * chunks.length))
+        form, total = self.form(level), None
+        for first in range(0, len(messages_A[0]), at_once):
+            parts = [
+                message_A[first : first + at_once].split(form.parts(n), dim=1)
+                for message_A, n in zip(messages_A, chunks.lengths, strict=True)
+            ]
+            headers, *streams = zip(*parts, strict=True)
+            packed = [
+                chunks.joined_codes(codes, code_bytes(chunks.length, K)).flatten(0, 1)
+                for codes, K in zip(streams, form.levels, strict=True)
+            ]
+            values_A = self._product(packed, level, ctx, chunks.length).unflatten(0, (-1, chunks.count))
+            scales_A = self.shared_scales([spec.name for spec in specs], values_A.device)
+            scales_A = chunks.joined_headers(headers) if form.norm else scales_A
+            if scales_A is not None:
+                chunks.cells(values_A).mul_(chunks.spread(scales_A.view(-1, scales_A.shape[-1]))[..., None])
+            part = values_A.unflatten(0, (-1, rows)).sum(0)
             total = part if total is None else total.add_(part)
         assert total is not None
         return chunks.rows(total)
 
-    @staticmethod
-    def _opened(messages_A: Sequence[Tensor], dense: Dense, chunks: Chunks) -> tuple[Tensor, list[Tensor]]:
-        sizes = [[packed_codes.code_bytes(n, K) for K in dense.levels] for n in chunks.lengths]
-        header = [4 * m if dense.header else 0 for m in chunks.buckets]
-        parts = [
-            message_A.split([first, *rest], dim=1)
-            for message_A, first, rest in zip(messages_A, header, sizes, strict=True)
-        ]
-        headers, *streams = zip(*parts, strict=True)
-        header_A = chunks.joined_headers(headers) if dense.header else messages_A[0].new_empty(0)
-        per_chunk = [packed_codes.code_bytes(chunks.length, K) for K in dense.levels]
-        return header_A, [chunks.joined_codes(codes, size) for codes, size in zip(streams, per_chunk, strict=True)]
 
-    def encode_groups(self, xs_W: Sequence[Tensor], ctx: Context, levels: dict[int, float], comm: Comm) -> list[Group]:
-        groups = []
-        for level in dict.fromkeys(levels.values()):
-            ids = [i for i, of in levels.items() if of == level]
-            specs, rows_W = [ctx.specs[i] for i in ids], [xs_W[i].flatten(1) for i in ids]
-            messages = self.encode_many(rows_W, specs, level, ctx, comm.local)
-            if messages is None:
-                groups += super().encode_groups(xs_W, ctx, dict.fromkeys(ids, level), comm)
-            else:
-                groups += [Group([i], level, m_W[:, None]) for i, m_W in zip(ids, messages, strict=True)]
-        return groups
-
-    def add_own_(
-        self, targets_W: Mapping[int, Tensor], place: Mapping[int, tuple[Group, int]], ctx: Context, alpha: float
-    ) -> None:
-        apart = {}
-        for ids, level in self._together(targets_W, place):
-            messages = [place[i][0].message[:, place[i][1]] for i in ids]  # type: ignore[call-overload]
-            rows = self.sums_of_many(messages, [ctx.specs[i] for i in ids], level, ctx, rows=len(messages[0]))
-            if rows is None:
-                apart.update({i: targets_W[i] for i in ids})
-                continue
-            targets = [targets_W[i].view(len(targets_W[i]), -1) for i in ids]
-            torch._foreach_add_(targets, rows, alpha=alpha)
-        super().add_own_(apart, place, ctx, alpha)
-
-    @staticmethod
-    def _together(ids: Mapping[int, Tensor], place: Mapping[int, tuple[Group, int]]) -> list[tuple[list[int], float]]:
-        levels = dict.fromkeys(place[i][0].level for i in ids)
-        return [([i for i in ids if place[i][0].level == level], level) for level in levels]
-
-    def means(self, groups: Sequence[Group], ctx: Context, workers: int, like: Tensor) -> dict[int, Tensor]:
-        means: dict[int, Tensor] = {}
-        for level in dict.fromkeys(group.level for group in groups):
-            own = [group for group in groups if group.level == level]
-            specs = [ctx.specs[i] for group in own for i in group.ids]
-            messages = [group.message[:, 0] for group in own]  # type: ignore[call-overload]
-            sums = self.sums_of_many(messages, specs, level, ctx) if len(specs) == len(own) else None
-            if sums is None:
-                means |= super().means(own, ctx, workers, like)
-                continue
-            torch._foreach_div_(sums, workers)
-            means |= {group.ids[0]: total[0] for group, total in zip(own, sums, strict=True)}
-        return means
+ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
 
 
-def rounded(x_W: Tensor, norms_W: Tensor, chunks: Chunks, levels: tuple[float, ...], blocks_W: Tensor) -> Tensor:
-    """Chunks rounded at random to norm x level, see `encode_levels`: packed codes [W, C, B].
+@functools.lru_cache(maxsize=KEPT)
+def table_of(lengths: tuple[int, ...], starts: tuple[int, ...], form: Form) -> "Table":
+    """The table of tensors of these lengths, whose messages begin there, made once."""
+    from accordion_bench.tensors.kernels.table import Table
 
-    Args:
-        x_W: [W, C, L].
-        norms_W: per bucket, float32 [W, M].
-        chunks, blocks_W: as for `encode_chunks`.
-        levels: K of them.
-    """
-    norms, size = chunks.spread(norms_W).flatten(0, 1), chunks.length // chunks.parts
-    codes = encode_levels(x_W.flatten(0, 1), norms, size, levels, blocks_W.flatten(0, 1))
-    return codes.unflatten(0, x_W.shape[:2])
-
-
-def values_of(codes_A: Tensor, levels: tuple[float, ...], chunks: Chunks) -> Tensor:
-    """The level of each packed code, float32 [A, C, L]."""
-    return look_up_on_device(codes_A.flatten(0, 1), levels, chunks.length).unflatten(0, codes_A.shape[:2])
+    streams: list[list[int]] = [[] for _ in form.levels]
+    for n, start in zip(lengths, starts, strict=True):
+        header, *sizes = form.parts(n)
+        at = start + header
+        for stream, size in zip(streams, sizes, strict=True):
+            stream.append(at)
+            at += size
+    return Table(lengths, [form.size(n) for n in lengths], form.whole, starts, streams)
 
 
-def scaled_(x_A: Tensor, per_bucket_A: Tensor, chunks: Chunks) -> Tensor:
-    """Chunks [A, C, L] times the number of their bucket [A, M], in place."""
-    x_A.unflatten(2, (chunks.parts, -1)).mul_(chunks.spread(per_bucket_A)[..., None])
-    return x_A
+def in_buckets(x_R: Tensor, size: int) -> Tensor:
+    """Rows [R, N] in buckets [R, m, size], zeros behind their ends."""
+    return pad(x_R, (0, -x_R.shape[1] % size)).unflatten(1, (-1, size))
+
+
+def bucket_entries(n: int, size: int, device: torch.device) -> Tensor:
+    """How many coordinates each bucket of n has, float64 [m]."""
+    starts = torch.arange(0, n, size, dtype=torch.float64, device=device)
+    return (n - starts).clamp_max(size)
+
+
+def norms_of(rows_W: Sequence[Tensor], norms: Sequence[str]) -> list[Tensor]:
+    """Norms of whole tensors [W, N], none of them empty: float64 [W, T] each; `sum` is the plain sum."""
+    lengths, device = tuple(x_W.shape[1] for x_W in rows_W), rows_W[0].device
+    if kernels.usable(rows_W):
+        from accordion_bench.tensors.kernels.norms import bucket_norms
+        from accordion_bench.tensors.kernels.table import addresses
+
+        rows_W = [contiguous(x_W) for x_W in rows_W]
+        table, at = table_of(lengths, (0,) * len(lengths), Form(())), addresses(rows_W)
+        return [torch.from_numpy(bucket_norms(at, table, norm, array_like(rows_W[0]))) for norm in norms]
+    chunks = chunks_of(lengths, BLOCK, None, device)
+    x_W = chunks.joined(rows_W).float()
+    sums = {"sum": lambda: chunks.by_bucket(x_W.sum(2, keepdim=True, dtype=torch.float64)).sum(2)}
+    return [sums[norm]() if norm in sums else chunks.norms(x_W, ORDERS[norm]) for norm in norms]
+
+
+def contiguous(x_W: Tensor) -> Tensor:
+    """[W, N] with coordinates of a row side by side."""
+    return x_W if x_W.stride(1) == 1 else x_W.contiguous()
+
+
+def refuse_buckets(table: "Table", finite_W: Tensor) -> None:
+    """Raise NonFiniteRow w T + t where a bucket [W, M] of tensor t is not finite."""
+    if not finite_W.all():
+        from accordion_bench.tensors.kernels.table import BUCKET
+
+        w, bucket = (~finite_W).nonzero()[0].tolist()
+        tensor = int(np.searchsorted(table.rows[1:, BUCKET], bucket, side="right"))
+        raise NonFiniteRow(w * (len(table.rows) - 1) + tensor)
+
+
+def refuse_non_finite_of(parts_W: Sequence[Tensor]) -> None:
+    """Raise NonFiniteRow w T + t where numbers [W, n] of tensor t are not finite; on a device nobody looks."""
+    if parts_W[0].device.type == "cpu":
+        refuse_non_finite(torch.stack([part_W.sum(1, dtype=torch.float64) for part_W in parts_W], dim=1).view(-1, 1))
+
+
+def array_like(x: Tensor) -> np.ndarray:
+    """An empty array of a tensor's type."""
+    return x.numpy()[:0].reshape(0)

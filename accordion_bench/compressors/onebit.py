@@ -1,19 +1,25 @@
 """1-bit SGD: signs that decode to the mean of what they stand for."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.dense_codes import KEPT, array_like, contiguous, refuse_buckets
+from accordion_bench.compressors.non_finite_row import refuse_non_finite
 from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.packed_codes import look_up_on_device
-from accordion_bench.compressors.rounding.passes import refuse_non_finite
-from accordion_bench.compressors.rounding.signs import encode_signs
-from accordion_bench.compressors.rounding.sums import add_signs_
-from accordion_bench.compressors.tiles import bucket_tiles
+from accordion_bench.compressors.packed_codes import look_up, pack_codes
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import kernels
+from accordion_bench.tensors.counter_rng import BLOCK
+
+if TYPE_CHECKING:  # it imports numba
+    from accordion_bench.tensors.kernels.table import Table
 
 
 class OneBit(OneShot):
@@ -41,49 +47,99 @@ class OneBit(OneShot):
         return 8 * (spec.numel // self.column(spec)) + -(-spec.numel // 8)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        size = self.column(spec)
-        total_R, below_R, count_R = self._sums(x_R, size)
-        high_R = (total_R - below_R).clamp_min(0) / (size - count_R).clamp_min(1)
-        low_R = below_R / count_R.clamp_min(1)
-        # the two values are middle + half and middle - half
-        middle_R, half_R = (high_R + low_R) / 2, (high_R - low_R) / 2
-        refuse_non_finite(torch.cat([middle_R, half_R], dim=1))
-        return torch.cat([middle_R.view(torch.uint8), half_R.view(torch.uint8), encode_signs(x_R)], dim=1)
+        columns_R = x_R.float().unflatten(1, (-1, self.column(spec)))
+        below_R = columns_R.clamp_max(0)
+        sums = [part.sum(2, dtype=torch.float64) for part in (columns_R, below_R, below_R < 0)]
+        header_R = torch.cat(self.middle_and_half(sums, self.column(spec)), dim=1)
+        refuse_non_finite(header_R)
+        return torch.cat([header_R.view(torch.uint8), pack_codes((x_R < 0).to(torch.uint8), 2)], dim=1)
 
     @staticmethod
-    def _sums(x_R: Tensor, size: int) -> tuple[Tensor, ...]:
-        """Per column [R, n]: of the entries, of the negative ones, and how many of these there are."""
-        n = x_R.shape[1] // size
-        if x_R.device.type != "cpu":
-            columns_R = x_R.float().unflatten(1, (n, size))
-            negative_R = columns_R.clamp_max(0)
-            return columns_R.sum(2), negative_R.sum(2), (negative_R < 0).sum(2)
-        sums_R = torch.zeros(len(x_R), 3, n)
-        for sums, x in zip(sums_R, x_R, strict=True):
-            for part, shape, columns in bucket_tiles(n * size, size, x.device):
-                entries = x[part].view(shape)
-                negative = torch.lt(entries, 0, out=torch.empty_like(entries))
-                sums[2, columns] += negative.sum(-1)
-                sums[1, columns] += negative.mul_(entries).sum(-1)
-                sums[0, columns] += entries.sum(-1)
-        return sums_R.unbind(1)
+    def middle_and_half(sums: Sequence[Tensor], size: Any) -> tuple[Tensor, Tensor]:
+        """The two values of columns as middle + half and middle - half, float32.
+
+        Args:
+            sums: of all entries, of the negative ones, and how many these are.
+            size: entries of a column.
+        """
+        total, below, count = sums
+        high, low = (total - below).clamp_min(0) / (size - count).clamp_min(1), below / count.clamp_min(1)
+        return ((high + low) / 2).float(), ((high - low) / 2).float()
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        size = self.column(spec)
-        header = 8 * (spec.numel // size)
-        if total_R.device.type != "cpu":
-            messages = message_AR.flatten(0, 1)
-            copy = messages[:, :header].clone(memory_format=torch.contiguous_format)
-            middle, half = (copy.view(torch.float32) * alpha).chunk(2, dim=1)
-            signs = look_up_on_device(messages[:, header:], (1.0, -1.0), spec.numel).unflatten(1, (-1, size))
-            values = signs.mul_(half[..., None]).add_(middle[..., None])
-            total_R.add_(values.view(*message_AR.shape[:2], -1).sum(0))
+        size, header = self.column(spec), 8 * (spec.numel // self.column(spec))
+        for message_R in message_AR:
+            copy_R = message_R[:, :header].clone(memory_format=torch.contiguous_format)
+            middle_R, half_R = (copy_R.view(torch.float32) * alpha).unflatten(1, (2, -1)).unsqueeze(-1).unbind(1)
+            signs_R = look_up(message_R[:, header:], (1.0, -1.0), spec.numel).unflatten(1, (-1, size))
+            total_R.add_(signs_R.mul_(half_R).add_(middle_R).flatten(1))
+
+    def encode_into_(
+        self,
+        message_W: Tensor,
+        starts: Sequence[int],
+        rows_W: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        workers: Sequence[int],
+        purpose: str = "",
+    ) -> None:
+        if not kernels.usable(rows_W):
+            super().encode_into_(message_W, starts, rows_W, specs, level, ctx, workers, purpose)
             return
-        for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
-            for message in message_A:
-                middle, half = (message[:header].clone().view(torch.float32) * alpha).chunk(2)
-                for part, shape, columns in bucket_tiles(spec.numel, size, total.device):
-                    total[part].view(shape).add_(middle[columns, None])
-                add_signs_(total, message[None, header:], half[None], size)
+        from accordion_bench.tensors.kernels.encode import SIGNS, Rounding, encode
+        from accordion_bench.tensors.kernels.headers import write_headers
+        from accordion_bench.tensors.kernels.norms import bucket_norms
+        from accordion_bench.tensors.kernels.table import addresses
+
+        middles, halves = self._tables(specs, starts)
+        rows_W = [contiguous(x_W) for x_W in rows_W]
+        at, like, message, none = addresses(rows_W), array_like(rows_W[0]), message_W.numpy(), np.empty((0, 0))
+        sums = [torch.from_numpy(bucket_norms(at, middles, norm, like)) for norm in ("sum", "below", "count")]
+        headers_W = self.middle_and_half(sums, torch.from_numpy(middles.entries))
+        refuse_buckets(middles, torch.stack(headers_W).isfinite().all(0))
+        for table, header_W in zip((middles, halves), headers_W, strict=True):
+            write_headers(header_W.numpy(), table.rows, message)
+        encode(at, middles, none.astype(np.float32), none.astype(np.uint64), message, like, Rounding(SIGNS, 2))
+
+    def add_from_(
+        self,
+        targets_R: Sequence[Tensor],
+        message_A: Tensor,
+        starts: Sequence[int],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        alpha: float = 1.0,
+        divisor: int = 1,
+    ) -> None:
+        if not kernels.usable(targets_R):
+            super().add_from_(targets_R, message_A, starts, specs, level, ctx, alpha, divisor)
+            return
+        from accordion_bench.tensors.kernels.headers import read_headers
+        from accordion_bench.tensors.kernels.sums import add_values
+        from accordion_bench.tensors.kernels.table import addresses
+
+        tables, message = self._tables(specs, starts), message_A.numpy()
+        middle_A, half_A = (read_headers(message, table.rows, alpha) for table in tables)
+        signs, like = [np.array([1, -1], np.float32)], array_like(targets_R[0])
+        add_values(addresses(targets_R), tables[0], half_A, message, signs, like, divisor, middle_A)
+
+    def _tables(self, specs: Sequence[TensorSpec], starts: Sequence[int]) -> "tuple[Table, Table]":
+        columns = tuple(self.column(spec) for spec in specs)
+        return tables_of(tuple(spec.numel for spec in specs), columns, tuple(starts))
+
+
+@functools.lru_cache(maxsize=KEPT)
+def tables_of(lengths: tuple[int, ...], columns: tuple[int, ...], starts: tuple[int, ...]) -> "tuple[Table, Table]":
+    """Where middles and signs of tensors are, and where halves and signs are."""
+    from accordion_bench.tensors.kernels.table import Table
+
+    counts = [n // max(1, column) for n, column in zip(lengths, columns, strict=True)]
+    signs = [start + 8 * count for start, count in zip(starts, counts, strict=True)]
+    halves = [start + 4 * count for start, count in zip(starts, counts, strict=True)]
+    sizes = [max(1, column) for column in columns]
+    return Table(lengths, sizes, BLOCK, starts, [signs]), Table(lengths, sizes, BLOCK, halves, [signs])

@@ -3,8 +3,9 @@
 Tensor suffixes: W local workers, A all workers, R rows (one worker's view of one tensor each), N elements, B bytes.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,26 +34,8 @@ from accordion_bench.tensors.same_shape import as_matrices
 SMALL = 1 << 16  # coordinates that are copied at less cost than they are encoded apart
 
 
-class Group(NamedTuple):
-    """Tensors of equal shape and level with their messages.
-
-    ids: G indices of tensors.
-    level: of all of them.
-    message: bytes [W, G, B], or of all workers [A, G, B]; where sizes differ, a list over rows w G + g.
-    """
-
-    ids: list[int]
-    level: float
-    message: Tensor | list[Tensor]
-
-    def of(self, g: int) -> list[Tensor]:
-        """The messages of one tensor, worker by worker, where sizes differ."""
-        assert isinstance(self.message, list)
-        return self.message[g :: len(self.ids)]
-
-
 class OneShot(Compressor):
-    """update = mean_w decode(encode(g_w)), tensor by tensor; tensors of equal shape are encoded together.
+    """update = mean_w decode(encode(g_w)), tensor by tensor; their messages stand in one buffer, one after the other.
 
     A subclass has two pure functions. `encode` turns each row of coordinates into a message that holds everything a
     receiver needs; `decode` (or `add_decoded_`, which saves a pass) is its inverse up to what was lost. `message_bytes`
@@ -64,13 +47,10 @@ class OneShot(Compressor):
 
     traits = Traits(collectives=("all_gather", "two_way"), collective_reason="its messages do not add up")
     entropy: str = "none"  # how entropy_bytes counts the codes, see `entropy.coded_bytes`
-    by_name: bool = False  # true: decoding depends on the tensor's name
 
     # ---- what a subclass writes
 
-    def encode(
-        self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]
-    ) -> Tensor | list[Tensor]:
+    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Any:
         """Rows [R, N] as messages of bytes [R, B].
 
         Args:
@@ -81,7 +61,7 @@ class OneShot(Compressor):
             keys: one per row, for keyed draws.
 
         Returns:
-            uint8 [R, B]; with `fixed_size = False` a list of R 1-D messages.
+            uint8 [R, B]; of an `Uneven` compressor a list of R 1-D messages.
 
         Raises:
             NonFiniteRow: for NaN and infinity, which have no code.
@@ -111,29 +91,77 @@ class OneShot(Compressor):
         """The codes [A, N] in messages [A, B] and their codebook, where `entropy` is offered."""
         raise NotImplementedError
 
-    def encode_many(
+    def encode_into_(
         self,
+        message_W: Tensor,
+        starts: Sequence[int],
         rows_W: Sequence[Tensor],
         specs: Sequence[TensorSpec],
         level: float,
         ctx: Context,
         workers: Sequence[int],
         purpose: str = "",
-    ) -> list[Tensor] | None:
-        """`encode` of several tensors [W, N] at once, with keys for these workers; None: one by one."""
-        return None
+    ) -> None:
+        """Encode tensors of one level into a buffer; here shape by shape, by `encode`.
 
-    def sums_of_many(
-        self, messages_A: Sequence[Tensor], specs: Sequence[TensorSpec], level: float, ctx: Context, rows: int = 1
-    ) -> list[Tensor] | None:
-        """What several tensors' messages [A, B] decode to, summed: [rows, N], a to row a mod rows; None: one by one."""
-        return None
+        Args:
+            message_W: bytes [W, B].
+            starts: where in it the message of each tensor begins.
+            rows_W: their coordinates [W, N].
+            specs: names and shapes.
+            level, ctx: as for `encode`.
+            workers: the numbers of those whose rows these are, for keyed draws.
+            purpose: what else draws hang on.
+
+        Raises:
+            NonFiniteRow: row w T + t is the tensor t of the w-th of these workers.
+        """
+        for ks in alike(specs, rows_W):
+            spec, x_R = specs[ks[0]], rows_of([rows_W[k] for k in ks])
+            keys_G = [self.keys(ctx, specs[k].name, workers, purpose) for k in ks]
+            try:
+                message_R = self.encode(
+                    x_R, spec, level, ctx, [key for keys in zip(*keys_G, strict=True) for key in keys]
+                )
+            except NonFiniteRow as bad:
+                row, g = divmod(bad.row, len(ks))
+                raise NonFiniteRow(row * len(specs) + ks[g]) from None
+            for k, own_W in zip(ks, message_R.unflatten(0, (-1, len(ks))).unbind(1), strict=True):
+                message_W[:, starts[k] : starts[k] + own_W.shape[1]] = own_W
+
+    def add_from_(
+        self,
+        targets_R: Sequence[Tensor],
+        message_A: Tensor,
+        starts: Sequence[int],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        alpha: float = 1.0,
+        divisor: int = 1,
+    ) -> None:
+        """Decode messages of tensors of one level into sums; arguments as for `encode_into_` and `add_all_`."""
+        on_device = message_A.device.type != "cpu"
+        for ks in alike(specs, targets_R) if on_device else [[k] for k in range(len(specs))]:
+            size = self.message_bytes(specs[ks[0]], level)
+            own_AG = torch.stack([message_A[:, starts[k] : starts[k] + size] for k in ks], dim=1)
+            rows = len(targets_R[ks[0]])
+            message_AR = own_AG.unflatten(0, (-1, rows)).flatten(1, 2)
+            if len(ks) == 1:
+                self.add_decoded_(targets_R[ks[0]], message_AR, specs[ks[0]], level, ctx, alpha)
+                continue
+            sums_R = torch.zeros_like(targets_R[ks[0]]).repeat_interleave(len(ks), dim=0)
+            self.add_decoded_(sums_R, message_AR, specs[ks[0]], level, ctx)
+            targets = [targets_R[k] for k in ks]
+            torch._foreach_add_(targets, list(sums_R.unflatten(0, (rows, -1)).unbind(1)), alpha=alpha)
+        if divisor != 1:
+            torch._foreach_div_(list(targets_R), divisor)
 
     # ---- what it gets for that
 
     def gathers(self, spec: TensorSpec, level: float, workers: int) -> bool:
         """Whether the message costs less wire than a dense all-reduce: (A-1) B < 2 (A-1)/A 4n."""
-        return self._sent_bytes(spec, level) * max(workers, 2) < 8 * spec.numel
+        return self.sent_bytes(spec, level) * max(workers, 2) < 8 * spec.numel
 
     def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
         if not self.compresses(spec, level) or self.gathers(spec, level, workers):
@@ -143,142 +171,196 @@ class OneShot(Compressor):
         two_way = "compressor.collective=two_way" if "two_way" in self.traits.collectives else ""
         return WhyDense(reason, " or ".join(filter(None, [two_way, self._lower_knob()])) or "fewer workers")
 
-    def _sent_bytes(self, spec: TensorSpec, level: float) -> int:
-        size = self.message_bytes(spec, level)
-        return size if self.traits.fixed_size else size + 4  # where sizes differ, they travel too
+    def sent_bytes(self, spec: TensorSpec, level: float) -> int:
+        """What a worker hands over for this tensor."""
+        return self.message_bytes(spec, level)
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
             return dense_bytes(spec)
-        return self._sent_bytes(spec, level)
+        return self.sent_bytes(spec, level)
 
     def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
             return ring(workers) * dense_bytes(spec)
-        return (workers - 1) * self._sent_bytes(spec, level)
+        return (workers - 1) * self.sent_bytes(spec, level)
 
     def keys(self, ctx: Context, name: str, workers: Sequence[int], purpose: str = "") -> list[int]:
         """Keys for the rounding noise of one tensor, a different one for each worker."""
         return [keyed_rng.key(ctx.seed, type(self).__name__, purpose, name, ctx.step, worker) for worker in workers]
 
-    def encode_rows(
-        self, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], level: float, comm: Comm
-    ) -> Tensor | list[Tensor]:
-        """Encode equal-shaped tensors together: [W, G, B]; a list over rows w G + g where sizes differ."""
-        spec = ctx.specs[ids[0]]
-        x_R = rows_of([xs_W[i] for i in ids])
-        keys_G = [self.keys(ctx, ctx.specs[i].name, comm.local) for i in ids]
-        keys = [keys_W[row] for row in range(comm.local_workers) for keys_W in keys_G]
-        try:
-            message = self.encode(x_R, spec, level, ctx, keys)
-        except NonFiniteRow as bad:
-            worker, g = divmod(bad.row, len(ids))
-            raise non_finite(ctx, ids[g], comm.first_named + worker) from None
-        return message if isinstance(message, list) else message.unflatten(0, (comm.local_workers, len(ids)))
+    def encode_all(
+        self,
+        rows_W: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        levels: Sequence[float],
+        ctx: Context,
+        workers: Sequence[int],
+        purpose: str = "",
+    ) -> Any:
+        """Tensors [W, N] as messages, one after the other in one buffer: bytes [W, B]; see `encode_into_`."""
+        sizes = [self.message_bytes(spec, level) for spec, level in zip(specs, levels, strict=True)]
+        starts = [0, *itertools.accumulate(sizes)]
+        message_W = torch.empty(
+            len(workers), starts.pop(), dtype=torch.uint8, device=rows_W[0].device if rows_W else None
+        )
+        for level, ks in of_one_level(levels):
+            own = [starts[k] for k in ks], [rows_W[k] for k in ks], [specs[k] for k in ks]
+            try:
+                self.encode_into_(message_W, *own, level, ctx, workers, purpose)
+            except NonFiniteRow as bad:
+                worker, k = divmod(bad.row, len(ks))
+                raise NonFiniteRow(worker * len(specs) + ks[k]) from None
+        return message_W
 
-    def encode_groups(self, xs_W: Sequence[Tensor], ctx: Context, levels: dict[int, float], comm: Comm) -> list[Group]:
-        """Encode the tensors that have a level; equal shapes together, unless that would copy large tensors."""
-        alike: dict[tuple[tuple[int, ...], float], list[int]] = {}
-        for i, level in levels.items():
-            alike.setdefault((ctx.specs[i].shape, level), []).append(i)
-        groups = []
-        for (_, level), ids in alike.items():
-            # on an accelerator a launch costs more than a copy
-            copied = xs_W[ids[0]].device.type != "cpu" or ctx.specs[ids[0]].numel <= SMALL
-            together = len(ids) == 1 or copied or side_by_side([xs_W[i] for i in ids]) is not None
-            for some in [ids] if together else [[i] for i in ids]:
-                groups.append(Group(some, level, self.encode_rows(xs_W, ctx, some, level, comm)))
-        return groups
+    def add_all_(
+        self,
+        targets_R: Mapping[int, Tensor],
+        message_A: Any,
+        specs: Sequence[TensorSpec],
+        levels: Sequence[float],
+        ctx: Context,
+        alpha: float = 1.0,
+        divisor: int = 1,
+    ) -> None:
+        """target [R, N] += alpha x what its messages decode to, summed in order; then / divisor.
+
+        Args:
+            targets_R: the sums by the tensor's number; what is not there is not decoded.
+            message_A: all senders' messages as `encode_all` makes them, [A, B]; sender a goes to row a mod R.
+            specs, levels, ctx: as for `encode_all`.
+            alpha: 1 or -1.
+            divisor: of the whole.
+        """
+        sizes = [self.message_bytes(spec, level) for spec, level in zip(specs, levels, strict=True)]
+        starts = [0, *itertools.accumulate(sizes)]
+        for level, of_level in of_one_level(levels):
+            if ks := [k for k in of_level if k in targets_R]:
+                own = [starts[k] for k in ks], [specs[k] for k in ks]
+                self.add_from_([targets_R[k] for k in ks], message_A, *own, level, ctx, alpha, divisor)
+
+    def gathered(self, message_W: Any, comm: Comm) -> Any:
+        """All workers' messages, [A, B]."""
+        return comm.all_gather(message_W) if message_W.shape[1] else message_W.new_empty(comm.workers, 0)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         compressed = {
             i: level for i, level in enumerate(ctx.levels) if level is not None and self.compresses(ctx.specs[i], level)
         }
-        groups = self.encode_groups(xs_W, ctx, compressed, comm)
-        place = {i: (group, g) for group in groups for g, i in enumerate(group.ids)}
+        sent = Sent(
+            self, [i for i, level in compressed.items() if self.gathers(ctx.specs[i], level, comm.workers)], ctx
+        )
+        kept = Sent(
+            self, [i for i in compressed if i not in sent.place], ctx
+        )  # what is lost of them is lost here alone
+        for some in (sent, kept):
+            some.encode(xs_W, comm)
 
-        gathered = [group for group in groups if self.gathers(ctx.specs[group.ids[0]], group.level, comm.workers)]
-        reduced = sorted(set(range(len(xs_W))) - {i for group in gathered for i in group.ids})
-        decoded_W = zeros_like([xs_W[i] for i in reduced if i in compressed])
-        own_W = dict(zip([i for i in reduced if i in compressed], decoded_W, strict=True))
-        self.add_own_(own_W, place, ctx, 1.0)
-        whole_W = [own_W.get(i, xs_W[i]) for i in reduced]
+        reduced = sorted(set(range(len(xs_W))) - sent.place.keys())
+        decoded_W = dict(zip(kept.ids, zeros_like([xs_W[i] for i in kept.ids]), strict=True))
+        kept.add_own_(decoded_W, 1.0)
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
         payload = comm.ledger.counts["payload"]
-        for i, mean in zip(reduced, comm.all_reduce_mean(whole_W), strict=True):
+        for i, mean in zip(reduced, comm.all_reduce_mean([decoded_W.get(i, xs_W[i]) for i in reduced]), strict=True):
             update[i] = mean
-        everyones = gathered_groups(gathered, comm) if self.traits.fixed_size else gathered_lists(gathered, comm)
-        for i, mean in self.means(everyones, ctx, comm.workers, xs_W[0]).items() if xs_W else ():
-            update[i] = mean.view(ctx.specs[i].shape)
-        if self.entropy != "none":
-            saved = sum(self._saved(group, ctx) for group in everyones)
-            comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload - saved
+        if sent.ids:
+            message_A = self.gathered(sent.message, comm)
+            means = zeros_like([xs_W[i][:1] for i in sent.ids])
+            rows = {k: mean.flatten(1) for k, mean in enumerate(means)}
+            self.add_all_(rows, message_A, *sent.what, ctx, divisor=comm.workers)
+            for i, mean in zip(sent.ids, means, strict=True):
+                update[i] = mean[0]
+            if self.entropy != "none":
+                saved = self._saved(message_A, sent)
+                comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload - saved
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in compressed}, xs_W)
-            lossy = {i: target_W for i, target_W in targets_W.items() if i in compressed}
-            self.add_own_(lossy, place, ctx, -1.0)
+            for some in (sent, kept):
+                some.add_own_(targets_W, -1.0)
 
         return Exchanged(update, subtract_sent_)
 
-    def _saved(self, group: Group, ctx: Context) -> int:
-        """Bytes by which entropy coding would shorten all workers' messages of a group."""
-        spec, saved = ctx.specs[group.ids[0]], 0
-        for g in range(len(group.ids)):
-            codes_A, levels = self.codes_of(group.message[:, g], spec, group.level, ctx)  # type: ignore[call-overload]
+    def _saved(self, message_A: Tensor, sent: "Sent") -> int:
+        """Bytes by which entropy coding would shorten all workers' messages."""
+        saved, start = 0, 0
+        for spec, level in zip(*sent.what, strict=True):
+            stop = start + self.message_bytes(spec, level)
+            codes_A, levels = self.codes_of(message_A[:, start:stop], spec, level, sent.ctx)
             packed = packed_codes.code_bytes(spec.numel, len(levels))
             saved += sum(packed - coded_bytes(row, levels, self.entropy) for row in codes_A)
+            start = stop
         return saved
 
-    def add_own_(
-        self, targets_W: Mapping[int, Tensor], place: Mapping[int, tuple[Group, int]], ctx: Context, alpha: float
-    ) -> None:
-        """target += alpha x what the local workers have sent of it.
 
-        Args:
-            targets_W: tensors [W, ...] by index.
-            place: in which group, and where in it, the message of each is.
-            ctx: as for `exchange`.
-            alpha: factor.
+class Sent:
+    """Tensors of an exchange, and what the local workers send of them.
+
+    Args:
+        compressor: whose messages these are.
+        ids: indices of the tensors in the exchange.
+        ctx: of the exchange.
+
+    Attributes:
+        place: of each tensor among them, by index.
+        what: their names and shapes, and their levels.
+        message: what `encode_all` has made of them.
+    """
+
+    def __init__(self, compressor: OneShot, ids: Sequence[int], ctx: Context) -> None:
+        self.compressor, self.ids, self.ctx = compressor, ids, ctx
+        self.place = {i: k for k, i in enumerate(ids)}
+        self.what = [ctx.specs[i] for i in ids], [level_of(ctx, i) for i in ids]
+        self.message: Any = None
+
+    def encode(self, xs_W: Sequence[Tensor], comm: Comm) -> None:
+        """Encode them out of all tensors [W, ...] of the exchange.
+
+        Raises:
+            NonFinite: naming one of them, and its worker.
         """
-        for group in {id(group): group for group, _ in map(place.__getitem__, targets_W)}.values():
-            wanted = {g: targets_W[i] for g, i in enumerate(group.ids) if i in targets_W}
-            together = isinstance(group.message, Tensor) and not self.by_name
-            if together and group.message[0].device.type != "cpu":  # a launch costs more than a copy
-                self._add_group_(wanted, group, ctx, alpha)
-                continue
-            for g, target_W in wanted.items():
-                flat_W, spec = target_W.view(target_W.shape[0], -1), ctx.specs[group.ids[g]]
-                if isinstance(group.message, Tensor):
-                    parts = [(flat_W, group.message[None, :, g])]
-                else:
-                    parts = [(flat_W[w : w + 1], own[None, None]) for w, own in enumerate(group.of(g))]
-                for rows, message in parts:
-                    self.add_decoded_(rows, message, spec, group.level, ctx, alpha)
+        try:
+            rows_W = [xs_W[i].flatten(1) for i in self.ids]
+            self.message = self.compressor.encode_all(rows_W, *self.what, self.ctx, comm.local)
+        except NonFiniteRow as bad:
+            worker, k = divmod(bad.row, len(self.ids))
+            raise non_finite(self.ctx, self.ids[k], comm.first_named + worker) from None
 
-    def _add_group_(self, targets_W: Mapping[int, Tensor], group: Group, ctx: Context, alpha: float) -> None:
-        """The same for tensors of one group, by place in it, whose messages are decoded together."""
-        assert isinstance(group.message, Tensor)
-        (W, G), spec, like = group.message.shape[:2], ctx.specs[group.ids[0]], next(iter(targets_W.values()))
-        rows = large_pages.zeros(W * G, spec.numel, like.device, like.dtype)
-        self.add_decoded_(rows, group.message.flatten(0, 1)[None], spec, group.level, ctx)
-        own_G = rows.view(W, G, *like.shape[1:]).unbind(1)
-        torch._foreach_add_(list(targets_W.values()), [own_G[g] for g in targets_W], alpha=alpha)
+    def add_own_(self, targets_W: Mapping[int, Tensor], alpha: float) -> None:
+        """target [W, ...] += alpha x what the local workers have sent of it; by index, those of other tensors stay."""
+        rows_W = {
+            self.place[i]: target_W.view(len(target_W), -1) for i, target_W in targets_W.items() if i in self.place
+        }
+        if rows_W:
+            self.compressor.add_all_(rows_W, self.message, *self.what, self.ctx, alpha)
 
-    def means(self, groups: Sequence[Group], ctx: Context, workers: int, like: Tensor) -> dict[int, Tensor]:
-        """The mean [N] of all workers' messages of each tensor, by index, in the type of `like`."""
-        means: dict[int, Tensor] = {}
-        for group in groups:
-            spec, message = ctx.specs[group.ids[0]], group.message
-            total_G = large_pages.zeros(len(group.ids), spec.numel, message[0].device, like.dtype)
-            if isinstance(message, Tensor) and not self.by_name:
-                self.add_decoded_(total_G, message, spec, group.level, ctx)
-            else:
-                for g, i in enumerate(group.ids):
-                    for own in message[:, g] if isinstance(message, Tensor) else group.of(g):
-                        self.add_decoded_(total_G[g : g + 1], own[None, None], ctx.specs[i], group.level, ctx)
-            means.update(zip(group.ids, total_G.div_(workers), strict=True))
-        return means
+
+def level_of(ctx: Context, i: int) -> float:
+    """The level of a tensor that is compressed."""
+    level = ctx.levels[i]
+    assert level is not None
+    return level
+
+
+def of_one_level(levels: Sequence[float]) -> list[tuple[float, list[int]]]:
+    """Which tensors have the same level."""
+    found: dict[float, list[int]] = {}
+    for k, level in enumerate(levels):
+        found.setdefault(level, []).append(k)
+    return list(found.items())
+
+
+def alike(specs: Sequence[TensorSpec], rows_W: Sequence[Tensor]) -> list[list[int]]:
+    """Tensors of equal shape; on a CPU large ones stand alone, unless they lie side by side."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for k, spec in enumerate(specs):
+        found.setdefault(spec.shape, []).append(k)
+    together = []
+    for ks in found.values():
+        copied = rows_W[ks[0]].device.type != "cpu" or specs[ks[0]].numel <= SMALL
+        whole = len(ks) == 1 or copied or side_by_side([rows_W[k] for k in ks]) is not None
+        together += [ks] if whole else [[k] for k in ks]
+    return together
 
 
 def zeros_like(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -288,36 +370,6 @@ def zeros_like(xs: Sequence[Tensor]) -> list[Tensor]:
     sizes = [x.numel() for x in xs]
     parts = large_pages.zeros(1, sum(sizes), xs[0].device, xs[0].dtype)[0].split(sizes)
     return [part.view(x.shape) for part, x in zip(parts, xs, strict=True)]
-
-
-def gathered_groups(groups: Sequence[Group], comm: Comm) -> list[Group]:
-    """All workers' messages [A, G, B] of each group, in one collective."""
-    if not groups:
-        return []
-    message_W = torch.cat([group.message.flatten(1) for group in groups], dim=1)  # type: ignore[union-attr]
-    sizes = [group.message[0].numel() for group in groups]
-    message_A = comm.all_gather(message_W) if sum(sizes) else message_W.new_empty(comm.workers, 0)
-    parts = message_A.split(sizes, dim=1)
-    return [g._replace(message=part.unflatten(1, (len(g.ids), -1))) for g, part in zip(groups, parts, strict=True)]
-
-
-def gathered_lists(groups: Sequence[Group], comm: Comm) -> list[Group]:
-    """The same for messages of different sizes, which travel first: a list over rows a G + g for each group."""
-    if not groups:
-        return []
-    owned_W = [
-        [own for group in groups for own in group.message[w * len(group.ids) : (w + 1) * len(group.ids)]]
-        for w in range(comm.local_workers)
-    ]
-    sizes_A = comm.all_gather_sizes([[len(own) for own in owned] for owned in owned_W])
-    messages_A = comm.all_gather_uneven([torch.cat(owned) for owned in owned_W], [sum(sizes) for sizes in sizes_A])
-    parts_A = [message.split(sizes) for message, sizes in zip(messages_A, sizes_A, strict=True)]
-    out, first = [], 0
-    for group in groups:
-        stop = first + len(group.ids)
-        out.append(group._replace(message=[part for parts in parts_A for part in parts[first:stop]]))
-        first = stop
-    return out
 
 
 def rows_of(xs_W: Sequence[Tensor]) -> Tensor:

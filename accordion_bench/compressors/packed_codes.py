@@ -25,9 +25,7 @@ from accordion_bench.tensors.upload import table
 
 assert sys.byteorder == "little", "codes are packed by viewing bytes as little-endian words"
 
-_WORDS = {2: np.uint32, 4: np.uint16}  # the word that one byte is squeezed out of; other widths: 8 codes in 64 bits
-_SIGNED_WORDS = {2: torch.int32, 4: torch.int16}
-_POWERS_OF_3 = (1.0, 3.0, 9.0, 27.0, 81.0)
+_WORDS = {2: torch.int32, 4: torch.int16}  # the word that one byte is squeezed out of; else 8 codes in 64 bits
 
 
 def code_width(levels: int) -> int:
@@ -49,36 +47,10 @@ def code_bytes(n: int, levels: int) -> int:
     return -(-n // (8 // width)) if 8 % width == 0 else width * -(-n // 8)
 
 
-def code_place(columns: slice, levels: int) -> slice:
-    """Where the packed codes of some columns of a row lie in its message; whole bytes, see above."""
-    return slice(code_bytes(columns.start, levels), code_bytes(columns.stop, levels))
-
-
-def pack_codes(codes_R: Tensor, levels: int) -> Tensor:
-    """Codes below `levels`, uint8 [R, N], as bytes [R, code_bytes(N, levels)]."""
-    if codes_R.device.type == "cpu":
-        return torch.from_numpy(pack_on_cpu(codes_R.numpy(), levels))
-    return pack_on_device(codes_R, levels)
-
-
-def unpack_codes(bytes_R: Tensor, levels: int, count: int) -> Tensor:
-    """The inverse of `pack_codes`: the first `count` codes of each row, uint8 [R, count]."""
-    if bytes_R.device.type == "cpu":
-        return torch.from_numpy(unpack_on_cpu(bytes_R.numpy(), levels, count))
-    return unpack_on_device(bytes_R, levels, count)
-
-
-def look_up(bytes_R: Tensor, values: tuple[float, ...], count: int, factor: float = 1.0) -> Tensor:
-    """factor x values[code] of the first `count` packed codes of each row, one value per level: float32 [R, count]."""
-    if bytes_R.device.type == "cpu":
-        return torch.from_numpy(look_up_on_cpu(bytes_R.numpy(), values, count, factor))
-    return look_up_on_device(bytes_R, values, count, factor)
-
-
 @functools.cache
 def _joins(width: int) -> list[tuple[int, int, int]]:
     """Steps that join neighbouring codes, at first one per byte of a word: (shift, mask of the lower, mask of both)."""
-    bits = 8 * np.dtype(_WORDS.get(width, np.uint64)).itemsize
+    bits = 8 * _WORDS.get(width, torch.int64).itemsize
     steps, lane, used = [], 8, width
     while lane < bits:
         lower, both = (
@@ -98,83 +70,8 @@ def _table(values: tuple[float, ...]) -> np.ndarray:
     return np.array(values, np.float32)[fields.clip(max=levels - 1)]
 
 
-def pack_on_cpu(codes: np.ndarray, levels: int) -> np.ndarray:
-    rows, n = codes.shape
-    width, size = code_width(levels), code_bytes(n, levels)
-    if width == 1:
-        return np.packbits(codes, axis=1, bitorder="little")
-    if width == 8:
-        return codes.copy()
-    group = 5 if levels == 3 else 8
-    padded = np.pad(codes, ((0, 0), (0, -n % group))) if n % group else np.ascontiguousarray(codes)
-    if levels == 3:  # a product with a matrix of small integers is exact in any order, and fast
-        return (padded.astype(np.float32).reshape(-1, 5) @ _powers_of_3()).astype(np.uint8).reshape(rows, size)
-    words = padded.view(_WORDS.get(width, np.uint64))
-    for shift, lower, both in _joins(width):
-        moved = words >> shift
-        if width > 4:  # the lower code, shifted, would reach into its own place
-            words = words & lower
-            moved &= both ^ lower
-        moved |= words
-        moved &= both
-        words = moved
-    if width in _WORDS:
-        return words.astype(np.uint8)[:, :size]
-    message = np.empty((*words.shape, width), np.uint8)
-    for byte in range(width):
-        message[..., byte] = words.view(np.uint8)[:, byte::8]
-    return message.reshape(rows, size)
-
-
-@functools.cache
-def _powers_of_3() -> np.ndarray:
-    return np.array(_POWERS_OF_3, np.float32)
-
-
-def _words_on_cpu(message: np.ndarray, width: int) -> np.ndarray:
-    """The words that `pack_on_cpu` had before it dropped their empty bytes."""
-    if width in _WORDS:
-        return message.astype(_WORDS[width])
-    words = np.zeros((len(message), message.shape[1] // width), np.uint64)
-    for byte in range(width):
-        words.view(np.uint8)[:, byte::8] = message[:, byte::width]
-    return words
-
-
-def unpack_on_cpu(message: np.ndarray, levels: int, count: int) -> np.ndarray:
-    width = code_width(levels)
-    if width == 1:
-        return np.unpackbits(message, axis=1, count=count, bitorder="little")
-    if levels == 3:
-        return look_up_on_cpu(message, (0.0, 1.0, 2.0), count).astype(np.uint8)
-    if width == 8:
-        return message[:, :count].copy()
-    words = _words_on_cpu(message, width)
-    for shift, lower, both in reversed(_joins(width)):
-        moved = words & (both ^ lower)
-        moved <<= shift
-        words &= lower
-        words |= moved
-    return words.view(np.uint8)[:, :count]
-
-
-def look_up_on_cpu(message: np.ndarray, values: tuple[float, ...], count: int, factor: float = 1.0) -> np.ndarray:
-    table, width = _table(values), code_width(len(values))
-    if factor != 1:
-        table = table * np.float32(factor)
-    if width == 3:
-        words = _words_on_cpu(message, 3).view(np.int64)
-        fields = np.empty((*words.shape, 2), np.int64)
-        np.bitwise_and(words, 0xFFF, out=fields[..., 0])
-        np.right_shift(words, 12, out=fields[..., 1])
-    elif width >= 5:
-        fields = unpack_on_cpu(message, len(values), count)
-    else:
-        fields = message
-    return table.take(fields, axis=0, mode="clip").reshape(len(message), -1)[:, :count]
-
-
-def pack_on_device(codes_R: Tensor, levels: int) -> Tensor:
+def pack_codes(codes_R: Tensor, levels: int) -> Tensor:
+    """Codes below `levels`, uint8 [R, N], as bytes [R, code_bytes(N, levels)]."""
     rows, n = codes_R.shape
     width, size = code_width(levels), code_bytes(n, levels)
     if width == 1:
@@ -185,7 +82,7 @@ def pack_on_device(codes_R: Tensor, levels: int) -> Tensor:
     if levels == 3:
         fives = padded.view(rows, size, 5)
         return sum(fives[..., digit] * 3**digit for digit in range(5)).to(torch.uint8)
-    words = padded.flatten().view(_SIGNED_WORDS.get(width, torch.int64))
+    words = padded.flatten().view(_WORDS.get(width, torch.int64))
     for shift, lower, both in _joins(width):
         words = (words & lower) | (words >> shift & (both ^ lower))
     word_bytes = words.view(torch.uint8).view(-1, words.element_size())
@@ -193,7 +90,8 @@ def pack_on_device(codes_R: Tensor, levels: int) -> Tensor:
     return used_bytes[:, :size].contiguous()
 
 
-def unpack_on_device(bytes_R: Tensor, levels: int, count: int) -> Tensor:
+def unpack_codes(bytes_R: Tensor, levels: int, count: int) -> Tensor:
+    """The inverse of `pack_codes`: the first `count` codes of each row, uint8 [R, count]."""
     width = code_width(levels)
     if width == 1:
         return unpack_bits(bytes_R, count).to(torch.uint8)
@@ -202,7 +100,7 @@ def unpack_on_device(bytes_R: Tensor, levels: int, count: int) -> Tensor:
     if levels == 3:
         return torch.stack([bytes_R // 3**digit % 3 for digit in range(5)], dim=-1).flatten(1)[:, :count]
     if width in _WORDS:
-        words = bytes_R.flatten().to(_SIGNED_WORDS[width])
+        words = bytes_R.flatten().to(_WORDS[width])
     else:
         words = torch.nn.functional.pad(bytes_R.reshape(-1, width), (0, 8 - width)).flatten().view(torch.int64)
     for shift, lower, both in reversed(_joins(width)):
@@ -211,18 +109,19 @@ def unpack_on_device(bytes_R: Tensor, levels: int, count: int) -> Tensor:
     return codes.view(len(bytes_R), len(codes) // max(1, len(bytes_R)))[:, :count]
 
 
-def look_up_on_device(bytes_R: Tensor, values: tuple[float, ...], count: int, factor: float = 1.0) -> Tensor:
-    """All values of a byte at once, where a byte holds whole codes; 3 bits and 5 to 7: by the codes."""
-    rows = _table_on_device(values, factor, bytes_R.device)
-    fields = unpack_on_device(bytes_R, len(values), count) if code_width(len(values)) in (3, 5, 6, 7) else bytes_R
+def look_up(bytes_R: Tensor, values: tuple[float, ...], count: int) -> Tensor:
+    """values[code] of the first `count` packed codes of each row, one value per level: float32 [R, count]."""
+    rows = _table_on(values, bytes_R.device)
+    # all values of a byte at once, where a byte holds whole codes; 3 bits and 5 to 7: by the codes
+    fields = unpack_codes(bytes_R, len(values), count) if code_width(len(values)) in (3, 5, 6, 7) else bytes_R
     if code_width(len(values)) == 3:
         rows = rows[: 1 << 3, :1]  # of one code, not of four
     return rows.index_select(0, fields.flatten().int()).view(len(bytes_R), -1)[:, :count]
 
 
 @functools.lru_cache(maxsize=64)
-def _table_on_device(values: tuple[float, ...], factor: float, device: torch.device) -> Tensor:
-    rows = _table(values) * np.float32(factor)
+def _table_on(values: tuple[float, ...], device: torch.device) -> Tensor:
+    rows = _table(values)
     if len(values) == 3:  # bytes beyond five codes come from a stranger
         rows = np.pad(rows, ((0, 256 - len(rows)), (0, 0)), mode="edge")
     return table(torch.from_numpy(rows), device)

@@ -1,27 +1,28 @@
 """Quantisers: coordinates divided by their bucket's norm, rounded at random to the levels of a codebook."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import codebooks, packed_codes
+from accordion_bench.compressors import codebooks
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.buckets import Buckets
-from accordion_bench.compressors.dense_codes import Batch, Dense, DenseCodes, rounded, scaled_, values_of
+from accordion_bench.compressors.dense_codes import ORDERS, DenseCodes, Form, in_buckets
 from accordion_bench.compressors.entropy import check_entropy
+from accordion_bench.compressors.non_finite_row import refuse_non_finite
 from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.rounding.norms import bucket_norms
-from accordion_bench.compressors.rounding.passes import refuse_non_finite
-from accordion_bench.compressors.rounding.stochastic import encode_levels
-from accordion_bench.compressors.rounding.sums import add_levels_
+from accordion_bench.compressors.rounding.stochastic import factors, for_kernel, round_to_levels
+from accordion_bench.compressors.rounding.thresholds import random_bits, rounding_to
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
+
+if TYPE_CHECKING:  # it imports numba
+    from accordion_bench.tensors.kernels.encode import Rounding
 
 
 class Quantiser(DenseCodes):
@@ -122,18 +123,22 @@ class Quantiser(DenseCodes):
         bits = int(level) if self.traits.knob else self.bits
         return ctx.codebooks.get(bits) or self.codebook(bits)
 
-    def size(self, n: int) -> int:
-        """Coordinates in a bucket of a tensor of n."""
-        if self.bucket_size is None or n <= self.bucket_size:
-            return max(n, 1)
-        return -(-n // -(-n // self.bucket_size)) if self.balanced else self.bucket_size
+    def form(self, level: float) -> Form:
+        K = len(self.codebook(int(level)))
+        return Form((K,), self.bucket_size, self.norm, random_bits(K), self.balanced)
 
-    def buckets(self, n: int) -> int:
-        """Buckets of a tensor of n coordinates."""
-        return -(-n // self.size(n))
+    def factors(self, scales: Tensor, level: float, ctx: Context) -> Tensor:
+        return factors(scales, rounding_to(self.in_force(level, ctx)).scale)
 
-    def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return 4 * self.buckets(spec.numel) + packed_codes.code_bytes(spec.numel, len(self.codebook(int(level))))
+    def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
+        assert factor is not None and draws is not None
+        return [round_to_levels(x, factor, draws, rounding_to(self.in_force(level, ctx)))]
+
+    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
+        return for_kernel(self.in_force(level, ctx))
+
+    def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
+        return [self.in_force(level, ctx)]
 
     def norms(self, x_R: Tensor) -> Tensor:
         """n_b of every bucket, float32 [R, m].
@@ -141,33 +146,10 @@ class Quantiser(DenseCodes):
         Raises:
             NonFiniteRow: a row has a NaN or an infinity, or its norm is beyond float32.
         """
-        norms_R = bucket_norms(x_R, self.size(x_R.shape[1]), self.norm)
+        cells_R = in_buckets(x_R.float(), self.form(self.bits).size(x_R.shape[1]))
+        norms_R = torch.linalg.vector_norm(cells_R, ORDERS[self.norm], dim=2, dtype=torch.float64).float()
         refuse_non_finite(norms_R)
         return norms_R
-
-    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        norms_R = self.norms(x_R)
-        codes_R = encode_levels(x_R, norms_R, self.size(spec.numel), self.in_force(level, ctx), keys)
-        return torch.cat([norms_R.view(torch.uint8), codes_R], dim=1)
-
-    def add_decoded_(
-        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
-    ) -> None:
-        header, messages = 4 * self.buckets(spec.numel), message_AR.flatten(0, 1)
-        norms = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32) * alpha
-        add_levels_(total_R, messages[:, header:], norms, self.size(spec.numel), self.in_force(level, ctx))
-
-    def dense(self, level: float, ctx: Context) -> Dense | None:
-        own = self.balanced and self.bucket_size  # each tensor has a size of its own
-        return None if own else Dense((len(self.in_force(level, ctx)),), self.bucket_size)
-
-    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
-        norms_W = batch.chunks.norms(x_W, 2 if self.norm == "l2" else math.inf).float()
-        return norms_W, [rounded(x_W, norms_W, batch.chunks, self.in_force(batch.level, batch.ctx), blocks_W)]
-
-    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
-        values_A = values_of(codes_A[0], self.in_force(batch.level, batch.ctx), batch.chunks)
-        return scaled_(values_A, header_A, batch.chunks)
 
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]]:
         tables: list[list[Buckets]] = [[] for _ in range(len(xs_W[0]) if xs_W else 0)]
@@ -175,7 +157,7 @@ class Quantiser(DenseCodes):
             if level is None or not x_W[0].numel():
                 continue
             rows_W = x_W.flatten(1).float()
-            size, norms_W = self.size(rows_W.shape[1]), self.norms(rows_W)
+            size, norms_W = self.form(level).size(rows_W.shape[1]), self.norms(rows_W)
             missing = norms_W.shape[1] * size - rows_W.shape[1]
             padded_W = torch.nn.functional.pad(rows_W, (0, missing)).unflatten(1, (-1, size))
             exists = torch.ones_like(padded_W[0], dtype=torch.bool)
@@ -184,16 +166,9 @@ class Quantiser(DenseCodes):
                 table.append(Buckets(norms, torch.where(norms > 0, 1 / norms, 0)[:, None] * rows, exists))
         return tables
 
-    def codes_of(
-        self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
-    ) -> tuple[Tensor, Sequence[float]]:
-        book = self.in_force(level, ctx)
-        packed_A = message_A[:, 4 * self.buckets(spec.numel) :].contiguous()
-        return packed_codes.unpack_codes(packed_A, len(book), spec.numel), book
-
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """E||Q(v) - v||^2 of each row, the closed form."""
-        norms_R, size = self.norms(x_R).double(), self.size(x_R.shape[1])
+        norms_R, size = self.norms(x_R).double(), self.form(level).size(x_R.shape[1])
         norm_R = norms_R.repeat_interleave(size, dim=1)[:, : x_R.shape[1]]
         r_R = torch.where(norm_R > 0, x_R.double() / norm_R, 0).clamp(-1, 1)
         book = torch.tensor(self.in_force(level, ctx), dtype=torch.float64, device=x_R.device)

@@ -1,19 +1,19 @@
 """Signs: one bit per coordinate, plain or with one scale per block."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.dense_codes import Batch, Dense, DenseCodes, scaled_, values_of
-from accordion_bench.compressors.index_codes import pack_bits_on_device
+from accordion_bench.compressors.dense_codes import DenseCodes, Form
 from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.rounding.signs import encode_scaled_signs, encode_signs
-from accordion_bench.compressors.rounding.sums import add_signs_
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
+
+if TYPE_CHECKING:  # it imports numba
+    from accordion_bench.tensors.kernels.encode import Rounding
 
 
 class Sign(DenseCodes):
@@ -55,40 +55,19 @@ class Sign(DenseCodes):
     def contraction(self, spec: TensorSpec, level: float) -> float | None:
         return 1 / min(spec.numel, self.chunk or spec.numel) if self.traits.scaled and spec.numel else None
 
-    def blocks(self, spec: TensorSpec) -> int:
-        """Scales in a message."""
-        if not self.traits.scaled:
-            return 0
-        return -(-spec.numel // self.chunk) if self.chunk else 1
+    def form(self, level: float) -> Form:
+        return Form((2,), self.chunk, "l1" if self.traits.scaled else "")
 
-    def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return 4 * self.blocks(spec) + -(-spec.numel // 8)
+    def scales(self, norms: Tensor, entries: Tensor) -> Tensor:
+        return (norms / entries).float()
 
-    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        if not self.traits.scaled:
-            return encode_signs(x_R)
-        bits_R, scales_R = encode_scaled_signs(x_R, self.chunk)
-        return torch.cat([scales_R.view(torch.uint8), bits_R], dim=1)
+    def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
+        return [(x < 0).to(torch.uint8)]
 
-    def dense(self, level: float, ctx: Context) -> Dense | None:
-        return Dense((2,), self.chunk, header=self.traits.scaled, draws=False)
+    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
+        from accordion_bench.tensors.kernels import encode
 
-    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
-        codes_W = pack_bits_on_device((x_W < 0).flatten(0, 1)).unflatten(0, x_W.shape[:2])
-        if not self.traits.scaled:
-            return None, [codes_W]
-        return (batch.chunks.norms(x_W, 1) / batch.chunks.entries).float(), [codes_W]
+        return encode.Rounding(encode.SIGNS, 2)
 
-    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
-        signs_A = values_of(codes_A[0], (1.0, -1.0), batch.chunks)
-        return scaled_(signs_A, header_A, batch.chunks) if self.traits.scaled else signs_A
-
-    def add_decoded_(
-        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
-    ) -> None:
-        header, messages = 4 * self.blocks(spec), message_AR.flatten(0, 1)
-        if header:
-            scales = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
-        else:
-            scales = torch.ones(len(messages), 1, device=total_R.device)
-        add_signs_(total_R, messages[:, header:], scales * alpha, self.chunk)
+    def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
+        return [(1.0, -1.0)]

@@ -1,8 +1,8 @@
 """TernGrad: three levels and one scale per tensor, shared by all workers."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,18 +19,17 @@ from accordion_bench.compressors.base import (
     dense_bytes,
     ring,
 )
-from accordion_bench.compressors.chunks import chunks_of
-from accordion_bench.compressors.dense_codes import Batch, Dense, DenseCodes, rounded, scaled_, values_of
+from accordion_bench.compressors.dense_codes import DenseCodes, Form, norms_of
 from accordion_bench.compressors.entropy import check_entropy
-from accordion_bench.compressors.oneshot import rows_of
-from accordion_bench.compressors.rounding.norms import bucket_norms
-from accordion_bench.compressors.rounding.stochastic import encode_levels
-from accordion_bench.compressors.rounding.sums import add_levels_
+from accordion_bench.compressors.rounding.stochastic import factors, for_kernel, round_to_levels
+from accordion_bench.compressors.rounding.thresholds import random_bits, rounding_to
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.counter_rng import BLOCK
+
+if TYPE_CHECKING:  # it imports numba
+    from accordion_bench.tensors.kernels.encode import Rounding
 
 TERNARY = (-1.0, 0.0, 1.0)
 
@@ -43,43 +42,27 @@ class TernaryCodes(DenseCodes):
         entropy: see `Quantiser`.
     """
 
-    by_name = True
-
     def __init__(self, scales: dict[str, Tensor], entropy: str) -> None:
-        self.scales, self.entropy = scales, entropy
+        self.known, self.entropy = scales, entropy
 
-    def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return packed_codes.code_bytes(spec.numel, len(TERNARY))
+    def form(self, level: float) -> Form:
+        return Form((len(TERNARY),), bits=random_bits(len(TERNARY)))
 
-    def encode_rows(self, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], level: float, comm: Comm) -> Tensor:
-        x_R = rows_of([xs_W[i] for i in ids])
-        scale_R = torch.stack([self.scales[ctx.specs[i].name] for i in ids]).repeat(comm.local_workers)
-        keys = [self.keys(ctx, ctx.specs[i].name, [worker])[0] for worker in comm.local for i in ids]
-        message_R = encode_levels(x_R, scale_R[:, None], None, TERNARY, keys)
-        return message_R.unflatten(0, (comm.local_workers, len(ids)))
+    def shared_scales(self, names: Sequence[str], device: torch.device) -> Tensor:
+        return torch.stack([self.known[name] for name in names]).to(device)
 
-    def dense(self, level: float, ctx: Context) -> Dense | None:
-        return Dense((len(TERNARY),), header=False)
+    def factors(self, scales: Tensor, level: float, ctx: Context) -> Tensor:
+        return factors(scales, rounding_to(TERNARY).scale)
 
-    def encode_chunks(self, x_W: Tensor, blocks_W: Tensor, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
-        scales = torch.stack([self.scales[name] for name in batch.names])
-        return None, [rounded(x_W, scales.expand(len(x_W), -1), batch.chunks, TERNARY, blocks_W)]
+    def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
+        assert factor is not None and draws is not None
+        return [round_to_levels(x, factor, draws, rounding_to(TERNARY))]
 
-    def decode_chunks(self, header_A: Tensor, codes_A: Sequence[Tensor], batch: Batch) -> Tensor:
-        scales = torch.stack([self.scales[name] for name in batch.names])
-        return scaled_(values_of(codes_A[0], TERNARY, batch.chunks), scales[None], batch.chunks)
+    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
+        return for_kernel(TERNARY)
 
-    def codes_of(
-        self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
-    ) -> tuple[Tensor, Sequence[float]]:
-        return packed_codes.unpack_codes(message_A.contiguous(), len(TERNARY), spec.numel), TERNARY
-
-    def add_decoded_(
-        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
-    ) -> None:
-        scale_A = (self.scales[spec.name] * alpha).expand(len(message_AR), 1).contiguous()
-        for total, message_A in zip(total_R, message_AR.unbind(1), strict=True):
-            add_levels_(total, message_A, scale_A, None, TERNARY)
+    def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
+        return [TERNARY]
 
 
 class TernGrad(Compressor):
@@ -131,31 +114,18 @@ class TernGrad(Compressor):
 
     def largest_of(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
         """min(max |v_w|, clip sigma_w) of the local workers, the largest of them, for each tensor."""
-        if not xs_W or xs_W[0].device.type == "cpu" or xs_W[0].dtype != torch.float32:
-            return [self.largest(x_W) for x_W in xs_W]
-        lengths = tuple(x_W[0].numel() for x_W in xs_W)
-        chunks = chunks_of(lengths, BLOCK, None, xs_W[0].device)
-        x_W = chunks.joined([x_W.flatten(1) for x_W in xs_W])
-        largest_W = chunks.norms(x_W, math.inf)
-        if self.clip is not None:
-            sum_W = chunks.by_bucket(x_W.sum(2, keepdim=True, dtype=torch.float64)).sum(2)
-            spread_W = chunks.norms(x_W, 2).square() - sum_W.square() / chunks.entries
-            sigma_W = (spread_W.clamp_min(0) / (chunks.entries - 1).clamp_min(1)).sqrt()
+        if not xs_W:
+            return []
+        rows_W = [x_W.flatten(1) for x_W in xs_W]
+        n = torch.tensor([x_W.shape[1] for x_W in rows_W], dtype=torch.float64, device=xs_W[0].device)
+        if self.clip is None:
+            (largest_W,) = norms_of(rows_W, ["linf"])
+        else:
+            largest_W, norm_W, sum_W = norms_of(rows_W, ["linf", "l2", "sum"])
+            sigma_W = ((norm_W.square() - sum_W.square() / n).clamp_min(0) / (n - 1).clamp_min(1)).sqrt()
+            # all entries alike have no sigma: nothing sticks out, nothing is cut
             largest_W = torch.where(sigma_W > 0, torch.minimum(largest_W, self.clip * sigma_W), largest_W)
         return list(largest_W.amax(0).float())
-
-    def largest(self, x_W: Tensor) -> Tensor:
-        """The same of one tensor."""
-        rows_W = x_W.flatten(1)
-        largest_W = bucket_norms(rows_W, None, "linf")[:, 0]
-        n = rows_W.shape[1]
-        if self.clip is not None and n > 1:
-            square_W = bucket_norms(rows_W, None, "l2")[:, 0].double().square()
-            sum_W = rows_W.sum(1).double()
-            sigma_W = ((square_W - sum_W.square() / n).clamp_min(0) / (n - 1)).sqrt()
-            # all entries alike have no sigma: nothing sticks out, nothing is cut
-            largest_W = torch.where(sigma_W > 0, torch.minimum(largest_W, self.clip * sigma_W.float()), largest_W)
-        return largest_W.amax()
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         specs = ctx.specs

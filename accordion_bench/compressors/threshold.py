@@ -11,7 +11,6 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, State
-from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.sampled_on_device import Wanted, about, above, chosen, listed
 from accordion_bench.compressors.selection import at_least, kept_entries, sampled_top, top_indices, values_at
 from accordion_bench.compressors.sparse_on_device import (
@@ -24,13 +23,14 @@ from accordion_bench.compressors.sparse_on_device import (
     runs_on_device,
     scattered,
 )
+from accordion_bench.compressors.uneven import Uneven
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
-class Threshold(OneShot):
+class Threshold(Uneven):
     """update = mean_w T(g_w), T(x)_i = x_i where |x_i| >= tau, else 0; tau for each worker and tensor.
 
     tau is estimated from a sample, so that about k = density x numel entries are kept, or given. The message is fp32
@@ -49,15 +49,13 @@ class Threshold(OneShot):
     """
 
     traits = replace(
-        OneShot.traits,
+        Uneven.traits,
         knob="density",
         pair=(0.10, 0.99),
         min_ndim=2,
         whole_model=True,
-        collectives=("all_gather",),
         collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
         "and a server must know the size",
-        fixed_size=False,
     )
 
     def __init__(

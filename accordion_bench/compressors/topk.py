@@ -107,43 +107,60 @@ class TopK(OneShot):
         for positions_R, values_R in zip(positions_AR.view(shape), (values_AR * alpha).view(shape), strict=True):
             total_R.scatter_add_(1, positions_R, values_R.to(total_R.dtype))
 
-    def encode_many(
+    def encode_into_(
         self,
+        message_W: Tensor,
+        starts: Sequence[int],
         rows_W: Sequence[Tensor],
         specs: Sequence[TensorSpec],
         level: float,
         ctx: Context,
         workers: Sequence[int],
         purpose: str = "",
-    ) -> list[Tensor] | None:
+    ) -> None:
         if not runs_on_device(rows_W):
-            return None
+            super().encode_into_(message_W, starts, rows_W, specs, level, ctx, workers, purpose)
+            return
         kept = [self.kept(spec, level) for spec in specs]
         sizes = [spec.numel for spec in specs]
         x_W, codes = torch.cat(list(rows_W), dim=1), codes_apart(sizes, kept, rows_W[0].device)
-        starts = itertools.accumulate([0, *sizes[:-1]])
+        firsts = itertools.accumulate([0, *sizes[:-1]])
         positions_W = top_positions(
-            x_W, [Part(*part) for part in zip(starts, [1] * len(specs), sizes, kept, strict=True)]
+            x_W, [Part(*part) for part in zip(firsts, [1] * len(specs), sizes, kept, strict=True)]
         )
         value_bytes = as_bytes(x_W.gather(1, positions_W)).split([4 * k for k in kept], dim=1)
         pairs = zip(value_bytes, codes.encode(positions_W).split(codes.nbytes, dim=1), strict=True)
-        return [torch.cat(pair, dim=1) for pair in pairs]
+        for start, pair in zip(starts, pairs, strict=True):
+            own_W = torch.cat(pair, dim=1)
+            message_W[:, start : start + own_W.shape[1]] = own_W
 
-    def sums_of_many(
-        self, messages_A: Sequence[Tensor], specs: Sequence[TensorSpec], level: float, ctx: Context, rows: int = 1
-    ) -> list[Tensor] | None:
-        if not runs_on_device(messages_A):
-            return None
-        kept = [self.kept(spec, level) for spec in specs]
+    def add_from_(
+        self,
+        targets_R: Sequence[Tensor],
+        message_A: Tensor,
+        starts: Sequence[int],
+        specs: Sequence[TensorSpec],
+        level: float,
+        ctx: Context,
+        alpha: float = 1.0,
+        divisor: int = 1,
+    ) -> None:
+        if not runs_on_device(targets_R):
+            super().add_from_(targets_R, message_A, starts, specs, level, ctx, alpha, divisor)
+            return
+        kept, rows = [self.kept(spec, level) for spec in specs], len(targets_R[0])
         sizes = [spec.numel for spec in specs]
-        codes = codes_apart(sizes, kept, messages_A[0].device)
-        heads = [message_A[:, : 4 * k] for message_A, k in zip(messages_A, kept, strict=True)]
-        tails = [message_A[:, 4 * k :] for message_A, k in zip(messages_A, kept, strict=True)]
+        codes = codes_apart(sizes, kept, message_A.device)
+        ends = [start + self.message_bytes(spec, level) for start, spec in zip(starts, specs, strict=True)]
+        heads = [message_A[:, start : start + 4 * k] for start, k in zip(starts, kept, strict=True)]
+        tails = [message_A[:, start + 4 * k : end] for start, end, k in zip(starts, ends, kept, strict=True)]
         values_A, positions_A = decode_values(torch.cat(heads + tails, dim=1), codes)
         total_R = torch.zeros(rows, sum(sizes), device=values_A.device)
         for a, (positions, values) in enumerate(zip(positions_A, values_A, strict=True)):
             total_R[a % rows].scatter_add_(0, positions, values)
-        return list(total_R.split(sizes, dim=1))
+        torch._foreach_add_(list(targets_R), list(total_R.split(sizes, dim=1)), alpha=alpha)
+        if divisor != 1:
+            torch._foreach_div_(list(targets_R), divisor)
 
     def _on_device(self, xs_W: Sequence[Tensor], ctx: Context, comm: Comm) -> Exchanged:
         """The same for a whole bucket at once."""

@@ -25,14 +25,13 @@ from accordion_bench.compressors.base import (
 )
 from accordion_bench.compressors.chunks import chunks_of
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
-from accordion_bench.compressors.oneshot import OneShot, non_finite, zeros_like
-from accordion_bench.compressors.tiles import tiles
+from accordion_bench.compressors.oneshot import OneShot, level_of, non_finite, zeros_like
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.counter_rng import BLOCK, Stream, blocks_of, integers_of
+from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, integers_of
 
 STATE = "two_way"
 
@@ -89,18 +88,12 @@ def break_ties_(votes: Sequence[Tensor], keys: Sequence[int]) -> None:
         votes: on each piece [1, N].
         keys: one per piece.
     """
-    if votes and votes[0].device.type != "cpu":
+    if votes:
         chunks = chunks_of(tuple(vote.numel() for vote in votes), BLOCK, None, votes[0].device)
         all_votes = chunks.joined(votes)
         coins = 0.5 - integers_of(blocks_of([keys], chunks.counts, all_votes.device), 1).view(all_votes.shape)
         decided = torch.where(all_votes == 0, coins.to(all_votes.dtype), all_votes)
         torch._foreach_copy_(list(votes), chunks.rows(decided))
-        return
-    for (vote,), key in zip(votes, keys, strict=True):
-        stream = Stream(key, len(vote), vote.device)
-        for part in tiles(len(vote), vote.device):
-            coin = 0.5 - stream.integers(part.start, part.stop - part.start, 1)
-            vote[part] = torch.where(vote[part] == 0, coin.to(vote.dtype), vote[part])
 
 
 class TwoWay(Wrapper):
@@ -227,42 +220,36 @@ class TwoWay(Wrapper):
         # 1 every worker compresses every piece
         everything = [entry for entries in owned for entry in entries]
         cut_W = [xs_W[i].flatten(1)[:, piece.start : piece.stop] for piece, i in everything]
-        encoded_W = self._encode(cut_W, everything, ctx, comm.local, named)
-        sent_W = {piece: message_W for (piece, _), message_W in zip(everything, encoded_W, strict=True)}  # [W, B]
+        sent_W = self._encode(cut_W, everything, ctx, comm.local, named)
+        sizes = [sum(self.inner.message_bytes(p.spec, levels[i]) for p, i in entries) for entries in owned]
 
         # 2 the owner of a piece gets it from everybody
-        empty = torch.empty(W, 0, dtype=torch.uint8, device=comm.device)
-        messages = [torch.cat([empty, *(sent_W[piece] for piece, _ in entries)], dim=1) for entries in owned]
-        received = comm.all_to_all(messages) if levels else []
+        received = comm.all_to_all(sent_W.split(sizes, dim=1)) if levels else []
 
         # 3 averages, adds what it has kept, compresses again
         answers = []
         for row, message_A in enumerate(received):
             entries = owned[first + row]
             means = zeros_like([xs_W[i].flatten(1)[:1, piece.start : piece.stop] for piece, i in entries])
-            self._add_decoded_(means, self._split(message_A, entries, levels), entries, ctx)
+            self._add_decoded_(dict(enumerate(means)), message_A, entries, ctx, divisor=comm.workers)
             kept = self._kept(entries, row, state)
-            if means:
-                torch._foreach_div_(means, comm.workers)
             if kept:
                 torch._foreach_add_(kept, means)
             if self.traits.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
                 keys = [self.inner.keys(ctx, piece.spec.name, [first + row], "server")[0] for piece, _ in entries]
                 break_ties_(kept or means, keys)
-            encoded = self._encode(kept or means, entries, ctx, [first + row], named + row, "server")
+            answer = self._encode(kept or means, entries, ctx, [first + row], named + row, "server")
             if kept:
-                self._add_decoded_(kept, encoded, entries, ctx, -1.0)
-            answers.append(torch.cat([empty[0], *(message[0] for message in encoded)]))
+                self._add_decoded_(dict(enumerate(kept)), answer, entries, ctx, -1.0)
+            answers.append(answer[0])
 
         # 4 everybody gets all pieces
         for i, zeros in zip(levels, zeros_like([xs_W[i][0] for i in levels]), strict=True):
             update[i] = zeros
         if levels:
-            sizes_A = [sum(self.inner.message_bytes(p.spec, levels[i]) for p, i in entries) for entries in owned]
-            gathered = zip(owned, comm.all_gather_uneven(answers, sizes_A), strict=True)
-            parts = [part for entries, all_of in gathered for part in self._split(all_of[None], entries, levels)]
+            everyones = torch.cat(comm.all_gather_uneven(answers, sizes))[None]
             targets = [update[i].view(1, -1)[:, piece.start : piece.stop] for piece, i in everything]
-            self._add_decoded_(targets, parts, everything, ctx)
+            self._add_decoded_(dict(enumerate(targets)), everyones, everything, ctx)
 
         if self.traits.reduces == "sum":
             for i in levels:
@@ -270,9 +257,9 @@ class TwoWay(Wrapper):
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in levels}, xs_W)
-            entries = [(piece, i) for piece, i in everything if i in targets_W]
-            parts_W = [targets_W[i].view(W, -1)[:, piece.start : piece.stop] for piece, i in entries]
-            self._add_decoded_(parts_W, [sent_W[piece] for piece, _ in entries], entries, ctx, -1.0)
+            wanted = [(k, piece, i) for k, (piece, i) in enumerate(everything) if i in targets_W]
+            parts_W = {k: targets_W[i].view(W, -1)[:, piece.start : piece.stop] for k, piece, i in wanted}
+            self._add_decoded_(parts_W, sent_W, everything, ctx, -1.0)
 
         return Exchanged(update, subtract_sent_)
 
@@ -293,67 +280,27 @@ class TwoWay(Wrapper):
         workers: Sequence[int],
         first_named: int,
         purpose: str = "",
-    ) -> list[Tensor]:
-        """Pieces [W, N] as messages [W, B], those of one level together where the method can do so."""
-        messages: dict[int, Tensor] = {}
-        for level, ks in _by_level(entries, ctx):
-            rows, specs = [rows_W[k] for k in ks], [entries[k][0].spec for k in ks]
-            together = self.inner.encode_many(rows, specs, level, ctx, workers, purpose)
-            if together is None:
-                together = [
-                    self._encode_one(rows_W[k], entries[k], level, ctx, workers, first_named, purpose) for k in ks
-                ]
-            messages.update(zip(ks, together, strict=True))
-        return [messages[k] for k in range(len(entries))]
-
-    def _encode_one(
-        self,
-        x_R: Tensor,
-        entry: tuple[Piece, int],
-        level: float,
-        ctx: Context,
-        workers: Sequence[int],
-        first_named: int,
-        purpose: str,
     ) -> Tensor:
-        spec = entry[0].spec
+        """Pieces [W, N] as messages one after the other, [W, B]."""
         try:
-            message = self.inner.encode(x_R, spec, level, ctx, self.inner.keys(ctx, spec.name, workers, purpose))
+            return self.inner.encode_all(rows_W, *_pieces(entries, ctx), ctx, workers, purpose)
         except NonFiniteRow as bad:
-            raise non_finite(ctx, entry[1], first_named + bad.row) from None
-        assert isinstance(message, Tensor)
-        return message
+            worker, k = divmod(bad.row, len(entries))
+            raise non_finite(ctx, entries[k][1], first_named + worker) from None
 
     def _add_decoded_(
         self,
-        targets_R: Sequence[Tensor],
-        messages_A: Sequence[Tensor],
+        targets_R: Mapping[int, Tensor],
+        message_A: Tensor,
         entries: Sequence[tuple[Piece, int]],
         ctx: Context,
         alpha: float = 1.0,
+        divisor: int = 1,
     ) -> None:
-        """target [R, N] += alpha x what the messages [A, B] of each piece decode to, a in row a mod R."""
-        for level, ks in _by_level(entries, ctx):
-            targets, messages = [targets_R[k] for k in ks], [messages_A[k] for k in ks]
-            specs = [entries[k][0].spec for k in ks]
-            sums = self.inner.sums_of_many(messages, specs, level, ctx, rows=len(targets[0]))
-            if sums is not None:
-                torch._foreach_add_(targets, sums, alpha=alpha)
-                continue
-            for target, message, spec in zip(targets, messages, specs, strict=True):
-                message_AR = message.unflatten(0, (-1, len(target)))
-                self.inner.add_decoded_(target, message_AR, spec, level, ctx, alpha)
-
-    def _split(self, message_R: Tensor, entries: Sequence[tuple[Piece, int]], levels: dict[int, float]) -> list[Tensor]:
-        """The messages [R, B] of an owner's pieces, in order."""
-        return list(message_R.split([self.inner.message_bytes(p.spec, levels[i]) for p, i in entries], dim=1))
+        """See `OneShot.add_all_`."""
+        self.inner.add_all_(targets_R, message_A, *_pieces(entries, ctx), ctx, alpha, divisor)
 
 
-def _by_level(entries: Sequence[tuple[Piece, int]], ctx: Context) -> list[tuple[float, list[int]]]:
-    """Which of the pieces have the same level."""
-    by_level: dict[float, list[int]] = {}
-    for k, (_, i) in enumerate(entries):
-        level = ctx.levels[i]
-        assert level is not None
-        by_level.setdefault(level, []).append(k)
-    return list(by_level.items())
+def _pieces(entries: Sequence[tuple[Piece, int]], ctx: Context) -> tuple[list[TensorSpec], list[float]]:
+    """Pieces as tensors of their own, and their levels."""
+    return [piece.spec for piece, _ in entries], [level_of(ctx, i) for _, i in entries]

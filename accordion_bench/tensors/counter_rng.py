@@ -27,30 +27,6 @@ def uniforms(key: int, start: int, count: int, device: torch.device | str = "cpu
     return ((words >> (32 - bits)) & ((1 << bits) - 1)).float() * 2.0**-bits
 
 
-class Stream:
-    """The first `count` values of a key's stream, to be taken in parts.
-
-    Args:
-        key: any integer.
-        count: how many there are.
-        device: where they are made.
-    """
-
-    def __init__(self, key: int, count: int, device: torch.device | str = "cpu") -> None:
-        self.keys, self.device = block_keys([key], 0, -(-count // BLOCK), device), device
-
-    def uniforms(self, start: int, count: int, bits: int = 24) -> Tensor:
-        """Values from `start` on: float32 [count], multiples of 2^-bits in [0, 1)."""
-        return self.integers(start, count, bits).float().mul_(2.0**-bits)
-
-    def integers(self, start: int, count: int, bits: int) -> Tensor:
-        """Values from `start` on: int32 [count] below 2^bits, bits at most 31."""
-        first = start // BLOCK
-        words = torch.empty(1, start - first * BLOCK + count, dtype=torch.int32, device=self.device)
-        words = fill_bits_(words, self.keys[:, first:])[0, start - first * BLOCK :]
-        return words.bitwise_right_shift_(32 - bits).bitwise_and_((1 << bits) - 1)
-
-
 def _words(key: int, start: int, count: int, device: torch.device | str) -> Tensor:
     first = start // BLOCK
     keys = block_keys([key], first, -(-(start + count) // BLOCK), device)
@@ -115,13 +91,12 @@ def fill_bits_(out_R: Tensor, keys_R: Tensor) -> Tensor:
 
     Only the leading bits of these words are good.
     """
-    fill = _fill_on_cpu if out_R.device.type == "cpu" else _fill_on_device
     n = out_R.shape[1]
     whole = n // BLOCK
     if whole:
-        fill(out_R[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)), keys_R[:, :whole])
+        _fill(out_R[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)), keys_R[:, :whole])
     if n % BLOCK:
-        fill(out_R[:, None, whole * BLOCK :], keys_R[:, whole : whole + 1])
+        _fill(out_R[:, None, whole * BLOCK :], keys_R[:, whole : whole + 1])
     return out_R
 
 
@@ -131,17 +106,10 @@ def lane_words() -> np.ndarray:
     return _splitmix64(np.arange(BLOCK, dtype=np.uint64)).astype(np.uint32)
 
 
-def _fill_on_cpu(lanes: Tensor, keys: Tensor) -> None:
-    y, k = (x.numpy().view(np.uint32) for x in (lanes, keys))
-    np.bitwise_xor(lane_words()[: y.shape[2]], k[..., :1], out=y)
-    np.multiply(y, k[..., 1:], out=y)
-
-
-def _fill_on_device(lanes: Tensor, keys: Tensor) -> None:
-    lane_words = _table_on_device(lanes.device)[: lanes.shape[2]]
-    torch.bitwise_xor(lane_words, keys[..., :1], out=lanes).mul_(keys[..., 1:])
+def _fill(lanes: Tensor, keys: Tensor) -> None:
+    torch.bitwise_xor(_words_on(lanes.device)[: lanes.shape[2]], keys[..., :1], out=lanes).mul_(keys[..., 1:])
 
 
 @functools.cache
-def _table_on_device(device: torch.device) -> Tensor:
+def _words_on(device: torch.device) -> Tensor:
     return table(torch.from_numpy(lane_words().view(np.int32)), device)

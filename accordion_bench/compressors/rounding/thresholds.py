@@ -54,16 +54,16 @@ class Thresholds:
                 return cls(torch.from_numpy(starts.copy()), torch.from_numpy(widths))
             widths = np.where(wide, np.nextafter(widths, np.float32(0)), widths)
 
-    def at(self, j: int, v: Tensor, out: Tensor) -> Tensor:
-        """Threshold j: one fused multiply-add."""
-        return torch.add(self.starts[j], v, alpha=float(self.widths[j]), out=out)
+    def at(self, j: int, v: Tensor) -> Tensor:
+        """Threshold j; product and sum are rounded one after the other, as everywhere."""
+        return (v * float(self.widths[j])).add_(float(self.starts[j]))
 
-    def around(self, r: Tensor, v: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    def around(self, r: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The index of the interval that holds each r, int32, and its threshold."""
         inner, *tables = self._on(r.device)
         j = torch.bucketize(r, inner, out_int32=True)
         starts, widths = (numbers.index_select(0, j.view(-1)).view(r.shape) for numbers in tables)
-        return j, torch.mul(v, widths, out=out).add_(starts)
+        return j, widths.mul_(v).add_(starts)
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ class Rounding:
     central: Thresholds | None = None
 
 
+def random_bits(K: int) -> int:
+    """Bits of u for K levels: K - 1 + u is exact in float32."""
+    return 24 - (K - 1).bit_length()
+
+
 @functools.lru_cache(maxsize=256)
 def rounding_to(levels: tuple[float, ...]) -> Rounding:
     """How to round to these levels.
@@ -95,7 +100,7 @@ def rounding_to(levels: tuple[float, ...]) -> Rounding:
     K, singles = len(levels), np.array(levels, np.float32)
     if not 2 <= K <= 256 or levels[0] != -1 or levels[-1] != 1 or not (singles[1:] > singles[:-1]).all():
         raise ValueError(f"levels must be 2 to 256 numbers in ascending order from -1 to 1, got {levels}")
-    bits = 24 - (K - 1).bit_length()
+    bits = random_bits(K)
     if np.abs(np.linspace(-1, 1, K) - levels).max() <= 2.0**-25:  # half the spacing of float32 numbers below 1
         return Rounding(K, "even", (K - 1) / 2, bits, Thresholds.between(levels, bits))
     if (singles == -singles[::-1]).all():

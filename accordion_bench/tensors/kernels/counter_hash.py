@@ -3,7 +3,7 @@
 import numpy as np
 
 from accordion_bench.tensors.counter_rng import lane_words
-from accordion_bench.tensors.kernels.compiled import compiled, u32, u64
+from accordion_bench.tensors.kernels.compiled import compiled, f32, u32, u64
 
 LANES = lane_words()
 _GOLDEN, _FIRST, _SECOND = u64(0x9E3779B97F4A7C15), u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
@@ -16,7 +16,13 @@ def block_key(stream, block):  # type: ignore[no-untyped-def]
     z = (z ^ (z >> u64(30))) * _FIRST
     z = (z ^ (z >> u64(27))) * _SECOND
     z = z ^ (z >> u64(31))
-    return u32(z & u64(0xFFFFFFFF)), u32(z >> u64(32)) & u32(0xFFFFFFF8) | u32(5)
+    return u32(z & u64(0xFFFFFFFF)), u32(z >> u64(32) & u64(0xFFFFFFF8) | u64(5))
+
+
+@compiled
+def integer(lane, word, factor, shift):  # type: ignore[no-untyped-def]
+    """The leading 32 - shift bits of a random word."""
+    return u32(u32(lane ^ word) * factor) >> shift  # numba widens what is not cut
 
 
 @compiled
@@ -24,4 +30,4 @@ def draw(lanes, word, factor, bits, out):  # type: ignore[no-untyped-def]
     """out = random integers below 2^bits, as float32: those of the first lanes of a block; bits at most 24."""
     shift = u32(32 - bits)
     for i in range(out.size):
-        out[i] = np.float32(np.int32(((lanes[i] ^ word) * factor) >> shift))
+        out[i] = f32(np.int32(integer(lanes[i], word, factor, shift)))

@@ -1,4 +1,7 @@
-"""Sums over buckets: of magnitudes, of squares, of coordinates, and the largest magnitude; accumulated in float64."""
+"""Sums over buckets: of magnitudes, squares, coordinates, negative ones, how many these are, and the largest magnitude.
+
+Accumulated in float64.
+"""
 
 import numpy as np
 
@@ -16,8 +19,8 @@ from accordion_bench.tensors.kernels.compiled import (
 from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, PIECE, SIZE, N, Table
 from accordion_bench.tensors.kernels.threads import over_tiles
 
-L1, L2, LINF, SUM = range(4)
-KINDS = {"l1": L1, "l2": L2, "linf": LINF, "sum": SUM}
+L1, L2, LINF, SUM, BELOW, COUNT = range(6)
+KINDS = {"l1": L1, "l2": L2, "linf": LINF, "sum": SUM, "below": BELOW, "count": COUNT}
 
 
 def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: np.ndarray) -> np.ndarray:
@@ -26,7 +29,7 @@ def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: np.ndarra
     Args:
         addresses: of the coordinates, [W, T].
         table: lengths and buckets of tensors.
-        norm: `l1`, `l2`, `linf`, or `sum`.
+        norm: `l1`, `l2`, `linf`; `sum` of coordinates, `below`, of negative ones, and `count`, how many these are.
         like: an array of their type; they are read as float32.
     """
     parts = np.empty((len(addresses), table.pieces))
@@ -53,8 +56,12 @@ def _sum_pieces(addresses, rows, kind, like, parts, first, last):  # type: ignor
             parts[w, p] = sum_of_squares(x)
         elif kind == LINF:
             parts[w, p] = largest_magnitude(x)
-        else:
+        elif kind == SUM:
             parts[w, p] = sum_of(x)
+        elif kind == BELOW:
+            parts[w, p] = sum_below(x)
+        else:
+            parts[w, p] = count_below(x)
 
 
 @compiled
@@ -104,3 +111,19 @@ def largest_magnitude(x):  # type: ignore[no-untyped-def]
     for i in range(x.size):
         most = max(most, bits_of(f32(x[i])) & u32(0x7FFFFFFF))
     return f64(float_of(most))
+
+
+@summing
+def sum_below(x):  # type: ignore[no-untyped-def]
+    total = f64(0)
+    for i in range(x.size):
+        total += f64(min(f32(x[i]), f32(0)))
+    return total
+
+
+@summing
+def count_below(x):  # type: ignore[no-untyped-def]
+    total = 0
+    for i in range(x.size):
+        total += x[i] < 0
+    return f64(total)

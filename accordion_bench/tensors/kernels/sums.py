@@ -1,10 +1,12 @@
 """Sums of decoded messages, straight from their bytes into the sum."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, owner
 from accordion_bench.tensors.kernels.packing import packed_bytes, unpack
-from accordion_bench.tensors.kernels.table import BUCKET, CODES, SIZE, TILE, N, Table
+from accordion_bench.tensors.kernels.table import BUCKET, CODES, MORE, SIZE, TILE, N, Table
 from accordion_bench.tensors.kernels.threads import over_tiles
 
 
@@ -13,36 +15,43 @@ def add_values(
     table: Table,
     scales: np.ndarray,
     message: np.ndarray,
-    values: np.ndarray,
+    values: Sequence[np.ndarray],
     like: np.ndarray,
     divisor: int,
+    middles: np.ndarray | None = None,
 ) -> None:
-    """target [R, N] += the sum, in order, of scale x values[code] of each sender; then / divisor.
+    """target [R, N] += the sum, in order, of scale x value of code of each sender; then / divisor.
 
-    Sender a goes to row a mod R. Each product and each sum is rounded once.
+    A second stream of codes is signs, by which values are multiplied. Sender a goes to row a mod R. Each product and
+    each sum is rounded once.
 
     Args:
         targets: addresses of the sums, [R, T].
         table: lengths, buckets, and where the codes are.
-        scales: float32 [A, M]; empty = 1.
+        scales: float32 [A, M].
         message: uint8 [A, B].
-        values: what the codes stand for, float32 [K].
+        values: what the codes of each stream stand for, float32 [K].
         like: an array of the type of the sums.
         divisor: of the whole, 1 for a sum.
+        middles: what is added to values of two codes after they are scaled, float32 [A, M]; None = nothing.
     """
-    padded = np.resize(values, 256)  # bytes from a stranger may hold codes that do not exist
+    K = len(values[0])
+    book = np.pad(values[0], (0, 256 - K), mode="edge")  # bytes from a stranger may hold codes that do not exist
+    signs = values[1] if len(values) > 1 else values[0][:0]
+    middles = np.zeros((0, 0), np.float32) if middles is None else middles
     over_tiles(
         _add_values,
         len(targets) * table.tiles,
-        *(targets, table.rows, table.tiles, table.tile, scales, message, len(values), padded, like, divisor),
+        *(targets, table.rows, table.tiles, table.tile, scales, message, K, book, signs, middles),
+        *(like, like.dtype.type(divisor)),
     )
 
 
 @compiled
 def _add_values(  # type: ignore[no-untyped-def]
-    targets, rows, tiles, tile, scales, message, K, values, like, divisor, first, last
+    targets, rows, tiles, tile, scales, message, K, values, signs, middles, like, divisor, first, last
 ):
-    codes, t = np.empty(tile + 40, np.uint8), 0
+    codes, negative, t = np.empty(tile + 40, np.uint8), np.empty(tile + 40, np.uint8), 0
     for number in range(first, last):
         r, own = number // tiles, number % tiles
         t = owner(rows, TILE, own, t)
@@ -57,26 +66,38 @@ def _add_values(  # type: ignore[no-untyped-def]
             else:
                 own_codes = codes
                 unpack(packed, K, codes)
+            if signs.size:
+                more = rows[t, MORE] + begin // 8
+                unpack(message[a, more : more + packed_bytes(end - begin, 2)], 2, negative)
             left = begin
             while left < end:
                 bucket = left // size
                 right = min((bucket + 1) * size, end)
-                scale = scales[a, rows[t, BUCKET] + bucket] if scales.size else f32(1)
+                scale = scales[a, rows[t, BUCKET] + bucket]
                 some, out = own_codes[left - begin : right - begin], total[left - begin : right - begin]
-                if K == 2:
-                    add_either(some, scale * values[0], scale * values[1], out)
+                if signs.size:
+                    add_signed(some, values, negative[left - begin : right - begin], signs, scale, out)
+                elif K == 2:
+                    middle = middles[a, rows[t, BUCKET] + bucket] if middles.size else f32(0)
+                    add_either(some, middle + scale * values[0], middle + scale * values[1], out)
                 else:
                     add_scaled(some, values, scale, out)
                 left = right
         if divisor != 1:
             for i in range(total.size):
-                total[i] = total[i] / total.dtype.type(divisor)
+                total[i] = total[i] / divisor
 
 
 @compiled
 def add_either(codes, zero, one, total):  # type: ignore[no-untyped-def]
     for i in range(total.size):
         total[i] += one if codes[i] else zero
+
+
+@compiled
+def add_signed(codes, values, negative, signs, scale, total):  # type: ignore[no-untyped-def]
+    for i in range(total.size):
+        total[i] += scale * (values[codes[i]] * signs[negative[i]])
 
 
 @compiled

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from accordion_bench.tensors.counter_rng import BLOCK
 
-N, SIZE, BUCKET, TILE, PIECE, HEADER, CODES = range(7)
+N, SIZE, BUCKET, TILE, PIECE, HEADER, CODES, MORE = range(8)
 """Columns of a table: coordinates; coordinates of a bucket; buckets, tiles and pieces before the tensor's first; where
-in a message its scales and its codes begin, in bytes."""
+in a message its scales, its codes and its second stream of codes begin, in bytes."""
 
 LONGEST = 1 << 16  # coordinates of a piece of a long bucket
 
@@ -27,25 +27,30 @@ class Table:
         lengths: coordinates of each tensor.
         sizes: coordinates of its buckets; the last one may be shorter.
         tile: coordinates of a tile.
-        headers, codes: where its scales and its codes begin in a message, in bytes.
+        headers, streams: where its scales and each stream of its codes begin in a message, in bytes.
 
     Attributes:
-        rows: int64 [T + 1, 7], see above; the last one tells how many buckets, tiles and pieces there are.
+        rows: int64 [T + 1, 8], see above; the last one tells how many buckets, tiles and pieces there are.
         buckets, tiles, pieces: how many there are.
         tile: coordinates of a tile.
         entries: coordinates of each bucket, float64 [M].
     """
 
     def __init__(
-        self, lengths: Sequence[int], sizes: Sequence[int], tile: int, headers: Sequence[int], codes: Sequence[int]
+        self,
+        lengths: Sequence[int],
+        sizes: Sequence[int],
+        tile: int,
+        headers: Sequence[int],
+        streams: Sequence[Sequence[int]],
     ) -> None:
         assert tile % BLOCK == 0
         n, size = np.array(lengths, np.int64), np.array(sizes, np.int64)
         buckets = -(-n // size)
-        self.rows = np.zeros((len(n) + 1, 7), np.int64)
-        columns = {N: n, SIZE: size, HEADER: np.array(headers, np.int64), CODES: np.array(codes, np.int64)}
+        self.rows = np.zeros((len(n) + 1, 8), np.int64)
+        columns = {N: n, SIZE: size, HEADER: headers} | dict(zip((CODES, MORE), streams, strict=False))
         for column, values in columns.items():
-            self.rows[:-1, column] = values
+            self.rows[:-1, column] = np.asarray(values, np.int64)
         counts = {BUCKET: buckets, TILE: -(-n // tile), PIECE: buckets * -(-size // LONGEST)}
         for column, values in counts.items():
             self.rows[1:, column] = values.cumsum()

@@ -1,5 +1,6 @@
 """Kernels in several threads: each takes a part of the tiles."""
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ def over_tiles(kernel: Callable[..., Any], tiles: int, *args: Any) -> None:
     if _pool is None:
         _pool = ThreadPoolExecutor(os.cpu_count(), "kernels")
     ends = [tiles * part // threads for part in range(threads + 1)]
-    rest = [_pool.submit(kernel, *args, first, last) for first, last in zip(ends[1:-1], ends[2:], strict=True)]
+    rest = [_pool.submit(kernel, *args, first, last) for first, last in itertools.pairwise(ends[1:])]
     kernel(*args, 0, ends[1])
     for part in rest:
         part.result()

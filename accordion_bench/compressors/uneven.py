@@ -1,0 +1,71 @@
+"""Uneven: one-shot compressors whose messages have a length that depends on the data.
+
+Tensor suffixes: W local workers, A all workers, R rows, N elements.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.plan import TensorSpec
+
+SIZE = 4  # bytes that tell how long a message is; they travel first
+
+Messages = list[list[Tensor]]
+"""For each tensor its senders' messages, bytes [B] each."""
+
+
+class Uneven(OneShot):
+    """`encode` gives a list of messages, `add_decoded_` is called with one of them, and `message_bytes` is a bound."""
+
+    traits = replace(OneShot.traits, collectives=("all_gather",), fixed_size=False)
+
+    def sent_bytes(self, spec: TensorSpec, level: float) -> int:
+        return SIZE + self.message_bytes(spec, level)
+
+    def encode_all(
+        self,
+        rows_W: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        levels: Sequence[float],
+        ctx: Context,
+        workers: Sequence[int],
+        purpose: str = "",
+    ) -> Messages:
+        messages = []
+        for k, (x_W, spec, level) in enumerate(zip(rows_W, specs, levels, strict=True)):
+            try:
+                messages.append(self.encode(x_W, spec, level, ctx, self.keys(ctx, spec.name, workers, purpose)))
+            except NonFiniteRow as bad:
+                raise NonFiniteRow(bad.row * len(specs) + k) from None
+        return messages
+
+    def gathered(self, message_W: Messages, comm: Comm) -> Messages:
+        owned_W = [[own_W[w] for own_W in message_W] for w in range(comm.local_workers)]
+        sizes_A = comm.all_gather_sizes([[len(own) for own in owned] for owned in owned_W])
+        everyones = comm.all_gather_uneven([torch.cat(owned) for owned in owned_W], [sum(sizes) for sizes in sizes_A])
+        parts_A = [message.split(sizes) for message, sizes in zip(everyones, sizes_A, strict=True)]
+        return [list(of_tensor) for of_tensor in zip(*parts_A, strict=True)]
+
+    def add_all_(
+        self,
+        targets_R: Mapping[int, Tensor],
+        message_A: Messages,
+        specs: Sequence[TensorSpec],
+        levels: Sequence[float],
+        ctx: Context,
+        alpha: float = 1.0,
+        divisor: int = 1,
+    ) -> None:
+        for k, target_R in targets_R.items():
+            for a, own in enumerate(message_A[k]):
+                row = target_R[a % len(target_R)][None]
+                self.add_decoded_(row, own[None, None], specs[k], levels[k], ctx, alpha)
+            if divisor != 1:
+                target_R.div_(divisor)

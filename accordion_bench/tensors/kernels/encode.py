@@ -1,0 +1,131 @@
+"""Coordinates to packed codes: tile by tile, bucket by bucket."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from accordion_bench.tensors.counter_rng import BLOCK
+from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, owner
+from accordion_bench.tensors.kernels.counter_hash import LANES, block_key, draw
+from accordion_bench.tensors.kernels.eight_bit import round_at_random, round_to_e4m3, round_to_e5m2, round_to_nearest
+from accordion_bench.tensors.kernels.levels import count_below, normalise, round_evenly, round_symmetrically
+from accordion_bench.tensors.kernels.packing import pack, packed_bytes
+from accordion_bench.tensors.kernels.powers import round_to_powers
+from accordion_bench.tensors.kernels.signs import all_finite, pack_signs
+from accordion_bench.tensors.kernels.table import BUCKET, CODES, MORE, SIZE, TILE, N, Table
+from accordion_bench.tensors.kernels.threads import over_tiles
+
+EVEN, SYMMETRIC, ANY, INTEGER, RANDOM_INTEGER, E4M3, E5M2, POWERS, SIGNS = range(9)
+_NONE = np.empty(0, np.float32)
+
+
+class Rounding(NamedTuple):
+    """How coordinates become codes.
+
+    kind: EVEN, SYMMETRIC, ANY: to levels, see `levels`; INTEGER, RANDOM_INTEGER, E4M3, E5M2: 8-bit numbers; POWERS:
+        exponents, and signs as a second stream; SIGNS.
+    K: codes of the first stream.
+    bits: of a random number, 0 = none.
+    scale: of an even grid.
+    starts, widths: of the thresholds between levels.
+    central: start and width of the threshold that decides on the sign; empty = zero does.
+    """
+
+    kind: int
+    K: int
+    bits: int = 0
+    scale: float = 1.0
+    starts: np.ndarray = _NONE
+    widths: np.ndarray = _NONE
+    central: np.ndarray = _NONE
+
+
+def encode(
+    addresses: np.ndarray,
+    table: Table,
+    factors: np.ndarray,
+    streams: np.ndarray,
+    message: np.ndarray,
+    like: np.ndarray,
+    rounding: Rounding,
+) -> np.ndarray:
+    """Codes of coordinates into the messages.
+
+    Args:
+        addresses: of the coordinates, [W, T].
+        table: lengths, buckets, and where codes go.
+        factors: what the coordinates of each bucket are multiplied by, float32 [W, M]; empty = 1.
+        streams: of random numbers, uint64 [W, T]; empty where nothing is drawn.
+        message: uint8 [W, B].
+        like: an array of the coordinates' type; they are read as float32.
+        rounding: how.
+
+    Returns:
+        whether the coordinates of each tensor are finite, bool [W, T]; looked at for POWERS and SIGNS alone.
+    """
+    kind, K, bits, scale, *thresholds = rounding
+    finite = np.ones((len(addresses), table.tiles), np.bool_)
+    over_tiles(
+        _encode,
+        finite.size,
+        *(addresses, table.rows, table.tile, factors, streams, message, like, LANES, finite),
+        *(kind, K, bits, f32(scale), *thresholds),
+    )
+    of_tensors = np.ones((len(addresses), len(table.rows) - 1), bool)
+    for w, tile in zip(*np.nonzero(~finite), strict=True):
+        of_tensors[w, np.searchsorted(table.rows[1:, TILE], tile, side="right")] = False
+    return of_tensors
+
+
+@compiled
+def _encode(  # type: ignore[no-untyped-def]
+    addresses, rows, tile, factors, streams, message, like, lanes, finite,
+    kind, K, bits, scale, starts, widths, central, first, last,
+):  # fmt: skip
+    codes, r, v = np.empty(tile + 40, np.uint8), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    t, tiles = 0, finite.shape[1]
+    for number in range(first, last):
+        w, own = number // tiles, number % tiles
+        t = owner(rows, TILE, own, t)
+        begin = (own - rows[t, TILE]) * tile
+        end = min(begin + tile, rows[t, N])
+        x = array_at(addresses[w, t], rows[t, N], like)[begin:end]
+        if kind in (SIGNS, POWERS):
+            finite[w, own] = all_finite(x)
+            at = rows[t, CODES if kind == SIGNS else MORE] + begin // 8
+            pack_signs(x, message[w, at : at + packed_bytes(x.size, 2)])
+        if kind == SIGNS:
+            continue
+        left = begin
+        while left < end:
+            size, block = rows[t, SIZE], left // BLOCK
+            bucket = left // size
+            right = min((bucket + 1) * size, (block + 1) * BLOCK, end)
+            factor = factors[w, rows[t, BUCKET] + bucket] if factors.size else f32(1)
+            n, some, out = right - left, x[left - begin : right - begin], codes[left - begin : right - begin]
+            own_lanes = lanes[left - block * BLOCK :][:n]
+            word, odd = block_key(streams[w, t], block) if bits else (np.uint32(0), np.uint32(1))
+            if kind == EVEN:
+                round_evenly(some, factor, scale, own_lanes, word, odd, bits, out)
+            elif kind == INTEGER:
+                round_to_nearest(some, factor, out)
+            elif kind == RANDOM_INTEGER:
+                draw(own_lanes, word, odd, bits, v[:n])
+                round_at_random(some, factor, v[:n], bits, out)
+            elif kind == E4M3:
+                round_to_e4m3(some, factor, out)
+            elif kind == E5M2:
+                round_to_e5m2(some, factor, out)
+            elif kind == POWERS:
+                draw(own_lanes, word, odd, bits, v[:n])
+                round_to_powers(some, v[:n], K, out)
+            else:
+                draw(own_lanes, word, odd, bits, v[:n])
+                normalise(some, factor, r[:n])
+                if kind == SYMMETRIC:
+                    round_symmetrically(r[:n], v[:n], starts, widths, central, K, out)
+                else:
+                    count_below(r[:n], v[:n], starts, widths, out)
+            left = right
+        at = rows[t, CODES] + packed_bytes(begin, K)
+        pack(codes, end - begin, K, message[w, at : at + packed_bytes(end - begin, K)])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accordion_bench.compressors.base import Context, WhyDense, dense_bytes
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
-from accordion_bench.compressors.oneshot import OneShot, alike, rows_of
+from accordion_bench.compressors.oneshot import OneShot, alike, put_, rows_of
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
@@ -103,9 +103,9 @@ class ATOMO(OneShot):
         keys_R = [[keys[k][w] for w in W for k in ks] for ks in together]
         stacked = [rows_of([rows_W[k] for k in ks]) for ks in together]
         messages_R = encode_together(stacked, [specs[ks[0]] for ks in together], int(level), keys_R)
-        for ks, message_R in zip(together, messages_R, strict=True):
-            for k, own_W in zip(ks, message_R.unflatten(0, (-1, len(ks))).unbind(1), strict=True):
-                message_W[:, starts[k] : starts[k] + own_W.shape[1]] = own_W
+        parts_W = [message_R.unflatten(0, (len(W), -1)).unbind(1) for message_R in messages_R]
+        places = [starts[k] for ks in together for k in ks]
+        put_(message_W, places, [part_W for of_shape in parts_W for part_W in of_shape])
 
     def _factors(self, message_R: Tensor, spec: TensorSpec, level: float) -> tuple[Tensor, Tensor]:
         """(values x left [..., R, n, s], right [..., R, s, m]) of messages [..., R, B]."""

@@ -4,6 +4,7 @@ Tensor suffixes: W local workers, A senders, R rows, N elements, M buckets, C ch
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from accordion_bench.compressors import packed_codes
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.chunks import Chunks, chunks_of
 from accordion_bench.compressors.non_finite_row import NonFiniteRow, refuse_non_finite
-from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.oneshot import OneShot, put_
 from accordion_bench.compressors.packed_codes import code_bytes, look_up, pack_codes
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import kernels
@@ -68,6 +69,10 @@ class Form:
     def parts(self, n: int) -> list[int]:
         """Bytes of a message's header and of each of its streams."""
         return [self.header(n), *(code_bytes(n, K) for K in self.levels)]
+
+    def places(self, n: int, start: int) -> list[int]:
+        """Where these begin in a buffer, when the message begins at `start`."""
+        return list(itertools.accumulate(self.parts(n), initial=start))[:-1]
 
     @property
     def whole(self) -> int:
@@ -201,9 +206,7 @@ class DenseCodes(OneShot):
         if kernels.usable(rows_W):
             self._encode_by_kernel(message_W, starts, rows_W, names, level, ctx, keys_W)
         elif chunks := self._chunks(specs, form, message_W.device):
-            parts = self._encode_chunks(chunks, rows_W, names, level, ctx, keys_W)
-            for start, part_W in zip(starts, parts, strict=True):
-                message_W[:, start : start + part_W.shape[1]] = part_W
+            self._encode_chunks(chunks, message_W, starts, rows_W, names, level, ctx, keys_W)
         else:
             super().encode_into_(message_W, starts, rows_W, specs, level, ctx, workers, purpose)
 
@@ -305,18 +308,21 @@ class DenseCodes(OneShot):
     def _encode_chunks(
         self,
         chunks: Chunks,
+        message_W: Tensor,
+        starts: Sequence[int],
         rows_W: Sequence[Tensor],
         names: Sequence[str],
         level: float,
         ctx: Context,
         keys_W: Sequence[Sequence[int]],
-    ) -> list[Tensor]:
+    ) -> None:
         form, x_W = self.form(level), chunks.joined(rows_W).float()
-        scales_W, draws_W, headers = self.shared_scales(names, x_W.device), None, []
+        scales_W, draws_W, parts = self.shared_scales(names, x_W.device), None, []
         if form.norm:
             scales_W = self.scales(chunks.norms(x_W, ORDERS[form.norm]), chunks.entries)
-            headers = [[header_W.view(torch.uint8) for header_W in chunks.headers(scales_W)]]
-            refuse_non_finite_of(chunks.headers(scales_W))
+            headers = chunks.headers(scales_W)
+            refuse_non_finite_of(headers)
+            parts.append([header_W.view(torch.uint8) for header_W in headers])
         else:
             refuse_non_finite_of(rows_W)
         if form.bits:
@@ -325,13 +331,16 @@ class DenseCodes(OneShot):
         factor_W = None
         if scales_W is not None:
             factor_W = chunks.spread(self.factors(scales_W, level, ctx).expand(len(x_W), -1))[..., None]
-        packed = []
         for codes_W, K in zip(self.codes(chunks.cells(x_W), factor_W, draws_W, level, ctx), form.levels, strict=True):
-            packed_R = pack_codes(codes_W.reshape(-1, chunks.length), K)
-            packed.append(
-                chunks.codes(packed_R.unflatten(0, x_W.shape[:2]), [code_bytes(n, K) for n in chunks.lengths])
-            )
-        return [torch.cat(parts, dim=1) for parts in zip(*headers, *packed, strict=True)]
+            packed_W = pack_codes(codes_W.reshape(-1, chunks.length), K).unflatten(0, x_W.shape[:2])
+            parts.append(chunks.codes(packed_W, [code_bytes(n, K) for n in chunks.lengths]))
+        pieces = [part_W for of_tensor in zip(*parts, strict=True) for part_W in of_tensor]
+        ends = [
+            list(itertools.accumulate(form.parts(n), initial=start))
+            for n, start in zip(chunks.lengths, starts, strict=True)
+        ]
+        first = 0 if form.norm else 1
+        put_(message_W, [at for of_tensor in ends for at in of_tensor[first:-1]], pieces)
 
     def _decode_chunks(
         self,
@@ -374,14 +383,8 @@ def table_of(lengths: tuple[int, ...], starts: tuple[int, ...], form: Form) -> "
     """The table of tensors of these lengths, whose messages begin there, made once."""
     from accordion_bench.tensors.kernels.table import Table
 
-    streams: list[list[int]] = [[] for _ in form.levels]
-    for n, start in zip(lengths, starts, strict=True):
-        header, *sizes = form.parts(n)
-        at = start + header
-        for stream, size in zip(streams, sizes, strict=True):
-            stream.append(at)
-            at += size
-    return Table(lengths, [form.size(n) for n in lengths], form.whole, starts, streams)
+    headers, *streams = zip(*(form.places(n, start) for n, start in zip(lengths, starts, strict=True)), strict=True)
+    return Table(lengths, [form.size(n) for n in lengths], form.whole, headers, streams)
 
 
 def in_buckets(x_R: Tensor, size: int) -> Tensor:

@@ -70,11 +70,12 @@ class OneBit(OneShot):
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
         size, header = self.column(spec), 8 * (spec.numel // self.column(spec))
-        for message_R in message_AR:
-            copy_R = message_R[:, :header].clone(memory_format=torch.contiguous_format)
-            middle_R, half_R = (copy_R.view(torch.float32) * alpha).unflatten(1, (2, -1)).unsqueeze(-1).unbind(1)
-            signs_R = look_up(message_R[:, header:], (1.0, -1.0), spec.numel).unflatten(1, (-1, size))
-            total_R.add_(signs_R.mul_(half_R).add_(middle_R).flatten(1))
+        messages = message_AR.flatten(0, 1)
+        copy = messages[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
+        middle, half = (copy * alpha).unflatten(1, (2, -1)).unsqueeze(-1).unbind(1)
+        signs = look_up(messages[:, header:], (1.0, -1.0), spec.numel).unflatten(1, (-1, size))
+        values_AR = signs.mul_(half).add_(middle).flatten(1).unflatten(0, message_AR.shape[:2])
+        total_R.add_(values_AR.sum(0))
 
     def encode_into_(
         self,

@@ -115,6 +115,7 @@ class OneShot(Compressor):
 
         Raises:
             NonFiniteRow: row w T + t is the tensor t of the w-th of these workers.
+            AssertionError: a message is not as long as `message_bytes` says.
         """
         for ks in alike(specs, rows_W):
             spec, x_R = specs[ks[0]], rows_of([rows_W[k] for k in ks])
@@ -126,8 +127,11 @@ class OneShot(Compressor):
             except NonFiniteRow as bad:
                 row, g = divmod(bad.row, len(ks))
                 raise NonFiniteRow(row * len(specs) + ks[g]) from None
-            for k, own_W in zip(ks, message_R.unflatten(0, (-1, len(ks))).unbind(1), strict=True):
-                message_W[:, starts[k] : starts[k] + own_W.shape[1]] = own_W
+            promised, given = self.message_bytes(spec, level), message_R.shape[1]
+            if given != promised:
+                said = f"encode gives {given} bytes for {spec.name}, message_bytes promises {promised}"
+                raise AssertionError(f"{said}: messages are not as long as they claim")
+            put_(message_W, [starts[k] for k in ks], message_R.unflatten(0, (-1, len(ks))).unbind(1))
 
     def add_from_(
         self,
@@ -239,54 +243,51 @@ class OneShot(Compressor):
                 own = [starts[k] for k in ks], [specs[k] for k in ks]
                 self.add_from_([targets_R[k] for k in ks], message_A, *own, level, ctx, alpha, divisor)
 
-    def gathered(self, message_W: Any, comm: Comm) -> Any:
-        """All workers' messages, [A, B]."""
-        return comm.all_gather(message_W) if message_W.shape[1] else message_W.new_empty(comm.workers, 0)
+    def gathered(self, message_W: Any, specs: Sequence[TensorSpec], levels: Sequence[float], comm: Comm) -> Any:
+        """All workers' messages of the first tensors, [A, B]."""
+        size = sum(self.message_bytes(spec, level) for spec, level in zip(specs, levels, strict=True))
+        return comm.all_gather(message_W[:, :size]) if size else message_W.new_empty(comm.workers, 0)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         compressed = {
             i: level for i, level in enumerate(ctx.levels) if level is not None and self.compresses(ctx.specs[i], level)
         }
-        sent = Sent(
-            self, [i for i, level in compressed.items() if self.gathers(ctx.specs[i], level, comm.workers)], ctx
-        )
-        kept = Sent(
-            self, [i for i in compressed if i not in sent.place], ctx
-        )  # what is lost of them is lost here alone
-        for some in (sent, kept):
-            some.encode(xs_W, comm)
+        gathered = [i for i, level in compressed.items() if self.gathers(ctx.specs[i], level, comm.workers)]
+        decoded_here = [i for i in compressed if i not in gathered]  # what would have been decoded travels, dense
+        sent = Sent(self, [*gathered, *decoded_here], ctx)
+        sent.encode(xs_W, comm)
 
-        reduced = sorted(set(range(len(xs_W))) - sent.place.keys())
-        decoded_W = dict(zip(kept.ids, zeros_like([xs_W[i] for i in kept.ids]), strict=True))
-        kept.add_own_(decoded_W, 1.0)
+        reduced = sorted(set(range(len(xs_W))) - set(gathered))
+        decoded_W = dict(zip(decoded_here, zeros_like([xs_W[i] for i in decoded_here]), strict=True))
+        sent.add_own_(decoded_W, 1.0)
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
         payload = comm.ledger.counts["payload"]
         for i, mean in zip(reduced, comm.all_reduce_mean([decoded_W.get(i, xs_W[i]) for i in reduced]), strict=True):
             update[i] = mean
-        if sent.ids:
-            message_A = self.gathered(sent.message, comm)
-            means = zeros_like([xs_W[i][:1] for i in sent.ids])
+        if gathered:
+            specs, levels = sent.specs[: len(gathered)], sent.levels[: len(gathered)]
+            message_A = self.gathered(sent.message, specs, levels, comm)
+            means = zeros_like([xs_W[i][:1] for i in gathered])
             rows = {k: mean.flatten(1) for k, mean in enumerate(means)}
-            self.add_all_(rows, message_A, *sent.what, ctx, divisor=comm.workers)
-            for i, mean in zip(sent.ids, means, strict=True):
+            self.add_all_(rows, message_A, specs, levels, ctx, divisor=comm.workers)
+            for i, mean in zip(gathered, means, strict=True):
                 update[i] = mean[0]
             if self.entropy != "none":
-                saved = self._saved(message_A, sent)
+                saved = self._saved(message_A, specs, levels, ctx)
                 comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload - saved
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in compressed}, xs_W)
-            for some in (sent, kept):
-                some.add_own_(targets_W, -1.0)
+            sent.add_own_(targets_W, -1.0)
 
         return Exchanged(update, subtract_sent_)
 
-    def _saved(self, message_A: Tensor, sent: "Sent") -> int:
+    def _saved(self, message_A: Tensor, specs: Sequence[TensorSpec], of_specs: Sequence[float], ctx: Context) -> int:
         """Bytes by which entropy coding would shorten all workers' messages."""
         saved, start = 0, 0
-        for spec, level in zip(*sent.what, strict=True):
+        for spec, level in zip(specs, of_specs, strict=True):
             stop = start + self.message_bytes(spec, level)
-            codes_A, levels = self.codes_of(message_A[:, start:stop], spec, level, sent.ctx)
+            codes_A, levels = self.codes_of(message_A[:, start:stop], spec, level, ctx)
             packed = packed_codes.code_bytes(spec.numel, len(levels))
             saved += sum(packed - coded_bytes(row, levels, self.entropy) for row in codes_A)
             start = stop
@@ -303,14 +304,14 @@ class Sent:
 
     Attributes:
         place: of each tensor among them, by index.
-        what: their names and shapes, and their levels.
+        specs, levels: of each of them.
         message: what `encode_all` has made of them.
     """
 
     def __init__(self, compressor: OneShot, ids: Sequence[int], ctx: Context) -> None:
         self.compressor, self.ids, self.ctx = compressor, ids, ctx
         self.place = {i: k for k, i in enumerate(ids)}
-        self.what = [ctx.specs[i] for i in ids], [level_of(ctx, i) for i in ids]
+        self.specs, self.levels = [ctx.specs[i] for i in ids], [level_of(ctx, i) for i in ids]
         self.message: Any = None
 
     def encode(self, xs_W: Sequence[Tensor], comm: Comm) -> None:
@@ -321,7 +322,7 @@ class Sent:
         """
         try:
             rows_W = [xs_W[i].flatten(1) for i in self.ids]
-            self.message = self.compressor.encode_all(rows_W, *self.what, self.ctx, comm.local)
+            self.message = self.compressor.encode_all(rows_W, self.specs, self.levels, self.ctx, comm.local)
         except NonFiniteRow as bad:
             worker, k = divmod(bad.row, len(self.ids))
             raise non_finite(self.ctx, self.ids[k], comm.first_named + worker) from None
@@ -332,7 +333,7 @@ class Sent:
             self.place[i]: target_W.view(len(target_W), -1) for i, target_W in targets_W.items() if i in self.place
         }
         if rows_W:
-            self.compressor.add_all_(rows_W, self.message, *self.what, self.ctx, alpha)
+            self.compressor.add_all_(rows_W, self.message, self.specs, self.levels, self.ctx, alpha)
 
 
 def level_of(ctx: Context, i: int) -> float:
@@ -361,6 +362,12 @@ def alike(specs: Sequence[TensorSpec], rows_W: Sequence[Tensor]) -> list[list[in
         whole = len(ks) == 1 or copied or side_by_side([rows_W[k] for k in ks]) is not None
         together += [ks] if whole else [[k] for k in ks]
     return together
+
+
+def put_(message_W: Tensor, starts: Sequence[int], parts_W: Sequence[Tensor]) -> None:
+    """Write bytes [W, b] into messages [W, B] from these places on, in one launch."""
+    places = [message_W[:, start : start + part_W.shape[1]] for start, part_W in zip(starts, parts_W, strict=True)]
+    torch._foreach_copy_(places, list(parts_W))
 
 
 def zeros_like(xs: Sequence[Tensor]) -> list[Tensor]:

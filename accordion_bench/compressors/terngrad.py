@@ -1,5 +1,6 @@
 """TernGrad: three levels and one scale per tensor, shared by all workers."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.upload import table
 
 if TYPE_CHECKING:  # it imports numba
     from accordion_bench.tensors.kernels.encode import Rounding
@@ -117,7 +119,7 @@ class TernGrad(Compressor):
         if not xs_W:
             return []
         rows_W = [x_W.flatten(1) for x_W in xs_W]
-        n = torch.tensor([x_W.shape[1] for x_W in rows_W], dtype=torch.float64, device=xs_W[0].device)
+        n = entries_of(tuple(x_W.shape[1] for x_W in rows_W), xs_W[0].device)
         if self.clip is None:
             (largest_W,) = norms_of(rows_W, ["linf"])
         else:
@@ -137,3 +139,9 @@ class TernGrad(Compressor):
         scales = {specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
         narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(specs))])
         return TernaryCodes(scales, self.entropy).exchange(xs_W, narrowed, state, comm)
+
+
+@functools.lru_cache(maxsize=64)
+def entries_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Coordinates of each tensor, float64 [T], uploaded once."""
+    return table(torch.tensor(lengths, dtype=torch.float64), device)

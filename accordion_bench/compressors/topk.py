@@ -11,7 +11,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, State
-from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.oneshot import OneShot, put_
 from accordion_bench.compressors.section_codes import SectionCodes, layout_of
 from accordion_bench.compressors.selection import kept_entries, top_indices, values_at
 from accordion_bench.compressors.sparse_on_device import (
@@ -130,9 +130,8 @@ class TopK(OneShot):
         )
         value_bytes = as_bytes(x_W.gather(1, positions_W)).split([4 * k for k in kept], dim=1)
         pairs = zip(value_bytes, codes.encode(positions_W).split(codes.nbytes, dim=1), strict=True)
-        for start, pair in zip(starts, pairs, strict=True):
-            own_W = torch.cat(pair, dim=1)
-            message_W[:, start : start + own_W.shape[1]] = own_W
+        places = [at for start, k in zip(starts, kept, strict=True) for at in (start, start + 4 * k)]
+        put_(message_W, places, [part_W for pair in pairs for part_W in pair])
 
     def add_from_(
         self,

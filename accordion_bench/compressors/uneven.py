@@ -46,8 +46,10 @@ class Uneven(OneShot):
                 raise NonFiniteRow(bad.row * len(specs) + k) from None
         return messages
 
-    def gathered(self, message_W: Messages, comm: Comm) -> Messages:
-        owned_W = [[own_W[w] for own_W in message_W] for w in range(comm.local_workers)]
+    def gathered(
+        self, message_W: Messages, specs: Sequence[TensorSpec], levels: Sequence[float], comm: Comm
+    ) -> Messages:
+        owned_W = [[own_W[w] for own_W in message_W[: len(specs)]] for w in range(comm.local_workers)]
         sizes_A = comm.all_gather_sizes([[len(own) for own in owned] for owned in owned_W])
         everyones = comm.all_gather_uneven([torch.cat(owned) for owned in owned_W], [sum(sizes) for sizes in sizes_A])
         parts_A = [message.split(sizes) for message, sizes in zip(everyones, sizes_A, strict=True)]

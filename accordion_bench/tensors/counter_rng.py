@@ -56,9 +56,13 @@ def blocks_of(keys_R: Sequence[Sequence[int]], counts: Sequence[int], device: to
 
 def integers_of(blocks: Tensor, bits: int) -> Tensor:
     """Whole blocks of random numbers below 2^bits, int32 [..., blocks x BLOCK], for keys [..., blocks, 2] of blocks."""
-    rows = blocks.view(-1, *blocks.shape[-2:])
+    rows = blocks.flatten(0, -3)
     words = fill_bits_(torch.empty(len(rows), rows.shape[1] * BLOCK, dtype=torch.int32, device=rows.device), rows)
-    return words.bitwise_right_shift_(32 - bits).bitwise_and_((1 << bits) - 1).view(*blocks.shape[:-2], -1)
+    return (
+        words.bitwise_right_shift_(32 - bits)
+        .bitwise_and_((1 << bits) - 1)
+        .view(*blocks.shape[:-2], rows.shape[1] * BLOCK)
+    )
 
 
 def uniforms_of(blocks: Tensor, bits: int = 24) -> Tensor:

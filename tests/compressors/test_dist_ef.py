@@ -8,7 +8,8 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import assemble
-from accordion_bench.compressors.rounding.signs import encode_scaled_signs
+from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.sign import Sign
 from accordion_bench.compressors.two_way import cut_shards
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
@@ -115,7 +116,9 @@ def test_units_agree_at_a_constant_rate():
 
 def scaled_sign(v):
     """The reference compressor: one float32 scale, sgn(0) = +1."""
-    scale = encode_scaled_signs(v[None], None)[1].double()[0, 0]
+    spec = TensorSpec("v", (1, len(v)))
+    message = Sign("l1").encode_all([v[None]], [spec], [1], Context(0, [spec], [1]), [0])
+    scale = message[0, :4].clone().view(torch.float32).double()[0]
     assert abs(scale / v.abs().mean() - 1) < 1e-6
     return torch.where(v < 0, -scale, scale)
 

@@ -76,9 +76,10 @@ def test_published_sizes_with_a_quantised_tail(n, bucket, message):
 
 def test_balanced_buckets_have_no_tiny_tail():
     plain, balanced = Quantiser(bucket_size=512), Quantiser(bucket_size=512, balanced=True)
+    form = balanced.form(4)
     for n in (1, 511, 512, 513, 1025, 5000):
-        assert plain.buckets(n) == balanced.buckets(n)
-        assert balanced.size(n) - (n - (balanced.buckets(n) - 1) * balanced.size(n)) < balanced.buckets(n) + 1
+        assert plain.form(4).buckets(n) == form.buckets(n)
+        assert form.size(n) - (n - (form.buckets(n) - 1) * form.size(n)) < form.buckets(n) + 1
 
 
 def test_identical_zero_and_level_coordinates_come_back():
@@ -159,7 +160,8 @@ def test_entropy_column_recounts_the_real_codes(method):
             continue
         message = quantiser.encode(x_W.flatten(1), spec, level, ctx, quantiser.keys(ctx, spec.name, range(4)))
         rows, book = quantiser.codes_of(message, spec, level, ctx)
-        total += sum(4 * quantiser.buckets(spec.numel) + entropy.coded_bytes(row, book, method) for row in rows)
+        header = quantiser.form(level).header(spec.numel)
+        total += sum(header + entropy.coded_bytes(row, book, method) for row in rows)
     assert columns["entropy_bytes"] == round(total / 4)
 
 

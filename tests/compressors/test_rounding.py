@@ -9,14 +9,16 @@ import torch
 
 from accordion_bench.compressors import packed_codes
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
-from accordion_bench.compressors.rounding.norms import NORMS, bucket_norms
-from accordion_bench.compressors.rounding.passes import CPU, DEVICE
-from accordion_bench.compressors.rounding.signs import encode_scaled_signs, encode_signs
-from accordion_bench.compressors.rounding.stochastic import encode_levels
-from accordion_bench.compressors.rounding.sums import add_levels_, add_signs_
 from accordion_bench.compressors.rounding.thresholds import rounding_to
-from accordion_bench.compressors.rounding.tiling import bucket_count
+from accordion_bench.compressors.sign import Sign
 from accordion_bench.tensors import counter_rng
+from accordion_bench.tensors.kernels.counter_hash import LANES, block_key
+from accordion_bench.tensors.kernels.counter_hash import draw as draw_lanes
+from tests.kit.rounding import KERNELS, PATHS, TORCH, bucket_count
+
+NORMS = ("l1", "l2", "linf")
+bucket_norms, encode_levels, add_levels_ = KERNELS.bucket_norms, KERNELS.encode_levels, KERNELS.add_levels_
+every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
 
 
 def even(K: int) -> tuple[float, ...]:
@@ -68,13 +70,6 @@ def decoded(message_R, norms_R, n, size, book) -> torch.Tensor:
     return total_R
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Tiles so small that a few ten thousand coordinates make several."""
-    monkeypatch.setattr(CPU, "tile", 10 * counter_rng.BLOCK)
-    monkeypatch.setattr(DEVICE, "tile", 5 * counter_rng.BLOCK)
-
-
 # random bits
 
 
@@ -102,13 +97,19 @@ def test_random_bits_depend_on_key_and_counter_alone():
         assert counter_rng.uniforms(key, 0, 10).max() < 1
 
 
-def test_both_devices_draw_alike_and_leave_the_global_generators():
+def test_kernels_draw_alike_and_leave_the_global_generators():
     before, numpy_before = torch.get_rng_state(), str(np.random.get_state())
-    keys = counter_rng.block_keys([3, 4], 0, 2)
-    lanes = torch.empty(2, 2, counter_rng.BLOCK, dtype=torch.int32)
-    counter_rng._fill_on_device(lanes, keys)
-    assert torch.equal(lanes.flatten(1), counter_rng.fill_bits_(torch.empty_like(lanes).flatten(1), keys))
-    encode_levels(torch.ones(1, 9), torch.ones(1, 1), None, even(3), [1])
+    blocks = counter_rng.block_keys([3, 4], 0, 2)
+    drawn = counter_rng.integers_of(blocks, 24).view(2, 2, -1)
+    for row, key in enumerate([3, 4]):
+        for block in range(2):
+            own = block_key(counter_rng.streams_of([key])[0], block)
+            assert own == tuple(blocks[row, block].numpy().view(np.uint32))
+            out = np.empty(counter_rng.BLOCK, np.float32)
+            draw_lanes(LANES, *own, 24, out)
+            assert torch.equal(torch.from_numpy(out), drawn[row, block].float())
+    for path in PATHS.values():
+        path.encode_levels(torch.ones(1, 9), torch.ones(1, 1), None, even(3), [1])
     assert torch.equal(torch.get_rng_state(), before) and str(np.random.get_state()) == numpy_before
 
 
@@ -151,7 +152,7 @@ def test_random_bits_of_many_keys_are_uncorrelated():
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("size", [None, 7, 64, 5000])
-def test_norms_equal_exact_ones(norm, size, small_tiles):
+def test_norms_equal_exact_ones(norm, size):
     for n in (1, 63, 64, 65, 50_000):
         x_R = rows(3, n)
         out_R = bucket_norms(x_R, size, norm)
@@ -164,7 +165,7 @@ def test_norms_equal_exact_ones(norm, size, small_tiles):
                     "linf": lambda b: b.max().item(),
                 }[norm](bucket)
                 assert got == pytest.approx(exact, rel=0 if norm == "linf" else 2.5e-7, abs=0)
-        torch.testing.assert_close(bucket_norms(x_R, size, norm, DEVICE), out_R, rtol=2.5e-7, atol=0)
+        torch.testing.assert_close(TORCH.bucket_norms(x_R, size, norm), out_R, rtol=2.5e-7, atol=0)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-38, 1e30, 1e35])
@@ -180,11 +181,10 @@ def test_norms_of_bad_values_tell():
         for norm in NORMS:
             x_R = torch.ones(2, 10)
             x_R[1, 7] = bad
-            finite = bucket_norms(x_R, 4, norm).isfinite()
-            assert finite.tolist() == [[True] * 3, [True, False, True]]
+            for path in PATHS.values():
+                finite = path.bucket_norms(x_R, 4, norm).isfinite()
+                assert finite.tolist() == [[True] * 3, [True, False, True]]
     assert bucket_norms(torch.full((1, 100), 3e38), None, "l2").isinf().all()
-    with pytest.raises(ValueError, match="l1, l2, linf"):
-        bucket_norms(torch.ones(1, 1), None, "l3")
 
 
 # levels
@@ -285,8 +285,9 @@ def test_thresholds_never_reach_the_next_level():
             u = torch.tensor(2.0**made.bits - 1)
             for j, (start, width) in enumerate(zip(thresholds.starts, thresholds.widths, strict=True)):
                 above = [level for level in np.float32(book) if level > start]
-                assert max(thresholds.at(j, u, torch.empty(())), start + width * u) < above[0]
-                assert thresholds.at(j, torch.tensor(0.0), torch.empty(())) == start
+                fused = (start.double() + width.double() * u.double()).float()  # the product is exact
+                assert max(thresholds.at(j, u), fused) < above[0]
+                assert thresholds.at(j, torch.tensor(0.0)) == start
 
 
 @pytest.mark.parametrize("book", CODEBOOKS.values(), ids=CODEBOOKS.keys())
@@ -301,45 +302,42 @@ def test_zero_buckets_decode_to_zero(book):
 
 @pytest.mark.parametrize("book", CODEBOOKS.values(), ids=CODEBOOKS.keys())
 @pytest.mark.parametrize("size", [None, 100, 8191])
-def test_tiles_rows_and_devices_do_not_matter(book, size, monkeypatch):
-    """One large tile, several small ones, row by row, and the path that a GPU takes: the same bytes, the same sums."""
+def test_rows_and_devices_do_not_matter(book, size):
+    """Several rows, row by row, and the path that a GPU takes: the same bytes, the same sums."""
     n, keys = 45_000, [7, 8]
     x_R = rows(2, n)
     norms_R = bucket_norms(x_R, size, "l2")
     message_R = encode_levels(x_R, norms_R, size, book, keys)
     total_R = torch.ones(2, n, dtype=torch.float64)
     add_levels_(total_R, message_R, norms_R, size, book)
-    monkeypatch.setattr(CPU, "tile", 10 * counter_rng.BLOCK)
-    monkeypatch.setattr(DEVICE, "tile", 5 * counter_rng.BLOCK)
-    for passes in (CPU, DEVICE):
-        assert torch.equal(encode_levels(x_R, norms_R, size, book, keys, passes), message_R)
-        again_R = torch.ones(2, n, dtype=torch.float64)
-        add_levels_(again_R, message_R, norms_R, size, book, passes)
-        assert torch.equal(again_R, total_R)
+    assert torch.equal(TORCH.encode_levels(x_R, norms_R, size, book, keys), message_R)
+    again_R = torch.ones(2, n, dtype=torch.float64)
+    TORCH.add_levels_(again_R, message_R, norms_R, size, book)
+    assert torch.equal(again_R, total_R)
     for x, norms, key, message in zip(x_R, norms_R, keys, message_R, strict=True):
         assert torch.equal(encode_levels(x[None], norms[None], size, book, [key])[0], message)
 
 
-@pytest.mark.parametrize("passes", [CPU, DEVICE], ids=["cpu", "device"])
+@every_path
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_types_are_read_as_float32(dtype, passes):
+def test_other_types_are_read_as_float32(dtype, path):
     wide_R = rows(2, 100).to(dtype)
     single_R = wide_R.float()
     for norm in NORMS:
-        norms_R = bucket_norms(single_R, 30, norm, passes)
-        assert torch.equal(bucket_norms(wide_R, 30, norm, passes), norms_R)
+        norms_R = path.bucket_norms(single_R, 30, norm)
+        assert torch.equal(path.bucket_norms(wide_R, 30, norm), norms_R)
     for book in (even(4), CODEBOOKS["sixteen"]):
-        message_R = encode_levels(single_R, norms_R, 30, book, [1, 2], passes)
-        assert torch.equal(encode_levels(wide_R, norms_R, 30, book, [1, 2], passes), message_R)
-    assert torch.equal(encode_signs(wide_R, passes), encode_signs(single_R, passes))
-    for wide, single in zip(*(encode_scaled_signs(x, 30, passes) for x in (wide_R, single_R)), strict=True):
-        assert torch.equal(wide, single)
+        message_R = path.encode_levels(single_R, norms_R, 30, book, [1, 2])
+        assert torch.equal(path.encode_levels(wide_R, norms_R, 30, book, [1, 2]), message_R)
+    for method in (Sign(), Sign("l1", "chunk", 30)):
+        if path is TORCH or dtype == torch.float64:  # half precision is exchanged in float32
+            assert torch.equal(path.encode_sign(method, wide_R), path.encode_sign(method, single_R))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("passes", [CPU, DEVICE], ids=["cpu", "device"])
+@every_path
 @pytest.mark.parametrize("size", [None, 60])
-def test_sums_are_decodings_added_one_by_one(dtype, passes, size):
+def test_sums_are_decodings_added_one_by_one(dtype, path, size):
     A, n = 6, 203
     for book in (even(3), even(8), even(4), CODEBOOKS["sixteen"], CODEBOOKS["asymmetric"], (1.0, -1.0)):
         x_A = rows(A, n)
@@ -356,72 +354,74 @@ def test_sums_are_decodings_added_one_by_one(dtype, passes, size):
             expected_R = total_R.clone()
             for a, values in enumerate(each_A):
                 expected_R[a % targets] += values
-            add_levels_(total_R, message_A, norms_A, size, book, passes)
+            path.add_levels_(total_R, message_A, norms_A, size, book)
             assert torch.equal(total_R, expected_R)
         flat = torch.full((n,), 0.1, dtype=dtype)
-        add_levels_(flat, message_A, norms_A, size, book, passes)
+        path.add_levels_(flat, message_A, norms_A, size, book)
         assert torch.equal(flat, sum(each_A, torch.full((n,), 0.1, dtype=dtype)))
 
 
 def test_empty_and_strided_inputs():
-    for passes in (CPU, DEVICE):
+    for path in PATHS.values():
         empty = torch.zeros(2, 0)
-        norms_R = bucket_norms(empty, None, "l2", passes)
-        assert encode_levels(empty, norms_R, None, even(3), [1, 2], passes).shape == (2, 0)
-        assert [t.shape for t in encode_scaled_signs(empty, None, passes)] == [(2, 0), (2, 0)]
-        add_levels_(empty, torch.zeros(2, 0, dtype=torch.uint8), norms_R, None, even(3), passes)
+        norms_R = path.bucket_norms(empty, None, "l2")
+        assert path.encode_levels(empty, norms_R, None, even(3), [1, 2]).shape == (2, 0)
+        assert path.encode_sign(Sign("l1"), empty).shape == (2, 0)
+        path.add_levels_(empty, torch.zeros(2, 0, dtype=torch.uint8), norms_R, None, even(3))
         strided_R, whole_R = rows(100, 3).T, rows(100, 3).T.contiguous()
         assert torch.equal(
-            bucket_norms(strided_R, 7, "l2", passes),
-            bucket_norms(whole_R, 7, "l2", passes),
+            path.bucket_norms(strided_R, 7, "l2"),
+            path.bucket_norms(whole_R, 7, "l2"),
         )
         norms_R = bucket_norms(whole_R, 7, "l2")
-        encoded = [encode_levels(x, norms_R, 7, even(8), [1, 2, 3], passes) for x in (strided_R, whole_R)]
+        encoded = [path.encode_levels(x, norms_R, 7, even(8), [1, 2, 3]) for x in (strided_R, whole_R)]
         assert torch.equal(*encoded)
         assert torch.equal(
-            encode_signs(strided_R, passes),
-            encode_signs(whole_R, passes),
+            path.encode_sign(Sign("l1"), strided_R),
+            path.encode_sign(Sign("l1"), whole_R),
         )
 
 
 @pytest.mark.parametrize("bad", [(), (-1.0,), (-1.0, 0.5), (-1.0, 0.5, 0.5, 1.0), (0.0, 1.0), even(257)])
 def test_bad_codebooks_are_refused(bad):
     with pytest.raises(ValueError, match="ascending order from -1 to 1"):
-        encode_levels(torch.ones(1, 4), torch.ones(1, 1), None, bad, [1])
+        rounding_to(bad)
 
 
 # signs
 
 
-@pytest.mark.parametrize("passes", [CPU, DEVICE], ids=["cpu", "device"])
+@every_path
 @pytest.mark.parametrize("size", [None, 7, 1000])
-def test_signs(passes, size, small_tiles):
+def test_signs(path, size):
     for n in (1, 8, 9, 45_001):
         x_R = rows(2, n)
-        bits_R = encode_signs(x_R, passes)
+        bits_R = path.encode_sign(Sign(), x_R)
         assert bits_R.shape == (2, -(-n // 8))
         assert torch.equal(packed_codes.unpack_codes(bits_R, 2, n).bool(), x_R < 0)  # 0.0 and -0.0 are positive
-        again_R, means_R = encode_scaled_signs(x_R, size, passes)
+        message_R = path.encode_sign(Sign("l1", "chunk", size) if size else Sign("l1"), x_R)
+        means_R, again_R = message_R.split([message_R.shape[1] - bits_R.shape[1], bits_R.shape[1]], dim=1)
+        means_R = means_R.clone(memory_format=torch.contiguous_format).view(torch.float32)
         assert torch.equal(again_R, bits_R)
         for row, means in zip(x_R.double().abs(), means_R, strict=True):
             exact = torch.stack([bucket.mean() for bucket in row.split(size or n)])
             torch.testing.assert_close(means.double(), exact, rtol=2.5e-7, atol=0)
         total_R = torch.ones(2, n)
-        add_signs_(total_R, bits_R, means_R, size)
+        path.add_levels_(total_R, bits_R, means_R, size, (1.0, -1.0))
         assert torch.equal(total_R, 1 + torch.where(x_R < 0, -1.0, 1.0) * spread(means_R, n, size))
 
 
-@pytest.mark.parametrize("passes", [CPU, DEVICE], ids=["cpu", "device"])
+@every_path
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_values_without_a_code_are_refused(passes, bad, small_tiles):
+def test_values_without_a_code_are_refused(path, bad):
     for n, place in ((1, 0), (9, 8), (45_000, 0), (45_000, 44_999), (45_000, 20_000)):
         x_R = rows(3, n)
         x_R[1, place] = bad
-        norms_R = bucket_norms(x_R, 100, "l2")
+        norms_R = path.bucket_norms(x_R, 100, "l2")
         for encode in (
-            lambda: encode_signs(x_R, passes),  # noqa: B023
-            lambda: encode_scaled_signs(x_R, 100, passes),  # noqa: B023
-            lambda: encode_levels(x_R, norms_R, 100, even(3), [1, 2, 3], passes),  # noqa: B023
+            lambda: path.encode_sign(Sign(), x_R),  # noqa: B023
+            lambda: path.encode_sign(Sign("l1", "chunk", 100), x_R),  # noqa: B023
+            lambda: path.encode_levels(x_R, norms_R, 100, even(3), [1, 2, 3]),  # noqa: B023
         ):
             with pytest.raises(NonFiniteRow) as caught:
                 encode()

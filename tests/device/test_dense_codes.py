@@ -52,6 +52,15 @@ METHODS = {
 }
 
 
+def sums_of(method: DenseCodes, xs_W: list[torch.Tensor], level: float, rows: int = 1):
+    """The messages, and their sums."""
+    levels = [level] * len(SPECS)
+    messages = method.encode_all(xs_W, SPECS, levels, CTX, WORKERS)
+    sums = {i: torch.zeros(rows, spec.numel, device=xs_W[0].device) for i, spec in enumerate(SPECS)}
+    method.add_all_(sums, messages, SPECS, levels, CTX)
+    return messages, list(sums.values())
+
+
 def rows(zero: bool = False) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     return [
@@ -67,46 +76,43 @@ def test_messages_and_sums_are_those_of_one_by_one(name):
     with pretended() as counts:
         there, on_device = [x.to(DEVICE) for x in xs_W], made(kind, **options)
         if kind is TernaryCodes:
-            on_device.scales = {key: value.to(DEVICE) for key, value in method.scales.items()}
-        warm = on_device.encode_many(there, SPECS, level, CTX, WORKERS)
-        on_device.sums_of_many(warm, SPECS, level, CTX)  # tables are uploaded, once
+            on_device.known = {key: value.to(DEVICE) for key, value in method.known.items()}
+        sums_of(on_device, there, level)  # tables are uploaded, once
         counts.reset()
-        messages = on_device.encode_many(there, SPECS, level, CTX, WORKERS)
-        sums = on_device.sums_of_many(messages, SPECS, level, CTX)
-        assert not counts.waits and sum(counts.launches.values()) <= 70
-        messages, sums = [m.cpu() for m in messages], [s.cpu() for s in sums]
+        messages, sums = sums_of(on_device, there, level)
+        assert not counts.waits and sum(counts.launches.values()) <= 75
+        messages, sums = messages.cpu(), [s.cpu() for s in sums]
     different = 0
-    for i, (message, total, spec) in enumerate(zip(messages, sums, SPECS, strict=True)):
-        own = [Alone(worker) for worker in WORKERS]
-        one_by_one = [method.encode_rows([x[w : w + 1] for x in xs_W], CTX, [i], level, own[w])[0] for w in (0, 1)]
-        assert message.shape == (2, one_by_one[0].shape[1])
+    sizes = [method.message_bytes(spec, level) for spec in SPECS]
+    for x_W, message, total, spec in zip(xs_W, messages.split(sizes, dim=1), sums, SPECS, strict=True):
+        one_by_one = method.encode(x_W, spec, level, CTX, method.keys(CTX, spec.name, WORKERS))
+        assert message.shape == one_by_one.shape
         decoded, expected = torch.zeros(2, spec.numel), torch.zeros(2, spec.numel)
         method.add_decoded_(decoded, message[None], spec, level, CTX)
-        method.add_decoded_(expected, torch.cat(one_by_one)[None], spec, level, CTX)
+        method.add_decoded_(expected, one_by_one[None], spec, level, CTX)
         apart = (decoded - expected).abs() > 1e-6 * expected.abs().max()
         different += int(apart.sum())  # a norm's last bit moves what lies on a border
         torch.testing.assert_close(total[0], decoded.sum(0), rtol=1e-6, atol=1e-6 * float(decoded.abs().max()))
     assert different <= 3
 
 
-class Alone:
-    """What `encode_rows` asks of collectives: one worker, of this number."""
-
-    def __init__(self, worker: int) -> None:
-        self.local, self.local_workers, self.first_named = range(worker, worker + 1), 1, worker
-
-
 @pytest.mark.parametrize("options", [{"bucket_size": 1000}, {"balanced": True}])
 def test_buckets_that_fit_no_chunk_go_one_by_one(options):
     with pretended():
-        assert Quantiser(**options).encode_many([x.to(DEVICE) for x in rows()], SPECS, 4, CTX, WORKERS) is None
+        there, method = [x.to(DEVICE) for x in rows()], Quantiser(**options)
+        assert method._chunks(SPECS, method.form(4), there[0].device) is None
+        messages, sums = (sums_of(method, there, 4)[0].cpu(), [s.cpu() for s in sums_of(method, there, 4)[1]])
+    here, on_cpu = sums_of(method, rows(), 4)
+    assert (messages != here).float().mean() < 0.001  # a norm's last bit
+    for total, other in zip(sums, on_cpu, strict=True):
+        torch.testing.assert_close(total, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()) + 1e-30)
 
 
 def test_zero_tensors_decode_to_zeros():
     method = Quantiser()
     with pretended():
-        messages = method.encode_many([x.to(DEVICE) for x in rows(zero=True)], SPECS, 4, CTX, WORKERS)
-        assert not any(total.cpu().any() for total in method.sums_of_many(messages, SPECS, 4, CTX))
+        _, sums = sums_of(method, [x.to(DEVICE) for x in rows(zero=True)], 4)
+        assert not any(total.cpu().any() for total in sums)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -117,8 +123,7 @@ def test_what_is_not_finite_shows_in_the_sum(name, bad):
     xs_W[5][1, 3] = bad
     level = method.bits if kind is Quantiser else 1
     with pretended():
-        messages = method.encode_many([x.to(DEVICE) for x in xs_W], SPECS, level, CTX, WORKERS)
-        sums = [total.cpu() for total in method.sums_of_many(messages, SPECS, level, CTX)]
+        sums = [total.cpu() for total in sums_of(method, [x.to(DEVICE) for x in xs_W], level)[1]]
     assert [bool(total.isfinite().all()) for total in sums] == [i != 5 for i in range(len(SPECS))]
 
 
@@ -126,8 +131,7 @@ def test_what_is_not_finite_shows_in_the_sum(name, bad):
 def test_each_sender_goes_to_its_row(rows_of):
     method, xs_W = Sign(), rows()
     with pretended():
-        messages = method.encode_many([x.to(DEVICE) for x in xs_W], SPECS, 1, CTX, WORKERS)
-        sums = [total.cpu() for total in method.sums_of_many(messages, SPECS, 1, CTX, rows=rows_of)]
+        sums = [total.cpu() for total in sums_of(method, [x.to(DEVICE) for x in xs_W], 1, rows_of)[1]]
     signs = [torch.where(x < 0, -1.0, 1.0).view(-1, rows_of, x.shape[1]).sum(0) for x in xs_W]
     assert all(total.equal(sign) for total, sign in zip(sums, signs, strict=True))
 

@@ -50,17 +50,33 @@ class Placement:
 
 
 def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
-    """(processes, rank, local rank) that torchrun, Slurm or OpenMPI has set, or None; local rank 0 if none says it."""
+    """(processes, rank, local rank) that torchrun, Slurm or OpenMPI has set, or None; local rank 0 if none says it.
+
+    Raises:
+        ConfigError: what is set is no number.
+    """
     local = local_rank(environ) or 0
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return int(environ["WORLD_SIZE"]), int(environ["RANK"]), local
-    tasks = int(environ.get("OMPI_COMM_WORLD_SIZE", 1))
+        return number_in(environ, "WORLD_SIZE"), number_in(environ, "RANK"), local
+    tasks = number_in(environ, "OMPI_COMM_WORLD_SIZE")
     if tasks > 1 and "OMPI_COMM_WORLD_RANK" in environ:
-        return tasks, int(environ["OMPI_COMM_WORLD_RANK"]), local
-    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1))  # set by srun, not by sbatch
+        return tasks, number_in(environ, "OMPI_COMM_WORLD_RANK"), local
+    tasks = number_in(environ, "SLURM_STEP_NUM_TASKS")  # set by srun, not by sbatch
     if tasks > 1 and "SLURM_PROCID" in environ:
-        return tasks, int(environ["SLURM_PROCID"]), local
+        return tasks, number_in(environ, "SLURM_PROCID"), local
     return None
+
+
+def number_in(environ: Mapping[str, str], name: str, missing: int = 1) -> int:
+    """The number that a launcher has put into a variable.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    value = environ.get(name, str(missing))
+    if not value.isdecimal():
+        raise ConfigError(f"{name} must be a whole number, as launchers set it, got {value!r}; type unset {name}")
+    return int(value)
 
 
 def local_rank(environ: Mapping[str, str]) -> int | None:
@@ -68,17 +84,17 @@ def local_rank(environ: Mapping[str, str]) -> int | None:
 
     mpirun starts its own daemons by srun, whose SLURM_LOCALID each of their processes inherits.
     """
-    told = [environ[name] for name in LOCAL_RANKS if name in environ]
-    return int(told[0]) if told else None
+    told = [name for name in LOCAL_RANKS if name in environ]
+    return number_in(environ, told[0]) if told else None
 
 
 def processes_here(environ: Mapping[str, str]) -> int:
     """How many processes the launcher has started on this machine; 1 where it does not say."""
     by_slurm = "SLURM_PROCID" in environ and "RANK" not in environ
     if "LOCAL_WORLD_SIZE" in environ and not by_slurm:
-        return int(environ["LOCAL_WORLD_SIZE"])
+        return number_in(environ, "LOCAL_WORLD_SIZE")
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
-        return int(environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
+        return number_in(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
     by_hand = "RANK" in environ and "WORLD_SIZE" in environ  # of srun's tasks, in a script of one's own
     if not by_slurm and not (by_hand and environ.get("SLURM_STEP_NUM_TASKS") == environ["WORLD_SIZE"]):
         return 1
@@ -86,7 +102,7 @@ def processes_here(environ: Mapping[str, str]) -> int:
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node):  # 4(x2),3
         counts += [int(count)] * int(times or 1)
-    node = int(environ.get("SLURM_NODEID", 0))
+    node = number_in(environ, "SLURM_NODEID", 0)
     return counts[min(node, len(counts) - 1)]
 
 

@@ -138,6 +138,13 @@ def test_what_contradicts_the_launcher_is_refused(overrides, environ, told):
         placement.place(composed.config(*overrides.split()), environ, gpus=0)
 
 
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+def test_what_is_no_number_in_the_environment_is_a_sentence(name):
+    told = f"^{name} must be a whole number, as launchers set it, got 'two'; type unset {name}$"
+    with pytest.raises(ConfigError, match=told):
+        placement.place(composed.config(), {**torchrun(0, 2, 2), name: "two"}, gpus=0)
+
+
 @pytest.mark.parametrize(
     "environ",
     [

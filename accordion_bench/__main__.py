@@ -67,7 +67,8 @@ def main() -> None:
 
     failures.append(sweep.close())
     if max(failures):
-        if any(name in os.environ for name in sweep.RANKS):  # a thread may wait for a lost peer, where no exception comes
+        if any(name in os.environ for name in sweep.RANKS):
+            # a thread may wait for a lost peer, where no exception comes
             nowhere = os.open(os.devnull, os.O_WRONLY)
             faulthandler.dump_traceback_later(LEAVE, exit=True, file=nowhere)
         raise SystemExit(max(failures))

@@ -1,10 +1,14 @@
 """How kernels are compiled, and how they reach memory.
 
 Without fast arithmetic: an expression is rounded where it is written, so that codes equal those of torch to the bit.
-Sums alone may be taken in any order (`summing`), the same one on every machine of a kind. Machine code is kept on disk.
+Sums alone may be taken in any order (`summing`), the same one on every machine of a kind. Machine code is kept on disk,
+where numba keeps it: in NUMBA_CACHE_DIR, beside these files, or else in the user's cache.
 """
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -17,12 +21,31 @@ u8, u32, u64, i64, f32, f64 = np.uint8, np.uint32, np.uint64, np.int64, np.float
 
 def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
     """A loop as machine code; it runs beside other threads."""
-    return numba.njit(loop, nogil=True, cache=True, error_model="numpy")
+    return _kept(loop, nogil=True, error_model="numpy")
 
 
 def summing(loop: Callable[..., Any]) -> Callable[..., Any]:
     """The same, and its sums may be taken in any order."""
-    return numba.njit(loop, nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
+    return _kept(loop, nogil=True, error_model="numpy", fastmath={"reassoc"})
+
+
+def _kept(loop: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    # numba compiles anew where a loop's own file changes; machine code also holds what the loop calls and the constants
+    # it takes from elsewhere, so all of these files are in the name that it is kept under
+    loop.__qualname__ += f"_{digest(Path(__file__).parents[1])}"
+    try:
+        return numba.njit(loop, cache=True, **options)
+    except RuntimeError:  # no folder can be written
+        return numba.njit(loop, **options)
+
+
+@functools.cache
+def digest(folder: Path) -> str:
+    """Of all Python files in a folder and those below, 12 hexadecimal digits."""
+    contents = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        contents.update(file.read_bytes())
+    return contents.hexdigest()[:12]
 
 
 @intrinsic

@@ -22,7 +22,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, reuse
 from accordion_bench.runs.folder import RunFolder, damaged
 from accordion_bench.runs.metrics import metric, split_of
-from accordion_bench.training import launch
+from accordion_bench.training import codec_kernels, launch
 from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
 
 
@@ -84,7 +84,7 @@ def _run(
                 refuse_other_past(config, parts)
             with Heartbeat(leader and not on_a_terminal(), "getting the data"):
                 launch.prepare_data(parts.dataset, config.paths.data, where, watch)
-            folder = _make_or_resume_folder(config, where, watch, sweep)
+            folder = _make_or_resume_folder(config, where, parts, watch, sweep)
             if leader:
                 held.enter_context(reuse.hold(folder))
         note["folder"] = str(folder.path)
@@ -148,7 +148,9 @@ def _tell_done(folder: RunFolder) -> float:
     return found
 
 
-def _make_or_resume_folder(config: RunConfig, where: Placement, watch: Watch | None, sweep: str) -> RunFolder:
+def _make_or_resume_folder(
+    config: RunConfig, where: Placement, parts: Components, watch: Watch | None, sweep: str
+) -> RunFolder:
     """The run folder: the resumed one, or a new one that the leader makes and names to the others."""
     if config.resume is not None:
         return RunFolder(config.resume)
@@ -158,7 +160,8 @@ def _make_or_resume_folder(config: RunConfig, where: Placement, watch: Watch | N
     scheme = [choices["sync"]] if choices["sync"] not in ("every_step", *policies) else []
     names = [*(choices[group] for group in ("model", "dataset", "compressor")), *scheme, *policies]
     label = f"{'-'.join(names)}-s{config.seed}"
-    folder = RunFolder.create(config.paths.runs, label, config.to_dict(), where.threads, sweep)
+    computed_with = codec_kernels.computed_with(where, parts)
+    folder = RunFolder.create(config.paths.runs, label, config.to_dict(), where.threads, sweep, computed_with)
     if watch is not None:
         watch.store.set("run_folder", str(folder.path))
     return folder
@@ -172,7 +175,7 @@ def unfinished_summary(folder: RunFolder, error: BaseException) -> dict[str, Any
 
 
 def header(config: RunConfig, where: Placement, parts: Components) -> str:
-    """One line: what runs where."""
+    """One line: what runs where; and a second one where it could be faster."""
     choices, compressor = config.choices, parts.wrapped.compressor
     momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.owns else ""
     local = ""
@@ -187,12 +190,13 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
         place += ", exchanging through the host's memory"
     if where.device == "cuda" and config.deterministic:
         place += ", deterministic kernels"
-    return (
+    line = (
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {config.epochs} epochs of {config.batch_size} "
         f"samples per worker and step{momentum}{describe_exchange(where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
     )
+    return "\n".join(filter(None, [line, codec_kernels.missing(where, parts)]))
 
 
 def describe_exchange(where: Placement, parts: Components) -> str:

@@ -33,6 +33,7 @@ class Traits:
         takes: what the constructor is given besides its own options: `momentum`, the optimizer's `momentum` and
             `nesterov`; `error_feedback`, whether it will be wrapped in it.
         no_error_feedback: why it must not be wrapped in error feedback; "" = it may.
+        kernels: whether it computes with `tensors.kernels` where these are usable.
     """
 
     knob: str | None = None
@@ -52,6 +53,7 @@ class Traits:
     weight_decay_mode: str = "decoupled"
     takes: frozenset[str] = frozenset()
     no_error_feedback: str = ""
+    kernels: bool = False
 
 
 def declared_by(cls: Any) -> Traits | None:

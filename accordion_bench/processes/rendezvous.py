@@ -219,11 +219,15 @@ def comparable(config: RunConfig, where: Placement) -> Config:
     """What must be the same in all processes: the programs, and the configuration but for a machine's own affairs."""
     import torch
 
+    from accordion_bench.tensors import kernels
+
     here = replace(config.comm, backend=where.backend, workers_per_process=where.workers_per_process, interface=None)
     kept = {key: value for key, value in replace(config, comm=here).to_dict().items() if key not in MAY_DIFFER}
     return {
         "version": __version__,
         "version of torch": torch.__version__,
+        # sums without it differ in their last bits
+        "version of numba": (kernels.version() or "none") if where.device == "cpu" else "unused",
         **reuse.decisive(kept),
         **{key: kept[key] for key in ("checkpoint", "profile", "resume_sweep")},
         "device": where.device,

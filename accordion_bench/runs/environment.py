@@ -19,10 +19,10 @@ from accordion_bench.runs.secrets import masked, masked_command
 NETLAB = "ACCORDION_BENCH_NETLAB"  # what a netlab says of itself to the runs inside
 
 
-PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "scikit-learn")
+PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "numba", "scikit-learn")
 
 
-def environment(threads: int | None = None, sweep: str = "") -> dict[str, Any]:
+def environment(threads: int | None = None, sweep: str = "", kernels: str = "") -> dict[str, Any]:
     """What a reader needs to repeat the run: command, commit, versions, hardware, and what else went on there.
 
     Secrets that were typed are masked: folders are handed on.
@@ -30,6 +30,7 @@ def environment(threads: int | None = None, sweep: str = "") -> dict[str, Any]:
     Args:
         threads: of each process.
         sweep: that the run belongs to; "" = none.
+        kernels: with what its codecs compute, `numba` or `torch`; "" = with nothing that there are kernels for.
     """
     versions = {"accordion-bench": __version__}
     for package in PACKAGES:
@@ -42,6 +43,7 @@ def environment(threads: int | None = None, sweep: str = "") -> dict[str, Any]:
         "commit": _commit(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **({"sweep": sweep} if sweep else {}),
+        **({"kernels": kernels} if kernels else {}),
         "python": platform.python_version(),
         "versions": versions,
         "platform": platform.platform(),

@@ -49,7 +49,13 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, root: str, label: str, config: dict[str, Any], threads: int | None = None, sweep: str = ""
+        cls,
+        root: str,
+        label: str,
+        config: dict[str, Any],
+        threads: int | None = None,
+        sweep: str = "",
+        kernels: str = "",
     ) -> "RunFolder":
         """A new folder under `root`, unique even among runs of the same second, with the configuration in it.
 
@@ -59,12 +65,13 @@ class RunFolder:
             config: of the run.
             threads: of each process.
             sweep: that the run belongs to; "" = none.
+            kernels: with what its codecs compute, see `environment`.
         """
         name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{label}-{secrets.token_hex(3)}"
         folder = cls(Path(root) / name)
         folder.path.mkdir(parents=True)
         folder.write_config(config)
-        folder.write_json("environment.json", environment(threads, sweep))
+        folder.write_json("environment.json", environment(threads, sweep, kernels))
         durable.sync(folder.path.parent)
         return folder
 
@@ -158,8 +165,16 @@ class RunFolder:
     @property
     def sweep(self) -> str:
         """The sweep that the run belongs to; "" where there is none, or where that cannot be read."""
+        return self._of_environment("sweep")
+
+    @property
+    def kernels(self) -> str:
+        """With what the codecs have computed at first; "" where that is not known."""
+        return self._of_environment("kernels")
+
+    def _of_environment(self, key: str) -> str:
         try:
-            return str(self.read_json("environment.json").get("sweep", ""))
+            return str(self.read_json("environment.json").get(key, ""))
         except ConfigError:
             return ""
 

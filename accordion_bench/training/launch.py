@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.config.components import Components
+from accordion_bench.config.components import Components, build_components
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.processes import determinism, gpus, process_group
 from accordion_bench.processes.interrupt import Stopper
@@ -21,6 +21,7 @@ from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder, log
+from accordion_bench.training import codec_kernels
 from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
 
 
@@ -109,9 +110,10 @@ def train(
         try:
             warn_of_other_models(comm)
             with Heartbeat(comm.leader and not on_a_terminal(), "loading the data and building the model"):
+                parts = parts or build_components(config, where.workers)
                 trainer = Trainer(config, comm, folder, stopper, parts)
                 if config.resume:
-                    resume(trainer, folder)
+                    resume(trainer, folder, codec_kernels.computed_with(where, parts))
             summary = trainer.fit()
             if comm.leader:
                 folder.finish(summary)
@@ -139,8 +141,13 @@ def warn_of_other_models(comm: Comm) -> None:
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
-def resume(trainer: Any, folder: RunFolder) -> None:
+def resume(trainer: Any, folder: RunFolder, computed_with: str) -> None:
     """Continue from the newest checkpoint that can be read, or from the start where there is none yet.
+
+    Args:
+        trainer: at the start.
+        folder: of the run.
+        computed_with: what its codecs compute with now, see `codec_kernels`.
 
     Raises:
         ConfigError: there are some, and none can be read.
@@ -151,6 +158,8 @@ def resume(trainer: Any, folder: RunFolder) -> None:
     problems = [f"{problem}; an older one is taken" for problem in problems]
     if lacking := folder.keep_metrics_before(trainer.position.epoch):
         problems.append(f"metrics.jsonl lacks the rows of {lacking} epochs: reports will call the run incomplete")
+    if changed := codec_kernels.other_than(folder.kernels, computed_with):
+        problems.append(changed)
     for problem in problems:
         log.warning(problem)
         print(f"warning: {problem}", file=sys.stderr, flush=True)

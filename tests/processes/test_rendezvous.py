@@ -17,6 +17,7 @@ from accordion_bench.processes import placement, process_group, rendezvous
 from accordion_bench.processes.sealed_store import SECRET, SealedStore
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs.folder import RunFolder
+from accordion_bench.tensors import kernels
 from tests.kit import composed, processes, tiny
 from tests.kit.stores import LocalStore
 
@@ -273,9 +274,14 @@ def test_other_programs_and_devices_are_refused(tmp_path, monkeypatch):
         compare(cfg, cfg, placement.Placement("gloo", 2, 2, device="cuda"))
     leader, follower = watches(LocalStore(), 2)
     rendezvous.agree(RunConfig.from_dict(cfg), WHERE, leader)
+    second = replace(WHERE, rank=1, local_rank=1)
+    with monkeypatch.context() as without:
+        without.setattr(kernels, "installed", lambda: False)
+        with pytest.raises(ConfigError, match=r"version of numba must be .* got none on rank 1; install the same"):
+            rendezvous.agree(RunConfig.from_dict(cfg), second, follower)
     monkeypatch.setattr("torch.__version__", "2.11.0")
     with pytest.raises(ConfigError, match=r"version of torch must be .* got 2.11.0 on rank 1; install the"):
-        rendezvous.agree(RunConfig.from_dict(cfg), replace(WHERE, rank=1, local_rank=1), follower)
+        rendezvous.agree(RunConfig.from_dict(cfg), second, follower)
 
 
 @pytest.mark.parametrize("garbage", ["", "[]", "7", "{", "[" * 100_000])

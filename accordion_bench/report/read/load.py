@@ -30,6 +30,7 @@ ENVIRONMENT = {
     "processor": str,
     "cpu_cores": int,
     "threads": int,
+    "kernels": str,
     "load": float,
     "host": str,
     "versions": dict,

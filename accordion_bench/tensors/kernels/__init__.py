@@ -6,6 +6,7 @@ are used; `usable` is asked first. What torch computes without them is the same,
 """
 
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
 
@@ -17,6 +18,11 @@ from torch import Tensor
 def installed() -> bool:
     """Whether numba is."""
     return importlib.util.find_spec("numba") is not None
+
+
+def version() -> str:
+    """Of numba; "" without it."""
+    return importlib.metadata.version("numba") if installed() else ""
 
 
 def usable(xs: Sequence[Tensor]) -> bool:

@@ -1,0 +1,41 @@
+"""With what the codecs of a run compute: kernels, or torch where those are not installed; and who is told."""
+
+from accordion_bench.config.components import Components
+from accordion_bench.processes.placement import Placement
+from accordion_bench.tensors import kernels
+
+INSTALL = "pip install 'accordion-bench[fast]'"
+
+
+def computed_with(where: Placement, parts: Components) -> str:
+    """`numba`, or `torch` in its place; "" where the run uses no codec that has kernels.
+
+    Args:
+        where: the placement.
+        parts: the run's components.
+    """
+    if where.device != "cpu" or parts.exchange.engine == "ddp" or not parts.wrapped.compressor.traits.kernels:
+        return ""
+    return "numba" if kernels.installed() else "torch"
+
+
+def missing(where: Placement, parts: Components) -> str:
+    """The sentence for a run that would be faster with what is not installed; "" for others."""
+    if computed_with(where, parts) != "torch":
+        return ""
+    return f"without numba the compressor computes in torch, with the same codes and slower; type {INSTALL}"
+
+
+def other_than(began: str, now: str) -> str:
+    """The warning of a run that goes on with something else than it began with; "" where that is not known.
+
+    Args:
+        began, now: as `computed_with` says it.
+    """
+    if not began or not now or began == now:
+        return ""
+    advice = f"; type {INSTALL} to go on as it began" if now == "torch" else ""
+    return (
+        f"this run's codecs have computed with {began} and go on with {now}: codes are the same, norms and sums may "
+        f"differ in their last bits{advice}"
+    )

@@ -226,11 +226,11 @@ def comparable(config: RunConfig, where: Placement) -> Config:
     return {
         "version": __version__,
         "version of torch": torch.__version__,
-        # sums without it differ in their last bits
-        "version of numba": (kernels.version() or "none") if where.device == "cpu" else "unused",
         **reuse.decisive(kept),
         **{key: kept[key] for key in ("checkpoint", "profile", "resume_sweep")},
         "device": where.device,
+        # sums without it differ in their last bits
+        "version of numba": (kernels.version() or "none") if where.device == "cpu" else "unused",
         "resume": "a run folder" if config.resume else None,  # whose path may differ
         "program": _fingerprint(),
     }

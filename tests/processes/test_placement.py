@@ -203,7 +203,7 @@ UNUSED = ("hydra", "omegaconf", "torchvision", "pandas", "numba", "llvmlite")
 
 
 def test_spawned_processes(tmp_path, monkeypatch):
-    """Two processes with two workers each: end to end, equal to one process, without Hydra and numba in the children."""
+    """Two processes with two workers each: end to end, equal to one process, children without Hydra and numba."""
     modules = tmp_path / "modules"
     modules.mkdir()
     monkeypatch.setenv("TINY_MODULES", str(modules))

@@ -21,7 +21,7 @@ def casts_have_kernels(monkeypatch):
     monkeypatch.setattr(Cast, "traits", replace(Cast.traits, kernels=True))
 
 
-def headers(monkeypatch, where=Placement("simulated", 1, 4), *overrides: str) -> list[int]:
+def headers(monkeypatch, where: Placement, *overrides: str) -> list[int]:
     """How often the header says what to type, with numba and without."""
     cfg = composed.cfg(*overrides)
     told = []

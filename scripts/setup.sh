@@ -80,6 +80,7 @@ else
     add --require-hashes --no-deps --requirements "$rest"
     add --torch-backend "$TORCH" --compile-bytecode --editable .
 fi
+.venv/bin/python -m accordion_bench.conformance.compile_kernels >&2 # else the first runs would wait for it
 versions=$(.venv/bin/python -c 'import importlib.metadata as m; print("torch", m.version("torch"), "torchvision", m.version("torchvision"))')
 if there .venv.old; then
     mv .venv.old .venv.gone # at once, so that half of it is never taken for one

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel into dist/, installs it into a new environment, and uses it from an empty folder.
+# Builds the wheel into dist/, installs it into a new environment, and uses it from an empty folder, without kernels and
+# with them (the extra `fast`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=$PWD/.venv/bin/uv
@@ -32,4 +33,15 @@ if env/bin/accordion-bench tracker=wandb 2>said; then
     exit 1
 fi
 grep "type pip install 'accordion-bench\[wandb\]'" said
+
+faster="type pip install 'accordion-bench\[fast\]'"
+env/bin/accordion-bench epochs=1 compressor=qsgd | tee said
+grep --quiet "$faster" said
+"$uv" pip install --quiet --python env/bin/python --constraint "$constraints" "accordion-bench[fast] @ file://$wheel"
+env/bin/python -m accordion_bench.conformance.compile_kernels
+env/bin/accordion-bench epochs=1 compressor=qsgd | tee said
+if grep --quiet "$faster" said; then
+    echo "with numba nothing more must be asked for" >&2
+    exit 1
+fi
 echo "the wheel works: $(basename "$wheel")"

@@ -18,7 +18,7 @@ echo "$*" >>asked
 case "$1" in
 venv)
     mkdir -p .venv/bin
-    printf '#!/bin/sh\\necho torch 1 torchvision 1\\n' >.venv/bin/python
+    printf '#!/bin/sh\\necho "$*" >>computed\\necho torch 1 torchvision 1\\n' >.venv/bin/python
     chmod +x .venv/bin/python
     ;;
 pip)
@@ -83,6 +83,11 @@ def test_all_but_our_own_package_is_compared_with_hashes(checkout):
     assert [words.split()[-1] for words in others] == ["build-tools.txt", "constraints.txt"]
     assert "--no-deps" in own and own.endswith("--editable .")
     assert environments(checkout) == [".venv"] and not (checkout / OLD).exists()
+
+
+def test_kernels_are_compiled_once(checkout):
+    assert install(checkout)[0] == 0
+    assert (checkout / "computed").read_text().count("-m accordion_bench.conformance.compile_kernels\n") == 1
 
 
 @pytest.mark.parametrize("where", ["build-tools.txt", "constraints.txt", "--editable"])

@@ -30,7 +30,8 @@ test-slow: install  ## what takes minutes and is not in the default suite
 	@$(TESTS) -m slow
 
 test-avx2: install  ## precision, forward pass and codecs as on a processor without AVX-512
-	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(TESTS) tests/forward tests/compressors
+	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+f16c,+fma \
+		$(TESTS) tests/forward tests/compressors
 
 test-multigpu: install  ## what needs two GPUs or more
 	@$(RUN) -m pytest -m gpu -rs tests/processes/test_multigpu.py
@@ -50,8 +51,8 @@ wheel: install  ## the wheel in dist/, tried in an environment of its own
 
 bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel; codec speed next to a copy
 	@$(RUN) -m scripts.bench_step
-	@$(RUN) scripts/bench_codec.py
-	@$(RUN) scripts/bench_codec.py --flat
+	@$(RUN) -m scripts.bench_codec
+	@$(RUN) -m scripts.bench_codec --flat
 
 netlab: install  ## step times behind shaped links next to DistributedDataParallel (root)
 	@$(RUN) -m scripts.bench_netlab

@@ -32,7 +32,7 @@ SMALLEST = {
     "matrix": ["TMP/matrix.md"],
 }
 LINKS = {"bench_netlab": ["--rates", "1gbit", "--arms", "dense", *ONCE, "--seconds", "0.2"]}
-PARTS = {"bench_arms", "golden_runs", "gpu_sections", "gpu_steps"}  # of others
+PARTS = {"bench_arms", "golden_runs", "gpu_sections", "gpu_steps", "grace_codecs"}  # of others
 SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
 # make install; demo and compressors, one after another; make wheel; a package index
 OTHERWISE = {"setup", "figures", "try_wheel", "lock"}
@@ -57,8 +57,9 @@ def test_a_script_runs(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_codecs_as_one_flat_tensor(tmp_path):
-    run("bench_codec", ["--flat", *SMALLEST["bench_codec"]], tmp_path)
+@pytest.mark.parametrize("mode", [["--flat"], ["--threads", "2"], ["--avx2"]])
+def test_other_ways_to_time_codecs(tmp_path, mode):
+    run("bench_codec", [*mode, *SMALLEST["bench_codec"]], tmp_path)
 
 
 @pytest.mark.netlab

@@ -31,7 +31,7 @@ import torchvision
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.oneshot import Group, OneShot
+from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
@@ -199,15 +199,16 @@ def one_shot(
 ) -> dict[str, Callable[[], None]]:
     """Encode all tensors, and decode one message of each into a sum."""
     levels = {i: v for i, v in enumerate(ctx.levels) if v is not None and compressor.compresses(ctx.specs[i], v)}
-    groups: list[Group] = compressor.encode_groups(xs_W, ctx, levels, comm)
-    totals = [torch.zeros(len(g.ids), ctx.specs[g.ids[0]].numel, device=xs_W[0].device) for g in groups]
+    what = [ctx.specs[i] for i in levels], list(levels.values())
+    rows_W, sums_R = [xs_W[i].flatten(1) for i in levels], {k: sums[i].flatten(1) for k, i in enumerate(levels)}
+    message = compressor.encode_all(rows_W, *what, ctx, comm.local)
 
     def encode() -> None:
-        groups[:] = compressor.encode_groups(xs_W, ctx, levels, comm)
+        nonlocal message
+        message = compressor.encode_all(rows_W, *what, ctx, comm.local)
 
     def decode() -> None:
-        for total, group in zip(totals, groups, strict=True):
-            compressor.add_decoded_(total, group.message, ctx.specs[group.ids[0]], group.level, ctx)
+        compressor.add_all_(sums_R, message, *what, ctx)
 
     return {"encode": encode, "decode": decode}
 

@@ -54,6 +54,7 @@ class Quantiser(DenseCodes):
         OneShot.traits,
         knob="bits",
         pair=(3, 8),
+        kernels=True,
         whole_model=True,
         unbiased=True,
         collective_reason="codes of different norms do not add up",

@@ -9,10 +9,10 @@
     python -m scripts.bench_codec --device cuda --floats 11 25 138
 
 GB/s are of gradient (4 bytes per coordinate): one worker's tensors of a network are encoded into a new message, and one
-message is decoded and added to a sum that is there. Rounds are interleaved over the compressors and the copy; medians,
-ratios with quartiles over the rounds. Error feedback is off: it is the same for all. Compressors that are no pair of
-encode and decode show the time of both, in an exchange of one worker. "At least"
-is a target of the column before it.
+message is decoded and added to a sum that is there. Rounds are interleaved over the compressors, and a copy is made
+beside each; medians, ratios with quartiles over the rounds. Error feedback is off: it is the same for all. Compressors
+that are no pair of encode and decode show the time of both, in an exchange of one worker. "At least" is the target of
+the column before it.
 """
 
 import argparse
@@ -213,9 +213,8 @@ def one_shot(
     return {"encode": encode, "decode": decode}
 
 
-def copying(xs_W: Sequence[torch.Tensor]) -> Codec:
+def copying(target: Sequence[torch.Tensor], xs_W: Sequence[torch.Tensor]) -> Codec:
     """A plain copy of the tensors."""
-    target = [torch.empty_like(x_W) for x_W in xs_W]
 
     def copy() -> None:
         for mine, theirs in zip(target, xs_W, strict=True):
@@ -240,6 +239,7 @@ def clocked(run: Callable[[], None], device: str) -> float:
 
 def measure(codecs: list[Codec], rounds: int, device: str) -> None:
     """Interleaved rounds over all codecs."""
+    before = torch.get_num_threads()
     for round_ in range(rounds + 1):
         for one in codecs if round_ % 2 else codecs[::-1]:
             torch.set_num_threads(one.threads)
@@ -247,7 +247,7 @@ def measure(codecs: list[Codec], rounds: int, device: str) -> None:
                 seconds = clocked(run, device)
                 if round_:  # the first round is warm-up
                     one.seconds.setdefault(part, []).append(seconds)
-    torch.set_num_threads(1)
+    torch.set_num_threads(before)
 
 
 def chosen(names: Sequence[str], specs: list[TensorSpec], xs_W: list[torch.Tensor]) -> list[Codec]:
@@ -269,25 +269,28 @@ def table(arguments: argparse.Namespace, floats: int) -> None:
     """Every codec on the tensors of one network, beside a copy, and beside GRACE's."""
     specs = shapes(floats, arguments.flat)
     xs_W, numel = gradients(specs, arguments.device), sum(s.numel for s in specs)
-    copy, codecs, twins = copying(xs_W), chosen(arguments.only, specs, xs_W), dict[str, Codec]()
+    codecs, twins = chosen(arguments.only, specs, xs_W), dict[str, Codec]()
+    target = [torch.empty_like(x_W) for x_W in xs_W]
+    copies = {one.name: copying(target, xs_W) for one in codecs}  # one beside each codec: machines have their moods
     for one in codecs if arguments.grace else ():
         if (found := grace_codecs.twin(one.name, [x_W[0] for x_W in xs_W])) is not None:
             both, payload = found
             twins[one.name] = Codec(one.name, {"both": both}, payload)
-    pairs = [arm for one in codecs for arm in (one, twins.get(one.name)) if arm is not None]
-    measure([copy, *pairs], arguments.rounds, arguments.device)
+    arms = [(copies[one.name], one, twins.get(one.name)) for one in codecs]
+    measure([arm for together in arms for arm in together if arm is not None], arguments.rounds, arguments.device)
 
     kind = "one tensor" if arguments.flat else f"{len(specs)} tensors of {NETWORKS[floats]}"
     print(f"## {numel:,} floats, {kind}\n")
     heads = ["compressor", "encode GB/s", "decode GB/s", "both GB/s", "times smaller", "of a copy", "at least"]
     if arguments.grace:
         heads += ["GRACE, GB/s", "GRACE, times smaller", "of GRACE", "at least"]
-    rows = []
-    for one in [copy, *codecs]:
+    copied = statistics.median(seconds for one in copies.values() for seconds in one.totals())
+    rows: list[list[object]] = [["copy", "", "", 4e-9 * numel / copied, "1.0"]]
+    for one in codecs:
         total, aimed = statistics.median(one.totals()), None if arguments.flat else TARGETS.get(one.name)
         each = [4e-9 * numel / one.seconds_of(part) if part in one.parts else "" for part in ("encode", "decode")]
-        of_copy, smaller = ratio(one, copy), 4 * numel / one.payload
-        row = [one.name, *each, 4e-9 * numel / total, f"{smaller:.1f}", of_copy]
+        of_copy, smaller = ratio(one, copies[one.name]), 4 * numel / one.payload
+        row: list[object] = [one.name, *each, 4e-9 * numel / total, f"{smaller:.1f}", of_copy]
         row.append(verdict(of_copy.median, aimed.copy) if aimed else "")
         if theirs := twins.get(one.name):
             seconds, of_grace = statistics.median(theirs.totals()), ratio(one, theirs)
@@ -329,7 +332,7 @@ def by_threads(arguments: argparse.Namespace, floats: int) -> None:
     """Each codec with several threads beside itself with one."""
     specs = shapes(floats, arguments.flat)
     xs_W, numel = gradients(specs, "cpu"), sum(s.numel for s in specs)
-    alone = [copying(xs_W), *chosen(arguments.only, specs, xs_W)]
+    alone = [copying([torch.empty_like(x_W) for x_W in xs_W], xs_W), *chosen(arguments.only, specs, xs_W)]
     together = [Codec(one.name, one.parts, one.payload, arguments.threads) for one in alone]
     measure([arm for pair in zip(alone, together, strict=True) for arm in pair], arguments.rounds, "cpu")
 

@@ -238,7 +238,7 @@ def codecs(setting: Setting) -> Section:
         copy = bench_codec.Codec("copy", {"both": _copier(target, xs_W)}, 4 * numel)
         # its SVDs take hours at 138 million
         names = [name for name in setting.names if name != "atomo" or floats < 138]
-        made = [copy, *(bench_codec.codec(name, name, {}, specs, xs_W) for name in names)]
+        made = [copy, *bench_codec.chosen(names, specs, xs_W)]
         bench_codec.measure(made, setting.rounds, setting.device)
         for one in made:
             seconds = sum(one.seconds_of(part) for part in one.parts)

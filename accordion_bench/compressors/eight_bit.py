@@ -38,7 +38,10 @@ class Blockwise(DenseCodes):
     """
 
     traits = replace(
-        OneShot.traits, kernels=True, whole_model=True, collective_reason="8-bit numbers with different scales do not add up"
+        OneShot.traits,
+        kernels=True,
+        whole_model=True,
+        collective_reason="8-bit numbers with different scales do not add up",
     )
 
     def __init__(self, format: str = "e4m3", bucket_size: int | None = 1024, rounding: str = "nearest") -> None:

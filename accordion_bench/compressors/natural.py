@@ -34,7 +34,11 @@ class Natural(DenseCodes):
     """
 
     traits = replace(
-        OneShot.traits, kernels=True, whole_model=True, unbiased=True, collective_reason="a sum of powers of two is none"
+        OneShot.traits,
+        kernels=True,
+        whole_model=True,
+        unbiased=True,
+        collective_reason="a sum of powers of two is none",
     )
 
     def __init__(self, exponent_bits: int = 8) -> None:

@@ -1,9 +1,10 @@
-"""python -m accordion_bench.conformance.compile_kernels: compile what the codecs of conf/compressor call, once.
+"""python -m accordion_bench.conformance.compile_kernels [NAME ...]: compile what conf/compressor's codecs call, once.
 
 The machine code is kept on disk (`tensors/kernels/compiled.py`), so that the first run does not wait for it.
 """
 
 import sys
+from collections.abc import Iterable
 
 import torch
 
@@ -13,10 +14,10 @@ from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.tensors import kernels
 
 
-def compile_all() -> None:
+def compile_for(names: Iterable[str]) -> None:
     """Let each compressor exchange a small network once at each of its levels: that compiles every kernel it calls."""
     xs_W = gradients(workers=2, dtype=torch.float32)
-    for name in yaml_files("compressor"):
+    for name in names:
         make = from_yaml(name)
         for level in levels_of(make):
             Setup(make(), level, workers=2, dtype=torch.float32).contributions([x_W.clone() for x_W in xs_W])
@@ -26,4 +27,4 @@ if __name__ == "__main__":
     if not kernels.installed():
         sys.exit("kernels must be compiled by numba, got none; type pip install 'accordion-bench[fast]'")
     with torch.no_grad():
-        compile_all()
+        compile_for(sys.argv[1:] or yaml_files("compressor"))

@@ -1,29 +1,43 @@
 """With what the codecs of a run compute: kernels, or torch where those are not installed; and who is told."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from accordion_bench.config.components import Components
 from accordion_bench.processes.placement import Placement
 from accordion_bench.tensors import kernels
 
-INSTALL = "pip install 'accordion-bench[fast]'"
+
+class Compiler(NamedTuple):
+    """What compiles the kernels of a kind of device, whether it is there, and what installs it."""
+
+    name: str
+    installed: Callable[[], bool]
+    install: str
+
+
+COMPILERS = {"cpu": Compiler("numba", lambda: kernels.installed(), "pip install 'accordion-bench[fast]'")}
 
 
 def computed_with(where: Placement, parts: Components) -> str:
-    """`numba`, or `torch` in its place; "" where the run uses no codec that has kernels.
+    """The compiler's name, or `torch` in its place; "" where the run uses no codec that has kernels.
 
     Args:
         where: the placement.
         parts: the run's components.
     """
-    if where.device != "cpu" or parts.exchange.engine == "ddp" or not parts.wrapped.compressor.traits.kernels:
+    compiler = COMPILERS.get(where.device)
+    if compiler is None or parts.exchange.engine == "ddp" or not parts.wrapped.compressor.traits.kernels:
         return ""
-    return "numba" if kernels.installed() else "torch"
+    return compiler.name if compiler.installed() else "torch"
 
 
 def missing(where: Placement, parts: Components) -> str:
     """The sentence for a run that would be faster with what is not installed; "" for others."""
     if computed_with(where, parts) != "torch":
         return ""
-    return f"without numba the compressor computes in torch, with the same codes and slower; type {INSTALL}"
+    name, _, install = COMPILERS[where.device]
+    return f"without {name} the compressor computes in torch, with the same codes and slower; type {install}"
 
 
 def other_than(began: str, now: str) -> str:
@@ -34,7 +48,8 @@ def other_than(began: str, now: str) -> str:
     """
     if not began or not now or began == now:
         return ""
-    advice = f"; type {INSTALL} to go on as it began" if now == "torch" else ""
+    known = {compiler.name: compiler.install for compiler in COMPILERS.values()}
+    advice = f"; type {known[began]} to go on as it began" if began in known else ""
     return (
         f"this run's codecs have computed with {began} and go on with {now}: codes are the same, norms and sums may "
         f"differ in their last bits{advice}"

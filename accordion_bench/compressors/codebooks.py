@@ -1,5 +1,6 @@
 """Codebooks: the levels in [-1, 1] to which normalised coordinates are rounded."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from accordion_bench.options import checks
 
 
+@functools.lru_cache(maxsize=64)
 def uniform(bits: int, zero_level: bool) -> tuple[float, ...]:
     """Evenly spaced levels; 3 bits: +-1/7, 3/7, 5/7, 1, or 0, +-1/3, 2/3, 1. `uniform(2, True)` is ternary."""
     count = positive_count(bits, zero_level)
@@ -17,6 +19,7 @@ def uniform(bits: int, zero_level: bool) -> tuple[float, ...]:
     return codebook([(2 * j - 1) / (2 * count - 1) for j in range(1, count + 1)], zero_level)
 
 
+@functools.lru_cache(maxsize=64)
 def exponential(bits: int, zero_level: bool, p: float = 0.5) -> tuple[float, ...]:
     """Levels +-p^j, j = 0, 1, ..., and 0 where `zero_level`; p in (0, 1)."""
     return codebook([p**j for j in reversed(range(positive_count(bits, zero_level)))], zero_level)

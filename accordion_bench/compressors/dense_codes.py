@@ -136,7 +136,11 @@ class DenseCodes(OneShot):
     # ---- what it gets for that
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return sum(self.form(level).parts(spec.numel))
+        return size_of(self.form(level), spec.numel)
+
+    def sizes(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> list[int]:
+        forms = {level: self.form(level) for level in dict.fromkeys(levels)}
+        return [size_of(forms[level], spec.numel) for spec, level in zip(specs, levels, strict=True)]
 
     def codes_of(
         self, message_A: Tensor, spec: TensorSpec, level: float, ctx: Context
@@ -376,6 +380,12 @@ class DenseCodes(OneShot):
 
 
 ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def size_of(form: Form, n: int) -> int:
+    """Bytes of the message of a tensor of n coordinates; asked for each tensor several times in a step."""
+    return sum(form.parts(n))
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -193,6 +193,10 @@ class OneShot(Compressor):
         """Keys for the rounding noise of one tensor, a different one for each worker."""
         return [keyed_rng.key(ctx.seed, type(self).__name__, purpose, name, ctx.step, worker) for worker in workers]
 
+    def sizes(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> list[int]:
+        """The bytes of each message."""
+        return [self.message_bytes(spec, level) for spec, level in zip(specs, levels, strict=True)]
+
     def encode_all(
         self,
         rows_W: Sequence[Tensor],
@@ -203,8 +207,7 @@ class OneShot(Compressor):
         purpose: str = "",
     ) -> Any:
         """Tensors [W, N] as messages, one after the other in one buffer: bytes [W, B]; see `encode_into_`."""
-        sizes = [self.message_bytes(spec, level) for spec, level in zip(specs, levels, strict=True)]
-        starts = [0, *itertools.accumulate(sizes)]
+        starts = [0, *itertools.accumulate(self.sizes(specs, levels))]
         message_W = torch.empty(
             len(workers), starts.pop(), dtype=torch.uint8, device=rows_W[0].device if rows_W else None
         )
@@ -236,8 +239,7 @@ class OneShot(Compressor):
             alpha: 1 or -1.
             divisor: of the whole.
         """
-        sizes = [self.message_bytes(spec, level) for spec, level in zip(specs, levels, strict=True)]
-        starts = [0, *itertools.accumulate(sizes)]
+        starts = [0, *itertools.accumulate(self.sizes(specs, levels))]
         for level, of_level in of_one_level(levels):
             if ks := [k for k in of_level if k in targets_R]:
                 own = [starts[k] for k in ks], [specs[k] for k in ks]
@@ -245,7 +247,7 @@ class OneShot(Compressor):
 
     def gathered(self, message_W: Any, specs: Sequence[TensorSpec], levels: Sequence[float], comm: Comm) -> Any:
         """All workers' messages of the first tensors, [A, B]."""
-        size = sum(self.message_bytes(spec, level) for spec, level in zip(specs, levels, strict=True))
+        size = sum(self.sizes(specs, levels))
         return comm.all_gather(message_W[:, :size]) if size else message_W.new_empty(comm.workers, 0)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:

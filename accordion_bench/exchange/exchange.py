@@ -38,7 +38,8 @@ class Exchange:
         bucket_mb: MB that a worker hands over in one exchange, in the first bucket and in the others: of messages at
             the weakest level, not of gradients, since it is for messages that a round of collectives pays; of those
             after `start_step`. A bucket is full when it has reached them, or when there is nothing left.
-        gradient_mb: MB of gradients at which a bucket is full, too, where tensors are on a device.
+        gradient_mb: MB of gradients at which a bucket is full, too, where tensors are on a device or travel coordinate
+            by coordinate; elsewhere a bucket more takes its time from the backward pass.
 
     Attributes:
         what: gradients or differences, for messages.
@@ -74,7 +75,7 @@ class Exchange:
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
         if compressor.traits.needs_all:
             bucket_mb, gradient_mb = (math.inf, math.inf), math.inf
-        if like.device.type == "cpu":
+        if like.device.type == "cpu" and not compressor.traits.by_coordinate:
             gradient_mb = math.inf
         gradients = [spec.numel * like.element_size() for spec in self.sent]
         self.buckets = bucketed(self._weakest_bytes(), bucket_mb, gradients, gradient_mb)

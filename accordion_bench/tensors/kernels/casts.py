@@ -13,7 +13,7 @@ from llvmlite import binding, ir
 from numba.core import config, types
 from numba.extending import intrinsic
 
-from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, u32
+from accordion_bench.tensors.kernels.compiled import array_at, bits_of, compiled, f32, float_of, u32
 from accordion_bench.tensors.kernels.table import CODES, TILE, N
 
 u16 = np.uint16
@@ -46,14 +46,14 @@ def _of_half_bits(context: Any, bits: Any) -> Any:
 
 @compiled
 def _brain_bits(x):  # type: ignore[no-untyped-def]
-    bits = np.float32(x).view(np.uint32)
+    bits = bits_of(x)
     rounded = (bits + u32(0x7FFF) + ((bits >> u32(16)) & u32(1))) >> u32(16)
     return u16(rounded) if x == x else u16(0x7FC0)
 
 
 @compiled
 def _of_brain_bits(bits):  # type: ignore[no-untyped-def]
-    return np.uint32(u32(bits) << u32(16)).view(np.float32)
+    return float_of(u32(bits) << u32(16))
 
 
 @compiled

@@ -59,7 +59,7 @@ class ExchangeOptions:
     def gradient_mb(self) -> float:
         """MB of gradients at which a bucket is full on a device, and of casts everywhere, however little is sent.
 
-        There the exchange of a bucket hides behind the rest of the backward pass, and takes no core from it; a cast takes
-        as much of it in one bucket as in several.
+        There the exchange of a bucket hides behind the rest of the backward pass, and takes no core from it. Casts take
+        as much in one bucket as in several.
         """
         return DEFAULT_GRADIENTS if self.bucket_cap_mb is None else math.inf

@@ -143,7 +143,7 @@ def _table(lengths: tuple[int, ...]) -> "Table":
     from accordion_bench.tensors.kernels.table import Table
 
     starts = [2 * sum_ for sum_ in itertools.accumulate(lengths[:-1], initial=0)]
-    return Table(lengths, [max(n, 1) for n in lengths], TILE, starts, starts)
+    return Table(lengths, [max(n, 1) for n in lengths], TILE, headers=starts, streams=[starts])
 
 
 def _as_kernels_take_it(like: Tensor, workers: int, dtype: torch.dtype) -> tuple[Any, ...]:

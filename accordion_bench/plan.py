@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -24,7 +25,7 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return math.prod(self.shape)
 

@@ -43,6 +43,7 @@ ARMS = {
 # (ours, theirs, largest ratio aimed at)
 TARGETS = [
     ("dense", "DDP", 1.03),
+    ("bf16", "DDP, bf16 hook", 1.02),
     ("PowerSGD", "DDP", 1.0),
     ("PowerSGD", "DDP, PowerSGD hook, one bucket", 1.0),
     ("PowerSGD", "epfml/powersgd", 1.0),

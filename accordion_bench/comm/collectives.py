@@ -15,25 +15,8 @@ from accordion_bench.comm import nccl
 from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.ledger import Ledger
-from accordion_bench.tensors import large_pages
+from accordion_bench.tensors import casts, large_pages
 from accordion_bench.tensors.upload import upload
-
-CHUNK = 1 << 15  # coordinates that stay in a processor's cache between two operations
-
-
-def cast_share(x_W: Tensor, workers: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """What each worker adds to a sum in `dtype`: x / A, cut to where A of them cannot overflow, in any order."""
-    share_W = torch.empty(x_W.shape, dtype=dtype, device=x_W.device) if out is None else out
-    flat = x_W.flatten()
-    size = CHUNK if x_W.device.type == "cpu" else max(flat.numel(), 1)
-    limit = torch.finfo(dtype).max
-    if workers > 1:  # the limit's own rounding and those of A - 1 additions may each grow it by eps / 2
-        limit /= workers * (1 + torch.finfo(dtype).eps / 2) ** workers
-    for x, share in zip(flat.split(size), share_W.view(-1).split(size), strict=True):
-        share.copy_(x if workers == 1 else x / workers)
-        if dtype == torch.float16:  # bfloat16 ends where float32 ends
-            share.clamp_(-limit, limit)
-    return share_W
 
 
 def split_like(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
@@ -165,32 +148,27 @@ class Comm:
             return [x_W[0] for x_W in xs_W]
         if xs_W[0].device.type != "cpu":
             return split_like(self.all_reduce_mean_flat(xs_W, dtype), [x_W[0] for x_W in xs_W])
-        wire_type = dtype or xs_W[0].dtype
-        total = sum(x[0].numel() for x in xs_W)
-        fused = large_pages.empty(total, wire_type, xs_W[0].device)
-        start, parts = 0, []
-        for x_W in xs_W:
-            part = fused[start : start + x_W[0].numel()].view(x_W.shape[1:])
-            if dtype is None and self.local_workers == 1:
+        likes = [x_W[0] for x_W in xs_W]
+        if dtype is not None:
+            narrow = self._summed(casts.sum_of_shares(xs_W, self.workers, dtype))
+            return split_like(casts.widened(narrow, likes[0].dtype), likes)
+        fused = large_pages.empty(sum(like.numel() for like in likes), likes[0].dtype, likes[0].device)
+        parts = split_like(fused, likes)
+        for x_W, part in zip(xs_W, parts, strict=True):
+            if self.local_workers == 1:
                 torch.mul(x_W[0], 1 / self.workers, out=part)
-            elif dtype is None:
-                torch.sum(x_W, dim=0, out=part)
             else:
-                if self.local_workers == 1:
-                    cast_share(x_W, self.workers, wire_type, out=part)
-                else:
-                    part.copy_(cast_share(x_W, self.workers, wire_type).sum(dim=0))
-            parts.append(part)
-            start += part.numel()
-        self.ledger.all_reduce(total * fused.element_size())
-        self._collective(lambda: dist.all_reduce(fused, group=self.group))
-        if dtype is None and self.local_workers > 1:
+                torch.sum(x_W, dim=0, out=part)
+        self._summed(fused)
+        if self.local_workers > 1:
             fused.div_(self.workers)
-        if dtype is None:
-            return parts
-        wide = large_pages.empty(total, xs_W[0].dtype, fused.device).copy_(fused)
-        sizes = [part.numel() for part in parts]
-        return [mean.view(part.shape) for mean, part in zip(wide.split(sizes), parts, strict=True)]
+        return parts
+
+    def _summed(self, fused: Tensor) -> Tensor:
+        """The sum over all processes, in place; charged as payload."""
+        self.ledger.all_reduce(fused.numel() * fused.element_size())
+        self._collective(lambda: dist.all_reduce(fused, group=self.group))
+        return fused
 
     def all_reduce_mean_flat(self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """The same as one vector, in the order of `xs_W`, on a device: in a few launches, however many tensors.
@@ -207,12 +185,10 @@ class Comm:
             if self.local_workers == 1:
                 fused.mul_(1 / self.workers)
         else:
-            share_W = cast_share(torch.cat([x_W.flatten(1) for x_W in xs_W], dim=1), self.workers, dtype)
-            fused = share_W[0] if self.local_workers == 1 else share_W.sum(dim=0)
-        self.ledger.all_reduce(fused.numel() * fused.element_size())
-        self._collective(lambda: dist.all_reduce(fused, group=self.group))
+            fused = casts.sum_of_shares(xs_W, self.workers, dtype)
+        self._summed(fused)
         if dtype is not None:
-            return fused.to(xs_W[0].dtype)
+            return casts.widened(fused, xs_W[0].dtype)
         return fused if self.local_workers == 1 else fused.div_(self.workers)
 
     def all_reduce_max(self, xs: Sequence[Tensor]) -> list[Tensor]:

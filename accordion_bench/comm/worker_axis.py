@@ -127,6 +127,8 @@ class WorkerAxis:
         self.become(row)
         for param in self.params:
             param.grad = None
+        if self.comm.local_workers == 1:
+            self.gradients_W = []  # or the last step's would live beside the new ones
         total = torch.zeros((), device=self.params[0].device)
         for micro in range(micro_batches):
             self.seed_dropout("dropout", step, row, micro)
@@ -137,10 +139,9 @@ class WorkerAxis:
             total += loss.detach()
         taken, self._taken = self._taken, {}
         # a parameter that the loss does not reach counts as having a zero gradient
-        new = ((i, p) for i, p in enumerate(self.params) if i not in taken)
-        left = {i: torch.zeros_like(p) if p.grad is None else p.grad for i, p in new}
+        left = {i: _gradient_of(p) for i, p in enumerate(self.params) if i not in taken}
         if self.comm.local_workers == 1:
-            taken.update({i: gradient.contiguous().unsqueeze(0) for i, gradient in left.items()})
+            taken.update({i: gradient.contiguous()[None] for i, gradient in left.items()})
             self.gradients_W = [taken[i] for i in range(len(self.params))]
         else:
             self.gradients_W = self._storage
@@ -295,6 +296,11 @@ class WorkerAxis:
         """Continue from `worker_state()`."""
         for name, buffer in state["buffers"].items():
             self.buffers_W[name][row].copy_(buffer)
+
+
+def _gradient_of(param: nn.Parameter) -> Tensor:
+    gradient = param.grad
+    return torch.zeros_like(param) if gradient is None else gradient
 
 
 def _home(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.collectives import Comm, cast_share
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes, subtract_
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.casts import subtract_shares_
 
 
 class Cast(Compressor):
@@ -21,7 +22,7 @@ class Cast(Compressor):
         dtype: `float16` or `bfloat16`.
     """
 
-    traits = Traits(whole_model=True)
+    traits = Traits(whole_model=True, by_coordinate=True)
 
     def __init__(self, dtype: str) -> None:
         checks.choice("dtype", dtype, ["float16", "bfloat16"])
@@ -36,22 +37,9 @@ class Cast(Compressor):
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if not cast[i]}, xs_W)
             narrow_W = {i: target_W for i, target_W in targets_W.items() if cast[i]}
-            if narrow_W and xs_W[0].device.type != "cpu":
-                self._subtract_together_(narrow_W, xs_W, comm.workers)
-                return
-            for i, target_W in narrow_W.items():
-                share_W = cast_share(xs_W[i], comm.workers, self.dtype)
-                target_W.sub_(share_W.to(target_W.dtype), alpha=comm.workers)
+            subtract_shares_(list(narrow_W.values()), [xs_W[i] for i in narrow_W], comm.workers, self.dtype)
 
         return Exchanged([next(narrow if c else whole) for c in cast], subtract_sent_)
-
-    def _subtract_together_(self, targets_W: Mapping[int, Tensor], xs_W: Sequence[Tensor], workers: int) -> None:
-        """Subtract A shares of each tensor [W, ...] from its target, in a few launches for all of them."""
-        sent_W = [xs_W[i] for i in targets_W]
-        share_W = cast_share(torch.cat([x_W.flatten(1) for x_W in sent_W], dim=1), workers, self.dtype)
-        parts = share_W.to(xs_W[0].dtype).split([x_W[0].numel() for x_W in sent_W], dim=1)
-        shares = [part.view(x_W.shape) for part, x_W in zip(parts, sent_W, strict=True)]
-        torch._foreach_sub_(list(targets_W.values()), shares, alpha=workers)
 
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         return dense_bytes(spec) if level is None else 2 * spec.numel

@@ -26,6 +26,7 @@ class Traits:
         collective_reason: why not the others.
         fixed_size: `payload_bytes` is exact, from sizes alone; else an upper bound.
         needs_all: it must see all tensors of a step at once, so that they travel in one bucket.
+        by_coordinate: each coordinate travels by itself, so that smaller buckets cost rounds and no computation.
         units: `gradient`, or `parameter`: x <- x - update, the learning rate has been applied.
         owns: optimizer options that the compressor applies itself (`momentum`): the optimizer must not.
         weight_decay_mode: where `owns` is not empty, how the optimizer still decays: `after_decode` with its momentum,
@@ -48,6 +49,7 @@ class Traits:
     collective_reason: str = "its messages add up, so that an all-reduce is the cheapest"
     fixed_size: bool = True
     needs_all: bool = False
+    by_coordinate: bool = False
     units: str = "gradient"
     owns: frozenset[str] = frozenset()
     weight_decay_mode: str = "decoupled"

@@ -12,7 +12,7 @@ from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
 from accordion_bench.exchange.dense_share import goes_dense
-from accordion_bench.exchange.finite import Finite, Look, largest
+from accordion_bench.exchange.finite import Finite, Look, all_finite, largest
 from accordion_bench.exchange.partition import bucketed, levelled, sent_units, unit_spec
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
@@ -38,7 +38,8 @@ class Exchange:
         bucket_mb: MB that a worker hands over in one exchange, in the first bucket and in the others: of messages at
             the weakest level, not of gradients, since it is for messages that a round of collectives pays; of those
             after `start_step`. A bucket is full when it has reached them, or when there is nothing left.
-        gradient_mb: MB of gradients at which a bucket is full, too, where tensors are on a device.
+        gradient_mb: MB of gradients at which a bucket is full, too, where tensors are on a device or travel coordinate
+            by coordinate; elsewhere a bucket more takes its time from the backward pass.
 
     Attributes:
         what: gradients or differences, for messages.
@@ -72,9 +73,11 @@ class Exchange:
         self.seed, self.scope, self.start_step = seed, scope, start_step
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
+        least = compressor.traits.min_ndim
+        self._without_knob = [1.0 if spec.numel and spec.ndim >= least else None for spec in self.sent]
         if compressor.traits.needs_all:
             bucket_mb, gradient_mb = (math.inf, math.inf), math.inf
-        if like.device.type == "cpu":
+        if like.device.type == "cpu" and not compressor.traits.by_coordinate:
             gradient_mb = math.inf
         gradients = [spec.numel * like.element_size() for spec in self.sent]
         self.buckets = bucketed(self._weakest_bytes(), bucket_mb, gradients, gradient_mb)
@@ -107,15 +110,16 @@ class Exchange:
 
     def levels(self, info: StepInfo) -> list[float | None]:
         """The knob's value for each sent tensor, 1 without a knob; None = dense."""
-        compressor = self.compressor
+        if info.step < self.start_step:
+            return [None] * len(self.sent)
+        if not self.compressor.traits.knob:
+            return list(self._without_knob)
 
         def level(spec: TensorSpec) -> float | None:
-            if info.step < self.start_step or not spec.numel:
+            index = info.plan.levels.get(spec.name)
+            if index is None or not spec.numel:
                 return None
-            if compressor.traits.knob:
-                index = info.plan.levels.get(spec.name)
-                return None if index is None else compressor.scheduled(self.ladder.values[index], info.epoch)
-            return 1 if spec.ndim >= compressor.traits.min_ndim else None
+            return self.compressor.scheduled(self.ladder.values[index], info.epoch)
 
         return [level(spec) for spec in self.sent]
 
@@ -226,21 +230,21 @@ class Exchange:
         counts = [len(self.units[u]) for u in units]
         with self.comm.clock.exchanging(self.kind, number, self.comm.ledger):
             updates = self.compressor.exchange(self._join(xs_W, counts), own, self.state, self.comm).update
-        out, first = [], 0
-        for update, count in zip(updates, counts, strict=True):
-            shapes = [x_W.shape[1:] for x_W in xs_W[first : first + count]]
-            parts = [update] if self.scope == "tensor" else update.view(-1).split([shape.numel() for shape in shapes])
-            out += [part.view(s).to(x.dtype) for part, s, x in zip(parts, shapes, xs_W[first:], strict=False)]
-            first += count
-        return out
+        if self.scope != "tensor":
+            sizes = [[self.specs[i].numel for i in self.units[u]] for u in units]
+            updates = [part for update, own in zip(updates, sizes, strict=True) for part in update.view(-1).split(own)]
+        shapes = [self.specs[i].shape for i in self.members[number]]
+        return [_as_given(update, shape, x_W) for update, shape, x_W in zip(updates, shapes, xs_W, strict=True)]
 
     def context(self, info: StepInfo) -> Context:
         """What the compressor may know of this step."""
         lr = info.lr
-        lrs = [lr] * len(self.specs) if isinstance(lr, int | float) else list(lr)
-        if any(lrs[i] != lrs[unit[0]] for unit in self.units for i in unit):
-            raise ValueError("tensors that travel as one vector must have one learning rate; use scope=tensor")
-        of_unit = [lrs[unit[0]] for unit in self.units]
+        if isinstance(lr, int | float):
+            of_unit: list[float] = [lr] * len(self.units)
+        else:
+            if any(lr[i] != lr[unit[0]] for unit in self.units for i in unit):
+                raise ValueError("tensors that travel as one vector must have one learning rate; use scope=tensor")
+            of_unit = [lr[unit[0]] for unit in self.units]
         return Context(info.step, self.sent, self.levels(info), self.seed, of_unit, info.plan.codebooks)
 
     def as_sent(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
@@ -287,7 +291,7 @@ class Exchange:
             what: they are; default: what is exchanged.
             members: which tensors they are, by index; default: one per spec.
         """
-        if not xs_W or bool(torch.stack([x_W.sum(dtype=self._wide(x_W)) for x_W in xs_W]).sum().isfinite()):
+        if all_finite(xs_W):
             return None
         for i, x_W in zip(members or range(len(self.specs)), xs_W, strict=True):
             for row, x in enumerate(x_W):
@@ -295,9 +299,11 @@ class Exchange:
                     return self._row([i], row, what)
         return None
 
-    @staticmethod
-    def _wide(x: Tensor) -> torch.dtype:
-        return torch.float32 if x.element_size() == 2 else x.dtype
+
+def _as_given(update: Tensor, shape: Sequence[int], like: Tensor) -> Tensor:
+    """An update in the shape of its tensor and the type of its gradient; as it is where it has them."""
+    shaped = update if update.shape == shape else update.view(shape)
+    return shaped if shaped.dtype == like.dtype else shaped.to(like.dtype)
 
 
 def _rows(xs_W: Sequence[Tensor]) -> list[Tensor]:

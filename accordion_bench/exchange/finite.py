@@ -77,6 +77,18 @@ class Finite:
         raise NonFinite(own)
 
 
+def all_finite(xs: Sequence[Tensor]) -> bool:
+    """Whether tensors of one device are, in one pass and one call, that of torch's gradient scaler.
+
+    It writes back each number, times one. A sum of each tensor would cost a step of a small network 3 % more.
+    """
+    if not xs:
+        return True
+    found = torch.zeros(1, device=xs[0].device)
+    torch._amp_foreach_non_finite_check_and_unscale_(list(xs), found, torch.ones_like(found))
+    return not found.item()
+
+
 def largest(xs: Sequence[Tensor]) -> Tensor:
     """The largest magnitude in each tensor that is not empty, [n]; NaN where there is a NaN; waits for nothing."""
     filled = [x for x in xs if x.numel()]

@@ -30,6 +30,8 @@ class Overlap:
     Buckets leave in their fixed order: one that fills early waits for those before it. What the backward pass has not
     reached by its end has a zero gradient and leaves then.
 
+    A lone worker's buckets go nowhere, so that nothing is noted of them.
+
     Args:
         axis: whose gradients.
         comm: through whose transport exchanges are made.
@@ -42,7 +44,8 @@ class Overlap:
         self.armed: Armed | None = None
         if transport:
             comm.transport = Transport(comm.device)
-        for i, param in enumerate(axis.params):
+        self.notes = transport or comm.workers > 1  # what a lone worker has ready goes nowhere
+        for i, param in enumerate(axis.params if self.notes else []):
             param.register_post_accumulate_grad_hook(functools.partial(self._arrived, i))
 
     def arm(self, exchange: Exchange, ctx: Context | None) -> None:
@@ -52,14 +55,18 @@ class Overlap:
             exchange: that they go to.
             ctx: of this step; None = buckets do not leave yet.
         """
-        self.armed = Armed(exchange, ctx, [{} for _ in exchange.buckets], [])
+        if self.notes:
+            self.armed = Armed(exchange, ctx, [{} for _ in exchange.buckets], [])
 
     def _arrived(self, i: int, param: Tensor) -> None:
         if self.armed is None:
             return
         exchange, ctx, xs_W, _ = self.armed
-        xs_W[exchange.bucket_of[i]][i] = param if ctx is None else self.axis.taken(i)
-        self._leave()
+        number = exchange.bucket_of[i]
+        arrived = xs_W[number]
+        arrived[i] = param if ctx is None else self.axis.taken(i)
+        if len(arrived) == len(exchange.members[number]):
+            self._leave()
 
     def _leave(self) -> None:
         """Hand over the buckets that are full, in their order."""

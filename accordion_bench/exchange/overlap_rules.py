@@ -17,8 +17,8 @@ class ExchangeOptions:
     Args:
         engine: `exchange`, or `ddp`: stock DistributedDataParallel with its own hooks.
         overlap: exchanges have a thread of their own; None = between processes.
-        bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25, and on a device at most 25 MB of
-            gradients.
+        bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25, and at most 25 MB of gradients on
+            a device, of casts everywhere.
         float16: the loss is scaled, so that all gradients are looked at before any is used.
         clips: each worker's gradients are clipped, by the norm of all of them.
     """
@@ -57,8 +57,9 @@ class ExchangeOptions:
 
     @property
     def gradient_mb(self) -> float:
-        """MB of gradients at which a bucket is full on a device, however little of them is sent.
+        """MB of gradients at which a bucket is full on a device, and of casts everywhere, however little is sent.
 
-        There the exchange of a bucket hides behind the rest of the backward pass, and takes no core from it.
+        There the exchange of a bucket hides behind the rest of the backward pass, and takes no core from it. Casts take
+        as much in one bucket as in several.
         """
         return DEFAULT_GRADIENTS if self.bucket_cap_mb is None else math.inf

@@ -122,6 +122,8 @@ class PolicyRunner:
     def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
         """Before an exchange: look at what each local group is to exchange, tensors [rows, ...]."""
         needs = self.asked = self.needs_at()
+        if not self.wanted:
+            return
         for request, count in Counter(type(request).__name__ for request in needs).items():
             self.comm.clock.event(f"{count} x {request}")
         if self.comm.leader and self.measure.get("error") and self.compression_error is None:

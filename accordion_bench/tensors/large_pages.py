@@ -1,15 +1,55 @@
-"""Fresh memory for gradient-sized results, which a CPU touches for the first time faster in large pages."""
+"""Memory for gradient-sized results on a CPU, which touches it for the first time at the price of a whole pass.
+
+NumPy asks the system for large pages, torch does not. What `empty` has handed out is used again once nobody holds it
+any more: a step asks for the same sizes as the one before.
+"""
+
+import threading
+import weakref
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+SMALL = 1 << 20  # bytes; less than that the C library keeps itself
+RECENT = 1000  # requests, after which memory that nobody has asked for is given back
+
+
+class Piece(NamedTuple):
+    """Memory, who holds it (nobody, when the reference is dead), and when it was handed out: a number of requests."""
+
+    memory: np.ndarray
+    holder: weakref.ref
+    handed_out: int
+
+
+_lock = threading.Lock()
+_pieces: list[Piece] = []
+_requests = 0
+
 
 def empty(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Uninitialised [n]."""
-    if device.type == "cpu":  # NumPy asks the system for large pages, torch does not
-        return torch.from_numpy(np.empty(max(n, 1) * dtype.itemsize, np.uint8)).view(dtype)[:n]
-    return torch.empty(n, dtype=dtype, device=device)
+    nbytes = n * dtype.itemsize
+    if device.type != "cpu" or nbytes < SMALL:
+        return torch.empty(n, dtype=dtype, device=device)
+    return torch.from_numpy(_handed_out(nbytes)).view(dtype)
+
+
+def _handed_out(nbytes: int) -> np.ndarray:
+    """Bytes that nobody else holds; they are held for as long as this array is."""
+    global _requests
+    with _lock:
+        _requests += 1
+        free = [piece for piece in _pieces if piece.holder() is None]
+        again = next((piece for piece in free if piece.memory.nbytes == nbytes), None)
+        given_back = [piece for piece in free if piece is again or piece.handed_out < _requests - RECENT]
+        _pieces[:] = [piece for piece in _pieces if not any(piece is other for other in given_back)]
+        memory = np.empty(nbytes, np.uint8) if again is None else again.memory
+        held = memory[:]
+        _pieces.append(Piece(memory, weakref.ref(held), _requests))
+        return held
 
 
 def zeros(rows: int, n: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -126,8 +127,10 @@ class Trainer:
         )
         leave_early = not parts.exchange.after_backward(parts.wrapped, comm.processes)
         self.overlap = Overlap(self.axis, comm, parts.exchange.overlaps(comm.processes), leave_early)
-        # in processes of their own they would, unless something forbids it
-        self.models_overlap = not parts.exchange.after_backward(parts.wrapped, max(2, comm.processes))
+        # in processes of their own they would, unless something forbids it; a lone worker's go nowhere
+        self.models_overlap = comm.workers > 1 and not parts.exchange.after_backward(
+            parts.wrapped, max(2, comm.processes)
+        )
         self.ddp: DDPExchange | None = None
         if config.comm.engine == "ddp":
             cap = config.comm.bucket_cap_mb
@@ -200,7 +203,7 @@ class Trainer:
             self.clock.lap("compute")
         self.policy_runner.epoch_sums.add_gradients(axis.gradients_W)
         self.clock.lap("policy")
-        self.comm.ledger.dense_step(sum(spec.numel for spec in axis.specs))
+        self.comm.ledger.dense_step(self.exchange.numel)
         completed = self.sync.step(lr)
         if completed is not None:
             self.policy_runner.after_exchange(completed, self.sync.averaging)
@@ -226,7 +229,7 @@ class Trainer:
             raise NonFinite(f"{bad} is not finite, at a loss scale of {scale.value:g}")
         if overflow and self.ddp:
             self.ddp.charge(self.position.info())
-            self.comm.ledger.dense_step(sum(spec.numel for spec in self.axis.specs))
+            self.comm.ledger.dense_step(self.exchange.numel)
         scale.update(overflow)
         return not overflow
 
@@ -242,7 +245,8 @@ class Trainer:
         def share_of_loss(i: int) -> Tensor:
             only_add_up = self.ddp.no_sync() if self.ddp and i < len(xs) - 1 else contextlib.nullcontext()
             with only_add_up, autocast(self.config.precision, self.device):
-                return self.task.loss(self.forward, xs[i], ys[i], row, i) * (len(ys[i]) / len(y))
+                loss = self.task.loss(self.forward, xs[i], ys[i], row, i)
+                return loss if len(xs) == 1 else loss * (len(ys[i]) / len(y))
 
         scale = self.loss_scale.value if self.loss_scale else 1.0
         if row < self.comm.local_workers - 1:
@@ -254,7 +258,7 @@ class Trainer:
     def _arm(self) -> None:
         """Let the buckets of this step's exchange of gradients leave as they fill, unless somebody must look first."""
         exchange = self.sync.gradients_go_to()
-        if exchange is not None and self.ddp is None and not self.policy_runner.looks():
+        if exchange is not None and self.overlap.notes and self.ddp is None and not self.policy_runner.looks():
             info = self.position.info(self.position.lr())
             self.overlap.arm(exchange, exchange.begin(info) if self.overlap.allowed else None)
 
@@ -266,9 +270,10 @@ class Trainer:
         """
         if self.runner.finite.late:
             self.runner.finite.note(Look(loss_W, self._loss_is))
-        elif not bool(loss_W.isfinite().all()):
-            row = int((~loss_W.isfinite()).nonzero()[0])
-            raise NonFinite(self._loss_is(row, loss_W[row].item()))
+        else:
+            for row, value in enumerate(loss_W.tolist()):
+                if not math.isfinite(value):
+                    raise NonFinite(self._loss_is(row, value))
 
     def _loss_is(self, row: int, value: float) -> str:
         """What is wrong with the loss of a local worker."""

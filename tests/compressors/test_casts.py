@@ -4,8 +4,8 @@ from functools import reduce
 
 import torch
 
-from accordion_bench.comm.collectives import cast_share
 from accordion_bench.position import StepInfo
+from accordion_bench.tensors.casts import share
 from tests.kit.helpers import exchange_for, gradients, residuals
 
 
@@ -54,10 +54,10 @@ def test_no_order_of_summation_in_half_precision_overflows():
         huge_A = torch.full((workers, workers), 1e30)
         near_A = 66_000 * (1 - 0.02 * torch.rand(workers, workers, generator=generator))
         for x_A in (huge_A, -huge_A, near_A):
-            parts = list(cast_share(x_A, workers, torch.float16))
+            parts = list(share(x_A, workers, torch.float16))
             for order in (lambda parts: reduce(torch.add, parts), pairwise, ring, two_rings):
                 total = order(parts)
                 assert total.dtype == torch.float16 and total.isfinite().all(), workers
                 if x_A is huge_A:
                     assert total.min() > 65_504 * (1 - workers * torch.finfo(torch.float16).eps)
-    assert cast_share(torch.tensor([1e30]), 1, torch.float16).item() == 65_504
+    assert share(torch.tensor([1e30]), 1, torch.float16).item() == 65_504

@@ -12,13 +12,15 @@ from torch import nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.partition import bucketed
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.plan import TensorSpec
+from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
-from tests.kit import composed
+from tests.kit import composed, helpers
 
 COMPRESSORS = sorted(file.stem for file in (conf_dir() / "compressor").glob("*.yaml"))
 WITH_MOMENTUM = ("demo", "dgc", "signum")
@@ -262,3 +264,35 @@ def test_other_threads_wait_before_they_start_a_collective():
     comm._run(lambda: None)
     order.append("main")
     assert order == ["exchange", "main"]
+
+
+def test_a_lone_worker_has_no_hooks_and_its_last_gradients_make_room_for_the_new(tmp_path):
+    trainer = Trainer(RunConfig.from_dict(composed.cfg(*TINY)), Comm(1), RunFolder(tmp_path))
+    assert not any(param._post_accumulate_grad_hooks for param in trainer.axis.params)
+    trainer.begin_epoch()
+    trainer.train_step()
+    last = [weakref.ref(gradient_W) for gradient_W in trainer.axis.gradients_W]
+    alive = []
+    loss = trainer.task.loss
+
+    def looked(*args):
+        alive.append(sum(ref() is not None for ref in last))
+        return loss(*args)
+
+    trainer.task.loss = looked
+    trainer.train_step()
+    assert alive == [0]
+
+
+@pytest.mark.parametrize(("compressor", "buckets"), [("bf16", 3), ("none", 3), ("signsgd", 2)])
+def test_casts_fill_a_bucket_by_gradients_as_the_dense_exchange_does(compressor, buckets):
+    """12 tensors of 4 MB: 1 MB, then 25 MB of gradients; of signs all the rest is less than 25 MB."""
+    specs = [TensorSpec(f"w{i}", (1024, 1024)) for i in range(12)]
+    cast = helpers.compressor(compressor).compressor
+    options = ExchangeOptions()
+    exchange = Exchange(
+        *(cast, specs, Ladder("", ()), Comm(2), torch.zeros(1)),
+        bucket_mb=options.bucket_mb,
+        gradient_mb=options.gradient_mb,
+    )
+    assert [len(members) for members in exchange.members] == ([1, 7, 4] if buckets == 3 else [8, 4])

@@ -1,0 +1,152 @@
+"""Sums in 16 bits: what each worker adds to a mean, in a type of the wire.
+
+Tensor suffixes: W local workers, T tensors, N coordinates of one, B of all.
+"""
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.tensors import kernels, large_pages
+
+if TYPE_CHECKING:
+    from accordion_bench.tensors.kernels.table import Table
+
+TILE = 1 << 14  # coordinates that stay in a processor's cache
+
+
+@lru_cache(64)
+def largest_share(workers: int, dtype: torch.dtype) -> float:
+    """Where a share is cut: so many of them, added up in the type in any order, do not overflow."""
+    most = torch.finfo(dtype).max
+    if workers > 1:  # the limit's own rounding and those of A - 1 additions may each grow it by eps / 2
+        most /= workers * (1 + torch.finfo(dtype).eps / 2) ** workers
+    return float(torch.tensor(most, dtype=dtype))
+
+
+def share(x_W: Tensor, workers: int, dtype: torch.dtype) -> Tensor:
+    """What each worker adds to a sum in `dtype`: x / A, cut to where A of them cannot overflow, in any order."""
+    share_W = (x_W if workers == 1 else x_W / workers).to(dtype)
+    if dtype == torch.float16:  # bfloat16 ends where float32 ends
+        most = largest_share(workers, dtype)
+        share_W = share_W.clamp_(-most, most)
+    return share_W
+
+
+def sum_of_shares(xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) -> Tensor:
+    """The local workers' shares of several tensors, side by side and added up: [B] in `dtype`.
+
+    They are added in float32, in the order of the workers, and the sum is rounded once.
+
+    Args:
+        xs_W: tensors [W, ...], at least one, all of one type.
+        workers: of the whole run, A.
+        dtype: float16 or bfloat16.
+    """
+    if _usable(xs_W, dtype):
+        return _summed_by_kernel(xs_W, workers, dtype)
+    share_WB = share(side_by_side(xs_W), workers, dtype)
+    if len(share_WB) == 1:
+        return share_WB[0]
+    total_B = torch.zeros_like(share_WB[0], dtype=torch.float32)
+    for share_B in share_WB:
+        total_B += share_B
+    return total_B.to(dtype)
+
+
+def widened(narrow_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `sum_of_shares` has made, or a sum of these, in float32 or float64."""
+    wide_B = large_pages.empty(len(narrow_B), dtype, narrow_B.device)
+    if not _usable([wide_B], narrow_B.dtype):
+        return wide_B.copy_(narrow_B)
+    from accordion_bench.tensors.kernels import casts
+    from accordion_bench.tensors.kernels.threads import over_tiles
+
+    half, tiles = narrow_B.dtype == torch.float16, -(-len(narrow_B) // TILE)
+    over_tiles(casts.widen, tiles, _bits(narrow_B), half, TILE, wide_B.numpy())
+    return wide_B
+
+
+def subtract_shares_(targets_W: Sequence[Tensor], xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) -> None:
+    """Each target [W, ...] -= A x the shares of its tensor, as others read them."""
+    if not targets_W:
+        return
+    if _usable([*targets_W, *xs_W], dtype) and all(_rows_lie_dense(target_W) for target_W in targets_W):
+        _subtracted_by_kernel_(targets_W, xs_W, workers, dtype)
+        return
+    share_WB = share(side_by_side(xs_W), workers, dtype).to(targets_W[0].dtype)
+    parts = share_WB.split([x_W[0].numel() for x_W in xs_W], dim=1)
+    shares = [part.view(x_W.shape) for part, x_W in zip(parts, xs_W, strict=True)]
+    torch._foreach_sub_(list(targets_W), shares, alpha=workers)
+
+
+def side_by_side(xs_W: Sequence[Tensor]) -> Tensor:
+    """Tensors [W, ...] as one [W, B]."""
+    return torch.cat([x_W.reshape(len(x_W), -1) for x_W in xs_W], dim=1)
+
+
+# ---- with kernels
+
+
+def _usable(xs_W: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    if not kernels.usable(xs_W):
+        return False
+    from accordion_bench.tensors.kernels import casts
+
+    return dtype == torch.bfloat16 or casts.converts_float16()
+
+
+def _rows_lie_dense(x_W: Tensor) -> bool:
+    return x_W.is_contiguous() or x_W[0].is_contiguous()
+
+
+def _summed_by_kernel(xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) -> Tensor:
+    from accordion_bench.tensors.kernels import casts
+    from accordion_bench.tensors.kernels.table import addresses
+    from accordion_bench.tensors.kernels.threads import over_tiles
+
+    rows_W = [x_W if _rows_lie_dense(x_W) else x_W.contiguous() for x_W in xs_W]
+    table = _table(tuple(x_W.numel() // len(x_W) for x_W in rows_W))
+    total_B = large_pages.empty(int(table.entries.sum()), dtype, rows_W[0].device)
+    cast = _as_kernels_take_it(rows_W[0], workers, dtype)
+    over_tiles(casts.add_up_shares, table.tiles, addresses(rows_W), table.rows, table.tile, *cast, _bits(total_B))
+    return total_B
+
+
+def _subtracted_by_kernel_(
+    targets_W: Sequence[Tensor], xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype
+) -> None:
+    from accordion_bench.tensors.kernels import casts
+    from accordion_bench.tensors.kernels.table import addresses
+    from accordion_bench.tensors.kernels.threads import over_tiles
+
+    rows_W = [x_W if _rows_lie_dense(x_W) else x_W.contiguous() for x_W in xs_W]
+    table = _table(tuple(x_W.numel() // len(x_W) for x_W in rows_W))
+    cast = _as_kernels_take_it(rows_W[0], workers, dtype)
+    over_tiles(
+        casts.subtract_shares, table.tiles, addresses(targets_W), addresses(rows_W), table.rows, table.tile, *cast
+    )
+
+
+def _bits(narrow_B: Tensor) -> np.ndarray:
+    return narrow_B.view(torch.uint16).numpy()
+
+
+@lru_cache(64)
+def _table(lengths: tuple[int, ...]) -> "Table":
+    """Where the shares of tensors of these lengths lie."""
+    from accordion_bench.tensors.kernels.table import Table
+
+    starts = [2 * sum_ for sum_ in itertools.accumulate(lengths[:-1], initial=0)]
+    return Table(lengths, [max(n, 1) for n in lengths], TILE, headers=starts, streams=[starts])
+
+
+def _as_kernels_take_it(like: Tensor, workers: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Workers, largest share, whether it is float16, and an array of the tensors' type."""
+    empty = np.empty(0, np.float32 if like.dtype == torch.float32 else np.float64)
+    return empty.dtype.type(workers), np.float32(largest_share(workers, dtype)), dtype == torch.float16, empty

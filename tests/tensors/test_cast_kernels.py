@@ -1,0 +1,85 @@
+"""Casts by kernels: the bits of torch's own conversions."""
+
+import pytest
+import torch
+
+from accordion_bench.tensors import casts, kernels
+
+pytestmark = pytest.mark.skipif(not kernels.installed(), reason="needs numba, the extra fast")
+
+TYPES = (torch.float16, torch.bfloat16)
+
+
+def every_half() -> torch.Tensor:
+    """All numbers of float16, among them NaN, infinity and denormals, as float32."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
+
+
+def hard_numbers() -> torch.Tensor:
+    """Numbers beside every float16 and every bfloat16, where rounding tips over, and any bits at all."""
+    generator = torch.Generator().manual_seed(0)
+    brains = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
+    beside = [brains + step for step in (0, 1, -1, 0x7FFF, 0x8000, 0x8001)]
+    beside += [every_half().view(torch.int32) + step for step in (0, 1, -1, 0x0FFF, 0x1000, 0x1001)]
+    anything = torch.randint(-(2**31), 2**31, (50_001,), generator=generator, dtype=torch.int64).int()
+    return torch.cat([*beside, anything]).view(torch.float32)
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Equal bit by bit, but for which NaN it is."""
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+    bits = torch.int16 if ours.element_size() == 2 else torch.int32 if ours.element_size() == 4 else torch.int64
+    nan = ours.isnan()
+    return torch.equal(nan, theirs.isnan()) and torch.equal(ours[~nan].view(bits), theirs[~nan].view(bits))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_shares_have_the_bits_of_torch_s_conversion(dtype, workers):
+    x_W = hard_numbers()[None]
+    theirs = (x_W[0] / workers).to(dtype)
+    if dtype == torch.float16:
+        most = casts.largest_share(workers, dtype)
+        theirs = theirs.clamp(-most, most)
+    assert same_bits(casts.sum_of_shares([x_W], workers, dtype), theirs)
+    wide = casts.widened(theirs, torch.float32)
+    assert same_bits(wide, theirs.float()) and same_bits(casts.widened(theirs, torch.float64), theirs.double())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_sums_and_what_was_sent_are_those_of_the_torch_path(dtype, rows, wide, monkeypatch):
+    """Odd lengths, nothing, several tiles, strides, tensors of no dimensions, one thread and two."""
+    generator = torch.Generator().manual_seed(rows)
+    shapes = [(3, 5), (0,), (), (casts.TILE * 17 + 3,), (2, 0, 3), (1,)]
+    xs_W = [torch.randn(rows, *shape, generator=generator, dtype=wide) * 10.0**6 for shape in shapes]
+    xs_W += [torch.randn(rows, 7, 6, generator=generator, dtype=wide).transpose(1, 2)]
+    xs_W += [torch.randn(2 * rows, 4, 9, generator=generator, dtype=wide)[::2, ::2]]
+    xs_W += [torch.randn(rows, 3, 11, generator=generator, dtype=wide)[:, 1]]
+    targets_W = [torch.randn(x_W.shape, generator=generator, dtype=wide) for x_W in xs_W]
+
+    def results():
+        own = [target_W.clone() for target_W in targets_W]
+        casts.subtract_shares_(own, xs_W, 7, dtype)
+        return [casts.sum_of_shares(xs_W, 7, dtype), *own]
+
+    with monkeypatch.context() as absent:
+        absent.setattr(kernels, "installed", lambda: False)
+        theirs = results()
+    kept = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            assert all(same_bits(mine, other) for mine, other in zip(results(), theirs, strict=True)), threads
+    finally:
+        torch.set_num_threads(kept)
+
+
+def test_a_processor_that_knows_no_float16_leaves_it_to_torch(monkeypatch):
+    from accordion_bench.tensors.kernels import casts as by_kernel
+
+    monkeypatch.setattr(by_kernel, "converts_float16", lambda: False)
+    monkeypatch.setattr(by_kernel, "add_up_shares", None)
+    xs_W = [torch.tensor([[1.0, 1e30, -1e30]])]
+    assert casts.sum_of_shares(xs_W, 1, torch.float16).tolist() == [1, 65_504, -65_504]

@@ -1,0 +1,323 @@
+"""Sparse messages: values and index codes, written from rows into messages and added from messages into sums.
+
+The bits are those of `compressors/index_codes.py`: l low bits of each index side by side, then a stream in which a one
+stands for each index, its high bits plus its rank far from the beginning. A bitmap is a stream alone, of indices as
+they are. Where an entry is told by its sign alone, what is coded is 2 i + (x_i > 0).
+
+Tensor suffixes: R rows.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, i64, u8, u32, u64
+from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
+from accordion_bench.tensors.kernels.threads import over_tiles
+from accordion_bench.tensors.kernels.top import EQUAL, GREATER, Chosen, collect, limits, zeros_below
+
+MESSAGE, KEPT, BY_RANK, LOW, AT_LOW, AT_HIGH, END, SIGNS = range(8)  # columns of `Messages`
+"""Address; entries; whether high bits move on by one for each entry before, else 0; low bits of an entry; where in the
+message low bits and high bits begin, and where it ends; 1 = entries are told by their signs, and the message begins
+with their magnitude."""
+
+RANK, TIES = range(2)  # columns of what is known where a tile begins: entries before it, and how many equal ones it sends
+LOW_BYTE, HIGH_AT, HIGH_BYTE = range(3)  # columns of a tile's first bytes, which belong to the tile before, too
+
+
+class Codes(NamedTuple):
+    """What index codes of each message consist of, int64 arrays: as `compressors.index_codes.code_shapes` tells it."""
+
+    by_rank: np.ndarray
+    low: np.ndarray
+    low_bytes: np.ndarray
+    high_bytes: np.ndarray
+
+
+def messages(addresses: np.ndarray, kept: np.ndarray, codes: Codes, header: int | None = None) -> np.ndarray:
+    """A table of messages, int64 [M, 8].
+
+    Args:
+        addresses: where each begins.
+        kept: entries of each.
+        codes: what their index codes consist of.
+        header: bytes before them, where entries are told by their signs; else float32 values stand there.
+    """
+    table = np.zeros((addresses.size, 8), np.int64)
+    table[:, MESSAGE], table[:, KEPT] = addresses.ravel(), kept
+    table[:, BY_RANK], table[:, LOW] = codes.by_rank, codes.low
+    table[:, AT_LOW] = 4 * table[:, KEPT] if header is None else header
+    table[:, AT_HIGH] = table[:, AT_LOW] + codes.low_bytes
+    table[:, END] = table[:, AT_HIGH] + codes.high_bytes
+    table[:, SIGNS] = header is not None
+    return table
+
+
+def encode(rows: Rows, chosen: Chosen, table: np.ndarray) -> np.ndarray:
+    """Write what is chosen of each row into its message; with signs, all but its header.
+
+    Args:
+        rows: coordinates.
+        chosen: of them.
+        table: one message for each row.
+
+    Returns:
+        whether a value is not finite as a float32, booleans [R].
+    """
+    starts, edges = np.zeros((rows.tiles, 2), np.int64), np.zeros((rows.tiles, 3), np.int64)
+    bad, like = np.zeros(rows.tiles + 1, bool), limits(rows.dtype)
+    over_tiles(_place, rows.count, rows.table, chosen.kept, chosen.counts, table, starts)
+    numbers = np.empty(0, rows.dtype)
+    over_tiles(
+        _write, rows.tiles, rows.table, like, numbers, chosen.least, chosen.counts, table, starts, edges, bad
+    )
+    over_tiles(_mend, rows.count, rows.table, table, starts, edges)
+    return np.logical_or.reduceat(bad, rows.table[:-1, TILE]) & (rows.table[:-1, N] > 0)
+
+
+def add(
+    targets: Rows, table: np.ndarray, until: Sequence[int] | np.ndarray, alpha: float = 1.0, divisor: float = 1.0
+) -> None:
+    """target = (target + alpha x each message, one after the other) / divisor.
+
+    Args:
+        targets: rows.
+        table: messages, those of the first row first.
+        until: of each row, how many messages are before its first; then the number of all, [R + 1].
+        alpha: factor of values, as float32.
+        divisor: of all coordinates; 1 = none.
+    """
+    numbers = np.empty(0, targets.dtype)
+    ends = np.asarray(until, np.int64)
+    over_tiles(_add, targets.tiles, targets.table, numbers, table, ends, f32(alpha), targets.dtype(divisor))
+
+
+@compiled
+def _place(rows, kept, counts, table, starts, first, last):  # type: ignore[no-untyped-def]
+    """Where each tile begins in its row's message; and codes are emptied."""
+    for row in range(first, last):
+        begin, end = rows[row, TILE], rows[row + 1, TILE]
+        ties = kept[row] - counts[begin:end, GREATER].sum()
+        rank = 0
+        for tile in range(begin, end):
+            starts[tile, RANK], starts[tile, TIES] = rank, min(ties, counts[tile, EQUAL])
+            rank += counts[tile, GREATER] + starts[tile, TIES]
+            ties -= starts[tile, TIES]
+        at = table[row, AT_LOW]
+        array_at(table[row, MESSAGE] + at, table[row, END] - at, np.empty(0, u8))[:] = 0
+
+
+@compiled
+def _write(rows, limits, like, least, counts, table, starts, edges, bad, first, last):  # type: ignore[no-untyped-def]
+    """Values and codes of each tile; of the codes all bytes but the first, which go to `edges`."""
+    magnitude = limits[0]
+    places = np.empty(SIZE, np.int32)
+    words = np.empty(SIZE, u64)
+    for row in range(rows.shape[0] - 1):
+        begin, n = rows[row, TILE], rows[row, N]
+        keys, numbers = array_at(rows[row, ADDRESS], n, limits), array_at(rows[row, ADDRESS], n, like)
+        message = array_at(table[row, MESSAGE], table[row, END], np.empty(0, u8))
+        low, by_rank = table[row, LOW], table[row, BY_RANK]
+        at_low, at_high = table[row, AT_LOW], table[row, AT_HIGH]
+        for tile in range(max(first, begin), min(last, rows[row + 1, TILE])):
+            start, rank = (tile - begin) * SIZE, starts[tile, RANK]
+            x = keys[start : start + SIZE]
+            found = collect(x, magnitude, least[row], places)
+            if starts[tile, TIES] < counts[tile, EQUAL]:
+                found = _without_late_ties(x, limits, least[row], starts[tile, TIES], places[:found])
+            if found == 0:
+                continue
+            entries = places[:found]
+            if table[row, SIGNS]:
+                indices = np.empty(found, i64)
+                for i in range(found):
+                    indices[i] = 2 * (start + entries[i]) + (numbers[start + entries[i]] > 0)
+                    bad[tile] |= not np.isfinite(numbers[start + entries[i]])
+                edges[tile, LOW_BYTE] = _put_low(indices, 0, low, rank, message[at_low:], words)
+                edge = _put_high(indices, 0, low, by_rank, rank, message[at_high:], words)
+            else:
+                bad[tile] = _put_values(numbers[start : start + SIZE], entries, message[4 * rank :])
+                edges[tile, LOW_BYTE] = _put_low(entries, start, low, rank, message[at_low:], words)
+                edge = _put_high(entries, start, low, by_rank, rank, message[at_high:], words)
+            edges[tile, HIGH_AT], edges[tile, HIGH_BYTE] = edge
+
+
+@compiled
+def _mend(rows, table, starts, edges, first, last):  # type: ignore[no-untyped-def]
+    """Add the first bytes of each tile's codes to the last of those before."""
+    for row in range(first, last):
+        message = array_at(table[row, MESSAGE], table[row, END], np.empty(0, u8))
+        for tile in range(rows[row, TILE], rows[row + 1, TILE]):
+            if edges[tile, LOW_BYTE]:
+                at = table[row, AT_LOW] + (starts[tile, RANK] * table[row, LOW] >> 3)
+                message[at] |= u8(edges[tile, LOW_BYTE])
+            if edges[tile, HIGH_BYTE]:
+                message[table[row, AT_HIGH] + edges[tile, HIGH_AT]] |= u8(edges[tile, HIGH_BYTE])
+
+
+@compiled
+def _without_late_ties(x, limits, least, ties, places):  # type: ignore[no-untyped-def]
+    """Leave only so many of those whose key is `least`, the first ones; returns how many are left."""
+    left = 0
+    for i in range(places.size):
+        place = places[i]
+        tied = min(x[place] & limits[0], limits[1]) == least
+        if not tied or ties > 0:
+            places[left] = place
+            left += 1
+        ties -= tied
+    return left
+
+
+@compiled
+def _put_values(x, places, message):  # type: ignore[no-untyped-def]
+    """Numbers as float32, byte by byte because a message begins anywhere; whether one of them is not finite."""
+    bad = False
+    for i in range(places.size):
+        value = f32(x[places[i]])
+        bad |= not np.isfinite(value)
+        word = value.view(u32)
+        for byte in range(4):
+            message[4 * i + byte] = u8(word >> u32(8 * byte))
+    return bad
+
+
+@compiled
+def _put_low(indices, start, low, rank, message, words):  # type: ignore[no-untyped-def]
+    """The low bits of indices start + index from a rank on; the first byte is returned instead."""
+    if low == 0:
+        return i64(0)
+    fill = rank * low & 7
+    mask, word, at = u64((1 << low) - 1), u64(0), 0
+    for i in range(indices.size):
+        bits = u64(start + indices[i]) & mask
+        word |= bits << u64(fill)
+        fill += low
+        if fill >= 64:
+            words[at] = word
+            at += 1
+            fill -= 64
+            word = bits >> u64(low - fill)
+    words[at] = word
+    return _store(words, (64 * at + fill + 7) >> 3, message, rank * low >> 3)
+
+
+@compiled
+def _put_high(indices, start, low, by_rank, rank, message, words):  # type: ignore[no-untyped-def]
+    """The high bits of indices start + index from a rank on; where the first byte is, and the byte itself."""
+    last = indices.size - 1
+    origin = ((start + indices[0]) >> low) + by_rank * rank >> 3
+    end = ((start + indices[last]) >> low) + by_rank * (rank + last) - 8 * origin
+    words[: (end >> 6) + 1] = u64(0)
+    for i in range(indices.size):
+        bit = ((start + indices[i]) >> low) + by_rank * (rank + i) - 8 * origin
+        words[bit >> 6] |= u64(1) << u64(bit & 63)
+    return origin, _store(words, (end >> 3) + 1, message, origin)
+
+
+@compiled
+def _store(words, nbytes, message, at):  # type: ignore[no-untyped-def]
+    """The first bytes of words into a message from `at` on, all but the very first, which is returned."""
+    stream = words.view(u8)
+    for i in range(1, nbytes):
+        message[at + i] = stream[i]
+    return i64(stream[0])
+
+
+@compiled
+def _word_at(message, at):  # type: ignore[no-untyped-def]
+    """Eight bytes of a message, the first one lowest; zeros behind its end."""
+    word = u64(0)
+    if at + 8 <= message.size:
+        eight = message[at : at + 8]
+        for byte in range(8):
+            word |= u64(eight[byte]) << u64(8 * byte)
+    else:
+        for byte in range(message.size - at):
+            word |= u64(message[at + byte]) << u64(8 * byte)
+    return word
+
+
+@compiled
+def _value_at(message, at):  # type: ignore[no-untyped-def]
+    word = u32(0)
+    for byte in range(4):
+        word |= u32(message[at + byte]) << u32(8 * byte)
+    return u32(word).view(f32)
+
+
+@compiled
+def _add(rows, like, table, until, alpha, divisor, first, last):  # type: ignore[no-untyped-def]
+    """Tile by tile, so that a tile stays in the cache while all messages are added to it."""
+    cursors = np.zeros((table.shape[0], 2), np.int64)
+    for row in range(rows.shape[0] - 1):
+        begin, n = rows[row, TILE], rows[row, N]
+        target = array_at(rows[row, ADDRESS], n, like)
+        for tile in range(max(first, begin), min(last, rows[row + 1, TILE])):
+            start = (tile - begin) * SIZE
+            x = target[start : start + SIZE]
+            for one in range(until[row], until[row + 1]):
+                if tile == first:
+                    cursors[one] = _cursor_at(table[one], start)
+                cursors[one] = _add_tile(x, start, table[one], alpha, cursors[one])
+            if divisor != 1:
+                for i in range(x.size):
+                    x[i] /= divisor
+
+
+@compiled
+def _cursor_at(columns, start):  # type: ignore[no-untyped-def]
+    """A position in the stream of high bits, and the rank there, in front of all indices from `start` on."""
+    stream = array_at(columns[MESSAGE] + columns[AT_HIGH], columns[END] - columns[AT_HIGH], np.empty(0, u8))
+    wanted = ((1 + columns[SIGNS]) * start) >> columns[LOW]
+    position, rank = 0, 0
+    while position < 8 * stream.size:
+        ones = _ones(_word_at(stream, position >> 3))
+        if position + 64 - columns[BY_RANK] * (rank + ones) > wanted:
+            break
+        position, rank = position + 64, rank + ones
+    return position, rank
+
+
+@compiled
+def _ones(word):  # type: ignore[no-untyped-def]
+    """How many ones a uint64 has."""
+    word -= (word >> u64(1)) & u64(0x5555555555555555)
+    word = (word & u64(0x3333333333333333)) + ((word >> u64(2)) & u64(0x3333333333333333))
+    return i64((((word + (word >> u64(4))) & u64(0x0F0F0F0F0F0F0F0F)) * u64(0x0101010101010101)) >> u64(56))
+
+
+@compiled
+def _add_tile(x, start, columns, alpha, cursor):  # type: ignore[no-untyped-def]
+    """Add a message's entries that belong to coordinates from `start` on; returns the cursor behind them.
+
+    A message may come from anywhere: what it says of coordinates outside of the tile is not followed.
+    """
+    message = array_at(columns[MESSAGE], columns[END], np.empty(0, u8))
+    kept, low, by_rank, signs = columns[KEPT], columns[LOW], columns[BY_RANK], columns[SIGNS]
+    at_low, at_high = columns[AT_LOW], columns[AT_HIGH]
+    position, rank = cursor
+    mask = u64((1 << low) - 1)
+    behind = u64(0xFFFFFFFFFFFFFFFF) << u64(position & 63)
+    position &= -64
+    while at_high + (position >> 3) < message.size and rank < kept:
+        word = _word_at(message, at_high + (position >> 3)) & behind
+        while word and rank < kept:
+            bit = position + i64(zeros_below(word))
+            at = rank * low
+            entry = ((bit - by_rank * rank) << low) | i64((_word_at(message, at_low + (at >> 3)) >> u64(at & 7)) & mask)
+            place = (entry >> signs) - start
+            if place >= x.size:
+                return bit, rank
+            if place >= 0:
+                if signs:
+                    value = _value_at(message, 0) * (alpha if entry & 1 else -alpha)
+                else:
+                    value = _value_at(message, 4 * rank) * alpha
+                x[place] += value
+            rank += 1
+            word &= word - u64(1)
+        behind = u64(0xFFFFFFFFFFFFFFFF)
+        position += 64
+    return position, rank

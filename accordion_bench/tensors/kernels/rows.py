@@ -1,0 +1,42 @@
+"""Rows: each worker's part of each tensor of a bucket, for kernels that look at every row by itself.
+
+Tensor suffixes: T tensors, W workers, R rows.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ADDRESS, N, TILE = range(3)  # columns of `Rows.table`
+SIZE = 1 << 16  # coordinates of a tile: what stays in a second-level cache while it is looked at again
+INDEXED = 1 << 31  # coordinates of a row, in front of which indices have four bytes
+
+
+class Rows:
+    """Where rows lie, cut into tiles.
+
+    Args:
+        rows_W: tensors [W, N] of one type; each row contiguous.
+
+    Attributes:
+        table: int64 [R + 1, 3], the columns above: address, coordinates, tiles before the row's first. Row w T + t
+            is worker w's part of tensor t; the last line tells the number of tiles.
+        count: R.
+        tiles: of all rows.
+        dtype: of coordinates, for NumPy.
+    """
+
+    def __init__(self, rows_W: Sequence[Tensor]) -> None:
+        workers = len(rows_W[0])
+        steps = np.arange(workers, dtype=np.int64)[:, None]
+        starts = np.array([x_W.data_ptr() for x_W in rows_W], np.int64)
+        strides = np.array([x_W.stride(0) * x_W.element_size() for x_W in rows_W], np.int64)
+        self.count = workers * len(rows_W)
+        self.table = np.zeros((self.count + 1, 3), np.int64)
+        self.table[:-1, ADDRESS] = (starts + steps * strides).ravel()
+        self.table[:-1, N] = np.tile(np.array([x_W.shape[1] for x_W in rows_W], np.int64), workers)
+        self.table[1:, TILE] = (-(-self.table[:-1, N] // SIZE)).cumsum()
+        self.tiles = int(self.table[-1, TILE])
+        self.dtype = np.float32 if rows_W[0].dtype == torch.float32 else np.float64

@@ -1,0 +1,313 @@
+"""The largest magnitudes of rows: which numbers are sent, told by the smallest of them.
+
+A magnitude is compared by its bits, as an integer: its `key`. NaN has the key of infinity, the largest one. What is
+chosen of a row are all keys above `least`, and the first so many of those that equal it: no list of indices.
+
+1. A sample of the row gives two bounds, between which its k-th largest key lies.
+2. One pass counts, tile by tile, the keys above the upper bound, and keeps those that lie between the two.
+3. Among these few the k-th largest is found exactly.
+
+Tensor suffixes: R rows.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from accordion_bench.tensors.kernels.compiled import array_at, compiled, i64, u64
+from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
+from accordion_bench.tensors.kernels.threads import over_tiles
+
+BETWEEN = SIZE // 8  # keys of a tile that are kept for the exact search
+SAMPLE, MOST = 1 << 10, 1 << 15  # a row of n has a sample of n / 64 keys, at least and at most so many
+DIGITS = 8  # bits by which a search becomes narrower in each of its passes
+MAGNITUDE, INFINITE = range(2)  # what `limits` says
+ABOVE, AT_UPPER, INSIDE, AT_LOWER = range(4)  # columns of what one pass counts in a tile
+GREATER, EQUAL = range(2)  # columns of `Chosen.counts`
+
+
+def limits(dtype: type) -> np.ndarray:
+    """Of coordinates of a type, as integers of its width: the bits of a magnitude, and the key of infinity."""
+    integer = {np.float32: np.int32, np.float64: np.int64}[dtype]
+    return np.array([np.iinfo(integer).max, dtype(np.inf).view(integer)], integer)
+
+
+def key(value: float, dtype: type) -> int:
+    """The key of a number that is not negative."""
+    return int(dtype(value).view({np.float32: np.int32, np.float64: np.int64}[dtype]))
+
+
+class Chosen:
+    """Which coordinates of rows are chosen.
+
+    Attributes:
+        least: smallest key, int64 [R].
+        kept: how many, int64 [R].
+        counts: int64 [tiles, 2], of each tile the keys above `least`, and those that equal it.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.least = np.zeros(rows.count, np.int64)
+        self.kept = np.zeros(rows.count, np.int64)
+        self.counts = np.zeros((rows.tiles, 2), np.int64)
+
+
+def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: Chosen | None = None) -> Chosen:
+    """The k largest magnitudes of every row; ties go to the lower index.
+
+    Args:
+        rows: where coordinates lie.
+        k: how many of each row, at most its coordinates; -1 = leave the row as `chosen` has it.
+        chosen: what to write into.
+
+    Returns:
+        what is chosen.
+    """
+    chosen = chosen or Chosen(rows)
+    wanted, like = np.asarray(k, np.int64), limits(rows.dtype)
+    bounds = np.zeros((rows.count, 2), np.int64)
+    found = np.zeros((rows.tiles, 4), np.int64)
+    inside = np.empty((rows.tiles, BETWEEN), like.dtype)
+    over_tiles(_bound, rows.count, rows.table, like, wanted, bounds)
+    over_tiles(_compare, rows.tiles, rows.table, like, wanted, bounds, found, inside)
+    over_tiles(_decide, rows.count, rows.table, like, wanted, bounds, found, inside, chosen.least, chosen.counts)
+    chosen.kept[wanted >= 0] = wanted[wanted >= 0]
+    return chosen
+
+
+def choose_from(rows: Rows, least: np.ndarray, chosen: Chosen) -> None:
+    """All magnitudes from the keys `least` [R] on; -1 = leave the row as it is."""
+    chosen.least[least >= 0] = least[least >= 0]
+    over_tiles(_count, rows.tiles, rows.table, limits(rows.dtype), least, chosen.counts)
+    until = np.concatenate([[0], chosen.counts[:, GREATER].cumsum()])
+    found = until[rows.table[1:, TILE]] - until[rows.table[:-1, TILE]]
+    chosen.kept[least >= 0] = found[least >= 0]
+
+
+def leave_zeros(rows: Rows, chosen: Chosen, which: np.ndarray) -> None:
+    """Of the rows `which`, booleans [R], coordinates that are zero are no longer chosen."""
+    for row in np.flatnonzero(which & (chosen.least == 0) & (chosen.kept > 0)):
+        counts = chosen.counts[rows.table[row, TILE] : rows.table[row + 1, TILE]]
+        counts[:, EQUAL] = 0
+        chosen.least[row], chosen.kept[row] = 1, counts[:, GREATER].sum()
+
+
+def sampled_keys(rows: Rows, rank: np.ndarray, offset: np.ndarray, stride: np.ndarray) -> np.ndarray:
+    """The rank-th largest key [R] of a sample of each row: its coordinates at offset, offset + stride, ...; rank 0: 0."""
+    out = np.zeros(rows.count, np.int64)
+    over_tiles(_sample, rows.count, rows.table, limits(rows.dtype), rank, offset, stride, out)
+    return out
+
+
+@intrinsic
+def zeros_below(context, word):  # type: ignore[no-untyped-def]
+    """How many zeros are below the lowest one of a uint64."""
+
+    def count(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], cgutils.false_bit)
+
+    return types.uint64(types.uint64), count
+
+
+@compiled
+def collect(x, magnitude, least, out):  # type: ignore[no-untyped-def]
+    """Write the places of keys that are not below `least` into out, ascending; returns how many these are."""
+    found = 0
+    whole = x.size // 64 * 64
+    for start in range(0, whole, 64):
+        block = x[start : start + 64]
+        word = u64(0)
+        for i in range(64):
+            word |= u64((block[i] & magnitude) >= least) << u64(i)
+        while word:
+            out[found] = start + i64(zeros_below(word))
+            found += 1
+            word &= word - u64(1)
+    for i in range(whole, x.size):
+        out[found] = i
+        found += (x[i] & magnitude) >= least
+    return found
+
+
+@compiled
+def kth_largest(keys, k):  # type: ignore[no-untyped-def]
+    """The k-th largest of some keys, 0 < k <= their number; they are overwritten."""
+    counts = np.empty(1 << DIGITS, np.int64)
+    while True:
+        smallest, largest = keys[0], keys[0]
+        for x in keys:
+            smallest, largest = min(smallest, x), max(largest, x)
+        shift = 0
+        while (i64(largest) - i64(smallest)) >> shift >= 1 << DIGITS:
+            shift += 1
+        if smallest == largest:
+            return i64(smallest)
+        counts[:] = 0
+        for x in keys:
+            counts[(i64(x) - i64(smallest)) >> shift] += 1
+        digit = counts.size - 1
+        while counts[digit] < k:
+            k -= counts[digit]
+            digit -= 1
+        left = 0
+        for x in keys:
+            keys[left] = x
+            left += (i64(x) - i64(smallest)) >> shift == digit
+        keys = keys[:left]
+
+
+@compiled
+def _bound(rows, limits, wanted, bounds, first, last):  # type: ignore[no-untyped-def]
+    """An upper and a lower bound of the k-th largest key of each row; short rows: the key itself."""
+    scratch = np.empty(2 * MOST, limits.dtype)
+    for row in range(first, last):
+        n, k = rows[row, N], wanted[row]
+        if k == 0:
+            bounds[row, :] = i64(limits[MAGNITUDE])
+        if k <= 0 or k == n:
+            continue  # of all, the least key is 0
+        x = array_at(rows[row, ADDRESS], n, limits)
+        stride = max(1, n // min(MOST, max(SAMPLE, n // 64)))
+        while math.gcd(stride, n) > 1:  # else the sample would see some rows or filter taps of a tensor only
+            stride -= 1
+        size = (n + stride - 1) // stride
+        sample = scratch[:size] if size <= scratch.size else np.empty(size, limits.dtype)
+        rank = k * size / n
+        # more than four standard deviations on both sides, so that a second try is all but never needed
+        margin = 4 * math.sqrt(rank) + 4 if stride > 1 else 0.0
+        for side in range(2):
+            at = int(rank - margin) if side == 0 else int(rank + margin)
+            if at < 1:
+                bounds[row, side] = i64(limits[INFINITE])
+            elif at > size:
+                bounds[row, side] = 0
+            else:
+                for i in range(size):
+                    sample[i] = min(x[i * stride] & limits[MAGNITUDE], limits[INFINITE])
+                bounds[row, side] = kth_largest(sample, at)
+
+
+@compiled
+def _compare(rows, limits, wanted, bounds, found, inside, first, last):  # type: ignore[no-untyped-def]
+    """Count the keys of each tile against its row's bounds, and keep those that lie between them."""
+    places = np.empty(SIZE, np.int32)
+    for row in range(rows.shape[0] - 1):
+        upper, lower = bounds[row]
+        coordinates = array_at(rows[row, ADDRESS], rows[row, N], limits)
+        for tile in range(max(first, rows[row, TILE]), min(last, rows[row + 1, TILE])):
+            if wanted[row] < 0:
+                continue
+            start = (tile - rows[row, TILE]) * SIZE
+            x = coordinates[start : start + SIZE]
+            above, at_upper, between, at_lower = 0, 0, 0, 0
+            kept = inside[tile]
+            for i in range(collect(x, limits[MAGNITUDE], lower, places)):
+                key = i64(min(x[places[i]] & limits[MAGNITUDE], limits[INFINITE]))
+                above += key > upper
+                at_upper += key == upper
+                at_lower += key == lower
+                kept[min(between, BETWEEN - 1)] = key
+                between += lower < key < upper
+            found[tile, ABOVE], found[tile, AT_UPPER] = above, at_upper
+            found[tile, INSIDE], found[tile, AT_LOWER] = between, at_lower
+
+
+@compiled
+def _decide(rows, limits, wanted, bounds, found, inside, least, counts, first, last):  # type: ignore[no-untyped-def]
+    """The k-th largest key of each row, and how many keys of each tile are above it, and equal to it."""
+    for row in range(first, last):
+        k, n, begin, end = wanted[row], rows[row, N], rows[row, TILE], rows[row + 1, TILE]
+        if k < 0:
+            continue
+        upper, lower = bounds[row]
+        total = np.zeros(4, np.int64)
+        fits = True
+        for tile in range(begin, end):
+            total += found[tile]
+            fits &= found[tile, INSIDE] < BETWEEN
+        rest = k - total[ABOVE] - total[AT_UPPER]  # of those below the upper bound
+        if total[ABOVE] <= k and rest <= 0:
+            least[row] = upper
+            for tile in range(begin, end):
+                counts[tile, GREATER], counts[tile, EQUAL] = found[tile, ABOVE], found[tile, AT_UPPER]
+        elif total[INSIDE] < rest <= total[INSIDE] + total[AT_LOWER]:
+            least[row] = lower
+            for tile in range(begin, end):
+                counts[tile, GREATER] = found[tile, ABOVE] + found[tile, AT_UPPER] + found[tile, INSIDE]
+                counts[tile, EQUAL] = found[tile, AT_LOWER]
+        elif fits and 0 < rest <= total[INSIDE]:
+            keys = np.empty(total[INSIDE], limits.dtype)
+            size = 0
+            for tile in range(begin, end):
+                some = found[tile, INSIDE]
+                keys[size : size + some] = inside[tile, :some]
+                size += some
+            least[row] = kth_largest(keys, rest)
+            for tile in range(begin, end):
+                greater, equal = found[tile, ABOVE] + found[tile, AT_UPPER], 0
+                for i in range(found[tile, INSIDE]):
+                    greater += inside[tile, i] > least[row]
+                    equal += inside[tile, i] == least[row]
+                counts[tile, GREATER], counts[tile, EQUAL] = greater, equal
+        else:
+            x = array_at(rows[row, ADDRESS], n, limits)
+            least[row] = _kth_of_row(x, k, limits)
+            for tile in range(begin, end):
+                greater, equal = 0, 0
+                start = (tile - begin) * SIZE
+                for y in x[start : start + SIZE]:
+                    greater += min(y & limits[MAGNITUDE], limits[INFINITE]) > least[row]
+                    equal += min(y & limits[MAGNITUDE], limits[INFINITE]) == least[row]
+                counts[tile, GREATER], counts[tile, EQUAL] = greater, equal
+
+
+@compiled
+def _kth_of_row(x, k, limits):  # type: ignore[no-untyped-def]
+    """The k-th largest key of a row, digit by digit, where its sample has misled; nothing is kept."""
+    counts = np.empty(1 << DIGITS, np.int64)
+    least, shift = 0, 8 * limits.itemsize
+    while shift:
+        shift -= DIGITS
+        counts[:] = 0
+        for y in x:
+            key = i64(min(y & limits[MAGNITUDE], limits[INFINITE])) - least
+            if key >= 0 and key >> shift < counts.size:
+                counts[key >> shift] += 1
+        digit = counts.size - 1
+        while counts[digit] < k:
+            k -= counts[digit]
+            digit -= 1
+        least += digit << shift
+    return least
+
+
+@compiled
+def _count(rows, limits, least, counts, first, last):  # type: ignore[no-untyped-def]
+    """How many keys of each tile are not below a row's `least`: they all count as greater."""
+    for row in range(rows.shape[0] - 1):
+        coordinates = array_at(rows[row, ADDRESS], rows[row, N], limits)
+        for tile in range(max(first, rows[row, TILE]), min(last, rows[row + 1, TILE])):
+            if least[row] < 0:
+                continue
+            start = (tile - rows[row, TILE]) * SIZE
+            greater = 0
+            for y in coordinates[start : start + SIZE]:
+                greater += (y & limits[MAGNITUDE]) >= least[row]
+            counts[tile, GREATER], counts[tile, EQUAL] = greater, 0
+
+
+@compiled
+def _sample(rows, limits, rank, offset, stride, out, first, last):  # type: ignore[no-untyped-def]
+    for row in range(first, last):
+        if rank[row] == 0:
+            continue
+        n = rows[row, N]
+        x = array_at(rows[row, ADDRESS], n, limits)
+        sample = np.empty((n - offset[row] + stride[row] - 1) // stride[row], limits.dtype)
+        for i in range(sample.size):
+            sample[i] = min(x[offset[row] + i * stride[row]] & limits[MAGNITUDE], limits[INFINITE])
+        out[row] = kth_largest(sample, rank[row])

@@ -15,7 +15,7 @@ import numpy as np
 from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, i64, u8, u32, u64
 from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
 from accordion_bench.tensors.kernels.threads import over_tiles
-from accordion_bench.tensors.kernels.top import EQUAL, GREATER, Chosen, collect, limits, zeros_below
+from accordion_bench.tensors.kernels.top import EQUAL, GREATER, Chosen, collect, limits, ones, zeros_below
 
 MESSAGE, KEPT, BY_RANK, LOW, AT_LOW, AT_HIGH, END, SIGNS = range(8)  # columns of `Messages`
 """Address; entries; whether high bits move on by one for each entry before, else 0; low bits of an entry; where in the
@@ -63,7 +63,7 @@ def encode(rows: Rows, chosen: Chosen, table: np.ndarray) -> np.ndarray:
         table: one message for each row.
 
     Returns:
-        whether a value is not finite as a float32, booleans [R].
+        whether a value that was written is not finite, as a float32; booleans [R].
     """
     starts, edges = np.zeros((rows.tiles, 2), np.int64), np.zeros((rows.tiles, 3), np.int64)
     bad, like = np.zeros(rows.tiles + 1, bool), limits(rows.dtype)
@@ -112,7 +112,7 @@ def _place(rows, kept, counts, table, starts, first, last):  # type: ignore[no-u
 def _write(rows, limits, like, least, counts, table, starts, edges, bad, first, last):  # type: ignore[no-untyped-def]
     """Values and codes of each tile; of the codes all bytes but the first, which go to `edges`."""
     magnitude = limits[0]
-    places = np.empty(SIZE, np.int32)
+    places = np.empty(SIZE + 8, np.int32)
     words = np.empty(SIZE, u64)
     for row in range(rows.shape[0] - 1):
         begin, n = rows[row, TILE], rows[row, N]
@@ -133,7 +133,6 @@ def _write(rows, limits, like, least, counts, table, starts, edges, bad, first, 
                 indices = np.empty(found, i64)
                 for i in range(found):
                     indices[i] = 2 * (start + entries[i]) + (numbers[start + entries[i]] > 0)
-                    bad[tile] |= not np.isfinite(numbers[start + entries[i]])
                 edges[tile, LOW_BYTE] = _put_low(indices, 0, low, rank, message[at_low:], words)
                 edge = _put_high(indices, 0, low, by_rank, rank, message[at_high:], words)
             else:
@@ -208,11 +207,16 @@ def _put_high(indices, start, low, by_rank, rank, message, words):  # type: igno
     """The high bits of indices start + index from a rank on; where the first byte is, and the byte itself."""
     last = indices.size - 1
     origin = ((start + indices[0]) >> low) + by_rank * rank >> 3
-    end = ((start + indices[last]) >> low) + by_rank * (rank + last) - 8 * origin
+    shift = by_rank * rank - 8 * origin
+    end = ((start + indices[last]) >> low) + by_rank * last + shift
     words[: (end >> 6) + 1] = u64(0)
+    word, before = u64(0), 0
     for i in range(indices.size):
-        bit = ((start + indices[i]) >> low) + by_rank * (rank + i) - 8 * origin
-        words[bit >> 6] |= u64(1) << u64(bit & 63)
+        bit = ((start + indices[i]) >> low) + by_rank * i + shift
+        at = bit >> 6
+        word = (word if at == before else u64(0)) | u64(1) << u64(bit & 63)
+        words[at] = word
+        before = at
     return origin, _store(words, (end >> 3) + 1, message, origin)
 
 
@@ -273,19 +277,11 @@ def _cursor_at(columns, start):  # type: ignore[no-untyped-def]
     wanted = ((1 + columns[SIGNS]) * start) >> columns[LOW]
     position, rank = 0, 0
     while position < 8 * stream.size:
-        ones = _ones(_word_at(stream, position >> 3))
-        if position + 64 - columns[BY_RANK] * (rank + ones) > wanted:
+        within = i64(ones(_word_at(stream, position >> 3)))
+        if position + 64 - columns[BY_RANK] * (rank + within) > wanted:
             break
-        position, rank = position + 64, rank + ones
+        position, rank = position + 64, rank + within
     return position, rank
-
-
-@compiled
-def _ones(word):  # type: ignore[no-untyped-def]
-    """How many ones a uint64 has."""
-    word -= (word >> u64(1)) & u64(0x5555555555555555)
-    word = (word & u64(0x3333333333333333)) + ((word >> u64(2)) & u64(0x3333333333333333))
-    return i64((((word + (word >> u64(4))) & u64(0x0F0F0F0F0F0F0F0F)) * u64(0x0101010101010101)) >> u64(56))
 
 
 @compiled

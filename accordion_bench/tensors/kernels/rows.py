@@ -11,7 +11,6 @@ from torch import Tensor
 
 ADDRESS, N, TILE = range(3)  # columns of `Rows.table`
 SIZE = 1 << 16  # coordinates of a tile: what stays in a second-level cache while it is looked at again
-INDEXED = 1 << 31  # coordinates of a row, in front of which indices have four bytes
 
 
 class Rows:

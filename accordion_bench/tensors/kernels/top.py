@@ -4,7 +4,7 @@ A magnitude is compared by its bits, as an integer: its `key`. NaN has the key o
 chosen of a row are all keys above `least`, and the first so many of those that equal it: no list of indices.
 
 1. A sample of the row gives two bounds, between which its k-th largest key lies.
-2. One pass counts, tile by tile, the keys above the upper bound, and keeps those that lie between the two.
+2. One pass counts, tile by tile, the keys from the upper bound on, and keeps those that lie between the two.
 3. Among these few the k-th largest is found exactly.
 
 Tensor suffixes: R rows.
@@ -13,8 +13,8 @@ Tensor suffixes: R rows.
 import math
 from collections.abc import Sequence
 
-import numba
 import numpy as np
+import torch
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -22,11 +22,12 @@ from accordion_bench.tensors.kernels.compiled import array_at, compiled, i64, u6
 from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
 from accordion_bench.tensors.kernels.threads import over_tiles
 
-BETWEEN = SIZE // 8  # keys of a tile that are kept for the exact search
-SAMPLE, MOST = 1 << 10, 1 << 15  # a row of n has a sample of n / 64 keys, at least and at most so many
+SAMPLE, MOST = 1 << 10, 1 << 12  # a row of n has a sample of n / 128 keys, at least and at most so many
+ROOM = SIZE // 4  # keys of a tile that are kept for the exact search: twice as many as with the smallest sample
 DIGITS = 8  # bits by which a search becomes narrower in each of its passes
 MAGNITUDE, INFINITE = range(2)  # what `limits` says
-ABOVE, AT_UPPER, INSIDE, AT_LOWER = range(4)  # columns of what one pass counts in a tile
+UPPER, LOWER = range(2)  # columns of bounds
+LARGE, BETWEEN = range(2)  # columns of what one pass finds in a tile: keys from the upper bound on, keys between both
 GREATER, EQUAL = range(2)  # columns of `Chosen.counts`
 
 
@@ -70,8 +71,8 @@ def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: Chosen | N
     chosen = chosen or Chosen(rows)
     wanted, like = np.asarray(k, np.int64), limits(rows.dtype)
     bounds = np.zeros((rows.count, 2), np.int64)
-    found = np.zeros((rows.tiles, 4), np.int64)
-    inside = np.empty((rows.tiles, BETWEEN), like.dtype)
+    found = np.zeros((rows.tiles, 2), np.int64)
+    inside = torch.empty(rows.tiles, ROOM * like.itemsize, dtype=torch.uint8).numpy().view(like.dtype)
     over_tiles(_bound, rows.count, rows.table, like, wanted, bounds)
     over_tiles(_compare, rows.tiles, rows.table, like, wanted, bounds, found, inside)
     over_tiles(_decide, rows.count, rows.table, like, wanted, bounds, found, inside, chosen.least, chosen.counts)
@@ -113,20 +114,44 @@ def zeros_below(context, word):  # type: ignore[no-untyped-def]
     return types.uint64(types.uint64), count
 
 
+@intrinsic
+def ones(context, word):  # type: ignore[no-untyped-def]
+    """How many ones a uint64 has."""
+
+    def count(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), count
+
+
+@compiled
+def list_ones(word, start, out, found):  # type: ignore[no-untyped-def]
+    """Write the places of a word's ones, from `start` on, into out[found:], which has room for seven more."""
+    end = found + i64(ones(word))
+    while found < end:
+        for i in range(8):  # a branch for every one of them would be foretold badly
+            out[found + i] = start + i64(zeros_below(word))
+            word &= word - u64(1)
+        found += 8
+    return end
+
+
+@compiled
+def at_least(block, magnitude, least):  # type: ignore[no-untyped-def]
+    """A uint64 with a one where a key of a block of 64 is not below `least`."""
+    word = u64(0)
+    for i in range(64):
+        word |= u64((block[i] & magnitude) >= least) << u64(i)
+    return word
+
+
 @compiled
 def collect(x, magnitude, least, out):  # type: ignore[no-untyped-def]
     """Write the places of keys that are not below `least` into out, ascending; returns how many these are."""
     found = 0
     whole = x.size // 64 * 64
     for start in range(0, whole, 64):
-        block = x[start : start + 64]
-        word = u64(0)
-        for i in range(64):
-            word |= u64((block[i] & magnitude) >= least) << u64(i)
-        while word:
-            out[found] = start + i64(zeros_below(word))
-            found += 1
-            word &= word - u64(1)
+        found = list_ones(at_least(x[start : start + 64], magnitude, least), start, out, found)
     for i in range(whole, x.size):
         out[found] = i
         found += (x[i] & magnitude) >= least
@@ -162,107 +187,129 @@ def kth_largest(keys, k):  # type: ignore[no-untyped-def]
 
 @compiled
 def _bound(rows, limits, wanted, bounds, first, last):  # type: ignore[no-untyped-def]
-    """An upper and a lower bound of the k-th largest key of each row; short rows: the key itself."""
-    scratch = np.empty(2 * MOST, limits.dtype)
+    """An upper and a lower bound of the k-th largest key of each row; of short rows both are the key itself."""
+    scratch = np.empty((2, 2 * MOST), limits.dtype)
     for row in range(first, last):
         n, k = rows[row, N], wanted[row]
         if k == 0:
             bounds[row, :] = i64(limits[MAGNITUDE])
         if k <= 0 or k == n:
             continue  # of all, the least key is 0
-        x = array_at(rows[row, ADDRESS], n, limits)
-        stride = max(1, n // min(MOST, max(SAMPLE, n // 64)))
+        stride = max(1, n // min(MOST, max(SAMPLE, n // 128)))
         while math.gcd(stride, n) > 1:  # else the sample would see some rows or filter taps of a tensor only
             stride -= 1
         size = (n + stride - 1) // stride
-        sample = scratch[:size] if size <= scratch.size else np.empty(size, limits.dtype)
+        if size > scratch.shape[1]:
+            scratch = np.empty((2, size), limits.dtype)
+        sample, again = scratch[0, :size], scratch[1, :size]
+        _take(array_at(rows[row, ADDRESS], n, limits), 0, stride, limits, sample)
+        again[:] = sample
         rank = k * size / n
         # more than four standard deviations on both sides, so that a second try is all but never needed
         margin = 4 * math.sqrt(rank) + 4 if stride > 1 else 0.0
-        for side in range(2):
-            at = int(rank - margin) if side == 0 else int(rank + margin)
-            if at < 1:
-                bounds[row, side] = i64(limits[INFINITE])
-            elif at > size:
-                bounds[row, side] = 0
-            else:
-                for i in range(size):
-                    sample[i] = min(x[i * stride] & limits[MAGNITUDE], limits[INFINITE])
-                bounds[row, side] = kth_largest(sample, at)
+        upper, lower = int(rank - margin), int(rank + margin)
+        bounds[row, UPPER] = kth_largest(again, upper) if upper >= 1 else i64(limits[INFINITE])
+        if upper == lower:
+            bounds[row, LOWER] = bounds[row, UPPER]
+        else:
+            bounds[row, LOWER] = kth_largest(sample, lower) if lower <= size else 0
+
+
+@compiled
+def _take(x, offset, stride, limits, out):  # type: ignore[no-untyped-def]
+    for i in range(out.size):
+        out[i] = min(x[offset + i * stride] & limits[MAGNITUDE], limits[INFINITE])
 
 
 @compiled
 def _compare(rows, limits, wanted, bounds, found, inside, first, last):  # type: ignore[no-untyped-def]
-    """Count the keys of each tile against its row's bounds, and keep those that lie between them."""
-    places = np.empty(SIZE, np.int32)
+    """Count the keys of each tile from its row's upper bound on, and keep those between the two bounds."""
+    places = np.empty(SIZE + 8, np.int32)
     for row in range(rows.shape[0] - 1):
-        upper, lower = bounds[row]
+        upper, lower = bounds[row, UPPER], bounds[row, LOWER] + 1
         coordinates = array_at(rows[row, ADDRESS], rows[row, N], limits)
         for tile in range(max(first, rows[row, TILE]), min(last, rows[row + 1, TILE])):
             if wanted[row] < 0:
                 continue
             start = (tile - rows[row, TILE]) * SIZE
             x = coordinates[start : start + SIZE]
-            above, at_upper, between, at_lower = 0, 0, 0, 0
-            kept = inside[tile]
-            for i in range(collect(x, limits[MAGNITUDE], lower, places)):
-                key = i64(min(x[places[i]] & limits[MAGNITUDE], limits[INFINITE]))
-                above += key > upper
-                at_upper += key == upper
-                at_lower += key == lower
-                kept[min(between, BETWEEN - 1)] = key
-                between += lower < key < upper
-            found[tile, ABOVE], found[tile, AT_UPPER] = above, at_upper
-            found[tile, INSIDE], found[tile, AT_LOWER] = between, at_lower
+            large, between = 0, 0
+            whole = x.size // 64 * 64
+            for at in range(0, whole, 64):
+                block = x[at : at + 64]
+                large_ones = at_least(block, limits[MAGNITUDE], upper)
+                large += i64(ones(large_ones))
+                between = list_ones(at_least(block, limits[MAGNITUDE], lower) & ~large_ones, at, places, between)
+            for i in range(whole, x.size):
+                key = i64(x[i] & limits[MAGNITUDE])
+                large += key >= upper
+                places[between] = i
+                between += lower <= key < upper
+            found[tile, LARGE], found[tile, BETWEEN] = large, between
+            if between <= ROOM:
+                _keep(x, places[:between], limits, inside[tile])
+
+
+@compiled
+def _keep(x, places, limits, out):  # type: ignore[no-untyped-def]
+    for i in range(places.size):
+        out[i] = min(x[places[i]] & limits[MAGNITUDE], limits[INFINITE])
 
 
 @compiled
 def _decide(rows, limits, wanted, bounds, found, inside, least, counts, first, last):  # type: ignore[no-untyped-def]
     """The k-th largest key of each row, and how many keys of each tile are above it, and equal to it."""
     for row in range(first, last):
-        k, n, begin, end = wanted[row], rows[row, N], rows[row, TILE], rows[row + 1, TILE]
+        k, begin, end = wanted[row], rows[row, TILE], rows[row + 1, TILE]
         if k < 0:
             continue
-        upper, lower = bounds[row]
-        total = np.zeros(4, np.int64)
-        fits = True
+        large, between, fits = 0, 0, True
         for tile in range(begin, end):
-            total += found[tile]
-            fits &= found[tile, INSIDE] < BETWEEN
-        rest = k - total[ABOVE] - total[AT_UPPER]  # of those below the upper bound
-        if total[ABOVE] <= k and rest <= 0:
-            least[row] = upper
+            large += found[tile, LARGE]
+            between += found[tile, BETWEEN]
+            fits &= found[tile, BETWEEN] <= ROOM
+        if large == k:
+            least[row] = bounds[row, UPPER]
+            counts[begin:end, GREATER], counts[begin:end, EQUAL] = found[begin:end, LARGE], 0
+        elif large < k <= large + between and fits:
+            least[row] = _kth_inside(found[begin:end, BETWEEN], inside[begin:end], between, k - large)
             for tile in range(begin, end):
-                counts[tile, GREATER], counts[tile, EQUAL] = found[tile, ABOVE], found[tile, AT_UPPER]
-        elif total[INSIDE] < rest <= total[INSIDE] + total[AT_LOWER]:
-            least[row] = lower
-            for tile in range(begin, end):
-                counts[tile, GREATER] = found[tile, ABOVE] + found[tile, AT_UPPER] + found[tile, INSIDE]
-                counts[tile, EQUAL] = found[tile, AT_LOWER]
-        elif fits and 0 < rest <= total[INSIDE]:
-            keys = np.empty(total[INSIDE], limits.dtype)
-            size = 0
-            for tile in range(begin, end):
-                some = found[tile, INSIDE]
-                keys[size : size + some] = inside[tile, :some]
-                size += some
-            least[row] = kth_largest(keys, rest)
-            for tile in range(begin, end):
-                greater, equal = found[tile, ABOVE] + found[tile, AT_UPPER], 0
-                for i in range(found[tile, INSIDE]):
+                greater, equal = found[tile, LARGE], 0
+                for i in range(found[tile, BETWEEN]):
                     greater += inside[tile, i] > least[row]
                     equal += inside[tile, i] == least[row]
                 counts[tile, GREATER], counts[tile, EQUAL] = greater, equal
-        else:
-            x = array_at(rows[row, ADDRESS], n, limits)
-            least[row] = _kth_of_row(x, k, limits)
-            for tile in range(begin, end):
-                greater, equal = 0, 0
-                start = (tile - begin) * SIZE
-                for y in x[start : start + SIZE]:
-                    greater += min(y & limits[MAGNITUDE], limits[INFINITE]) > least[row]
-                    equal += min(y & limits[MAGNITUDE], limits[INFINITE]) == least[row]
-                counts[tile, GREATER], counts[tile, EQUAL] = greater, equal
+        else:  # many have the key of a bound, or the sample has misled
+            x = array_at(rows[row, ADDRESS], rows[row, N], limits)
+            least[row] = bounds[row, UPPER if large > k else LOWER]
+            greater, equal = _weigh(x, least[row], limits, counts[begin:end])
+            if not greater < k <= greater + equal:
+                least[row] = _kth_of_row(x, k, limits)
+                _weigh(x, least[row], limits, counts[begin:end])
+
+
+@compiled
+def _kth_inside(sizes, inside, between, k):  # type: ignore[no-untyped-def]
+    """The k-th largest of the keys that were kept of some tiles."""
+    keys = np.empty(between, inside.dtype)
+    at = 0
+    for tile in range(sizes.size):
+        keys[at : at + sizes[tile]] = inside[tile, : sizes[tile]]
+        at += sizes[tile]
+    return kth_largest(keys, k)
+
+
+@compiled
+def _weigh(x, least, limits, counts):  # type: ignore[no-untyped-def]
+    """How many keys of each tile of a row are above `least`, and equal to it; returns the sums of both."""
+    for tile in range(counts.shape[0]):
+        greater, equal = 0, 0
+        for y in x[tile * SIZE : (tile + 1) * SIZE]:
+            key = i64(min(y & limits[MAGNITUDE], limits[INFINITE]))
+            greater += key > least
+            equal += key == least
+        counts[tile, GREATER], counts[tile, EQUAL] = greater, equal
+    return counts[:, GREATER].sum(), counts[:, EQUAL].sum()
 
 
 @compiled
@@ -308,6 +355,5 @@ def _sample(rows, limits, rank, offset, stride, out, first, last):  # type: igno
         n = rows[row, N]
         x = array_at(rows[row, ADDRESS], n, limits)
         sample = np.empty((n - offset[row] + stride[row] - 1) // stride[row], limits.dtype)
-        for i in range(sample.size):
-            sample[i] = min(x[offset[row] + i * stride[row]] & limits[MAGNITUDE], limits[INFINITE])
+        _take(x, offset[row], stride[row], limits, sample)
         out[row] = kth_largest(sample, rank[row])

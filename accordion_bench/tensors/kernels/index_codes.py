@@ -98,14 +98,16 @@ def _place(rows, kept, counts, table, starts, first, last):  # type: ignore[no-u
     """Where each tile begins in its row's message; and codes are emptied."""
     for row in range(first, last):
         begin, end = rows[row, TILE], rows[row + 1, TILE]
-        ties = kept[row] - counts[begin:end, GREATER].sum()
-        rank = 0
+        ties, rank = kept[row], 0
+        for tile in range(begin, end):
+            ties -= counts[tile, GREATER]
         for tile in range(begin, end):
             starts[tile, RANK], starts[tile, TIES] = rank, min(ties, counts[tile, EQUAL])
             rank += counts[tile, GREATER] + starts[tile, TIES]
             ties -= starts[tile, TIES]
-        at = table[row, AT_LOW]
-        array_at(table[row, MESSAGE] + at, table[row, END] - at, np.empty(0, u8))[:] = 0
+        message = array_at(table[row, MESSAGE], table[row, END], np.empty(0, u8))
+        for at in range(table[row, AT_LOW], table[row, END]):
+            message[at] = 0
 
 
 @compiled
@@ -130,16 +132,14 @@ def _write(rows, limits, like, least, counts, table, starts, edges, bad, first, 
                 continue
             entries = places[:found]
             if table[row, SIGNS]:
-                indices = np.empty(found, i64)
                 for i in range(found):
-                    indices[i] = 2 * (start + entries[i]) + (numbers[start + entries[i]] > 0)
-                edges[tile, LOW_BYTE] = _put_low(indices, 0, low, rank, message[at_low:], words)
-                edge = _put_high(indices, 0, low, by_rank, rank, message[at_high:], words)
+                    entries[i] = 2 * entries[i] + (numbers[start + entries[i]] > 0)
+                start *= 2
             else:
                 bad[tile] = _put_values(numbers[start : start + SIZE], entries, message[4 * rank :])
-                edges[tile, LOW_BYTE] = _put_low(entries, start, low, rank, message[at_low:], words)
-                edge = _put_high(entries, start, low, by_rank, rank, message[at_high:], words)
-            edges[tile, HIGH_AT], edges[tile, HIGH_BYTE] = edge
+            edges[tile, LOW_BYTE] = _put_low(entries, start, low, rank, message[at_low:], words)
+            at, byte = _put_high(entries, start, low, by_rank, rank, message[at_high:], words)
+            edges[tile, HIGH_AT], edges[tile, HIGH_BYTE] = at, byte
 
 
 @compiled
@@ -209,7 +209,8 @@ def _put_high(indices, start, low, by_rank, rank, message, words):  # type: igno
     origin = ((start + indices[0]) >> low) + by_rank * rank >> 3
     shift = by_rank * rank - 8 * origin
     end = ((start + indices[last]) >> low) + by_rank * last + shift
-    words[: (end >> 6) + 1] = u64(0)
+    for at in range((end >> 6) + 1):
+        words[at] = 0
     word, before = u64(0), 0
     for i in range(indices.size):
         bit = ((start + indices[i]) >> low) + by_rank * i + shift
@@ -254,7 +255,7 @@ def _value_at(message, at):  # type: ignore[no-untyped-def]
 @compiled
 def _add(rows, like, table, until, alpha, divisor, first, last):  # type: ignore[no-untyped-def]
     """Tile by tile, so that a tile stays in the cache while all messages are added to it."""
-    cursors = np.zeros((table.shape[0], 2), np.int64)
+    positions, ranks = np.zeros(table.shape[0], np.int64), np.zeros(table.shape[0], np.int64)
     for row in range(rows.shape[0] - 1):
         begin, n = rows[row, TILE], rows[row, N]
         target = array_at(rows[row, ADDRESS], n, like)
@@ -263,8 +264,8 @@ def _add(rows, like, table, until, alpha, divisor, first, last):  # type: ignore
             x = target[start : start + SIZE]
             for one in range(until[row], until[row + 1]):
                 if tile == first:
-                    cursors[one] = _cursor_at(table[one], start)
-                cursors[one] = _add_tile(x, start, table[one], alpha, cursors[one])
+                    positions[one], ranks[one] = _cursor_at(table[one], start)
+                positions[one], ranks[one] = _add_tile(x, start, table[one], alpha, positions[one], ranks[one])
             if divisor != 1:
                 for i in range(x.size):
                     x[i] /= divisor
@@ -285,15 +286,14 @@ def _cursor_at(columns, start):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _add_tile(x, start, columns, alpha, cursor):  # type: ignore[no-untyped-def]
-    """Add a message's entries that belong to coordinates from `start` on; returns the cursor behind them.
+def _add_tile(x, start, columns, alpha, position, rank):  # type: ignore[no-untyped-def]
+    """Add a message's entries that belong to coordinates from `start` on; returns position and rank behind them.
 
     A message may come from anywhere: what it says of coordinates outside of the tile is not followed.
     """
     message = array_at(columns[MESSAGE], columns[END], np.empty(0, u8))
     kept, low, by_rank, signs = columns[KEPT], columns[LOW], columns[BY_RANK], columns[SIGNS]
     at_low, at_high = columns[AT_LOW], columns[AT_HIGH]
-    position, rank = cursor
     mask = u64((1 << low) - 1)
     behind = u64(0xFFFFFFFFFFFFFFFF) << u64(position & 63)
     position &= -64

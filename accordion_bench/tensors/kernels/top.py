@@ -171,7 +171,8 @@ def kth_largest(keys, k):  # type: ignore[no-untyped-def]
             shift += 1
         if smallest == largest:
             return i64(smallest)
-        counts[:] = 0
+        for digit in range(counts.size):
+            counts[digit] = 0
         for x in keys:
             counts[(i64(x) - i64(smallest)) >> shift] += 1
         digit = counts.size - 1
@@ -188,31 +189,27 @@ def kth_largest(keys, k):  # type: ignore[no-untyped-def]
 @compiled
 def _bound(rows, limits, wanted, bounds, first, last):  # type: ignore[no-untyped-def]
     """An upper and a lower bound of the k-th largest key of each row; of short rows both are the key itself."""
-    scratch = np.empty((2, 2 * MOST), limits.dtype)
     for row in range(first, last):
         n, k = rows[row, N], wanted[row]
         if k == 0:
-            bounds[row, :] = i64(limits[MAGNITUDE])
+            bounds[row, UPPER] = bounds[row, LOWER] = i64(limits[MAGNITUDE])
         if k <= 0 or k == n:
             continue  # of all, the least key is 0
+        x = array_at(rows[row, ADDRESS], n, limits)
         stride = max(1, n // min(MOST, max(SAMPLE, n // 128)))
         while math.gcd(stride, n) > 1:  # else the sample would see some rows or filter taps of a tensor only
             stride -= 1
-        size = (n + stride - 1) // stride
-        if size > scratch.shape[1]:
-            scratch = np.empty((2, size), limits.dtype)
-        sample, again = scratch[0, :size], scratch[1, :size]
-        _take(array_at(rows[row, ADDRESS], n, limits), 0, stride, limits, sample)
-        again[:] = sample
-        rank = k * size / n
+        sample = np.empty((n + stride - 1) // stride, limits.dtype)
+        rank = k * sample.size / n
         # more than four standard deviations on both sides, so that a second try is all but never needed
         margin = 4 * math.sqrt(rank) + 4 if stride > 1 else 0.0
-        upper, lower = int(rank - margin), int(rank + margin)
-        bounds[row, UPPER] = kth_largest(again, upper) if upper >= 1 else i64(limits[INFINITE])
-        if upper == lower:
-            bounds[row, LOWER] = bounds[row, UPPER]
-        else:
-            bounds[row, LOWER] = kth_largest(sample, lower) if lower <= size else 0
+        ranks = int(rank - margin), int(rank + margin)
+        for side in range(2):
+            if ranks[side] < 1:
+                bounds[row, side] = i64(limits[INFINITE])
+            elif ranks[side] <= sample.size:  # else 0
+                _take(x, 0, stride, limits, sample)
+                bounds[row, side] = kth_largest(sample, ranks[side])
 
 
 @compiled
@@ -270,9 +267,16 @@ def _decide(rows, limits, wanted, bounds, found, inside, least, counts, first, l
             fits &= found[tile, BETWEEN] <= ROOM
         if large == k:
             least[row] = bounds[row, UPPER]
-            counts[begin:end, GREATER], counts[begin:end, EQUAL] = found[begin:end, LARGE], 0
+            for tile in range(begin, end):
+                counts[tile, GREATER], counts[tile, EQUAL] = found[tile, LARGE], 0
         elif large < k <= large + between and fits:
-            least[row] = _kth_inside(found[begin:end, BETWEEN], inside[begin:end], between, k - large)
+            keys = np.empty(between, limits.dtype)
+            at = 0
+            for tile in range(begin, end):
+                for i in range(found[tile, BETWEEN]):
+                    keys[at + i] = inside[tile, i]
+                at += found[tile, BETWEEN]
+            least[row] = kth_largest(keys, k - large)
             for tile in range(begin, end):
                 greater, equal = found[tile, LARGE], 0
                 for i in range(found[tile, BETWEEN]):
@@ -289,19 +293,9 @@ def _decide(rows, limits, wanted, bounds, found, inside, least, counts, first, l
 
 
 @compiled
-def _kth_inside(sizes, inside, between, k):  # type: ignore[no-untyped-def]
-    """The k-th largest of the keys that were kept of some tiles."""
-    keys = np.empty(between, inside.dtype)
-    at = 0
-    for tile in range(sizes.size):
-        keys[at : at + sizes[tile]] = inside[tile, : sizes[tile]]
-        at += sizes[tile]
-    return kth_largest(keys, k)
-
-
-@compiled
 def _weigh(x, least, limits, counts):  # type: ignore[no-untyped-def]
     """How many keys of each tile of a row are above `least`, and equal to it; returns the sums of both."""
+    total_greater, total_equal = 0, 0
     for tile in range(counts.shape[0]):
         greater, equal = 0, 0
         for y in x[tile * SIZE : (tile + 1) * SIZE]:
@@ -309,7 +303,8 @@ def _weigh(x, least, limits, counts):  # type: ignore[no-untyped-def]
             greater += key > least
             equal += key == least
         counts[tile, GREATER], counts[tile, EQUAL] = greater, equal
-    return counts[:, GREATER].sum(), counts[:, EQUAL].sum()
+        total_greater, total_equal = total_greater + greater, total_equal + equal
+    return total_greater, total_equal
 
 
 @compiled
@@ -319,7 +314,8 @@ def _kth_of_row(x, k, limits):  # type: ignore[no-untyped-def]
     least, shift = 0, 8 * limits.itemsize
     while shift:
         shift -= DIGITS
-        counts[:] = 0
+        for digit in range(counts.size):
+            counts[digit] = 0
         for y in x:
             key = i64(min(y & limits[MAGNITUDE], limits[INFINITE])) - least
             if key >= 0 and key >> shift < counts.size:

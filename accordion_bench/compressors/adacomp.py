@@ -4,9 +4,11 @@ Tensor suffixes: W local workers, A all workers, R rows, N elements, B bytes.
 """
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -25,10 +27,11 @@ from accordion_bench.compressors.sparse_on_device import (
     read_counts,
     runs_on_device,
 )
-from accordion_bench.compressors.uneven import Uneven
+from accordion_bench.compressors.uneven import Messages, Uneven
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import kernels
 from accordion_bench.tensors.same_shape import Blocks
 from accordion_bench.tensors.upload import upload
 
@@ -100,6 +103,49 @@ class SparseSigns(Uneven):
             return add_in_order_(x_W.new_zeros(gathered), (entries >> 1).split(kept_A), values.split(kept_A))
 
         return exchanged(xs_W, flat, gathered, lambda: x_W, summed, comm)
+
+    def encode_all(
+        self,
+        rows_W: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        levels: Sequence[float],
+        ctx: Context,
+        workers: Sequence[int],
+        purpose: str = "",
+    ) -> Messages:
+        if not kernels.usable(rows_W):
+            return super().encode_all(rows_W, specs, levels, ctx, workers, purpose)
+        from accordion_bench.compressors.sparse_rows import choose_nonzero, encode_chosen
+        from accordion_bench.tensors.kernels.rows import Rows
+
+        rows = Rows(rows_W)
+        chosen = choose_nonzero(rows)
+        messages = encode_chosen(rows, chosen, len(specs), header=HEADER)
+        counts_W = torch.from_numpy(chosen.kept.astype(np.int32)).view(-1, len(specs), 1).view(torch.uint8)
+        for t, own_W in enumerate(messages):
+            scales_W = torch.linalg.vector_norm(rows_W[t], math.inf, dim=1, keepdim=True).float().view(torch.uint8)
+            for own, scale, count in zip(own_W, scales_W, counts_W[:, t], strict=True):
+                own[:4], own[4:HEADER] = scale, count
+        return messages
+
+    def add_all_(
+        self,
+        targets_R: Mapping[int, Tensor],
+        message_A: Messages,
+        specs: Sequence[TensorSpec],
+        levels: Sequence[float],
+        ctx: Context,
+        alpha: float = 1.0,
+        divisor: int = 1,
+    ) -> None:
+        targets, own_A = list(targets_R.values()), [message_A[k] for k in targets_R]
+        if not kernels.usable(targets):
+            super().add_all_(targets_R, message_A, specs, levels, ctx, alpha, divisor)
+            return
+        from accordion_bench.compressors.sparse_rows import add_chosen_
+
+        kept = [[int(own[4:HEADER].clone().view(torch.int32)) for own in owns] for owns in own_A]
+        add_chosen_(targets, own_A, kept, alpha, divisor, header=HEADER)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> list[Tensor]:
         messages = []

@@ -6,14 +6,11 @@ Tensor suffixes: R rows, N elements.
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
 
-CHUNK = 1 << 16  # entries whose magnitudes are compared at a time on a CPU: what fits into its second-level cache
-PREFILTER = 1 << 15  # rows from this length on are searched in two passes
 EXPECTED = 32  # entries of a sample that should lie above the threshold sought: its count is then good to 1/sqrt(32)
 
 
@@ -49,20 +46,7 @@ def top_indices(rows_R: Tensor, k: int) -> Tensor:
 
 
 def _top_of_row(row: Tensor, k: int) -> Tensor:
-    n = len(row)
-    if n >= PREFILTER and 4 * k <= n:
-        sample = strided_sample(row, n // 64)
-        rank = k * len(sample) / n
-        # more than four standard deviations below the k-th largest, so that a second try is all but never needed
-        candidates = at_least(row, kth_largest(sample, min(len(sample), int(rank + 4 * math.sqrt(rank) + 4))))
-        if len(candidates) >= k:  # all that are left out are smaller than each of k others
-            return candidates[_top_exactly(row[candidates], k)]
-    return _top_exactly(row, k)
-
-
-def _top_exactly(values: Tensor, k: int) -> Tensor:
-    """`top_indices` of one row [N], 0 < k <= N, from all of its entries."""
-    magnitudes = values.abs().nan_to_num_(nan=math.inf, posinf=math.inf)
+    magnitudes = row.abs().nan_to_num_(nan=math.inf, posinf=math.inf)
     smallest = kth_largest(magnitudes, k)
     chosen = (magnitudes >= smallest).nonzero()[:, 0]
     if len(chosen) > k:
@@ -73,26 +57,12 @@ def _top_exactly(values: Tensor, k: int) -> Tensor:
 
 def kth_largest(magnitudes: Tensor, k: int) -> float:
     """The k-th largest of magnitudes [N], 0 < k <= N; NaN counts as the largest."""
-    if magnitudes.device.type == "cpu":
-        position = len(magnitudes) - k
-        return float(np.partition(magnitudes.numpy(), position)[position])
     return float(magnitudes.topk(k, sorted=False).values.min())
 
 
 def at_least(row: Tensor, threshold: float) -> Tensor:
     """Ascending indices of the entries of a row [N] whose magnitude is not below a threshold; NaN never is."""
-    if row.device.type != "cpu":
-        return (~(row.abs() < threshold)).nonzero()[:, 0]
-    values = row.numpy()
-    magnitudes, chosen = np.empty(min(CHUNK, len(values)), values.dtype), np.empty(min(CHUNK, len(values)), bool)
-    found = [np.empty(0, np.int64)]
-    for start in range(0, len(values), CHUNK):
-        size = len(values[start : start + CHUNK])
-        np.abs(values[start : start + size], out=magnitudes[:size])
-        np.less(magnitudes[:size], threshold, out=chosen[:size])
-        np.logical_not(chosen[:size], out=chosen[:size])
-        found.append(np.flatnonzero(chosen[:size]) + start)
-    return torch.from_numpy(np.concatenate(found))
+    return (~(row.abs() < threshold)).nonzero()[:, 0]
 
 
 def strided_sample(row: Tensor, size: int, offset: int = 0) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.selection import EXPECTED, stride_of
-from accordion_bench.tensors.kernels.index_codes import Codes, add, encode, messages
+from accordion_bench.tensors.kernels.index_codes import END, Codes, add_entries, messages, write_entries
 from accordion_bench.tensors.kernels.rows import N, Rows
 from accordion_bench.tensors.kernels.top import (
     Chosen,
@@ -47,7 +47,7 @@ def encode_largest_(message_W: Tensor, starts: Sequence[int], rows_W: Sequence[T
     steps = message_W.stride(0) * np.arange(workers)[:, None]
     wanted = np.tile(kept, workers)
     table = messages(message_W.data_ptr() + steps + np.array(starts, np.int64), wanted, codes)
-    refuse_non_finite(encode(rows, choose_largest(rows, wanted), table))
+    refuse_non_finite(write_entries(rows, choose_largest(rows, wanted), table))
 
 
 def add_sparse_(
@@ -70,11 +70,13 @@ def add_sparse_(
     rows, tensors = len(targets_R[0]), len(targets_R)
     each = len(message_A) // rows
     senders = np.arange(rows)[:, None, None] + rows * np.arange(each)  # of each row
-    at = message_A.data_ptr() + message_A.stride(0) * senders + np.array(starts, np.int64)[:, None]  # row, tensor, sender
+    at = (
+        message_A.data_ptr() + message_A.stride(0) * senders + np.array(starts, np.int64)[:, None]
+    )  # row, tensor, sender
     codes = codes_of(tuple(x_R.shape[1] for x_R in targets_R), tuple(kept), rows)
     codes = Codes(*(column.repeat(each) for column in codes))
     table = messages(at, np.tile(kept, rows).repeat(each), codes)
-    add(Rows(targets_R), table, each * np.arange(rows * tensors + 1), alpha, divisor)
+    add_entries(Rows(targets_R), table, each * np.arange(rows * tensors + 1), alpha, divisor)
 
 
 @functools.lru_cache(64)
@@ -102,7 +104,7 @@ def encode_chosen(rows: Rows, chosen: Chosen, tensors: int, header: int | None =
     codes = Codes(*index_codes.code_shapes(rows.table[:-1, N] * (1 if header is None else 2), chosen.kept))
     sizes = codes.low_bytes + codes.high_bytes + (4 * chosen.kept if header is None else header)
     whole = torch.empty(int(sizes.sum()), dtype=torch.uint8)
-    bad = encode(rows, chosen, messages(whole.data_ptr() + sizes.cumsum() - sizes, chosen.kept, codes, header))
+    bad = write_entries(rows, chosen, messages(whole.data_ptr() + sizes.cumsum() - sizes, chosen.kept, codes, header))
     if header is None:
         refuse_non_finite(bad)
     parts = whole.split(sizes.tolist())
@@ -117,7 +119,11 @@ def add_chosen_(
     divisor: float = 1.0,
     header: int | None = None,
 ) -> None:
-    """The same as `add_sparse_` for messages of any size, [T][A], with so many entries each."""
+    """The same as `add_sparse_` for messages of any size, [T][A], with so many entries each.
+
+    Raises:
+        ValueError: a message has not the size that so many entries need.
+    """
     rows = len(targets_R[0])
     of_row = [(t, r) for r in range(rows) for t in range(len(targets_R))]
     at = [message.data_ptr() for t, r in of_row for message in messages_A[t][r::rows]]
@@ -126,7 +132,10 @@ def add_chosen_(
     n = np.array([targets_R[t].shape[1] for t, _ in of_row], np.int64) * (1 if header is None else 2)
     codes = Codes(*index_codes.code_shapes(n.repeat(senders), counts))
     table = messages(np.array(at, np.int64), counts, codes, header)
-    add(Rows(targets_R), table, np.concatenate([[0], senders.cumsum()]), alpha, divisor)
+    sizes = [len(message) for t, r in of_row for message in messages_A[t][r::rows]]
+    if (counts < 0).any() or (table[:, END] != sizes).any():
+        raise ValueError("a sparse message has not the size that its entries need")
+    add_entries(Rows(targets_R), table, np.concatenate([[0], senders.cumsum()]), alpha, divisor)
 
 
 # ---- what is chosen where nobody asks for a number
@@ -162,6 +171,13 @@ def choose_above(rows: Rows, threshold: float, most: np.ndarray) -> Chosen:
     chosen = Chosen(rows)
     choose_from(rows, np.full(rows.count, key(threshold, rows.dtype)), chosen)
     return choose_largest(rows, np.where(chosen.kept > most, most, -1), chosen)
+
+
+def choose_nonzero(rows: Rows) -> Chosen:
+    """All coordinates that are not zero."""
+    chosen = Chosen(rows)
+    choose_from(rows, np.ones(rows.count, np.int64), chosen)
+    return chosen
 
 
 def refuse_non_finite(bad: np.ndarray) -> None:

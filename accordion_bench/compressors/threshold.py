@@ -1,10 +1,11 @@
 """Threshold: all entries above a threshold, however many they are."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,11 +24,12 @@ from accordion_bench.compressors.sparse_on_device import (
     runs_on_device,
     scattered,
 )
-from accordion_bench.compressors.uneven import Uneven
+from accordion_bench.compressors.uneven import Messages, Uneven
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import kernels
 
 
 class Threshold(Uneven):
@@ -148,6 +150,49 @@ class Threshold(Uneven):
         if runs_on_device(xs_W):
             return self._on_device(xs_W, ctx, comm)
         return super().exchange(xs_W, ctx, state, comm)
+
+    def encode_all(
+        self,
+        rows_W: Sequence[Tensor],
+        specs: Sequence[TensorSpec],
+        levels: Sequence[float],
+        ctx: Context,
+        workers: Sequence[int],
+        purpose: str = "",
+    ) -> Messages:
+        if not kernels.usable(rows_W):
+            return super().encode_all(rows_W, specs, levels, ctx, workers, purpose)
+        from accordion_bench.compressors import sparse_rows
+        from accordion_bench.tensors.kernels.rows import Rows
+
+        rows, pairs = Rows(rows_W), list(zip(specs, levels, strict=True)) * len(rows_W[0])
+        if self.threshold is None:
+            k = np.array([kept_entries(spec.numel, level) for spec, level in pairs])
+            chosen = sparse_rows.choose_about(rows, k, self.sample_share, self.least, self.most, offset=ctx.step)
+        else:
+            most = np.array([self.most_entries(spec, level) for spec, level in pairs])
+            chosen = sparse_rows.choose_above(rows, self.threshold, most)
+        return sparse_rows.encode_chosen(rows, chosen, len(specs))
+
+    def add_all_(
+        self,
+        targets_R: Mapping[int, Tensor],
+        message_A: Messages,
+        specs: Sequence[TensorSpec],
+        levels: Sequence[float],
+        ctx: Context,
+        alpha: float = 1.0,
+        divisor: int = 1,
+    ) -> None:
+        targets, own_A = list(targets_R.values()), [message_A[k] for k in targets_R]
+        if not kernels.usable(targets):
+            super().add_all_(targets_R, message_A, specs, levels, ctx, alpha, divisor)
+            return
+        from accordion_bench.compressors.sparse_rows import add_chosen_
+
+        sizes = [specs[k].numel for k in targets_R]
+        kept = [[index_codes.sparse_count(n, len(own)) for own in own_A[t]] for t, n in enumerate(sizes)]
+        add_chosen_(targets, own_A, kept, alpha, divisor)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> list[Tensor]:
         indices_R = [self.selected(row, spec, level, ctx.step) for row in x_R]

@@ -29,6 +29,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import kernels
 
 
 class TopK(OneShot):
@@ -118,10 +119,15 @@ class TopK(OneShot):
         workers: Sequence[int],
         purpose: str = "",
     ) -> None:
+        kept = [self.kept(spec, level) for spec in specs]
+        if kernels.usable(rows_W):
+            from accordion_bench.compressors.sparse_rows import encode_largest_
+
+            encode_largest_(message_W, starts, rows_W, kept)
+            return
         if not runs_on_device(rows_W):
             super().encode_into_(message_W, starts, rows_W, specs, level, ctx, workers, purpose)
             return
-        kept = [self.kept(spec, level) for spec in specs]
         sizes = [spec.numel for spec in specs]
         x_W, codes = torch.cat(list(rows_W), dim=1), codes_apart(sizes, kept, rows_W[0].device)
         firsts = itertools.accumulate([0, *sizes[:-1]])
@@ -144,10 +150,15 @@ class TopK(OneShot):
         alpha: float = 1.0,
         divisor: int = 1,
     ) -> None:
+        kept, rows = [self.kept(spec, level) for spec in specs], len(targets_R[0])
+        if kernels.usable(targets_R):
+            from accordion_bench.compressors.sparse_rows import add_sparse_
+
+            add_sparse_(targets_R, message_A, starts, kept, alpha, divisor)
+            return
         if not runs_on_device(targets_R):
             super().add_from_(targets_R, message_A, starts, specs, level, ctx, alpha, divisor)
             return
-        kept, rows = [self.kept(spec, level) for spec in specs], len(targets_R[0])
         sizes = [spec.numel for spec in specs]
         codes = codes_apart(sizes, kept, message_A.device)
         ends = [start + self.message_bytes(spec, level) for start, spec in zip(starts, specs, strict=True)]

@@ -5,7 +5,7 @@ import torch
 
 from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.selection import at_least, sampled_top, strided_sample, top_indices
+from accordion_bench.compressors.selection import sampled_top, strided_sample, top_indices
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
@@ -66,15 +66,6 @@ def test_a_sample_that_misleads_is_put_right():
 
 def test_ties_are_cut_to_the_bound():
     assert sampled_top(torch.ones(N), 1000, 0.01, 0.8, 1.3).tolist() == list(range(1000))
-
-
-@pytest.mark.parametrize("n", [1, 7, 65_535, 65_536, 65_537, 140_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_search_by_chunks_equals_comparison(n, dtype):
-    row = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
-    row[n // 2] = torch.nan
-    for tau in (0.0, 0.5, float(row[0].abs()), 100.0):
-        assert torch.equal(at_least(row, tau), (~(row.abs() < tau)).nonzero()[:, 0])
 
 
 def absolute(tau: float, density: float, x_W: torch.Tensor) -> list[torch.Tensor]:

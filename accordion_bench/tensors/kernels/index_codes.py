@@ -22,7 +22,9 @@ MESSAGE, KEPT, BY_RANK, LOW, AT_LOW, AT_HIGH, END, SIGNS = range(8)  # columns o
 message low bits and high bits begin, and where it ends; 1 = entries are told by their signs, and the message begins
 with their magnitude."""
 
-RANK, TIES = range(2)  # columns of what is known where a tile begins: entries before it, and how many equal ones it sends
+RANK, TIES = range(
+    2
+)  # columns of what is known where a tile begins: entries before it, and how many equal ones it sends
 LOW_BYTE, HIGH_AT, HIGH_BYTE = range(3)  # columns of a tile's first bytes, which belong to the tile before, too
 
 
@@ -54,7 +56,7 @@ def messages(addresses: np.ndarray, kept: np.ndarray, codes: Codes, header: int 
     return table
 
 
-def encode(rows: Rows, chosen: Chosen, table: np.ndarray) -> np.ndarray:
+def write_entries(rows: Rows, chosen: Chosen, table: np.ndarray) -> np.ndarray:
     """Write what is chosen of each row into its message; with signs, all but its header.
 
     Args:
@@ -69,14 +71,12 @@ def encode(rows: Rows, chosen: Chosen, table: np.ndarray) -> np.ndarray:
     bad, like = np.zeros(rows.tiles + 1, bool), limits(rows.dtype)
     over_tiles(_place, rows.count, rows.table, chosen.kept, chosen.counts, table, starts)
     numbers = np.empty(0, rows.dtype)
-    over_tiles(
-        _write, rows.tiles, rows.table, like, numbers, chosen.least, chosen.counts, table, starts, edges, bad
-    )
+    over_tiles(_write, rows.tiles, rows.table, like, numbers, chosen.least, chosen.counts, table, starts, edges, bad)
     over_tiles(_mend, rows.count, rows.table, table, starts, edges)
     return np.logical_or.reduceat(bad, rows.table[:-1, TILE]) & (rows.table[:-1, N] > 0)
 
 
-def add(
+def add_entries(
     targets: Rows, table: np.ndarray, until: Sequence[int] | np.ndarray, alpha: float = 1.0, divisor: float = 1.0
 ) -> None:
     """target = (target + alpha x each message, one after the other) / divisor.

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accordion_bench.tensors.kernels.table import addresses
+
 ADDRESS, N, TILE = range(3)  # columns of `Rows.table`
 SIZE = 1 << 16  # coordinates of a tile: what stays in a second-level cache while it is looked at again
 
@@ -29,12 +31,9 @@ class Rows:
 
     def __init__(self, rows_W: Sequence[Tensor]) -> None:
         workers = len(rows_W[0])
-        steps = np.arange(workers, dtype=np.int64)[:, None]
-        starts = np.array([x_W.data_ptr() for x_W in rows_W], np.int64)
-        strides = np.array([x_W.stride(0) * x_W.element_size() for x_W in rows_W], np.int64)
         self.count = workers * len(rows_W)
         self.table = np.zeros((self.count + 1, 3), np.int64)
-        self.table[:-1, ADDRESS] = (starts + steps * strides).ravel()
+        self.table[:-1, ADDRESS] = addresses(rows_W).ravel()
         self.table[:-1, N] = np.tile(np.array([x_W.shape[1] for x_W in rows_W], np.int64), workers)
         self.table[1:, TILE] = (-(-self.table[:-1, N] // SIZE)).cumsum()
         self.tiles = int(self.table[-1, TILE])

@@ -98,7 +98,7 @@ def leave_zeros(rows: Rows, chosen: Chosen, which: np.ndarray) -> None:
 
 
 def sampled_keys(rows: Rows, rank: np.ndarray, offset: np.ndarray, stride: np.ndarray) -> np.ndarray:
-    """The rank-th largest key [R] of a sample of each row: its coordinates at offset, offset + stride, ...; rank 0: 0."""
+    """The rank-th largest key [R] of a sample of each row, its coordinates at offset + i stride; 0 where rank is 0."""
     out = np.zeros(rows.count, np.int64)
     over_tiles(_sample, rows.count, rows.table, limits(rows.dtype), rank, offset, stride, out)
     return out

@@ -3,6 +3,7 @@
 Tensor suffixes: R rows, N elements.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from accordion_bench.compressors.non_finite_row import NonFiniteRow
 EXPECTED = 32  # entries of a sample that should lie above the threshold sought: its count is then good to 1/sqrt(32)
 
 
+@functools.lru_cache(4096)
 def kept_entries(numel: int, density: float, at_least: int = 1) -> int:
     """k = max(at_least, floor(density numel)), the entries that a density stands for; never more than there are."""
     # 1e-9: a density such as 0.29 times 100 is 28.999999999999996 in floating point

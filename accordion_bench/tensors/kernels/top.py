@@ -10,6 +10,7 @@ chosen of a row are all keys above `least`, and the first so many of those that 
 Tensor suffixes: R rows.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -31,6 +32,7 @@ LARGE, BETWEEN = range(2)  # columns of what one pass finds in a tile: keys from
 GREATER, EQUAL = range(2)  # columns of `Chosen.counts`
 
 
+@functools.cache
 def limits(dtype: type) -> np.ndarray:
     """Of coordinates of a type, as integers of its width: the bits of a magnitude, and the key of infinity."""
     integer = {np.float32: np.int32, np.float64: np.int64}[dtype]

@@ -150,7 +150,7 @@ def choose_about(rows: Rows, k: np.ndarray, share: float, least: float, most: fl
     first = offset % stride
     sampled = -(-(n - first) // stride)
     rank = np.maximum(1, np.rint(k * sampled / np.maximum(n, 1))).astype(np.int64)
-    smallest_sent = key(np.finfo(rows.dtype).tiny, rows.dtype)
+    smallest_sent = key(float(np.finfo(rows.dtype).tiny), rows.dtype)
     chosen, pending, largest = Chosen(rows), ~exact, exact.copy()
     while pending.any():
         threshold = np.maximum(sampled_keys(rows, np.where(pending, rank, 0), first, stride), smallest_sent)

@@ -13,6 +13,7 @@ Tensor suffixes: R rows.
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,15 +34,16 @@ GREATER, EQUAL = range(2)  # columns of `Chosen.counts`
 
 
 @functools.cache
-def limits(dtype: type) -> np.ndarray:
+def limits(dtype: Any) -> np.ndarray:
     """Of coordinates of a type, as integers of its width: the bits of a magnitude, and the key of infinity."""
-    integer = {np.float32: np.int32, np.float64: np.int64}[dtype]
-    return np.array([np.iinfo(integer).max, dtype(np.inf).view(integer)], integer)
+    integer = np.dtype(f"i{np.dtype(dtype).itemsize}")
+    return np.array([np.iinfo(integer).max, key(np.inf, dtype)], integer)
 
 
-def key(value: float, dtype: type) -> int:
+def key(value: float, dtype: Any) -> int:
     """The key of a number that is not negative."""
-    return int(dtype(value).view({np.float32: np.int32, np.float64: np.int64}[dtype]))
+    number = np.array(value, dtype)
+    return int(number.view(f"i{number.itemsize}"))
 
 
 class Chosen:

@@ -212,18 +212,20 @@ class AdaComp(Wrapper):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         if runs_on_device(xs_W):
             return self._on_device(xs_W, ctx, state, comm)
-        sent_W, residuals_W = [], []
-        for i, (spec, level, x_W) in enumerate(zip(ctx.specs, ctx.levels, xs_W, strict=True)):
-            e_W = state.get(spec.name, {}).get("residual_W")
-            if e_W is None or not self.compresses(spec, level):
-                sent_W.append(x_W if e_W is None else e_W + x_W)
-                residuals_W.append(e_W)
-                continue
-            signs_W, scales_W = selected(e_W.add_(x_W), x_W, self.bin_size(spec))
-            if not scales_W.isfinite().all():
-                raise non_finite(ctx, i, comm.first_named + int((~scales_W.isfinite()).nonzero()[0, 0]))
-            sent_W.append(signs_W * scales_W.to(x_W.dtype).view(-1, *[1] * spec.ndim))
-            residuals_W.append(e_W)
+        residuals_W = [state.get(spec.name, {}).get("residual_W") for spec in ctx.specs]
+        sent_W, lossy_W = list(xs_W), {}
+        for i, e_W in enumerate(residuals_W):
+            if e_W is not None and self.compresses(ctx.specs[i], ctx.levels[i]):
+                lossy_W[i] = e_W.add_(xs_W[i]).flatten(1)
+            elif e_W is not None:
+                sent_W[i] = e_W + xs_W[i]
+        if lossy_W:
+            news_W = [xs_W[i].flatten(1) for i in lossy_W]
+            chosen_W, scales_W = chosen(list(lossy_W.values()), news_W, [self.bin_size(ctx.specs[i]) for i in lossy_W])
+            for t, w in (~scales_W.isfinite()).T.nonzero().tolist():
+                raise non_finite(ctx, list(lossy_W)[t], comm.first_named + w)
+            for i, own_W in zip(lossy_W, chosen_W, strict=True):
+                sent_W[i] = own_W.view(xs_W[i].shape)
         out = self.inner.exchange(sent_W, ctx, state, comm)
         for i, e_W in enumerate(residuals_W):
             if e_W is None:
@@ -274,6 +276,17 @@ class AdaComp(Wrapper):
 
     def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
         raise NotImplementedError("which entries are sent depends on the newest gradient, too")
+
+
+def chosen(grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+    """What is sent of tensors G [W, N] after the newest gradients, in bins of these sizes; scales [W, T]."""
+    if kernels.usable([*grown_W, *news_W]):
+        from accordion_bench.tensors.kernels.bins import send_lifted
+
+        return send_lifted(grown_W, news_W, sizes)
+    found = [selected(*one) for one in zip(grown_W, news_W, sizes, strict=True)]
+    sent_W = [signs_W * scales_W.to(signs_W.dtype)[:, None] for signs_W, scales_W in found]
+    return sent_W, torch.stack([scales_W for _, scales_W in found], dim=1)
 
 
 def selected(grown_W: Tensor, x_W: Tensor, size: int) -> tuple[Tensor, Tensor]:

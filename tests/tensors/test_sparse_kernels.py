@@ -201,3 +201,30 @@ def test_a_message_that_is_shorter_than_its_count_is_refused():
     for size, kept in ((10, 3), (100, -1)):
         with pytest.raises(ValueError, match="has not the size that its entries need"):
             add_chosen_([torch.zeros(1, 100)], [[torch.zeros(size, dtype=torch.uint8)]], [[kept]], header=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bins_send_what_torch_sends(dtype):
+    from accordion_bench.compressors.adacomp import selected
+    from accordion_bench.tensors.kernels.bins import send_lifted
+
+    lengths = [n for n in LENGTHS if n]
+    for kind in ("smooth", "tied", "zero"):
+        grown_W = [x_W for x_W in rows_of(kind, dtype) if x_W.shape[1]]
+        news_W = [x_W.flip(1) * 0.3 for x_W in grown_W]
+        sizes = [min(n, size) for n, size in zip(lengths, [1, 7, 50, 500, 50, 7, 500, 70_000], strict=True)]
+        sent_W, scales_W = send_lifted(grown_W, news_W, sizes)
+        for t, size in enumerate(sizes):
+            signs, scales = selected(grown_W[t], news_W[t], size)
+            assert torch.allclose(scales_W[:, t], scales, rtol=2e-7, atol=0)  # a sum of doubles, rounded
+            assert torch.equal(sent_W[t], signs * scales_W[:, t, None].to(dtype))
+
+
+def test_a_bin_that_is_not_finite_makes_its_scale_so():
+    from accordion_bench.tensors.kernels.bins import send_lifted
+
+    for value in (math.nan, -math.inf):
+        grown = torch.ones(2, 1000)
+        grown[1, 500] = value
+        scales_W = send_lifted([torch.ones(2, 9), grown], [torch.ones(2, 9), torch.ones(2, 1000)], [9, 50])[1]
+        assert scales_W.isfinite().tolist() == [[True, True], [True, False]]

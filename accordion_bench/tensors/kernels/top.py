@@ -207,13 +207,16 @@ def _bound(rows, limits, wanted, bounds, first, last):  # type: ignore[no-untype
         rank = k * sample.size / n
         # more than four standard deviations on both sides, so that a second try is all but never needed
         margin = 4 * math.sqrt(rank) + 4 if stride > 1 else 0.0
-        ranks = int(rank - margin), int(rank + margin)
-        for side in range(2):
-            if ranks[side] < 1:
-                bounds[row, side] = i64(limits[INFINITE])
-            elif ranks[side] <= sample.size:  # else 0
-                _take(x, 0, stride, limits, sample)
-                bounds[row, side] = kth_largest(sample, ranks[side])
+        upper, lower = int(rank - margin), int(rank + margin)
+        bounds[row, UPPER] = i64(limits[INFINITE])
+        if upper >= 1:
+            _take(x, 0, stride, limits, sample)
+            bounds[row, UPPER] = kth_largest(sample, upper)
+        if upper == lower:
+            bounds[row, LOWER] = bounds[row, UPPER]
+        elif lower <= sample.size:  # else 0
+            _take(x, 0, stride, limits, sample)
+            bounds[row, LOWER] = kth_largest(sample, lower)
 
 
 @compiled

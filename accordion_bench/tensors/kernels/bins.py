@@ -1,0 +1,84 @@
+"""Bins of consecutive coordinates: in each, those that one more gradient would lift to the bin's largest magnitude.
+
+A bin belongs to the tile in which it begins.
+
+Tensor suffixes: W workers, T tensors, R rows.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.tensors.kernels.compiled import array_at, compiled, f64, i64
+from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
+from accordion_bench.tensors.kernels.threads import over_tiles
+from accordion_bench.tensors.kernels.top import MAGNITUDE, limits
+
+
+def send_lifted(
+    grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+) -> tuple[list[Tensor], Tensor]:
+    """Of tensors G [W, N] and the newest gradients: +-scale where |G + news| reaches the bin's largest |G|, else 0.
+
+    Args:
+        grown_W, news_W: of one type, every row contiguous.
+        sizes: coordinates of a bin of each tensor.
+
+    Returns:
+        what is sent, [W, N]; scales [W, T]: the mean over a row's bins of their largest magnitudes, as float32.
+    """
+    sent_W = [torch.empty_like(x_W, memory_format=torch.contiguous_format) for x_W in grown_W]
+    grown, news, sent = Rows(grown_W), Rows(news_W), Rows(sent_W)
+    like, size = limits(grown.dtype), np.tile(np.asarray(sizes, np.int64), len(grown_W[0]))
+    numbers, largest = np.empty(0, grown.dtype), np.zeros(grown.tiles)
+    over_tiles(_add_largest, grown.tiles, grown.table, like, numbers, size, largest)
+    n = grown.table[:-1, N]
+    totals = np.add.reduceat(np.append(largest, 0), grown.table[:-1, TILE]) * (n > 0)
+    scales = (totals / np.maximum(-(-n // size), 1)).astype(np.float32)
+    over_tiles(_send, grown.tiles, grown.table, news.table, sent.table, like, numbers, size, scales)
+    return sent_W, torch.from_numpy(scales).view(-1, len(grown_W))
+
+
+@compiled
+def _largest(keys, magnitude, box, numbers):  # type: ignore[no-untyped-def]
+    """The largest magnitude, by its bits: NaN is above infinity."""
+    most = i64(0)
+    for i in range(keys.size):
+        most = max(most, keys[i] & magnitude)
+    box[0] = most
+    return numbers[0]
+
+
+@compiled
+def _add_largest(rows, limits, like, size, out, first, last):  # type: ignore[no-untyped-def]
+    box = np.empty(1, limits.dtype)
+    number = box.view(like.dtype)
+    for row in range(rows.shape[0] - 1):
+        n, width = rows[row, N], size[row]
+        keys = array_at(rows[row, ADDRESS], n, limits)
+        for tile in range(max(first, rows[row, TILE]), min(last, rows[row + 1, TILE])):
+            start = (tile - rows[row, TILE]) * SIZE
+            total = f64(0)
+            for at in range((start + width - 1) // width * width, min(start + SIZE, n), width):
+                total += f64(_largest(keys[at : at + width], limits[MAGNITUDE], box, number))
+            out[tile] = total
+
+
+@compiled
+def _send(rows, news, sent, limits, like, size, scales, first, last):  # type: ignore[no-untyped-def]
+    box = np.empty(1, limits.dtype)
+    number = box.view(like.dtype)
+    for row in range(rows.shape[0] - 1):
+        n, width, scale = rows[row, N], size[row], like.dtype.type(scales[row])
+        keys, grown = array_at(rows[row, ADDRESS], n, limits), array_at(rows[row, ADDRESS], n, like)
+        newest, out = array_at(news[row, ADDRESS], n, like), array_at(sent[row, ADDRESS], n, like)
+        for tile in range(max(first, rows[row, TILE]), min(last, rows[row + 1, TILE])):
+            start = (tile - rows[row, TILE]) * SIZE
+            for at in range((start + width - 1) // width * width, min(start + SIZE, n), width):
+                largest = _largest(keys[at : at + width], limits[MAGNITUDE], box, number)
+                g, x, y = grown[at : at + width], newest[at : at + width], out[at : at + width]
+                for i in range(g.size):
+                    lifted = abs(g[i] + x[i]) >= largest
+                    y[i] = scale * (i64(lifted & (g[i] > 0)) - i64(lifted & (g[i] < 0)))

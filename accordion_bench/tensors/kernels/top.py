@@ -25,7 +25,7 @@ from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
 from accordion_bench.tensors.kernels.threads import over_tiles
 
 SAMPLE, MOST = 1 << 10, 1 << 12  # a row of n has a sample of n / 128 keys, at least and at most so many
-ROOM = SIZE // 4  # keys of a tile that are kept for the exact search: twice as many as with the smallest sample
+ROOM = SIZE // 4  # keys of a tile that are kept for the exact search: what the smallest sample leaves at worst
 DIGITS = 8  # bits by which a search becomes narrower in each of its passes
 MAGNITUDE, INFINITE = range(2)  # what `limits` says
 UPPER, LOWER = range(2)  # columns of bounds

@@ -152,7 +152,7 @@ def choose_about(rows: Rows, k: np.ndarray, share: float, least: float, most: fl
     rank = np.maximum(1, np.rint(k * sampled / np.maximum(n, 1))).astype(np.int64)
     smallest_sent = key(float(np.finfo(rows.dtype).tiny), rows.dtype)
     chosen, pending, largest = Chosen(rows), ~exact, exact.copy()
-    while pending.any():
+    while True:  # once in any case, so that small tensors, too, have all kernels compiled
         threshold = np.maximum(sampled_keys(rows, np.where(pending, rank, 0), first, stride), smallest_sent)
         choose_from(rows, np.where(pending, threshold, -1), chosen)
         pending &= (chosen.kept < least * k) & (threshold > smallest_sent)
@@ -160,6 +160,8 @@ def choose_about(rows: Rows, k: np.ndarray, share: float, least: float, most: fl
         pending &= ~largest
         lower = np.ceil(rank * k / np.maximum(chosen.kept, 1)).astype(np.int64)
         rank = np.where(pending, np.minimum(sampled, np.maximum(rank + 1, lower)), rank)
+        if not pending.any():
+            break
     largest |= chosen.kept > most * k
     choose_largest(rows, np.where(largest, k, -1), chosen)
     leave_zeros(rows, chosen, exact)

@@ -52,6 +52,7 @@ class Threshold(Uneven):
 
     traits = replace(
         Uneven.traits,
+        kernels=True,
         knob="density",
         pair=(0.10, 0.99),
         min_ndim=2,

@@ -150,6 +150,8 @@ def sent_by(case: Case, specs: Sequence[TensorSpec] = SPECS) -> Sent:
     codec, ctx = setup.compressor, setup.context()
     assert isinstance(codec, OneShot)
     own = [(s, v) for s, v in zip(ctx.specs, ctx.levels, strict=True) if v is not None and codec.compresses(s, v)]
+    if not own:
+        pytest.skip("at this level everything travels whole")
     return Sent(codec, [spec for spec, _ in own], [level for _, level in own], ctx)
 
 
@@ -248,7 +250,7 @@ def test_what_has_no_code_is_refused_with_the_same_error(case, bad, both):
     """The same row is named: worker x tensors + tensor."""
     sent = sent_by(case)
     rows_W = rows(sent.specs)
-    at = next(k for k, spec in enumerate(sent.specs) if spec.numel == 4097)
+    at = max(range(len(sent.specs)), key=lambda k: sent.specs[k].numel)
     rows_W[at][1, 4000] = bad
 
     def refused() -> str:

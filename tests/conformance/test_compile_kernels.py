@@ -12,7 +12,7 @@ from tests.kit.paths import ROOT
 
 @pytest.mark.slow
 @pytest.mark.skipif(not kernels.installed(), reason="numba is not installed")
-@pytest.mark.parametrize("name", ["efsignsgd", "qsgd"])
+@pytest.mark.parametrize("name", ["efsignsgd", "qsgd", "topk", "threshold"])
 def test_a_run_after_it_compiles_nothing(tmp_path, name):
     environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept"), "NUMBA_DEBUG_CACHE": "1"}
 

@@ -2,8 +2,10 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 RUN := $(BIN)/python
-# a process per core; a file stays in one of them, since its tests share what they have made
-TESTS := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# one process more than there are cores, since some tests wait; a file stays in one of them, since its tests share what
+# they have made; what Python has compiled is kept, or each process compiles all tests anew
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+TESTS := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(shell expr $(CORES) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo test test-slow test-avx2 check test-multigpu gpu-report lint wheel bench netlab figures methods clean
 
@@ -22,9 +24,8 @@ endif
 demo: install  ## dense, PowerSGD weak, PowerSGD strong and Accordion on real data; one table, one figure
 	@bash scripts/demo.sh
 
-test: install  ## the default test suite, then links between network namespaces where this machine has them
-	@$(TESTS)
-	@$(RUN) -m pytest -m netlab tests/netlab/test_links.py
+test: install  ## the default test suite, with links between network namespaces where this machine has them
+	@$(TESTS) -m 'not slow and not gpu'
 
 test-slow: install  ## what takes minutes and is not in the default suite
 	@$(TESTS) -m slow

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from accordion_bench.options import conf_dir
+from accordion_bench.options import conf_dir, trusted
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 gc.disable()  # nothing of what is collected goes before the end
@@ -37,11 +37,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def no_folders_of_other_tests():
-    """What one test adds by --config-dir, no other one looks into."""
-    before = list(conf_dir._own)
+def nothing_added_by_other_tests():
+    """What one test adds by --config-dir no other one looks into; what it trusts no other one trusts."""
+    folders, classes = list(conf_dir._own), set(trusted._added)
     yield
-    conf_dir._own[:] = before
+    conf_dir._own[:] = folders
+    trusted._added.intersection_update(classes)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -49,6 +50,16 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cells_are_composed_once():
+    """Before a sweep Hydra composes all of its cells, only to see whether it can; each is composed again to be run."""
+    from hydra.plugins.sweeper import Sweeper
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Sweeper, "validate_batch_is_legal", lambda sweeper, batch: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

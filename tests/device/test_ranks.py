@@ -111,7 +111,7 @@ def drawn(workers: int, specs=WIDE):
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
     "options",
@@ -135,7 +135,7 @@ def test_powersgd_switches_ranks_as_on_the_cpu(on_switch):
     assert both("powersgd", 2, drawn(2), levels=[2, 4, 1], on_switch=on_switch) < 1e-4
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("kind", ["zero", "low rank", "tiny", "huge", "one row"])
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_powersgd_takes_what_has_no_rank(rank, kind):

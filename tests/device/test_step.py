@@ -1,12 +1,12 @@
 """What else of a step is other on a device: buckets, the order of an epoch, optimizers, copies for checkpoints."""
 
 import copy
+import functools
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
-import torchvision
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -15,6 +15,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.buckets import Buckets, bucket_table, lengths
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.config.components import build_optimizer
+from accordion_bench.conformance.networks import resnet50
 from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.sampler import Sampler
@@ -51,25 +52,26 @@ class Operations(TorchDispatchMode):
 
 
 class TestBuckets:
-    with torch.device("meta"):
-        SPECS = [TensorSpec(n, tuple(p.shape)) for n, p in torchvision.models.resnet50().named_parameters()]
+    @functools.cached_property
+    def specs(self) -> list[TensorSpec]:
+        return resnet50()
 
     def exchange(self, device, options, compressor=None) -> Exchange:
         like, limits = (
             torch.zeros(1, device=device),
             {"bucket_mb": options.bucket_mb, "gradient_mb": options.gradient_mb},
         )
-        return Exchange(compressor or PowerSGD(), self.SPECS, Ladder("rank", (2,), (1, 2)), Comm(4), like, **limits)
+        return Exchange(compressor or PowerSGD(), self.specs, Ladder("rank", (2,), (1, 2)), Comm(4), like, **limits)
 
     def test_on_a_device_they_close_at_25_mb_of_gradients(self):
         """By messages alone PowerSGD on ResNet-50 has one, which leaves when all is computed."""
         on_cpu, on_device = (self.exchange(device, ExchangeOptions()) for device in ("cpu", "meta"))
-        sizes = [4 * sum(self.SPECS[i].numel for i in members) / MB for members in on_device.members]
+        sizes = [4 * sum(self.specs[i].numel for i in members) / MB for members in on_device.members]
         assert len(on_cpu.buckets) == 1 and len(on_device.buckets) == 4
         assert all(size >= 25 for size in sizes[:-1])
-        largest = max(4 * spec.numel / MB for spec in self.SPECS)
+        largest = max(4 * spec.numel / MB for spec in self.specs)
         assert all(size < 25 + largest for size in sizes)
-        assert sorted(i for members in on_device.members for i in members) == list(range(len(self.SPECS)))
+        assert sorted(i for members in on_device.members for i in members) == list(range(len(self.specs)))
 
     def test_a_number_that_is_typed_counts_alone(self):
         assert len(self.exchange("meta", ExchangeOptions(bucket_cap_mb=1000)).buckets) == 1

@@ -15,6 +15,8 @@ from accordion_bench.options.conf_dir import conf_dir, conf_dirs
 from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig
 
+RUNS = "paths.runs="
+
 
 @functools.cache
 def _base() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -90,11 +92,25 @@ def _choose(raw: dict[str, Any], choices: dict[str, Any], typed: dict[str, str])
 
 
 def cfg(*overrides: str) -> dict[str, Any]:
-    """`compose(overrides)`, but values and the files of choices are put by hand into what has been composed once."""
+    """`compose(overrides)`, but values and the files of choices are put by hand into what has been composed once.
+
+    Many tests ask for the same run, each in a folder of its own, which decides nothing else.
+    """
+    if len(conf_dirs()) > 1:
+        return compose(overrides)
+    found = copy.deepcopy(_cfg(tuple(item for item in overrides if not item.startswith(RUNS))))
+    for item in overrides:
+        if item.startswith(RUNS):
+            found["paths"]["runs"] = _value(item)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _cfg(overrides: tuple[str, ...]) -> dict[str, Any]:
     raw, choices = copy.deepcopy(_base())
     typed = [override.partition("=") for override in overrides if _is_choice(override)]
     try:
-        if len(conf_dirs()) > 1 or len({group for group, _, _ in typed}) < len(typed):
+        if len({group for group, _, _ in typed}) < len(typed):
             raise _HydraIsNeeded
         _choose(raw, choices, {group: name for group, _, name in typed})
         for option in overrides:
@@ -128,9 +144,13 @@ def run(runs: Path, *overrides: str) -> dict[str, Any]:
     return tiny.cfg(runs, *overrides)
 
 
-@functools.cache
 def unresolved(preset: str, arm: str = "") -> DictConfig:
     """What Hydra composes for an experiment, with its own node; not to be changed."""
+    return _unresolved(preset, arm)
+
+
+@functools.cache
+def _unresolved(preset: str, arm: str) -> DictConfig:
     from hydra import compose, initialize_config_dir
 
     resolvers.register()

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.netlab import fit, hosts, janitor, job, user
@@ -26,8 +27,10 @@ from accordion_bench.network.interface import Interface
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
+from tests.kit import composed, inside
 from tests.kit.helpers import exchange_for, yaml_names
 from tests.kit.paths import ROOT
+from tests.kit.processes import together
 
 pytestmark = pytest.mark.netlab
 LARGE = 256 * 1024  # bytes of a message, from which on counters and ledger agree as they are
@@ -47,6 +50,9 @@ ONE_STEP = [
     "dataset.test_size=8",
     "batch_size=4",
     "epochs=1",
+    "comm=gloo",
+    "comm.interface=eth0",
+    "comm.workers_per_process=1",
 ]
 CALLS = ("all_reduce", "all_gather", "all_gather_uneven", "all_to_all", "all_reduce_max")
 CALIBRATED, SMALL = (1_000, 16_000, LARGE), 4_000  # bytes of a worker's message; from those follows what this one costs
@@ -113,8 +119,9 @@ def call(comm: Comm, name: str, nbytes: int) -> None:
         comm.all_reduce_max(list(torch.ones(nbytes // 4)))
 
 
-def measure(file: str) -> None:
+def measure(host: int, entrances: list[inside.Entrance], file: Path) -> None:
     """Every compressor's exchange and every collective; host 0 writes the rows."""
+    inside.enter(entrances[host])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     comm = Comm(1, dist.get_world_size(), dist.get_rank())
@@ -133,7 +140,7 @@ def measure(file: str) -> None:
         with counted(comm, rows[-1]):
             exchange(xs_W, StepInfo(plan, 0, 0.1))
     if comm.leader:
-        Path(file).write_text(json.dumps(rows))
+        file.write_text(json.dumps(rows))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -143,11 +150,10 @@ def measure(file: str) -> None:
 
 @pytest.fixture(scope="module")
 def rows(allowed: None, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int | None], dict]:
-    """One job of four hosts for all of them."""
+    """Four hosts for all of them."""
     file = tmp_path_factory.mktemp("netlab") / "rows.json"
     with hosts.Hosts(4) as four:
-        outcome = four.run([sys.executable, "-m", "tests.netlab.test_links", str(file)], {"PYTHONPATH": str(ROOT)})
-    assert outcome.status == 0
+        together(4, measure, inside.entrances(four), file)
     return {(row["what"], row.get("size")): row for row in json.loads(file.read_text())}
 
 
@@ -395,7 +401,6 @@ def jobs(
     words = {
         "static": [*two, "100mbit", "--cut", "1:1s@0.2s", "--command", f"{torchrun} {static} {run} epochs=3"],
         "elastic": [*two, "none", "--command", f"{torchrun} {elastic} {run} epochs=1"],
-        "one step": [*two, "100mbit", "--", *ONE_STEP],
         "long cut": [*two, "100mbit", "--cut", "1:200s@0.3s", "--", "comm.timeout=8", "epochs=200"],
     }
     folders = {name: tmp_path_factory.mktemp("runs") for name in words}
@@ -427,10 +432,16 @@ def test_a_run_records_what_its_link_has_carried(jobs):
     assert abs(found["link_sent_bytes"] / on_links - 1) < AGREE, (found["link_sent_bytes"], on_links)
 
 
-def test_what_is_sent_before_the_first_step_is_not_counted(jobs):
-    done, folder = jobs["one step"]
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = summary(folder)
+def train_inside(host: int, entrances: list[inside.Entrance], cfg: dict) -> None:
+    inside.enter(entrances[host])
+    train.run(cfg)
+
+
+def test_what_is_sent_before_the_first_step_is_not_counted(tmp_path):
+    cfg = composed.cfg(*ONE_STEP, f"paths.runs={tmp_path}")
+    with hosts.Hosts(2, 1e8) as two:
+        together(2, train_inside, inside.entrances(two), cfg)
+    found = summary(tmp_path)
     assert found["steps"] == 1
     on_links = found["wire_bytes"] + found["control_wire_bytes"]
     assert abs(found["link_sent_bytes"] / on_links - 1) < AGREE, (found["link_sent_bytes"], on_links)
@@ -449,7 +460,3 @@ def test_a_link_that_is_cut_for_longer_ends_the_run(jobs):
     assert "link of host 1 is down" in done.stderr
     assert "is up again" not in done.stderr
     assert not list(folder.glob("*/done"))
-
-
-if __name__ == "__main__":
-    measure(sys.argv[1])

@@ -21,7 +21,7 @@ from accordion_bench.runs.checkpoint import Owners
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.manifest import Trained
 from tests.kit import tiny
-from tests.kit.processes import killed
+from tests.kit.processes import killed, start_forking
 from tests.runs import test_checkpoint
 from tests.runs.test_resume import differences, resume, start, state
 
@@ -130,7 +130,7 @@ def train_cells(*cells: dict) -> None:
 def kill_saving_runs(tmp_path: Path, times: int, straight: dict) -> None:
     """Each step is saved, so that most moments are inside of a save."""
     rng = random.Random(0)
-    assert not killed(60, train_cells, start(tmp_path / "first", ARM))  # who forks has to start, too
+    start_forking()
     began = time.monotonic()
     assert not killed(60, train_cells, start(tmp_path / "timed", ARM))
     longest, early = time.monotonic() - began, 0

@@ -77,8 +77,9 @@ def logged(folder: Path) -> list[Logged]:
     return [Logged(file) for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
 
 
-def test_wandb_offline(tmp_path):
+def test_wandb_offline(tmp_path, monkeypatch):
     """Configuration, every row, curves against bytes, the figures and the summary."""
+    monkeypatch.setattr("accordion_bench.report.render.figures.OF_A_SETTING", ("accuracy_bytes", "levels"))
     cfg = tiny.cfg(tmp_path / "runs", "tracker=wandb", *ACCORDION)
     train.run(cfg)
     folder = tiny.only(tmp_path / "runs")

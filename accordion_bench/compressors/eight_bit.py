@@ -3,7 +3,6 @@
 import functools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,9 +12,7 @@ from accordion_bench.compressors.dense_codes import DenseCodes, Form, in_buckets
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-
-if TYPE_CHECKING:  # it imports numba
-    from accordion_bench.tensors.kernels.encode import Rounding
+from accordion_bench.tensors.kernels.rounding import E4M3, E5M2, INTEGER, RANDOM_INTEGER, Rounding
 
 RANDOM_BITS = 24
 TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
@@ -82,13 +79,11 @@ class Blockwise(DenseCodes):
             steps = steps.round_()
         return [steps.to(TYPES[self.format]).view(torch.uint8)]
 
-    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
-        from accordion_bench.tensors.kernels import encode
-
+    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
         if self.traits.unbiased:
-            return encode.Rounding(encode.RANDOM_INTEGER, 256, RANDOM_BITS)
-        kinds = {"int8": encode.INTEGER, "e4m3": encode.E4M3, "e5m2": encode.E5M2}
-        return encode.Rounding(kinds[self.format], 256)
+            return Rounding(RANDOM_INTEGER, 256, RANDOM_BITS)
+        kinds = {"int8": INTEGER, "e4m3": E4M3, "e5m2": E5M2}
+        return Rounding(kinds[self.format], 256)
 
     def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
         return [numbers_of(self.format)]

@@ -14,12 +14,18 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any,
 
     Args:
         kernel: made by `triton.jit`.
-        grid: how many programs; none start where one of these is 0.
+        grid: how many programs; nothing is started where one of these is 0.
         device: where its tensors are; a thread's current GPU may be another one.
         args: tensors, numbers.
         constants: what it is compiled for.
     """
-    if 0 in grid:
-        return
+    if 0 not in grid:
+        start(kernel, grid, device, args, constants)
+
+
+def start(
+    kernel: Any, grid: tuple[int, ...], device: torch.device, args: tuple[Any, ...], constants: dict[str, Any]
+) -> None:
+    """One launch. An expression is rounded where it is written, so that codes equal those of torch to the bit."""
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        kernel[grid](*args, **constants, enable_fp_fusion=False)  # an expression is rounded where it is written
+        kernel[grid](*args, **constants, enable_fp_fusion=False)

@@ -1,4 +1,7 @@
-"""Sums over buckets: of magnitudes, of squares, of coordinates, and the largest magnitude; accumulated in float64."""
+"""Sums over buckets: of magnitudes, squares, coordinates, negative ones, how many these are, and the largest magnitude.
+
+Accumulated in float64.
+"""
 
 import functools
 from typing import NamedTuple
@@ -14,8 +17,8 @@ from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.table import KEPT
 from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, SIZE, N, Table
 
-L1, L2, LINF, SUM = (tl.constexpr(kind) for kind in range(4))
-KINDS = {"l1": L1.value, "l2": L2.value, "linf": LINF.value, "sum": SUM.value}
+L1, L2, LINF, SUM, BELOW, COUNT = (tl.constexpr(kind) for kind in range(6))
+KINDS = {"l1": L1, "l2": L2, "linf": LINF, "sum": SUM, "below": BELOW, "count": COUNT}
 WIDEST = 2048  # coordinates at a time
 TOGETHER = 128  # buckets of a program that joins pieces
 
@@ -62,15 +65,8 @@ def _numbers_within(counts: np.ndarray) -> np.ndarray:
 
 
 def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: Tensor) -> Tensor:
-    """The norm of every bucket, float64 [W, M]; NaN or infinity where one of its coordinates is. Two launches.
-
-    Args:
-        addresses: of the coordinates, [W, T].
-        table: lengths and buckets of tensors.
-        norm: `l1`, `l2`, `linf`, or `sum`.
-        like: a tensor of their type, on their GPU; they are read as float32.
-    """
-    there, (W, T), kind = like.device, addresses.shape, KINDS[norm]
+    """See `Room.bucket_norms`. Two launches."""
+    there, (W, T), kind = like.device, addresses.shape, KINDS[norm].value
     pieces = pieces_on(table, there)
     parts = torch.empty(W, len(pieces.of), dtype=torch.float64, device=there)
     out = torch.empty(W, table.buckets, dtype=torch.float64, device=there)
@@ -118,8 +114,12 @@ def _sum_pieces(  # type: ignore[no-untyped-def]
                 total += tl.abs(some)
             elif KIND == L2:
                 total += some * some
-            else:
+            elif KIND == SUM:
                 total += some
+            elif KIND == BELOW:
+                total += tl.minimum(some, 0.0)
+            else:
+                total += (some < 0).to(tl.float64)
         part = tl.sum(total, axis=0)
     tl.store(parts + w * P + p, part)
 

@@ -12,9 +12,8 @@ from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels import table
 from accordion_bench.tensors.kernels.table import Table
 
-N, SIZE, BUCKET, HEADER, CODES = (
-    tl.constexpr(column) for column in (table.N, table.SIZE, table.BUCKET, table.HEADER, table.CODES)
-)
+N, SIZE, BUCKET = tl.constexpr(table.N), tl.constexpr(table.SIZE), tl.constexpr(table.BUCKET)
+CODES, MORE = tl.constexpr(table.CODES), tl.constexpr(table.MORE)
 KEPT = 256  # tables remembered
 
 
@@ -40,7 +39,8 @@ def buckets_on(own: Table, device: torch.device) -> Tensor:
     rows = own.rows
     counts = np.diff(rows[:, table.BUCKET])
     of = np.repeat(np.arange(len(counts)), counts)
-    return upload.table(torch.from_numpy(rows[of, table.HEADER] + 4 * (np.arange(len(of)) - rows[of, table.BUCKET])), device)
+    at = rows[of, table.HEADER] + 4 * (np.arange(len(of)) - rows[of, table.BUCKET])
+    return upload.table(torch.from_numpy(at), device)
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -257,12 +257,13 @@ class DenseCodes(OneShot):
         if form.norm:
             scales_W = self.scales(room.bucket_norms(at, table, form.norm, like), entries_on(table, message_W.device))
             refuse_buckets(table, scales_W)
-            room.write_headers(scales_W, table, message_W)
-        factors_W = message_W.new_empty(0, dtype=torch.float32)
+        factors_W = message_W.new_empty(0, 0, dtype=torch.float32)
         if scales_W is not None:
-            factors_W = self.factors(scales_W, level, ctx).expand(len(message_W), -1).contiguous()
+            factors_W = self.factors(scales_W, level, ctx).expand(len(message_W), -1)
+        written_W = scales_W if form.norm else None
         streams = np.stack([streams_of(keys) for keys in keys_W]) if form.bits else np.empty((0, 0), np.uint64)
-        finite = room.encode(at, table, factors_W, streams, message_W, like, self.kernel_rounding(level, ctx))
+        rounding = self.kernel_rounding(level, ctx)
+        finite = room.encode(at, table, written_W, factors_W, streams, message_W, like, rounding)
         if finite is not None and not finite.all():
             raise NonFiniteRow(int((~finite).flatten().nonzero()[0][0]))
 
@@ -280,15 +281,13 @@ class DenseCodes(OneShot):
     ) -> None:
         form = self.form(level)
         table = table_of(tuple(spec.numel for spec in specs), tuple(starts), form)
-        shared = self.shared_scales([spec.name for spec in specs], message_A.device)
-        if form.norm:
-            scales_A = room.read_headers(message_A, table, alpha)
-        elif shared is not None:
-            scales_A = (shared * alpha).expand(len(message_A), -1).contiguous()
-        else:
-            scales_A = torch.full((len(message_A), table.buckets), alpha, device=message_A.device)
+        scales_A = self.shared_scales([spec.name for spec in specs], message_A.device)
+        if scales_A is not None:
+            scales_A = scales_A.expand(len(message_A), -1)
+        elif not form.norm:
+            scales_A = message_A.new_empty(0, dtype=torch.float32)
         values = [np.array(book, np.float32) for book in self.values(level, ctx)]
-        room.add_values(addresses(targets_R), table, scales_A, message_A, values, targets_R[0], divisor)
+        room.add_values(addresses(targets_R), table, scales_A, alpha, message_A, values, targets_R[0], divisor)
 
     # ---- as chunks, by torch
 

@@ -15,6 +15,7 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.kernels.rounding import E4M3, E5M2, INTEGER, RANDOM_INTEGER, Rounding
 
 RANDOM_BITS = 24
+LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 
@@ -65,10 +66,10 @@ class Blockwise(DenseCodes):
     def scales(self, norms: Tensor, entries: Tensor) -> Tensor:
         """A bucket whose s_b would be no normal float32 counts as zero."""
         scales = norms.float() / LARGEST[self.format]
-        return torch.where(scales < torch.finfo(torch.float32).tiny, 0, scales)
+        return torch.threshold(scales, LARGEST_SUBNORMAL, 0.0)
 
     def factors(self, scales: Tensor, level: float, ctx: Context) -> Tensor:
-        return torch.where(scales > 0, 1 / scales, 0)
+        return scales.reciprocal().nan_to_num_(nan=0.0, posinf=0.0)
 
     def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
         assert factor is not None

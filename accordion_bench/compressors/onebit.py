@@ -93,13 +93,13 @@ class OneBit(OneShot):
             return
         middles, halves = self._tables(specs, starts)
         rows_W = [contiguous(x_W) for x_W in rows_W]
-        at, like, none = addresses(rows_W), rows_W[0], message_W.new_empty(0, dtype=torch.float32)
+        at, like, none = addresses(rows_W), rows_W[0], message_W.new_empty(0, 0, dtype=torch.float32)
         sums = [room.bucket_norms(at, middles, norm, like) for norm in ("sum", "below", "count")]
         headers_W = self.middle_and_half(sums, entries_on(middles, message_W.device))
-        for table, header_W in zip((middles, halves), headers_W, strict=True):
-            refuse_buckets(table, header_W)
-            room.write_headers(header_W, table, message_W)
-        room.encode(at, middles, none, np.empty((0, 0), np.uint64), message_W, like, Rounding(SIGNS, 2))
+        for header_W in headers_W:
+            refuse_buckets(middles, header_W)
+        room.write_headers(headers_W[1], halves, message_W)
+        room.encode(at, middles, headers_W[0], none, np.empty((0, 0), np.uint64), message_W, like, Rounding(SIGNS, 2))
 
     def add_from_(
         self,
@@ -116,10 +116,10 @@ class OneBit(OneShot):
         if room is None:
             super().add_from_(targets_R, message_A, starts, specs, level, ctx, alpha, divisor)
             return
-        tables, signs = self._tables(specs, starts), [np.array([1, -1], np.float32)]
-        middle_A, half_A = (room.read_headers(message_A, table, alpha) for table in tables)
-        targets = addresses(targets_R)
-        room.add_values(targets, tables[0], half_A, message_A, signs, targets_R[0], divisor, middle_A)
+        middles, halves = self._tables(specs, starts)
+        middle_A, signs = room.read_headers(message_A, middles, alpha), [np.array([1, -1], np.float32)]
+        targets, like = addresses(targets_R), targets_R[0]
+        room.add_values(targets, halves, None, alpha, message_A, signs, like, divisor, middle_A)
 
     def _tables(self, specs: Sequence[TensorSpec], starts: Sequence[int]) -> tuple[Table, Table]:
         columns = tuple(self.column(spec) for spec in specs)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.rounding.thresholds import Rounding, Thresholds, rounding_to
+from accordion_bench.tensors.kernels import on_gpu
 from accordion_bench.tensors.kernels import rounding as kinds
 
 COUNTED = 2  # up to so many thresholds, each is compared with in turn; beyond, a binary search is faster
@@ -36,6 +37,10 @@ def round_to_levels(x: Tensor, factor: Tensor, draws: Tensor, rounding: Rounding
 
 def factors(norms: Tensor, scale: float) -> Tensor:
     """scale / norm, rounded up where else a coordinate as large as its norm would end below `scale`, its level."""
+    if on_gpu.usable([norms]):
+        from accordion_bench.tensors.kernels.on_gpu import factors as kernel
+
+        return kernel.factors(norms, scale)
     exact, above = (torch.tensor(s) for s in (scale, np.nextafter(np.float32(scale), np.inf)))
     quotients = torch.div(exact, norms)
     quotients = torch.where(norms * quotients < exact, torch.div(above, norms), quotients)

@@ -42,16 +42,18 @@ class Room(Protocol):
         self,
         addresses: np.ndarray,
         table: "Table",
+        scales: Tensor | None,
         factors: Tensor,
         streams: np.ndarray,
         message: Tensor,
         like: Tensor,
         rounding: "Rounding",
     ) -> np.ndarray | None:
-        """Codes of coordinates into the messages [W, B].
+        """Scales and codes of coordinates into the messages [W, B].
 
         Args:
             addresses, table, message, like, rounding: see above.
+            scales: of the buckets, float32 [W, M], in front of the codes; None = there are none.
             factors: what the coordinates of each bucket are multiplied by, float32 [W, M]; empty = 1.
             streams: of random numbers, uint64 [W, T]; empty where nothing is drawn.
 
@@ -63,19 +65,21 @@ class Room(Protocol):
         self,
         targets: np.ndarray,
         table: "Table",
-        scales: Tensor,
+        scales: Tensor | None,
+        alpha: float,
         message: Tensor,
         values: Sequence[np.ndarray],
         like: Tensor,
         divisor: int,
         middles: Tensor | None = None,
     ) -> None:
-        """target [R, N] += the sum, in order, of scale x value of code of each sender; then / divisor.
+        """target [R, N] += the sum, in order, of alpha x scale x value of code of each sender; then / divisor.
 
         Args:
             targets: addresses of the sums, [R, T].
             table, message, like: see above; sender a goes to row a mod R.
-            scales: float32 [A, M].
+            scales: float32 [A, M]; None = those in front of the codes; empty = 1.
+            alpha: by which scales are multiplied first.
             values: what the codes of each stream stand for, float32 [K]; those of a second stream are signs.
             divisor: of the whole, 1 for a sum.
             middles: what is added to values of two codes after they are scaled, float32 [A, M]; None = nothing.

@@ -27,25 +27,36 @@ def read_headers(message: Tensor, table: Table, alpha: float) -> Tensor:
 def encode(
     addresses: np.ndarray,
     table: Table,
+    scales: Tensor | None,
     factors: Tensor,
     streams: np.ndarray,
     message: Tensor,
     like: Tensor,
     rounding: Rounding,
 ) -> np.ndarray:
-    return codes.encode(addresses, table, factors.numpy(), streams, message.numpy(), array_like(like), rounding)
+    if scales is not None:
+        write_headers(scales, table, message)
+    of_buckets, bytes_W = factors.contiguous().numpy(), message.numpy()
+    return codes.encode(addresses, table, of_buckets, streams, bytes_W, array_like(like), rounding)
 
 
 def add_values(
     targets: np.ndarray,
     table: Table,
-    scales: Tensor,
+    scales: Tensor | None,
+    alpha: float,
     message: Tensor,
     values: Sequence[np.ndarray],
     like: Tensor,
     divisor: int,
     middles: Tensor | None = None,
 ) -> None:
+    if scales is None:
+        scales = read_headers(message, table, alpha)
+    elif scales.numel():
+        scales = (scales * alpha).contiguous()
+    else:
+        scales = torch.full((len(message), table.buckets), alpha)
     added = None if middles is None else middles.numpy()
     sums.add_values(targets, table, scales.numpy(), message.numpy(), values, array_like(like), divisor, added)
 

@@ -14,13 +14,15 @@ from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
     round_to_e5m2,
     round_to_nearest,
 )
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.kernels.on_gpu.headers import write_float
+from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
 from accordion_bench.tensors.kernels.on_gpu.levels import count_below, round_evenly, round_symmetrically
 from accordion_bench.tensors.kernels.on_gpu.packing import pack, places, slice_size
 from accordion_bench.tensors.kernels.on_gpu.powers import round_to_powers
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
     CODES,
+    HEADER,
     MORE,
     SIZE,
     N,
@@ -42,6 +44,7 @@ POWERS, SIGNS = tl.constexpr(kinds.POWERS), tl.constexpr(kinds.SIGNS)
 def encode(
     addresses: np.ndarray,
     table: Table,
+    scales: Tensor | None,
     factors: Tensor,
     streams: np.ndarray,
     message: Tensor,
@@ -58,11 +61,13 @@ def encode(
         _encode,
         (len(slices), W),
         there,
-        *(uploaded[0], uploaded[-1], T, rows_on(table, there), slices, factors, table.buckets, lanes_on(there)),
+        *(uploaded[0], uploaded[-1], T, rows_on(table, there), slices),
+        *(factors if scales is None else scales, table.buckets, factors, stride(factors), lanes_on(there)),
         *(message, message.stride(0), on_device(rounding.starts.tobytes(), there)),
         *(on_device(rounding.widths.tobytes(), there), float(rounding.scale), float(central[0]), float(central[1])),
         COLUMNS=table.rows.shape[1],
         TYPE=TYPES[like.dtype],
+        HEADED=scales is not None,
         SCALED=factors.numel() > 0,
         KIND=rounding.kind,
         K=rounding.K,
@@ -73,10 +78,10 @@ def encode(
 
 @triton.jit
 def _encode(  # type: ignore[no-untyped-def]
-    addresses, streams, T, rows, slices, factors, M, lanes, message, row_bytes, starts, widths,
+    addresses, streams, T, rows, slices, scales, M, factors, row_factors, lanes, message, row_bytes, starts, widths,
     scale, central_start, central_width,
-    COLUMNS: tl.constexpr, TYPE: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr,
-    BITS: tl.constexpr, COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr, TYPE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
+    K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     w = tl.program_id(1).to(tl.int64)
     t, begin = tl.load(slices + 2 * tl.program_id(0)), tl.load(slices + 2 * tl.program_id(0) + 1)
@@ -87,9 +92,14 @@ def _encode(  # type: ignore[no-untyped-def]
     x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)) + begin + j
     r = tl.load(x, mask=exists, other=0).to(tl.float32)
     negative = (r < 0).to(tl.int32)
+    before, size = tl.load(row + BUCKET), tl.load(row + SIZE)
+    bucket = bucket_of(begin, j, size)
+    if HEADED:
+        first = exists & (begin + j == bucket * size)
+        own = tl.load(scales + w * M + before + bucket, mask=first, other=0)
+        write_float(out + tl.load(row + HEADER) + 4 * bucket, own, first)
     if SCALED:
-        bucket = tl.load(row + BUCKET) + bucket_of(begin, j, tl.load(row + SIZE))
-        r = r * tl.load(factors + w * M + bucket, mask=exists, other=0)
+        r = r * tl.load(factors + w * row_factors + before + bucket, mask=exists, other=0)
     if BITS > 0:
         v = draw(lanes, tl.load(streams + w * T + t).to(tl.uint64), begin, j, exists, BITS)
     if KIND == EVEN:

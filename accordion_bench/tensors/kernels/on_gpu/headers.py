@@ -31,21 +31,33 @@ def read_headers(message: Tensor, table: Table, alpha: float) -> Tensor:
 
 
 @triton.jit
+def write_float(out, number, exists):  # type: ignore[no-untyped-def]
+    """Float32 numbers at addresses of their first bytes."""
+    bits = number.to(tl.uint32, bitcast=True)
+    for byte in tl.static_range(4):
+        tl.store(out + byte, (bits >> (8 * byte)).to(tl.uint8), mask=exists)
+
+
+@triton.jit
+def read_float(message, exists):  # type: ignore[no-untyped-def]
+    """The inverse."""
+    bits = tl.load(message, mask=exists, other=0).to(tl.uint32)
+    for byte in tl.static_range(1, 4):
+        bits |= tl.load(message + byte, mask=exists, other=0).to(tl.uint32) << (8 * byte)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _write_headers(scales, M, at, message, row_bytes, TOGETHER: tl.constexpr):  # type: ignore[no-untyped-def]
     w = tl.program_id(1).to(tl.int64)
     b = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
-    bits = tl.load(scales + w * M + b, mask=b < M, other=0).to(tl.uint32, bitcast=True)
-    out = message + w * row_bytes + tl.load(at + b, mask=b < M, other=0)
-    for byte in tl.static_range(4):
-        tl.store(out + byte, (bits >> (8 * byte)).to(tl.uint8), mask=b < M)
+    scale = tl.load(scales + w * M + b, mask=b < M, other=0)
+    write_float(message + w * row_bytes + tl.load(at + b, mask=b < M, other=0), scale, b < M)
 
 
 @triton.jit
 def _read_headers(scales, M, at, message, row_bytes, alpha, TOGETHER: tl.constexpr):  # type: ignore[no-untyped-def]
     a = tl.program_id(1).to(tl.int64)
     b = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
-    own = message + a * row_bytes + tl.load(at + b, mask=b < M, other=0)
-    bits = tl.zeros([TOGETHER], tl.uint32)
-    for byte in tl.static_range(4):
-        bits |= tl.load(own + byte, mask=b < M, other=0).to(tl.uint32) << (8 * byte)
-    tl.store(scales + a * M + b, bits.to(tl.float32, bitcast=True) * alpha, mask=b < M)
+    scale = read_float(message + a * row_bytes + tl.load(at + b, mask=b < M, other=0), b < M)
+    tl.store(scales + a * M + b, scale * alpha, mask=b < M)

@@ -5,8 +5,14 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def stride(x: Tensor) -> int:
+    """From row to row of [W, M], in numbers; 0 where rows are the same or there are none."""
+    return x.stride(0) if x.ndim > 1 else 0
 
 
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any, **constants: Any) -> None:

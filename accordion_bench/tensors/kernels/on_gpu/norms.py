@@ -65,11 +65,10 @@ def _numbers_within(counts: np.ndarray) -> np.ndarray:
 
 
 def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: Tensor) -> Tensor:
-    """See `Room.bucket_norms`. Two launches."""
+    """See `Room.bucket_norms`. One launch; two where a bucket is longer than a piece."""
     there, (W, T), kind = like.device, addresses.shape, KINDS[norm].value
     pieces = pieces_on(table, there)
     parts = torch.empty(W, len(pieces.of), dtype=torch.float64, device=there)
-    out = torch.empty(W, table.buckets, dtype=torch.float64, device=there)
     launch(
         _sum_pieces,
         (len(pieces.of), W),
@@ -78,7 +77,11 @@ def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: Tensor) -
         TYPE=TYPES[like.dtype],
         KIND=kind,
         WIDTH=pieces.width,
+        WHOLE=pieces.most == 1,
     )
+    if pieces.most == 1:
+        return parts
+    out = torch.empty(W, table.buckets, dtype=torch.float64, device=there)
     launch(
         _join_pieces,
         (triton.cdiv(table.buckets, TOGETHER), W),
@@ -92,7 +95,7 @@ def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: Tensor) -
 
 @triton.jit
 def _sum_pieces(  # type: ignore[no-untyped-def]
-    addresses, T, pieces, parts, P, TYPE: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr
+    addresses, T, pieces, parts, P, TYPE: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr
 ):
     p, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
     t, begin, end = tl.load(pieces + 3 * p), tl.load(pieces + 3 * p + 1), tl.load(pieces + 3 * p + 2)
@@ -121,6 +124,8 @@ def _sum_pieces(  # type: ignore[no-untyped-def]
             else:
                 total += (some < 0).to(tl.float64)
         part = tl.sum(total, axis=0)
+        if KIND == L2 and WHOLE:
+            part = tl.sqrt(part)
     tl.store(parts + w * P + p, part)
 
 

@@ -13,7 +13,7 @@ from accordion_bench.tensors.kernels import table
 from accordion_bench.tensors.kernels.table import Table
 
 N, SIZE, BUCKET = tl.constexpr(table.N), tl.constexpr(table.SIZE), tl.constexpr(table.BUCKET)
-CODES, MORE = tl.constexpr(table.CODES), tl.constexpr(table.MORE)
+HEADER, CODES, MORE = tl.constexpr(table.HEADER), tl.constexpr(table.CODES), tl.constexpr(table.MORE)
 KEPT = 256  # tables remembered
 
 

@@ -10,14 +10,16 @@ from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.dense_codes import in_buckets
 from accordion_bench.compressors.eight_bit import Blockwise
 from accordion_bench.compressors.natural import Natural
+from accordion_bench.compressors.onebit import OneBit
 from accordion_bench.compressors.packed_codes import pack_codes, unpack_codes
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.compressors.terngrad import TernaryCodes
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import kernels
 from accordion_bench.tensors.counter_rng import BLOCK, block_keys, integers_of
 
-LENGTHS = {"short": (1, 7, 0, 8, 9, 39, 41, 130), "long": (4095, 4096, 4097, 20481)}
+SHORT, LONG = (1, 7, 0, 8, 9, 39, 41, 130), (4095, 4096, 4097, 20481)
 WORKERS, SENDERS = [0, 3], 3
 
 
@@ -90,8 +92,8 @@ def by_torch(method, x_R, header_R, spec, level, ctx):
     return [pack_codes(c.flatten(1)[:, :n].contiguous(), K) for c, K in zip(streams, form.levels, strict=True)]
 
 
-@pytest.mark.sample(13)
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("lengths", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
 @pytest.mark.parametrize("name", METHODS)
 def test_codes_are_those_of_torch_for_the_same_scales(gpu, name, lengths):
     kind, options = METHODS[name]
@@ -120,8 +122,8 @@ def norms_are_near(method, x_R, header_R, level):
         assert (bits[0] - bits[1]).abs().max() <= 2  # ulp
 
 
-@pytest.mark.sample(13)
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("lengths", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
 @pytest.mark.parametrize("name", METHODS)
 def test_sums_round_each_product_and_each_sum_once(gpu, name, lengths):
     kind, options = METHODS[name]
@@ -157,3 +159,45 @@ def decoded(method, header, streams, spec, level, ctx, alpha):
         scales = header[0].clone().view(torch.float32)
     scales = torch.ones(form.buckets(n)) if scales is None else scales
     return values * (scales * alpha).repeat_interleave(form.size(n))[:n]
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("name", ["sign of tensors", "4 bits", "ternary", "int8 at random"])
+def test_what_is_not_finite_shows_in_the_sum(gpu, name, bad):
+    kind, options = METHODS[name]
+    lengths = (9, 300)
+    method, specs, ctx = made(kind, options, lengths, gpu.device), specs_of(lengths), context(lengths)
+    rows_W = rows(lengths)
+    rows_W[1][1, 7] = bad
+    levels = [method.bits if kind is Quantiser else 1] * 2
+    message_W = method.encode_all([x_W.to(gpu.device) for x_W in rows_W], specs, levels, ctx, WORKERS)
+    sums = [torch.zeros(2, n, device=gpu.device) for n in lengths]
+    method.add_all_(dict(enumerate(sums)), message_W, specs, levels, ctx)
+    finite = [total_R.cpu().isfinite().all(1).tolist() for total_R in sums]
+    assert finite == [[True, True], [True, False]]
+
+
+def test_1_bit_sgd_is_that_of_torch(gpu, monkeypatch):
+    specs = [TensorSpec("a", (5, 41)), TensorSpec("b", (17,)), TensorSpec("c", (3, 2, 4))]
+    ctx, method = Context(2, specs, [1] * 3, 5, [0.1] * 3, {}), OneBit()
+    rows_W = rows([spec.numel for spec in specs])
+    found = encoded_and_added(method, [x_W.to(gpu.device) for x_W in rows_W], specs, ctx)
+    monkeypatch.setattr(kernels, "room_of", lambda xs: None)
+    expected = encoded_and_added(method, rows_W, specs, ctx)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-6, atol=0)
+
+
+def encoded_and_added(method, rows_W, specs, ctx):
+    message_W = method.encode_all(rows_W, specs, [1] * len(specs), ctx, WORKERS)
+    sums = [torch.zeros_like(x_W[:1]) for x_W in rows_W]
+    method.add_all_(dict(enumerate(sums)), message_W, specs, [1] * len(specs), ctx, 0.5, 2)
+    return sums
+
+
+def test_tensors_without_coordinates(gpu):
+    specs, method = specs_of((0, 0)), Quantiser()
+    rows_W = rows((0, 0), device=gpu.device)
+    message_W = method.encode_all(rows_W, specs, [4, 4], context((0, 0)), WORKERS)
+    method.add_all_(dict(enumerate(rows_W)), message_W, specs, [4, 4], context((0, 0)))
+    assert message_W.shape == (2, 0)

@@ -1,0 +1,52 @@
+"""How many kernels are started: a few for all tensors of a bucket, however many these are, and nobody waits."""
+
+import pytest
+import torch
+
+from accordion_bench.conformance import launches
+from accordion_bench.conformance.pretend_device import Pretend
+from accordion_bench.conformance.subject import from_yaml
+from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import kernels
+from accordion_bench.tensors.kernels import on_gpu
+from tests.device.triton.conftest import THERE
+
+BUDGET = 12
+MOST = {
+    **dict.fromkeys(["signsgd", "natural"], 6),
+    **dict.fromkeys(["qsgd", "qsgdinf", "nuqsgd"], 9),
+    "trn": 10,
+    **dict.fromkeys(["efsignsgd", "fp8", "int8"], 12),
+}
+WORKERS = 4  # of more, messages of 8 bits and beyond cost more than a dense all-reduce
+
+
+def network(times):
+    """With tensors of one piece and of several; all large enough to be sent as codes."""
+    shapes = [(64, 64, 3, 3), (64,), (300, 300)]
+    return [TensorSpec(f"{i}", shape) for i, shape in enumerate(shapes * times)]
+
+
+@pytest.mark.skipif(THERE, reason="counted on a pretended device")
+@pytest.mark.parametrize("name", MOST)
+def test_an_exchange_starts_no_more_than_its_budget(monkeypatch, name):
+    pytest.importorskip("triton")
+    from accordion_bench.tensors.kernels.on_gpu import launch
+
+    def count(kernel, grid, device, args, constants):
+        Pretend.counts.launches[kernel.__name__] += 1
+
+    monkeypatch.setattr(on_gpu, "usable", lambda xs: bool(xs) and all(isinstance(x, Pretend) for x in xs))
+    monkeypatch.setattr(launch, "start", count)  # what they compute is of no interest here
+    few, many = (launches.count(from_yaml(name), network(times), WORKERS) for times in (1, 3))
+    assert many.launches == few.launches
+    assert sum(few.launches.values()) <= MOST[name] <= BUDGET, few.launches
+    assert sum(few.waits.values()) <= 1  # the look whether all is finite
+
+
+def test_no_kernel_takes_tensors_of_two_types_or_of_half_precision():
+    x = torch.zeros(1, 3)
+    assert kernels.room_of([x, x.double()]) is None
+    assert kernels.room_of([x.half()]) is None
+    assert kernels.room_of([]) is None
+    assert not on_gpu.usable([x])

@@ -16,7 +16,10 @@ def round_to_nearest(steps):  # type: ignore[no-untyped-def]
 def round_at_random(steps, v, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """int8, floor(step + u); u = v 2^-BITS."""
     unit: tl.constexpr = 1.0 / (1 << BITS)
-    return tl.minimum(tl.maximum(tl.floor(steps + v * unit), -127.0), 127.0).to(tl.int32) & 255
+    up = tl.minimum(tl.maximum(steps + v * unit, -127.0), 127.0)
+    whole = up.to(tl.int32)
+    # not tl.floor, which takes the tiniest numbers below zero for zero
+    return (whole - (up < whole.to(tl.float32)).to(tl.int32)) & 255
 
 
 @triton.jit

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from accordion_bench.conformance.networks import gpt2, resnet50, small
 from accordion_bench.conformance.subject import Setup, from_yaml
 from accordion_bench.options.conf_dir import package_dir, yaml_files
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.kernels import on_gpu
 from scripts import bench_codec, gpu_steps
 from scripts.launches import stated
 
@@ -227,7 +229,7 @@ def _kernels(name: str, setting: Setting) -> str:
 
 
 def codecs(setting: Setting) -> Section:
-    """Encode and decode next to a plain copy of the same tensors."""
+    """Encode and decode next to a plain copy of the same tensors; by torch, too, where kernels in Triton do it."""
     if not setting.device:
         return absent()
     rows = []
@@ -238,7 +240,12 @@ def codecs(setting: Setting) -> Section:
         copy = bench_codec.Codec("copy", {"both": _copier(target, xs_W)}, 4 * numel)
         # its SVDs take hours at 138 million
         names = [name for name in setting.names if name != "atomo" or floats < 138]
-        made = [copy, *bench_codec.chosen(names, specs, xs_W)]
+        made = [copy]
+        for one in bench_codec.chosen(names, specs, xs_W):
+            made.append(one)
+            if on_gpu.usable(xs_W):
+                parts = {part: _by_torch(run) for part, run in one.parts.items()}
+                made.append(bench_codec.Codec(f"{one.name}, by torch", parts, one.payload))
         bench_codec.measure(made, setting.rounds, setting.device)
         for one in made:
             seconds = sum(one.seconds_of(part) for part in one.parts)
@@ -246,6 +253,16 @@ def codecs(setting: Setting) -> Section:
             rows.append((floats, one.name, f"{1e6 * seconds:.0f}", f"{times:.2f}", f"{4 * numel / one.payload:.1f}"))
     heads = ["million floats", "compressor", "encode + decode, µs", "in copies", "times smaller"]
     return Section(table(heads, rows), rows)
+
+
+def _by_torch(run: Callable[[], None]) -> Callable[[], None]:
+    """The same without kernels in Triton."""
+
+    def without_kernels() -> None:
+        with mock.patch.object(on_gpu, "usable", lambda xs: False):
+            run()
+
+    return without_kernels
 
 
 def _copier(target: Sequence[Tensor], xs_W: Sequence[Tensor]) -> Callable[[], None]:

@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,10 +23,9 @@ from accordion_bench.compressors.packed_codes import code_bytes, look_up, pack_c
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import kernels
 from accordion_bench.tensors.counter_rng import BLOCK, block_keys, blocks_of, integers_of, streams_of
-
-if TYPE_CHECKING:  # it imports numba
-    from accordion_bench.tensors.kernels.encode import Rounding
-    from accordion_bench.tensors.kernels.table import Table
+from accordion_bench.tensors.kernels.rounding import Rounding
+from accordion_bench.tensors.kernels.table import BUCKET, Table, addresses
+from accordion_bench.tensors.upload import table as kept
 
 LONGEST = 1 << 16  # coordinates of a chunk: the end of a tensor is filled up to a whole one
 AT_ONCE = 1 << 26  # coordinates of all senders that are decoded together
@@ -125,7 +123,7 @@ class DenseCodes(OneShot):
         """
         raise NotImplementedError
 
-    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
+    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
         """The same for `tensors.kernels.encode`."""
         raise NotImplementedError
 
@@ -207,8 +205,8 @@ class DenseCodes(OneShot):
         keys_W = (
             list(zip(*(self.keys(ctx, name, workers, purpose) for name in names), strict=True)) if form.bits else []
         )
-        if kernels.usable(rows_W):
-            self._encode_by_kernel(message_W, starts, rows_W, names, level, ctx, keys_W)
+        if room := kernels.room_of(rows_W):
+            self._encode_by_kernel(room, message_W, starts, rows_W, names, level, ctx, keys_W)
         elif chunks := self._chunks(specs, form, message_W.device):
             self._encode_chunks(chunks, message_W, starts, rows_W, names, level, ctx, keys_W)
         else:
@@ -226,8 +224,8 @@ class DenseCodes(OneShot):
         divisor: int = 1,
     ) -> None:
         form = self.form(level)
-        if kernels.usable(targets_R):
-            self._add_by_kernel_(targets_R, message_A, starts, specs, level, ctx, alpha, divisor)
+        if room := kernels.room_of(targets_R):
+            self._add_by_kernel_(room, targets_R, message_A, starts, specs, level, ctx, alpha, divisor)
         elif chunks := self._chunks(specs, form, message_A.device):
             sizes = [self.message_bytes(spec, level) for spec in specs]
             own = [message_A[:, start : start + size] for start, size in zip(starts, sizes, strict=True)]
@@ -242,6 +240,7 @@ class DenseCodes(OneShot):
 
     def _encode_by_kernel(
         self,
+        room: kernels.Room,
         message_W: Tensor,
         starts: Sequence[int],
         rows_W: Sequence[Tensor],
@@ -250,31 +249,27 @@ class DenseCodes(OneShot):
         ctx: Context,
         keys_W: Sequence[Sequence[int]],
     ) -> None:
-        from accordion_bench.tensors.kernels.encode import encode
-        from accordion_bench.tensors.kernels.headers import write_headers
-        from accordion_bench.tensors.kernels.norms import bucket_norms
-        from accordion_bench.tensors.kernels.table import addresses
-
         form = self.form(level)
         rows_W = [contiguous(x_W) for x_W in rows_W]
         table = table_of(tuple(x_W.shape[1] for x_W in rows_W), tuple(starts), form)
-        at, like, message = addresses(rows_W), array_like(rows_W[0]), message_W.numpy()
+        at, like = addresses(rows_W), rows_W[0]
         scales_W = self.shared_scales(names, message_W.device)
         if form.norm:
-            norms_W = torch.from_numpy(bucket_norms(at, table, form.norm, like))
-            scales_W = self.scales(norms_W, torch.from_numpy(table.entries))
-            refuse_buckets(table, scales_W.isfinite())
-            write_headers(scales_W.numpy(), table.rows, message)
-        factors = np.empty((0, 0), np.float32)
+            scales_W = self.scales(room.bucket_norms(at, table, form.norm, like), entries_on(table, message_W.device))
+            refuse_buckets(table, scales_W)
+        factors_W = message_W.new_empty(0, 0, dtype=torch.float32)
         if scales_W is not None:
-            factors = self.factors(scales_W, level, ctx).expand(len(message), -1).contiguous().numpy()
+            factors_W = self.factors(scales_W, level, ctx).expand(len(message_W), -1)
+        written_W = scales_W if form.norm else None
         streams = np.stack([streams_of(keys) for keys in keys_W]) if form.bits else np.empty((0, 0), np.uint64)
-        finite = encode(at, table, factors, streams, message, like, self.kernel_rounding(level, ctx))
-        if not finite.all():
+        rounding = self.kernel_rounding(level, ctx)
+        finite = room.encode(at, table, written_W, factors_W, streams, message_W, like, rounding)
+        if finite is not None and not finite.all():
             raise NonFiniteRow(int((~finite).flatten().nonzero()[0][0]))
 
     def _add_by_kernel_(
         self,
+        room: kernels.Room,
         targets_R: Sequence[Tensor],
         message_A: Tensor,
         starts: Sequence[int],
@@ -284,21 +279,15 @@ class DenseCodes(OneShot):
         alpha: float,
         divisor: int,
     ) -> None:
-        from accordion_bench.tensors.kernels.headers import read_headers
-        from accordion_bench.tensors.kernels.sums import add_values
-        from accordion_bench.tensors.kernels.table import addresses
-
         form = self.form(level)
         table = table_of(tuple(spec.numel for spec in specs), tuple(starts), form)
-        shared = self.shared_scales([spec.name for spec in specs], message_A.device)
-        if form.norm:
-            scales = read_headers(message_A.numpy(), table.rows, alpha)
-        elif shared is not None:
-            scales = (shared * alpha).expand(len(message_A), -1).contiguous().numpy()
-        else:
-            scales = np.full((len(message_A), table.buckets), alpha, np.float32)
+        scales_A = self.shared_scales([spec.name for spec in specs], message_A.device)
+        if scales_A is not None:
+            scales_A = scales_A.expand(len(message_A), -1)
+        elif not form.norm:
+            scales_A = message_A.new_empty(0, dtype=torch.float32)
         values = [np.array(book, np.float32) for book in self.values(level, ctx)]
-        add_values(addresses(targets_R), table, scales, message_A.numpy(), values, array_like(targets_R[0]), divisor)
+        room.add_values(addresses(targets_R), table, scales_A, alpha, message_A, values, targets_R[0], divisor)
 
     # ---- as chunks, by torch
 
@@ -389,10 +378,8 @@ def size_of(form: Form, n: int) -> int:
 
 
 @functools.lru_cache(maxsize=KEPT)
-def table_of(lengths: tuple[int, ...], starts: tuple[int, ...], form: Form) -> "Table":
+def table_of(lengths: tuple[int, ...], starts: tuple[int, ...], form: Form) -> Table:
     """The table of tensors of these lengths, whose messages begin there, made once."""
-    from accordion_bench.tensors.kernels.table import Table
-
     headers, *streams = zip(*(form.places(n, start) for n, start in zip(lengths, starts, strict=True)), strict=True)
     return Table(lengths, [form.size(n) for n in lengths], form.whole, headers, streams)
 
@@ -411,13 +398,10 @@ def bucket_entries(n: int, size: int, device: torch.device) -> Tensor:
 def norms_of(rows_W: Sequence[Tensor], norms: Sequence[str]) -> list[Tensor]:
     """Norms of whole tensors [W, N], none of them empty: float64 [W, T] each; `sum` is the plain sum."""
     lengths, device = tuple(x_W.shape[1] for x_W in rows_W), rows_W[0].device
-    if kernels.usable(rows_W):
-        from accordion_bench.tensors.kernels.norms import bucket_norms
-        from accordion_bench.tensors.kernels.table import addresses
-
+    if room := kernels.room_of(rows_W):
         rows_W = [contiguous(x_W) for x_W in rows_W]
         table, at = table_of(lengths, (0,) * len(lengths), Form(())), addresses(rows_W)
-        return [torch.from_numpy(bucket_norms(at, table, norm, array_like(rows_W[0]))) for norm in norms]
+        return [room.bucket_norms(at, table, norm, rows_W[0]) for norm in norms]
     chunks = chunks_of(lengths, BLOCK, None, device)
     x_W = chunks.joined(rows_W).float()
     sums = {"sum": lambda: chunks.by_bucket(x_W.sum(2, keepdim=True, dtype=torch.float64)).sum(2)}
@@ -429,12 +413,16 @@ def contiguous(x_W: Tensor) -> Tensor:
     return x_W if x_W.stride(1) == 1 else x_W.contiguous()
 
 
-def refuse_buckets(table: "Table", finite_W: Tensor) -> None:
-    """Raise NonFiniteRow w T + t where a bucket [W, M] of tensor t is not finite."""
-    if not finite_W.all():
-        from accordion_bench.tensors.kernels.table import BUCKET
+@functools.lru_cache(maxsize=KEPT)
+def entries_on(table: Table, device: torch.device) -> Tensor:
+    """How many coordinates each bucket of a table has, float64 [M]."""
+    return kept(torch.from_numpy(table.entries), device)
 
-        w, bucket = (~finite_W).nonzero()[0].tolist()
+
+def refuse_buckets(table: Table, scales_W: Tensor) -> None:
+    """Raise NonFiniteRow w T + t where a scale [W, M] of tensor t is not finite; on a device nobody looks."""
+    if scales_W.device.type == "cpu" and not scales_W.isfinite().all():
+        w, bucket = (~scales_W.isfinite()).nonzero()[0].tolist()
         tensor = int(np.searchsorted(table.rows[1:, BUCKET], bucket, side="right"))
         raise NonFiniteRow(w * (len(table.rows) - 1) + tensor)
 
@@ -443,8 +431,3 @@ def refuse_non_finite_of(parts_W: Sequence[Tensor]) -> None:
     """Raise NonFiniteRow w T + t where numbers [W, n] of tensor t are not finite; on a device nobody looks."""
     if parts_W[0].device.type == "cpu":
         refuse_non_finite(torch.stack([part_W.sum(1, dtype=torch.float64) for part_W in parts_W], dim=1).view(-1, 1))
-
-
-def array_like(x: Tensor) -> np.ndarray:
-    """An empty array of a tensor's type."""
-    return x.numpy()[:0].reshape(0)

@@ -3,7 +3,6 @@
 import functools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,11 +12,10 @@ from accordion_bench.compressors.dense_codes import DenseCodes, Form, in_buckets
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-
-if TYPE_CHECKING:  # it imports numba
-    from accordion_bench.tensors.kernels.encode import Rounding
+from accordion_bench.tensors.kernels.rounding import E4M3, E5M2, INTEGER, RANDOM_INTEGER, Rounding
 
 RANDOM_BITS = 24
+LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 
@@ -68,10 +66,10 @@ class Blockwise(DenseCodes):
     def scales(self, norms: Tensor, entries: Tensor) -> Tensor:
         """A bucket whose s_b would be no normal float32 counts as zero."""
         scales = norms.float() / LARGEST[self.format]
-        return torch.where(scales < torch.finfo(torch.float32).tiny, 0, scales)
+        return torch.threshold(scales, LARGEST_SUBNORMAL, 0.0)
 
     def factors(self, scales: Tensor, level: float, ctx: Context) -> Tensor:
-        return torch.where(scales > 0, 1 / scales, 0)
+        return scales.reciprocal().nan_to_num_(nan=0.0, posinf=0.0)
 
     def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
         assert factor is not None
@@ -82,13 +80,11 @@ class Blockwise(DenseCodes):
             steps = steps.round_()
         return [steps.to(TYPES[self.format]).view(torch.uint8)]
 
-    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
-        from accordion_bench.tensors.kernels import encode
-
+    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
         if self.traits.unbiased:
-            return encode.Rounding(encode.RANDOM_INTEGER, 256, RANDOM_BITS)
-        kinds = {"int8": encode.INTEGER, "e4m3": encode.E4M3, "e5m2": encode.E5M2}
-        return encode.Rounding(kinds[self.format], 256)
+            return Rounding(RANDOM_INTEGER, 256, RANDOM_BITS)
+        kinds = {"int8": INTEGER, "e4m3": E4M3, "e5m2": E5M2}
+        return Rounding(kinds[self.format], 256)
 
     def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
         return [numbers_of(self.format)]

@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,9 +11,7 @@ from accordion_bench.compressors.dense_codes import DenseCodes, Form
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-
-if TYPE_CHECKING:  # it imports numba
-    from accordion_bench.tensors.kernels.encode import Rounding
+from accordion_bench.tensors.kernels.rounding import POWERS, Rounding
 
 MANTISSA = 23
 
@@ -66,10 +63,8 @@ class Natural(DenseCodes):
             exponents = torch.where(magnitude < 2.0**-63, below.int(), exponents.sub_(63).clamp_max_(127))
         return [exponents.to(torch.uint8), (x < 0).to(torch.uint8)]
 
-    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
-        from accordion_bench.tensors.kernels import encode
-
-        return encode.Rounding(encode.POWERS, 1 << self.exponent_bits, MANTISSA)
+    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
+        return Rounding(POWERS, 1 << self.exponent_bits, MANTISSA)
 
     def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
         return [powers(self.exponent_bits), (1.0, -1.0)]

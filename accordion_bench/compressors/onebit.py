@@ -3,23 +3,22 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.dense_codes import KEPT, array_like, contiguous, refuse_buckets
+from accordion_bench.compressors.dense_codes import KEPT, contiguous, entries_on, refuse_buckets
 from accordion_bench.compressors.non_finite_row import refuse_non_finite
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.packed_codes import look_up, pack_codes
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import kernels
 from accordion_bench.tensors.counter_rng import BLOCK
-
-if TYPE_CHECKING:  # it imports numba
-    from accordion_bench.tensors.kernels.table import Table
+from accordion_bench.tensors.kernels.rounding import SIGNS, Rounding
+from accordion_bench.tensors.kernels.table import Table, addresses
 
 
 class OneBit(OneShot):
@@ -88,23 +87,19 @@ class OneBit(OneShot):
         workers: Sequence[int],
         purpose: str = "",
     ) -> None:
-        if not kernels.usable(rows_W):
+        room = kernels.room_of(rows_W)
+        if room is None:
             super().encode_into_(message_W, starts, rows_W, specs, level, ctx, workers, purpose)
             return
-        from accordion_bench.tensors.kernels.encode import SIGNS, Rounding, encode
-        from accordion_bench.tensors.kernels.headers import write_headers
-        from accordion_bench.tensors.kernels.norms import bucket_norms
-        from accordion_bench.tensors.kernels.table import addresses
-
         middles, halves = self._tables(specs, starts)
         rows_W = [contiguous(x_W) for x_W in rows_W]
-        at, like, message, none = addresses(rows_W), array_like(rows_W[0]), message_W.numpy(), np.empty((0, 0))
-        sums = [torch.from_numpy(bucket_norms(at, middles, norm, like)) for norm in ("sum", "below", "count")]
-        headers_W = self.middle_and_half(sums, torch.from_numpy(middles.entries))
-        refuse_buckets(middles, torch.stack(headers_W).isfinite().all(0))
-        for table, header_W in zip((middles, halves), headers_W, strict=True):
-            write_headers(header_W.numpy(), table.rows, message)
-        encode(at, middles, none.astype(np.float32), none.astype(np.uint64), message, like, Rounding(SIGNS, 2))
+        at, like, none = addresses(rows_W), rows_W[0], message_W.new_empty(0, 0, dtype=torch.float32)
+        sums = [room.bucket_norms(at, middles, norm, like) for norm in ("sum", "below", "count")]
+        headers_W = self.middle_and_half(sums, entries_on(middles, message_W.device))
+        for header_W in headers_W:
+            refuse_buckets(middles, header_W)
+        room.write_headers(headers_W[1], halves, message_W)
+        room.encode(at, middles, headers_W[0], none, np.empty((0, 0), np.uint64), message_W, like, Rounding(SIGNS, 2))
 
     def add_from_(
         self,
@@ -117,28 +112,23 @@ class OneBit(OneShot):
         alpha: float = 1.0,
         divisor: int = 1,
     ) -> None:
-        if not kernels.usable(targets_R):
+        room = kernels.room_of(targets_R)
+        if room is None:
             super().add_from_(targets_R, message_A, starts, specs, level, ctx, alpha, divisor)
             return
-        from accordion_bench.tensors.kernels.headers import read_headers
-        from accordion_bench.tensors.kernels.sums import add_values
-        from accordion_bench.tensors.kernels.table import addresses
+        middles, halves = self._tables(specs, starts)
+        middle_A, signs = room.read_headers(message_A, middles, alpha), [np.array([1, -1], np.float32)]
+        targets, like = addresses(targets_R), targets_R[0]
+        room.add_values(targets, halves, None, alpha, message_A, signs, like, divisor, middle_A)
 
-        tables, message = self._tables(specs, starts), message_A.numpy()
-        middle_A, half_A = (read_headers(message, table.rows, alpha) for table in tables)
-        signs, like = [np.array([1, -1], np.float32)], array_like(targets_R[0])
-        add_values(addresses(targets_R), tables[0], half_A, message, signs, like, divisor, middle_A)
-
-    def _tables(self, specs: Sequence[TensorSpec], starts: Sequence[int]) -> "tuple[Table, Table]":
+    def _tables(self, specs: Sequence[TensorSpec], starts: Sequence[int]) -> tuple[Table, Table]:
         columns = tuple(self.column(spec) for spec in specs)
         return tables_of(tuple(spec.numel for spec in specs), columns, tuple(starts))
 
 
 @functools.lru_cache(maxsize=KEPT)
-def tables_of(lengths: tuple[int, ...], columns: tuple[int, ...], starts: tuple[int, ...]) -> "tuple[Table, Table]":
+def tables_of(lengths: tuple[int, ...], columns: tuple[int, ...], starts: tuple[int, ...]) -> tuple[Table, Table]:
     """Where middles and signs of tensors are, and where halves and signs are."""
-    from accordion_bench.tensors.kernels.table import Table
-
     counts = [n // max(1, column) for n, column in zip(lengths, columns, strict=True)]
     signs = [start + 8 * count for start, count in zip(starts, counts, strict=True)]
     halves = [start + 4 * count for start, count in zip(starts, counts, strict=True)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
-
-if TYPE_CHECKING:  # it imports numba
-    from accordion_bench.tensors.kernels.encode import Rounding
+from accordion_bench.tensors.kernels.rounding import Rounding
 
 
 class Quantiser(DenseCodes):
@@ -135,7 +133,7 @@ class Quantiser(DenseCodes):
         assert factor is not None and draws is not None
         return [round_to_levels(x, factor, draws, rounding_to(self.in_force(level, ctx)))]
 
-    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
+    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
         return for_kernel(self.in_force(level, ctx))
 
     def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:

@@ -1,7 +1,6 @@
 """Signs: one bit per coordinate, plain or with one scale per block."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +10,7 @@ from accordion_bench.compressors.dense_codes import DenseCodes, Form
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-
-if TYPE_CHECKING:  # it imports numba
-    from accordion_bench.tensors.kernels.encode import Rounding
+from accordion_bench.tensors.kernels.rounding import SIGNS, Rounding
 
 
 class Sign(DenseCodes):
@@ -64,10 +61,8 @@ class Sign(DenseCodes):
     def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
         return [(x < 0).to(torch.uint8)]
 
-    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
-        from accordion_bench.tensors.kernels import encode
-
-        return encode.Rounding(encode.SIGNS, 2)
+    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
+        return Rounding(SIGNS, 2)
 
     def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
         return [(1.0, -1.0)]

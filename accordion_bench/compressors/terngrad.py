@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,10 +27,8 @@ from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.upload import table
-
-if TYPE_CHECKING:  # it imports numba
-    from accordion_bench.tensors.kernels.encode import Rounding
 
 TERNARY = (-1.0, 0.0, 1.0)
 
@@ -60,7 +57,7 @@ class TernaryCodes(DenseCodes):
         assert factor is not None and draws is not None
         return [round_to_levels(x, factor, draws, rounding_to(TERNARY))]
 
-    def kernel_rounding(self, level: float, ctx: Context) -> "Rounding":
+    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
         return for_kernel(TERNARY)
 
     def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:

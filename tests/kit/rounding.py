@@ -6,7 +6,7 @@ from torch import Tensor
 
 from accordion_bench.compressors import packed_codes
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.dense_codes import ORDERS, Form, array_like, in_buckets, table_of
+from accordion_bench.compressors.dense_codes import ORDERS, Form, in_buckets, table_of
 from accordion_bench.compressors.non_finite_row import refuse_non_finite
 from accordion_bench.compressors.rounding.stochastic import factors, for_kernel, round_to_levels
 from accordion_bench.compressors.rounding.thresholds import rounding_to
@@ -51,6 +51,7 @@ class Kernels:
     """What a CPU does."""
 
     def _given(self, x_R: Tensor, size: int | None, K: int):
+        from accordion_bench.tensors.kernels.on_cpu import array_like
         from accordion_bench.tensors.kernels.table import addresses
 
         x_R = x_R.contiguous() if x_R.element_size() > 2 else x_R.float()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import gpu_report, gpu_sections
+from accordion_bench.tensors.kernels import on_gpu
+from scripts import bench_codec, gpu_report, gpu_sections
 from scripts.gpu_sections import Section, Setting
 
 
@@ -53,3 +54,17 @@ def test_measurements_of_a_gpu_come_from_one(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "type --out FOLDER" in said and "type --smallest" in said and "type --rounds 2" in said
     assert not Path("results/gpu").exists()
+
+
+def test_a_codec_in_triton_is_timed_beside_torch(tmp_path, monkeypatch):
+    triton = []
+
+    def codec(name, *_):
+        return bench_codec.Codec(name, {"both": lambda: triton.append(on_gpu.usable([]))}, 1.0)
+
+    monkeypatch.setattr(on_gpu, "usable", lambda xs: True)
+    monkeypatch.setattr(bench_codec, "codec", codec)
+    monkeypatch.setattr(Setting, "names", ["qsgd"])
+    section = gpu_sections.codecs(Setting("cpu", True, 2, 0, tmp_path))
+    assert [row[1] for row in section.facts] == ["copy", "qsgd", "qsgd, by torch"]
+    assert set(triton) == {True, False} and on_gpu.usable([])

@@ -1,16 +1,14 @@
 """Stochastic rounding: coordinates as random codes of the levels around them, see `thresholds`."""
 
 import functools
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from accordion_bench.compressors.rounding.thresholds import Rounding, Thresholds, rounding_to
-
-if TYPE_CHECKING:  # it imports numba
-    from accordion_bench.tensors.kernels import encode
+from accordion_bench.tensors.kernels import on_gpu
+from accordion_bench.tensors.kernels import rounding as kinds
 
 COUNTED = 2  # up to so many thresholds, each is compared with in turn; beyond, a binary search is faster
 
@@ -39,6 +37,10 @@ def round_to_levels(x: Tensor, factor: Tensor, draws: Tensor, rounding: Rounding
 
 def factors(norms: Tensor, scale: float) -> Tensor:
     """scale / norm, rounded up where else a coordinate as large as its norm would end below `scale`, its level."""
+    if on_gpu.usable([norms]):
+        from accordion_bench.tensors.kernels.on_gpu import factors as kernel
+
+        return kernel.factors(norms, scale)
     exact, above = (torch.tensor(s) for s in (scale, np.nextafter(np.float32(scale), np.inf)))
     quotients = torch.div(exact, norms)
     quotients = torch.where(norms * quotients < exact, torch.div(above, norms), quotients)
@@ -54,12 +56,10 @@ def count_below(r: Tensor, v: Tensor, intervals: Thresholds) -> Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def for_kernel(levels: tuple[float, ...]) -> "encode.Rounding":
+def for_kernel(levels: tuple[float, ...]) -> kinds.Rounding:
     """`rounding_to` these levels, as kernels are told."""
-    from accordion_bench.tensors.kernels import encode
-
     own = rounding_to(levels)
-    kind = {"even": encode.EVEN, "symmetric": encode.SYMMETRIC, "any": encode.ANY}[own.kind]
+    kind = {"even": kinds.EVEN, "symmetric": kinds.SYMMETRIC, "any": kinds.ANY}[own.kind]
     central = [] if own.central is None else [float(own.central.starts[0]), float(own.central.widths[0])]
     thresholds = own.intervals.starts.numpy(), own.intervals.widths.numpy(), np.array(central, np.float32)
-    return encode.Rounding(kind, own.K, own.bits, own.scale, *thresholds)
+    return kinds.Rounding(kind, own.K, own.bits, own.scale, *thresholds)

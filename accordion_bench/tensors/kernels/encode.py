@@ -1,7 +1,5 @@
 """Coordinates to packed codes: tile by tile, bucket by bucket."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from accordion_bench.tensors.counter_rng import BLOCK
@@ -11,33 +9,20 @@ from accordion_bench.tensors.kernels.eight_bit import round_at_random, round_to_
 from accordion_bench.tensors.kernels.levels import count_below, normalise, round_evenly, round_symmetrically
 from accordion_bench.tensors.kernels.packing import pack, packed_bytes
 from accordion_bench.tensors.kernels.powers import round_to_powers
+from accordion_bench.tensors.kernels.rounding import (
+    E4M3,
+    E5M2,
+    EVEN,
+    INTEGER,
+    POWERS,
+    RANDOM_INTEGER,
+    SIGNS,
+    SYMMETRIC,
+    Rounding,
+)
 from accordion_bench.tensors.kernels.signs import all_finite, pack_signs
 from accordion_bench.tensors.kernels.table import BUCKET, CODES, MORE, SIZE, TILE, N, Table
 from accordion_bench.tensors.kernels.threads import over_tiles
-
-EVEN, SYMMETRIC, ANY, INTEGER, RANDOM_INTEGER, E4M3, E5M2, POWERS, SIGNS = range(9)
-_NONE = np.empty(0, np.float32)
-
-
-class Rounding(NamedTuple):
-    """How coordinates become codes.
-
-    kind: EVEN, SYMMETRIC, ANY: to levels, see `levels`; INTEGER, RANDOM_INTEGER, E4M3, E5M2: 8-bit numbers; POWERS:
-        exponents, and signs as a second stream; SIGNS.
-    K: codes of the first stream.
-    bits: of a random number, 0 = none.
-    scale: of an even grid.
-    starts, widths: of the thresholds between levels.
-    central: start and width of the threshold that decides on the sign; empty = zero does.
-    """
-
-    kind: int
-    K: int
-    bits: int = 0
-    scale: float = 1.0
-    starts: np.ndarray = _NONE
-    widths: np.ndarray = _NONE
-    central: np.ndarray = _NONE
 
 
 def encode(

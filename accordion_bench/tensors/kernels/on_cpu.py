@@ -1,0 +1,66 @@
+"""The functions of a `Room`, by loops over memory of the CPU."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.tensors.kernels import encode as codes
+from accordion_bench.tensors.kernels import headers, norms, sums
+from accordion_bench.tensors.kernels.rounding import Rounding
+from accordion_bench.tensors.kernels.table import Table
+
+
+def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: Tensor) -> Tensor:
+    return torch.from_numpy(norms.bucket_norms(addresses, table, norm, array_like(like)))
+
+
+def write_headers(scales: Tensor, table: Table, message: Tensor) -> None:
+    headers.write_headers(scales.numpy(), table.rows, message.numpy())
+
+
+def read_headers(message: Tensor, table: Table, alpha: float) -> Tensor:
+    return torch.from_numpy(headers.read_headers(message.numpy(), table.rows, alpha))
+
+
+def encode(
+    addresses: np.ndarray,
+    table: Table,
+    scales: Tensor | None,
+    factors: Tensor,
+    streams: np.ndarray,
+    message: Tensor,
+    like: Tensor,
+    rounding: Rounding,
+) -> np.ndarray:
+    if scales is not None:
+        write_headers(scales, table, message)
+    of_buckets, bytes_W = factors.contiguous().numpy(), message.numpy()
+    return codes.encode(addresses, table, of_buckets, streams, bytes_W, array_like(like), rounding)
+
+
+def add_values(
+    targets: np.ndarray,
+    table: Table,
+    scales: Tensor | None,
+    alpha: float,
+    message: Tensor,
+    values: Sequence[np.ndarray],
+    like: Tensor,
+    divisor: int,
+    middles: Tensor | None = None,
+) -> None:
+    if scales is None:
+        scales = read_headers(message, table, alpha)
+    elif scales.numel():
+        scales = (scales * alpha).contiguous()
+    else:
+        scales = torch.full((len(message), table.buckets), alpha)
+    added = None if middles is None else middles.numpy()
+    sums.add_values(targets, table, scales.numpy(), message.numpy(), values, array_like(like), divisor, added)
+
+
+def array_like(x: Tensor) -> np.ndarray:
+    """An empty array of a tensor's type."""
+    return x.numpy()[:0].reshape(0)

@@ -1,0 +1,42 @@
+"""The random numbers of `counter_rng`, inside of a kernel."""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from accordion_bench.tensors import counter_rng
+from accordion_bench.tensors.upload import table
+
+BLOCK = tl.constexpr(counter_rng.BLOCK)
+
+
+@functools.cache
+def lanes_on(device: torch.device) -> Tensor:
+    """The word of every lane of a block, int32 [BLOCK]."""
+    return table(torch.from_numpy(counter_rng.lane_words().view("int32")), device)
+
+
+@triton.jit
+def block_key(stream, block):  # type: ignore[no-untyped-def]
+    """The word and the odd factor of a block of a stream; see `counter_rng.block_keys`."""
+    z = (stream + block.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    z = z ^ (z >> 31)
+    return (z & 0xFFFFFFFF).to(tl.uint32), ((z >> 32) & 0xFFFFFFF8).to(tl.uint32) | 5
+
+
+@triton.jit
+def draw(lanes, stream, begin, j, exists, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Random integers below 2^BITS, as float32, of coordinates begin + j; all in two blocks."""
+    first = begin // BLOCK
+    word, odd = block_key(stream, first)
+    next_word, next_odd = block_key(stream, first + 1)
+    lane = (begin % BLOCK).to(tl.int32) + j
+    beyond = lane >= BLOCK
+    own = tl.load(lanes + lane % BLOCK, mask=exists, other=0).to(tl.uint32, bitcast=True)
+    hashed = (own ^ tl.where(beyond, next_word, word)) * tl.where(beyond, next_odd, odd)
+    return (hashed >> (32 - BITS)).to(tl.int32).to(tl.float32)

@@ -1,0 +1,125 @@
+"""Coordinates to packed codes: a slice of a tensor in each program."""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from accordion_bench.tensors.kernels import rounding as kinds
+from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw, lanes_on
+from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
+    round_at_random,
+    round_to_e4m3,
+    round_to_e5m2,
+    round_to_nearest,
+)
+from accordion_bench.tensors.kernels.on_gpu.headers import write_float
+from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
+from accordion_bench.tensors.kernels.on_gpu.levels import count_below, round_evenly, round_symmetrically
+from accordion_bench.tensors.kernels.on_gpu.packing import pack, places, slice_size
+from accordion_bench.tensors.kernels.on_gpu.powers import round_to_powers
+from accordion_bench.tensors.kernels.on_gpu.table import (
+    BUCKET,
+    CODES,
+    HEADER,
+    MORE,
+    SIZE,
+    N,
+    bucket_of,
+    on_device,
+    rows_on,
+    slices_on,
+)
+from accordion_bench.tensors.kernels.rounding import Rounding
+from accordion_bench.tensors.kernels.table import Table
+from accordion_bench.tensors.upload import upload
+
+EVEN, SYMMETRIC, ANY = tl.constexpr(kinds.EVEN), tl.constexpr(kinds.SYMMETRIC), tl.constexpr(kinds.ANY)
+INTEGER, RANDOM_INTEGER = tl.constexpr(kinds.INTEGER), tl.constexpr(kinds.RANDOM_INTEGER)
+E4M3, E5M2 = tl.constexpr(kinds.E4M3), tl.constexpr(kinds.E5M2)
+POWERS, SIGNS = tl.constexpr(kinds.POWERS), tl.constexpr(kinds.SIGNS)
+
+
+def encode(
+    addresses: np.ndarray,
+    table: Table,
+    scales: Tensor | None,
+    factors: Tensor,
+    streams: np.ndarray,
+    message: Tensor,
+    like: Tensor,
+    rounding: Rounding,
+) -> None:
+    """See `Room.encode`. One launch; whether all is finite, the exchange looks itself, once per step."""
+    there, (W, T) = message.device, addresses.shape
+    slices = slices_on(table, slice_size(rounding.K), there)
+    numbers = np.stack([addresses, streams.view(np.int64)]) if streams.size else addresses[None]
+    uploaded = upload(torch.from_numpy(numbers), there)
+    central = rounding.central if rounding.central.size else np.zeros(2, np.float32)
+    launch(
+        _encode,
+        (len(slices), W),
+        there,
+        *(uploaded[0], uploaded[-1], T, rows_on(table, there), slices),
+        *(factors if scales is None else scales, table.buckets, factors, stride(factors), lanes_on(there)),
+        *(message, message.stride(0), on_device(rounding.starts.tobytes(), there)),
+        *(on_device(rounding.widths.tobytes(), there), float(rounding.scale), float(central[0]), float(central[1])),
+        COLUMNS=table.rows.shape[1],
+        TYPE=TYPES[like.dtype],
+        HEADED=scales is not None,
+        SCALED=factors.numel() > 0,
+        KIND=rounding.kind,
+        K=rounding.K,
+        BITS=rounding.bits,
+        COUNT=len(rounding.starts),
+    )
+
+
+@triton.jit
+def _encode(  # type: ignore[no-untyped-def]
+    addresses, streams, T, rows, slices, scales, M, factors, row_factors, lanes, message, row_bytes, starts, widths,
+    scale, central_start, central_width,
+    COLUMNS: tl.constexpr, TYPE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
+    K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    w = tl.program_id(1).to(tl.int64)
+    t, begin = tl.load(slices + 2 * tl.program_id(0)), tl.load(slices + 2 * tl.program_id(0) + 1)
+    row, out = rows + t * COLUMNS, message + w * row_bytes
+    n = tl.load(row + N)
+    j, exists = places(K)
+    exists = exists & (begin + j < n)
+    x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)) + begin + j
+    r = tl.load(x, mask=exists, other=0).to(tl.float32)
+    negative = (r < 0).to(tl.int32)
+    before, size = tl.load(row + BUCKET), tl.load(row + SIZE)
+    bucket = bucket_of(begin, j, size)
+    if HEADED:
+        first = exists & (begin + j == bucket * size)
+        own = tl.load(scales + w * M + before + bucket, mask=first, other=0)
+        write_float(out + tl.load(row + HEADER) + 4 * bucket, own, first)
+    if SCALED:
+        r = r * tl.load(factors + w * row_factors + before + bucket, mask=exists, other=0)
+    if BITS > 0:
+        v = draw(lanes, tl.load(streams + w * T + t).to(tl.uint64), begin, j, exists, BITS)
+    if KIND == EVEN:
+        codes = round_evenly(r, v, scale, BITS)
+    elif KIND == SYMMETRIC:
+        codes = round_symmetrically(r, v, starts, widths, central_start, central_width, K, COUNT)
+    elif KIND == ANY:
+        codes = count_below(r, v, starts, widths, COUNT)
+    elif KIND == INTEGER:
+        codes = round_to_nearest(r)
+    elif KIND == RANDOM_INTEGER:
+        codes = round_at_random(r, v, BITS)
+    elif KIND == E4M3:
+        codes = round_to_e4m3(r)
+    elif KIND == E5M2:
+        codes = round_to_e5m2(r)
+    elif KIND == POWERS:
+        codes = round_to_powers(r, v, K)
+        pack(negative, exists, begin, n, 2, out + tl.load(row + MORE))
+    else:
+        tl.static_assert(KIND == SIGNS)
+        codes = negative
+    pack(codes, exists, begin, n, K, out + tl.load(row + CODES))

@@ -1,0 +1,99 @@
+"""Sums of decoded messages, straight from their bytes into the sum."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from accordion_bench.tensors.kernels.on_gpu.headers import read_float
+from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
+from accordion_bench.tensors.kernels.on_gpu.packing import places, slice_size, unpack
+from accordion_bench.tensors.kernels.on_gpu.table import (
+    BUCKET,
+    CODES,
+    HEADER,
+    MORE,
+    SIZE,
+    N,
+    bucket_of,
+    on_device,
+    rows_on,
+    slices_on,
+)
+from accordion_bench.tensors.kernels.table import Table
+from accordion_bench.tensors.upload import upload
+
+
+def add_values(
+    targets: np.ndarray,
+    table: Table,
+    scales: Tensor | None,
+    alpha: float,
+    message: Tensor,
+    values: Sequence[np.ndarray],
+    like: Tensor,
+    divisor: int,
+    middles: Tensor | None = None,
+) -> None:
+    """See `Room.add_values`. One launch."""
+    there, (R, T), K = message.device, targets.shape, len(values[0])
+    slices = slices_on(table, slice_size(K), there)
+    book = np.pad(values[0], (0, 256 - K), mode="edge")  # bytes from a stranger may hold codes that do not exist
+    given = torch.empty(0, device=there) if scales is None else scales
+    launch(
+        _add_values,
+        (len(slices), R),
+        there,
+        *(upload(torch.from_numpy(targets), there), T, rows_on(table, there), slices, given, stride(given)),
+        *(float(alpha), given if middles is None else middles, table.buckets, message, message.stride(0)),
+        *(len(message), R),
+        *(on_device(book.tobytes(), there), on_device(values[-1].tobytes(), there), float(divisor)),
+        COLUMNS=table.rows.shape[1],
+        TYPE=TYPES[like.dtype],
+        K=K,
+        HEADED=scales is None,
+        SCALED=given.numel() > 0,
+        SIGNED=len(values) > 1,
+        CENTRED=middles is not None,
+        DIVIDED=divisor != 1,
+    )
+
+
+@triton.jit
+def _add_values(  # type: ignore[no-untyped-def]
+    targets, T, rows, slices, scales, row_scales, alpha, middles, M, message, row_bytes, A, R, values, signs, divisor,
+    COLUMNS: tl.constexpr, TYPE: tl.constexpr, K: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr,
+    SIGNED: tl.constexpr, CENTRED: tl.constexpr, DIVIDED: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(1)
+    t, begin = tl.load(slices + 2 * tl.program_id(0)), tl.load(slices + 2 * tl.program_id(0) + 1)
+    row = rows + t * COLUMNS
+    n = tl.load(row + N)
+    j, exists = places(K)
+    exists = exists & (begin + j < n)
+    before, bucket = tl.load(row + BUCKET), bucket_of(begin, j, tl.load(row + SIZE))
+    target = tl.load(targets + r.to(tl.int64) * T + t).to(tl.pointer_type(TYPE)) + begin + j
+    total = tl.load(target, mask=exists, other=0)
+    for a in range(r, A, R):
+        sender = tl.cast(a, tl.int64)
+        own = message + sender * row_bytes
+        codes = unpack(own + tl.load(row + CODES), begin, n, K)
+        value = tl.load(values + codes, mask=exists, other=0)
+        if SIGNED:
+            negative = unpack(own + tl.load(row + MORE), begin, n, 2)
+            value = value * tl.load(signs + negative, mask=exists, other=0)
+        if HEADED:
+            value = value * (read_float(own + tl.load(row + HEADER) + 4 * bucket, exists) * alpha)
+        elif SCALED:
+            value = value * (tl.load(scales + sender * row_scales + before + bucket, mask=exists, other=0) * alpha)
+        else:
+            value = value * alpha
+        if CENTRED:
+            value = tl.load(middles + sender * M + before + bucket, mask=exists, other=0) + value
+        total += value.to(TYPE)
+    if DIVIDED:
+        total = tl.div_rn(total, divisor) if tl.float32 == TYPE else total / divisor
+    tl.store(target, total, mask=exists)

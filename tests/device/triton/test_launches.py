@@ -1,0 +1,56 @@
+"""How many kernels are started: a few for all tensors of a bucket, however many these are, and nobody waits."""
+
+import pytest
+import torch
+
+from accordion_bench.conformance import launches
+from accordion_bench.conformance.pretend_device import Pretend
+from accordion_bench.conformance.subject import from_yaml
+from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import kernels
+from accordion_bench.tensors.kernels import on_gpu
+from tests.device.triton.conftest import THERE
+
+# docs/performance.md has them, too
+MOST = {
+    **dict.fromkeys(["signsgd", "natural"], 6),
+    **dict.fromkeys(["qsgd", "qsgdinf", "nuqsgd", "trn"], 9),
+    **dict.fromkeys(["efsignsgd", "fp8", "int8"], 12),
+    # beyond the budget: both ways, columns, a scale that is shared
+    "signum": 26,
+    "onebit": 27,
+    "distefblocksgd": 29,
+    "terngrad": 31,
+}
+WORKERS = 4  # of more, messages of 8 bits and beyond cost more than a dense all-reduce
+
+
+def network(times):
+    """With tensors of one piece and of several; all large enough to be sent as codes."""
+    shapes = [(64, 64, 3, 3), (64,), (600, 600)]
+    return [TensorSpec(f"{i}", shape) for i, shape in enumerate(shapes * times)]
+
+
+@pytest.mark.skipif(THERE, reason="counted on a pretended device")
+@pytest.mark.parametrize("name", MOST)
+def test_an_exchange_starts_so_many(monkeypatch, name):
+    pytest.importorskip("triton")
+    from accordion_bench.tensors.kernels.on_gpu import launch
+
+    def count(kernel, grid, device, args, constants):
+        Pretend.counts.launches[kernel.__name__] += 1
+
+    monkeypatch.setattr(on_gpu, "usable", lambda xs: bool(xs) and all(isinstance(x, Pretend) for x in xs))
+    monkeypatch.setattr(launch, "start", count)  # what they compute is of no interest here
+    few, many = (launches.count(from_yaml(name), network(times), WORKERS) for times in (3, 5))
+    assert many.launches == few.launches
+    assert sum(few.launches.values()) == MOST[name], few.launches
+    assert sum(few.waits.values()) <= 1  # the look whether all is finite
+
+
+def test_no_kernel_takes_tensors_of_two_types_or_of_half_precision():
+    x = torch.zeros(1, 3)
+    assert kernels.room_of([x, x.double()]) is None
+    assert kernels.room_of([x.half()]) is None
+    assert kernels.room_of([]) is None
+    assert not on_gpu.usable([x])

@@ -63,5 +63,10 @@ def plain_step(
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], factor: float = 1.0) -> tuple[float, float, float]:
     """Quartiles of ours / (factor x theirs), round by round: (median, lower, upper)."""
-    lower, median, upper = statistics.quantiles([a / (factor * b) for a, b in zip(ours, theirs, strict=True)], n=4)
+    return quartiles([a / (factor * b) for a, b in zip(ours, theirs, strict=True)])
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, lower, upper); of one value that value."""
+    lower, median, upper = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
     return median, lower, upper

@@ -11,7 +11,6 @@ Needs root (network namespaces).
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -160,7 +159,7 @@ def main() -> None:
     from accordion_bench.netlab import options
     from accordion_bench.netlab.hosts import Hosts
     from accordion_bench.runs.environment import environment
-    from scripts.bench_arms import ratio
+    from scripts.bench_arms import quartiles, ratio
 
     found: dict[str, dict[str, list[float]]] = {}
     for text in args.rates:
@@ -183,7 +182,7 @@ def main() -> None:
     for name in names:
         cells = []
         for times in found.values():
-            lower, median, upper = statistics.quantiles(times[name], n=4)
+            median, lower, upper = quartiles(times[name])
             cells.append(f" {median:.3f} ({lower:.3f} to {upper:.3f}) |")
         print(f"| {name} |" + "".join(cells))
     pairs = [(name, "none", 1.0) for name in names if name != "none"] if args.every_compressor else TARGETS

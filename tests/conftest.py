@@ -5,10 +5,13 @@ import itertools
 import os
 
 import pytest
+import torch
 
 from accordion_bench.options import conf_dir, trusted
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen when Triton is imported, whoever does that first
 gc.disable()  # nothing of what is collected goes before the end
 
 

@@ -46,7 +46,7 @@ class SparseSigns(Uneven):
 
     traits = replace(
         Uneven.traits,
-        kernels=True,
+        kernels=("cpu",),
         min_ndim=2,
         whole_model=True,
         collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "

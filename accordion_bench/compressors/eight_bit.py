@@ -37,7 +37,7 @@ class Blockwise(DenseCodes):
 
     traits = replace(
         OneShot.traits,
-        kernels=True,
+        kernels=("cpu", "cuda"),
         whole_model=True,
         collective_reason="8-bit numbers with different scales do not add up",
     )

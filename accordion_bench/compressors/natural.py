@@ -32,7 +32,7 @@ class Natural(DenseCodes):
 
     traits = replace(
         OneShot.traits,
-        kernels=True,
+        kernels=("cpu", "cuda"),
         whole_model=True,
         unbiased=True,
         collective_reason="a sum of powers of two is none",

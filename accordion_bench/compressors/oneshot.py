@@ -148,13 +148,13 @@ class OneShot(Compressor):
         on_device = message_A.device.type != "cpu"
         for ks in alike(specs, targets_R) if on_device else [[k] for k in range(len(specs))]:
             size = self.message_bytes(specs[ks[0]], level)
-            own_AG = torch.stack([message_A[:, starts[k] : starts[k] + size] for k in ks], dim=1)
-            rows = len(targets_R[ks[0]])
+            rows, own = len(targets_R[ks[0]]), [message_A[:, starts[k] : starts[k] + size] for k in ks]
+            own_AG = own[0][:, None] if len(ks) == 1 else torch.stack(own, dim=1)
             message_AR = own_AG.unflatten(0, (-1, rows)).flatten(1, 2)
             if len(ks) == 1:
                 self.add_decoded_(targets_R[ks[0]], message_AR, specs[ks[0]], level, ctx, alpha)
                 continue
-            sums_R = torch.zeros_like(targets_R[ks[0]]).repeat_interleave(len(ks), dim=0)
+            sums_R = targets_R[ks[0]].new_zeros(rows * len(ks), specs[ks[0]].numel)
             self.add_decoded_(sums_R, message_AR, specs[ks[0]], level, ctx)
             targets = [targets_R[k] for k in ks]
             torch._foreach_add_(targets, list(sums_R.unflatten(0, (rows, -1)).unbind(1)), alpha=alpha)

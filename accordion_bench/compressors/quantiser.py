@@ -52,7 +52,7 @@ class Quantiser(DenseCodes):
         OneShot.traits,
         knob="bits",
         pair=(3, 8),
-        kernels=True,
+        kernels=("cpu", "cuda"),
         whole_model=True,
         unbiased=True,
         collective_reason="codes of different norms do not add up",

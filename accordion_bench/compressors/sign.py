@@ -31,7 +31,9 @@ class Sign(DenseCodes):
     et al. 2018 (arXiv 1802.04434); Karimireddy et al. 2019 (1901.09847); Zheng, Huang, Kwok 2019 (1905.10936).
     """
 
-    traits = replace(OneShot.traits, kernels=True, whole_model=True, collective_reason="signs do not add up in one bit")
+    traits = replace(
+        OneShot.traits, kernels=("cpu", "cuda"), whole_model=True, collective_reason="signs do not add up in one bit"
+    )
 
     def __init__(
         self, scale: str = "none", block: str = "tensor", block_size: int | None = None, min_numel: int = 0

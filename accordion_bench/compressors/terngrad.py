@@ -80,7 +80,7 @@ class TernGrad(Compressor):
     """
 
     traits = Traits(
-        kernels=True,
+        kernels=("cpu", "cuda"),
         whole_model=True,
         collectives=("all_gather",),
         collective_reason="all workers share one scale, with which an owner's mean could not be told from a code",

@@ -52,7 +52,7 @@ class Threshold(Uneven):
 
     traits = replace(
         Uneven.traits,
-        kernels=True,
+        kernels=("cpu",),
         knob="density",
         pair=(0.10, 0.99),
         min_ndim=2,

@@ -47,7 +47,7 @@ class TopK(OneShot):
 
     traits = replace(
         OneShot.traits,
-        kernels=True,
+        kernels=("cpu",),
         knob="density",
         pair=(0.10, 0.99),
         min_ndim=2,

@@ -34,7 +34,7 @@ class Traits:
         takes: what the constructor is given besides its own options: `momentum`, the optimizer's `momentum` and
             `nesterov`; `error_feedback`, whether it will be wrapped in it.
         no_error_feedback: why it must not be wrapped in error feedback; "" = it may.
-        kernels: whether it computes with `tensors.kernels` where these are usable.
+        kernels: kinds of devices on which it computes with `tensors.kernels` where what compiles them is installed.
     """
 
     knob: str | None = None
@@ -55,7 +55,7 @@ class Traits:
     weight_decay_mode: str = "decoupled"
     takes: frozenset[str] = frozenset()
     no_error_feedback: str = ""
-    kernels: bool = False
+    kernels: tuple[str, ...] = ()
 
 
 def declared_by(cls: Any) -> Traits | None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from accordion_bench.config.components import Components
 from accordion_bench.processes.placement import Placement
 from accordion_bench.tensors import kernels
+from accordion_bench.tensors.kernels import on_gpu
 
 
 class Compiler(NamedTuple):
@@ -16,7 +17,10 @@ class Compiler(NamedTuple):
     install: str
 
 
-COMPILERS = {"cpu": Compiler("numba", lambda: kernels.installed(), "pip install 'accordion-bench[fast]'")}
+COMPILERS = {
+    "cpu": Compiler("numba", lambda: kernels.installed(), "pip install 'accordion-bench[fast]'"),
+    "cuda": Compiler("triton", lambda: on_gpu.installed(), "pip install triton"),
+}
 
 
 def computed_with(where: Placement, parts: Components) -> str:
@@ -27,7 +31,8 @@ def computed_with(where: Placement, parts: Components) -> str:
         parts: the run's components.
     """
     compiler = COMPILERS.get(where.device)
-    if compiler is None or parts.exchange.engine == "ddp" or not parts.wrapped.compressor.traits.kernels:
+    own = parts.wrapped.compressor.traits.kernels
+    if compiler is None or parts.exchange.engine == "ddp" or where.device not in own:
         return ""
     return compiler.name if compiler.installed() else "torch"
 

@@ -77,8 +77,10 @@ def named(case: Case) -> str:
 
 
 MADE = [(case, case.wrapped().compressor) for name in yaml_files("compressor") for case in cases_of(name)]
-every_case = parametrized([case for case, made in MADE if made.traits.kernels])
-every_one_shot = parametrized([case for case, made in MADE if made.traits.kernels and isinstance(made, OneShot)])
+every_case = parametrized([case for case, made in MADE if "cpu" in made.traits.kernels])
+every_one_shot = parametrized(
+    [case for case, made in MADE if "cpu" in made.traits.kernels and isinstance(made, OneShot)]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -271,4 +273,4 @@ def test_the_trait_says_whether_kernels_are_asked_for(name, monkeypatch):
     monkeypatch.setattr(kernels, "installed", lambda: bool(asked.append(name)))
     setup = Case(name, {}, None).setup()
     setup.contributions([whole_numbers(spec, WORKERS) for spec in SPECS])
-    assert bool(asked) == setup.compressor.traits.kernels
+    assert bool(asked) == ("cpu" in setup.compressor.traits.kernels)

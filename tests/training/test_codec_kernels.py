@@ -1,24 +1,17 @@
 """What a user hears of the kernels of a run's codecs, and what its folder says of them."""
 
-from dataclasses import replace
-
 import pytest
 
 from accordion_bench import train
-from accordion_bench.compressors.cast import Cast
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.tensors import kernels
+from accordion_bench.tensors.kernels import on_gpu
 from accordion_bench.training import codec_kernels
 from tests.kit import composed, tiny
 
 SENTENCE = "type pip install 'accordion-bench[fast]'"
-
-
-@pytest.fixture(autouse=True)
-def casts_have_kernels(monkeypatch):
-    monkeypatch.setattr(Cast, "traits", replace(Cast.traits, kernels=True))
 
 
 def headers(monkeypatch, where: Placement, *overrides: str) -> list[int]:
@@ -33,6 +26,19 @@ def headers(monkeypatch, where: Placement, *overrides: str) -> list[int]:
 
 def test_a_run_that_could_be_faster_is_told_so_once(monkeypatch):
     assert headers(monkeypatch, Placement("simulated", 1, 4), "compressor=bf16") == [0, 1]
+
+
+def test_so_is_one_on_a_gpu(monkeypatch):
+    parts, where = (
+        composed.parts_of({**composed.cfg("compressor=qsgd"), "workers": 4}),
+        Placement("nccl", 2, 2, device="cuda"),
+    )
+    told = []
+    for there in (True, False):
+        monkeypatch.setattr(on_gpu, "installed", lambda there=there: there)
+        told.append((codec_kernels.computed_with(where, parts), codec_kernels.missing(where, parts)))
+    said = "without triton the compressor computes in torch, with the same codes and slower; type pip install triton"
+    assert told == [("triton", ""), ("torch", said)]
 
 
 @pytest.mark.parametrize("overrides, device", [

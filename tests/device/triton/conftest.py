@@ -1,9 +1,8 @@
 """Kernels in Triton, on the GPU that is there; without one by Triton's interpreter, on a pretended device.
 
-The interpreter is chosen when Triton is imported, so it is asked for here, before any test runs.
+The interpreter is chosen when Triton is imported: in the conftest of all tests.
 """
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +12,6 @@ from accordion_bench.conformance.pretend_device import DEVICE, Pretend, pretende
 from accordion_bench.tensors.kernels import on_gpu
 
 THERE = torch.cuda.is_available()
-if not THERE:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Local methods in 1 x 4, 2 x 2 and 4 x 1: the same bytes, plans and parameters; groups inside and over processes."""
 
 import multiprocessing
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,13 +77,14 @@ def placed(tmp_path_factory):
         for _ in range(5):
             stopped.train_step()
         stopped.save()
+    alone = {name: Path(shutil.copytree(folder, f"{folder}-alone")) for name, folder in folders.items()}
     with forked():
         context = multiprocessing.get_context("spawn")
         arguments = (str(root), folders, cfgs)
         children = [context.Process(target=_in_each_process, args=(rank, *arguments), daemon=True) for rank in range(4)]
     for child in children:
         child.start()
-    together = {name: outcome(cfg, Comm(4), folders[name]) for name, cfg in cfgs.items()}
+    together = {name: outcome(cfg, Comm(4), alone[name]) for name, cfg in cfgs.items()}
     for child in children:
         child.join(timeout=120)
     assert [child.exitcode for child in children] == [0] * 4

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-import torchvision
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
@@ -138,6 +137,8 @@ def ratio(one: Codec, other: Codec, size: float = 1.0) -> Ratio:
 
 def shapes(floats: int, flat: bool) -> list[TensorSpec]:
     """The parameters of a network of about so many million."""
+    import torchvision  # which takes two seconds
+
     with torch.device("meta"):
         model = getattr(torchvision.models, NETWORKS[floats])()
     specs = [TensorSpec(name, tuple(p.shape)) for name, p in model.named_parameters()]

@@ -145,19 +145,23 @@ class OneShot(Compressor):
         divisor: int = 1,
     ) -> None:
         """Decode messages of tensors of one level into sums; arguments as for `encode_into_` and `add_all_`."""
-        on_device = message_A.device.type != "cpu"
-        for ks in alike(specs, targets_R) if on_device else [[k] for k in range(len(specs))]:
-            size = self.message_bytes(specs[ks[0]], level)
-            rows, own = len(targets_R[ks[0]]), [message_A[:, starts[k] : starts[k] + size] for k in ks]
-            own_AG = own[0][:, None] if len(ks) == 1 else torch.stack(own, dim=1)
-            message_AR = own_AG.unflatten(0, (-1, rows)).flatten(1, 2)
-            if len(ks) == 1:
-                self.add_decoded_(targets_R[ks[0]], message_AR, specs[ks[0]], level, ctx, alpha)
-                continue
-            sums_R = targets_R[ks[0]].new_zeros(rows * len(ks), specs[ks[0]].numel)
-            self.add_decoded_(sums_R, message_AR, specs[ks[0]], level, ctx)
-            targets = [targets_R[k] for k in ks]
-            torch._foreach_add_(targets, list(sums_R.unflatten(0, (rows, -1)).unbind(1)), alpha=alpha)
+        ends = [start + self.message_bytes(spec, level) for start, spec in zip(starts, specs, strict=True)]
+        own_A = [message_A[:, start:end] for start, end in zip(starts, ends, strict=True)]
+        rows = len(targets_R[0])
+        if message_A.device.type == "cpu":
+            for target_R, message, spec in zip(targets_R, own_A, specs, strict=True):
+                self.add_decoded_(target_R, message.unflatten(0, (-1, rows)), spec, level, ctx, alpha)
+        else:  # a launch costs more than a copy
+            together = alike(specs, targets_R)
+            sizes = [rows * len(ks) * specs[ks[0]].numel for ks in together]
+            parts: dict[int, Tensor] = {}
+            for ks, zeros in zip(together, targets_R[0].new_zeros(sum(sizes)).split(sizes), strict=True):
+                sums_R = zeros.view(rows * len(ks), specs[ks[0]].numel)
+                message_AG = torch.stack([own_A[k] for k in ks], dim=1) if len(ks) > 1 else own_A[ks[0]][:, None]
+                message_AR = message_AG.unflatten(0, (-1, rows)).flatten(1, 2)
+                self.add_decoded_(sums_R, message_AR, specs[ks[0]], level, ctx)
+                parts |= zip(ks, sums_R.unflatten(0, (rows, -1)).unbind(1), strict=True)
+            torch._foreach_add_(list(targets_R), [parts[k] for k in range(len(specs))], alpha=alpha)
         if divisor != 1:
             torch._foreach_div_(list(targets_R), divisor)
 

@@ -5,7 +5,7 @@ Tensor suffixes: W local workers, A all workers, R rows, N elements, B bytes.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -129,24 +129,10 @@ class SparseSigns(Uneven):
                 own[:4], own[4:HEADER] = scale, count
         return messages
 
-    def add_all_(
-        self,
-        targets_R: Mapping[int, Tensor],
-        message_A: Messages,
-        specs: Sequence[TensorSpec],
-        levels: Sequence[float],
-        ctx: Context,
-        alpha: float = 1.0,
-        divisor: int = 1,
-    ) -> None:
-        targets, own_A = list(targets_R.values()), [message_A[k] for k in targets_R]
-        if not kernels.usable(targets):
-            super().add_all_(targets_R, message_A, specs, levels, ctx, alpha, divisor)
-            return
-        from accordion_bench.compressors.sparse_rows import add_chosen_
+    header = HEADER
 
-        kept = [[int(own[4:HEADER].clone().view(torch.int32)) for own in owns] for owns in own_A]
-        add_chosen_(targets, own_A, kept, alpha, divisor, header=HEADER)
+    def entries(self, message: Tensor, spec: TensorSpec) -> int:
+        return int(message[4:HEADER].clone().view(torch.int32))
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> list[Tensor]:
         messages = []

@@ -1,7 +1,7 @@
 """Threshold: all entries above a threshold, however many they are."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -175,25 +175,8 @@ class Threshold(Uneven):
             chosen = sparse_rows.choose_above(rows, self.threshold, most)
         return sparse_rows.encode_chosen(rows, chosen, len(specs))
 
-    def add_all_(
-        self,
-        targets_R: Mapping[int, Tensor],
-        message_A: Messages,
-        specs: Sequence[TensorSpec],
-        levels: Sequence[float],
-        ctx: Context,
-        alpha: float = 1.0,
-        divisor: int = 1,
-    ) -> None:
-        targets, own_A = list(targets_R.values()), [message_A[k] for k in targets_R]
-        if not kernels.usable(targets):
-            super().add_all_(targets_R, message_A, specs, levels, ctx, alpha, divisor)
-            return
-        from accordion_bench.compressors.sparse_rows import add_chosen_
-
-        sizes = [specs[k].numel for k in targets_R]
-        kept = [[index_codes.sparse_count(n, len(own)) for own in own_A[t]] for t, n in enumerate(sizes)]
-        add_chosen_(targets, own_A, kept, alpha, divisor)
+    def entries(self, message: Tensor, spec: TensorSpec) -> int:
+        return index_codes.sparse_count(spec.numel, len(message))
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> list[Tensor]:
         indices_R = [self.selected(row, spec, level, ctx.step) for row in x_R]

@@ -14,6 +14,7 @@ from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import kernels
 
 SIZE = 4  # bytes that tell how long a message is; they travel first
 
@@ -25,6 +26,12 @@ class Uneven(OneShot):
     """`encode` gives a list of messages, `add_decoded_` is called with one of them, and `message_bytes` is a bound."""
 
     traits = replace(OneShot.traits, collectives=("all_gather",), fixed_size=False)
+
+    header: int | None = None  # bytes before indices with signs; None = values and indices
+
+    def entries(self, message: Tensor, spec: TensorSpec) -> int:
+        """How many entries a sparse message [B] holds; asked where `traits.kernels` says that kernels add it."""
+        raise NotImplementedError
 
     def sent_bytes(self, spec: TensorSpec, level: float) -> int:
         return SIZE + self.message_bytes(spec, level)
@@ -65,6 +72,13 @@ class Uneven(OneShot):
         alpha: float = 1.0,
         divisor: int = 1,
     ) -> None:
+        if "cpu" in self.traits.kernels and kernels.usable(list(targets_R.values())):
+            from accordion_bench.compressors.sparse_rows import add_chosen_
+
+            own_A = [message_A[k] for k in targets_R]
+            kept = [[self.entries(own, specs[k]) for own in message_A[k]] for k in targets_R]
+            add_chosen_(list(targets_R.values()), own_A, kept, alpha, divisor, header=self.header)
+            return
         for k, target_R in targets_R.items():
             for a, own in enumerate(message_A[k]):
                 row = target_R[a % len(target_R)][None]

@@ -65,11 +65,6 @@ def integers_of(blocks: Tensor, bits: int) -> Tensor:
     )
 
 
-def uniforms_of(blocks: Tensor, bits: int = 24) -> Tensor:
-    """The same as float32, multiples of 2^-bits in [0, 1)."""
-    return integers_of(blocks, bits).float().mul_(2.0**-bits)
-
-
 def streams_of(keys: Sequence[int]) -> np.ndarray:
     """Where the stream of each key begins, uint64."""
     # a stream starts at its hashed key: the blocks of key and key + 1 must not be the same ones, shifted

@@ -7,6 +7,9 @@ from typing import Any
 
 from accordion_bench.plan import Plan
 
+Rate = float | Sequence[float]
+"""A learning rate: one for all tensors, or one for each."""
+
 
 @dataclass(frozen=True)
 class StepInfo:
@@ -22,7 +25,7 @@ class StepInfo:
 
     plan: Plan
     step: int = 0
-    lr: float | Sequence[float] = 1.0
+    lr: Rate = 1.0
     epoch: float = 0.0
 
 
@@ -76,7 +79,7 @@ class Position:
         """Learning rate with which this epoch ends, an instant before the next one."""
         return self.base_lr * self.schedule(math.nextafter(self.epoch + 1, 0)) * self.plan.lr_factor
 
-    def info(self, lr: float = 1.0) -> StepInfo:
+    def info(self, lr: Rate = 1.0) -> StepInfo:
         """What an exchange in the coming step is told."""
         return StepInfo(self.plan, self.step, lr, self.now)
 

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.on_cpu import copy_on_cpu
-from accordion_bench.plan import TensorSpec
+from accordion_bench.comm.pooled_buffers import pooled_buffers
+from accordion_bench.comm.replicas import Replicas
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.clip import clip_factor
 from accordion_bench.tensors.same_shape import Blocks
 
 BN_POLICIES = ("pooled", "average", "recompute", "rank0", "local")
 
 
-class WorkerAxis:
+class WorkerAxis(Replicas):
     """Runs the model as each of the local workers in turn.
 
     Args:
@@ -31,24 +31,16 @@ class WorkerAxis:
             batches first), `rank0` (worker 0's), `local` (each worker evaluates its share with its own).
 
     Attributes:
-        specs: trainable parameters, in the model's order.
-        params: the model's parameters; which values they hold changes after `fork`.
-        shared: the values [...] that all workers have in common: the parameters, or since `fork` the last consensus.
-        gradients_W: their gradients of this step, [W, ...], contiguous in whatever memory format the model is.
         replicas: since `fork`, the parameters of each local worker, as views into one storage per shape.
+        buffers_W: the buffers of each local worker, [W, ...].
     """
 
     def __init__(self, model: nn.Module, comm: Comm, seed: int, bn: str = "pooled") -> None:
-        self.model, self.comm, self.seed, self.bn = model, comm, seed, bn
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self.params = [p for _, p in named]
-        self.shared = [p.data for p in self.params]
-        self.replicas: list[list[nn.Parameter]] = []
-        self.specs = [TensorSpec(name, tuple(p.shape)) for name, p in named]
+        super().__init__([(name, param) for name, param in model.named_parameters() if param.requires_grad], comm)
+        self.model, self.seed, self.bn = model, seed, bn
         rows = comm.local_workers
         # one worker's gradients stay where autograd has put them
         self._storage = Blocks(self.specs, rows, self.params[0]).tensors if rows > 1 else []
-        self.gradients_W: list[Tensor] = []
         self._taken: dict[int, Tensor] = {}
         self._current: int | None = None
         self.buffers_W = {
@@ -79,28 +71,11 @@ class WorkerAxis:
 
     @torch.no_grad()
     def fork(self) -> None:
-        """Give every local worker parameters of its own, equal to the shared ones."""
         storage_W = Blocks(self.specs, self._W, self.shared[0]).tensors
         for x_W, value in zip(storage_W, self.shared, strict=True):
             x_W.copy_(value)
         self.replicas = [[nn.Parameter(x_W[row]) for x_W in storage_W] for row in range(self._W)]
         self._current = None
-
-    @torch.no_grad()
-    def differences(self, anchor: Sequence[Tensor], rows: range) -> list[Tensor]:
-        """anchor - x for some local workers, [rows, ...], in the storage of their gradients, which are used up."""
-        parts_W = [g_W[rows.start : rows.stop] for g_W in self.gradients_W]
-        for i, row in enumerate(rows):
-            own = [part_W[i] for part_W in parts_W]
-            torch._foreach_copy_(own, list(anchor))
-            torch._foreach_sub_(own, [replica.data for replica in self.replicas[row]])
-        return parts_W
-
-    @torch.no_grad()
-    def restart(self, anchor: Sequence[Tensor], rows: range) -> None:
-        """x <- anchor for some local workers."""
-        for row in rows:
-            torch._foreach_copy_([replica.data for replica in self.replicas[row]], list(anchor))
 
     def backward(
         self,
@@ -151,7 +126,6 @@ class WorkerAxis:
 
     @torch.no_grad()
     def taken(self, i: int) -> Tensor:
-        """The gradients [W, ...] of one parameter, whose last backward pass has just reached it."""
         gradient = self.params[i].grad
         assert gradient is not None and self._current is not None
         if self.comm.local_workers == 1:
@@ -161,40 +135,12 @@ class WorkerAxis:
             self._taken[i] = self._storage[i]
         return self._taken[i]
 
-    @torch.no_grad()
-    def clip(self, norm: float) -> None:
-        """Scale each worker's gradients down to a global L2 norm of at most `norm`."""
-        for row in range(self._W):
-            own = [g_W[row] for g_W in self.gradients_W]
-            torch._foreach_mul_(own, clip_factor(own, norm))
-
-    @torch.no_grad()
-    def pull(self, anchor: Sequence[Tensor], alpha: float) -> None:
-        """x <- (1 - alpha) x + alpha anchor for every local worker."""
-        for replica in self.replicas:
-            torch._foreach_lerp_([x.data for x in replica], list(anchor), alpha)
-
-    @torch.no_grad()
-    def mean_replica(self, account: str) -> list[Tensor]:
-        """The mean of all workers' parameters, exact and in new tensors; charged to `account`."""
-        sums = [torch.stack([x.data for x in rows]).sum(0) for rows in zip(*self.replicas, strict=True)]
-        total = torch.cat([x.flatten() for x in sums])
-        mean = self.comm.sum_(total, account) / self.comm.workers
-        parts = mean.split([spec.numel for spec in self.specs])
-        return [part.view(spec.shape) for part, spec in zip(parts, self.specs, strict=True)]
-
     def seed_dropout(self, purpose: str, step: int, row: int, batch: int) -> None:
         """Seed the generator that dropout draws from, for one batch of a local worker; the caller restores it."""
         seed = keyed_rng.key(self.seed, purpose, step, self.comm.first_worker + row, batch)
         device = self.params[0].device
         cuda = device.type == "cuda"
         (torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator).manual_seed(seed)
-
-    def apply(self, updates: Sequence[Tensor]) -> None:
-        """Hand the updates to the optimizer, as the gradients of the shared parameters, in their memory format."""
-        for param, update in zip(self.params, updates, strict=True):
-            alike = update.stride() == param.stride()
-            param.grad = update if alike else torch.empty_like(param).copy_(update)
 
     # ---- evaluation
 
@@ -207,32 +153,11 @@ class WorkerAxis:
         if self.bn == "rank0":
             self.comm.broadcast_(list(rows[0].values()), "eval")
             return [rows[0]] * self._W
-        return [self._pooled()] * self._W
+        return [pooled_buffers(self.buffers_W, self.comm, between=self.bn != "average")] * self._W
 
     @property
     def _W(self) -> int:
         return self.comm.local_workers
-
-    def _pooled(self) -> dict[str, Tensor]:
-        """Mean over all workers; a variance also gets the variance of the workers' means."""
-        pooled = {name: buffer_W[0].clone() for name, buffer_W in self.buffers_W.items()}
-        floats = [name for name, buffer in pooled.items() if buffer.is_floating_point()]
-        variances = [] if self.bn == "average" else [name for name in floats if name.endswith("running_var")]
-        means_of = {name: name.removesuffix("var") + "mean" for name in variances}
-        parts = [self.buffers_W[name].double().sum(0) for name in floats]
-        parts += [self.buffers_W[means_of[name]].double().square().sum(0) for name in variances]
-        if not parts:
-            return pooled
-        total = self.comm.sum_(torch.cat([part.reshape(-1) for part in parts]), "eval") / self.comm.workers
-        averages = [
-            value.view(part.shape) for value, part in zip(total.split([p.numel() for p in parts]), parts, strict=True)
-        ]
-        mean = dict(zip(floats, averages, strict=False))
-        for name, square in zip(variances, averages[len(floats) :], strict=True):
-            mean[name] = mean[name] + square - mean[means_of[name]].square()
-        for name, value in mean.items():
-            pooled[name].copy_(value)
-        return pooled
 
     @torch.no_grad()
     def recompute_buffers(
@@ -276,17 +201,6 @@ class WorkerAxis:
         return copies
 
     # ---- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """The values that all workers have in common."""
-        named = zip(self.specs, self.shared, strict=True)
-        return {"parameters": {spec.name: copy_on_cpu(value) for spec, value in named}}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
-        for spec, value in zip(self.specs, self.shared, strict=True):
-            value.copy_(state["parameters"][spec.name])
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """One local worker's buffers."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
-from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.position import StepInfo
@@ -39,7 +39,7 @@ class Overlap:
         allowed: buckets leave early; else it is only noted when they are ready, for the modelled clock.
     """
 
-    def __init__(self, axis: WorkerAxis, comm: Comm, transport: bool, allowed: bool) -> None:
+    def __init__(self, axis: Replicas, comm: Comm, transport: bool, allowed: bool) -> None:
         self.axis, self.comm, self.allowed = axis, comm, allowed
         self.armed: Armed | None = None
         if transport:

@@ -7,14 +7,14 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.finite import Finite
 from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.plan import Ladder
-from accordion_bench.position import Position, StepInfo
+from accordion_bench.position import Position, Rate, StepInfo
 
 
 class CompletedExchange(NamedTuple):
@@ -69,7 +69,7 @@ class ExchangeRunner:
 
     def __init__(
         self,
-        axis: WorkerAxis,
+        axis: Replicas,
         position: Position,
         overlap: Overlap,
         observer: Observer,
@@ -100,9 +100,7 @@ class ExchangeRunner:
         exchange.what, exchange.finite = "difference" if of_differences else "gradient", self.finite
         return exchange
 
-    def run(
-        self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: float = 1.0
-    ) -> CompletedExchange:
+    def run(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: Rate = 1.0) -> CompletedExchange:
         """One exchange: of all workers, or of groups side by side.
 
         Args:

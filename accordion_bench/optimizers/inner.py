@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.comm.on_cpu import copy_on_cpu
-from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.comm.replicas import Replicas
 
 Optimizer = torch.optim.Optimizer
 
@@ -27,7 +27,7 @@ class InnerOptimizers:
 
     def __init__(
         self,
-        axis: WorkerAxis,
+        axis: Replicas,
         build: Callable[[list[nn.Parameter]], Optimizer],
         build_for_replica: Callable[[list[nn.Parameter]], Optimizer],
     ) -> None:
@@ -44,6 +44,18 @@ class InnerOptimizers:
                 optimizer.state[mine] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
             self.of_replicas.append(optimizer)
         self.common.state.clear()
+
+    def step(self, lr: float) -> None:
+        """x <- optimizer(x, g) of the shared parameters; since `fork`, of each local worker's."""
+        for optimizer in self.of_replicas or [self.common]:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+        if not self.of_replicas:
+            self.common.step()
+        for row, optimizer in enumerate(self.of_replicas):
+            for replica, gradient_W in zip(self.axis.replicas[row], self.axis.gradients_W, strict=True):
+                replica.grad = gradient_W[row]
+            optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """The common optimizer's state by parameter name."""

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.comm.replicas import Replicas
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.optimizers.inner import InnerOptimizers
 from accordion_bench.options.component import Component
 from accordion_bench.plan import Plan, RunFacts
-from accordion_bench.position import Position
+from accordion_bench.position import Position, Rate
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SyncContext:
         clip_mean: largest global L2 norm of an exchanged mean gradient; None = any.
     """
 
-    axis: WorkerAxis
+    axis: Replicas
     position: Position
     runner: ExchangeRunner
     inner: InnerOptimizers
@@ -107,6 +107,21 @@ class Sync(Component):
 
     def step(self, lr: float) -> CompletedExchange | None:
         """From gradients [W, ...] to parameters; returns what was exchanged and waited for, None = nothing."""
+        before = self.before_step(lr)
+        self.inner.step(lr)
+        after = self.after_step(lr)
+        return before if after is None else after
+
+    def before_step(self, lr: Rate) -> CompletedExchange | None:
+        """Before the optimizer's step: from local gradients to those that it is to use.
+
+        Args:
+            lr: learning rate of this step, one for all tensors or one for each.
+        """
+        raise NotImplementedError
+
+    def after_step(self, lr: Rate) -> CompletedExchange | None:
+        """After the optimizer's step."""
         raise NotImplementedError
 
     def land(self) -> None:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
+from accordion_bench.position import Rate
 from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.tensors.clip import clip_factor
 
@@ -19,6 +20,7 @@ class EveryStep(Sync):
     def begin(self, context: SyncContext) -> None:
         super().begin(context)
         self._exchange = self.runner.new_exchange()
+        self._updates: list[Tensor] = []  # of the step that is being taken
 
     @property
     def exchange(self) -> Exchange:
@@ -30,24 +32,26 @@ class EveryStep(Sync):
     def exchanges(self) -> list[Placed]:
         return [Placed("gradient", self.exchange, range(self.exchange.comm.local_workers))]
 
-    def step(self, lr: float) -> CompletedExchange:
+    def before_step(self, lr: Rate) -> CompletedExchange:
         axis, traits, decay = self.axis, self.exchange.compressor.traits, self.context.weight_decay
         if decay and traits.owns and traits.weight_decay_mode == "in_gradient":
             for param, gradient_W in zip(axis.params, axis.gradients_W, strict=True):
                 gradient_W.add_(param.detach(), alpha=decay)
         completed = self.runner.run([self.exchange], [axis.gradients_W], lr)
-        updates: list[Tensor] = completed.updates[0]
+        self._updates = completed.updates[0]
         if self.context.clip_mean:
-            updates = list(torch._foreach_mul(updates, clip_factor(updates, self.context.clip_mean)))
-        for group in self.inner.common.param_groups:
-            group["lr"] = lr
-        if not traits.owns:
-            axis.apply(updates)
-            self.inner.common.step()
-        else:
-            axis.apply([torch.zeros_like(update) for update in updates])
-            self.inner.common.step()
-            with torch.no_grad():
-                torch._foreach_sub_(list(axis.params), updates, alpha=1 if traits.units == "parameter" else lr)
-        self.clock.lap("update")
+            factor = clip_factor(self._updates, self.context.clip_mean)
+            self._updates = list(torch._foreach_mul(self._updates, factor))
+        axis.apply([torch.zeros_like(update) for update in self._updates] if traits.owns else self._updates)
         return completed
+
+    @torch.no_grad()
+    def after_step(self, lr: Rate) -> None:
+        traits, updates, self._updates = self.exchange.compressor.traits, self._updates, []
+        params: list[Tensor] = list(self.axis.params)
+        rate: Rate = 1.0 if traits.units == "parameter" else lr
+        if traits.owns and isinstance(rate, int | float):
+            torch._foreach_sub_(params, updates, alpha=rate)
+        elif traits.owns and not isinstance(rate, int | float):
+            torch._foreach_sub_(params, list(torch._foreach_mul(updates, list(rate))))
+        self.clock.lap("update")

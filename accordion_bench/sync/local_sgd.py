@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.on_cpu import copy_on_cpu
-from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.comm.replicas import Replicas
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
@@ -23,6 +23,7 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts
+from accordion_bench.position import Rate
 from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.buffers import BUFFERS, treat_buffers
 from accordion_bench.sync.every_step import EveryStep
@@ -187,35 +188,31 @@ class LocalSGD(Sync):
             else self.position.step >= (self.switch_step or 0)
         )
 
-    def step(self, lr: float) -> CompletedExchange | None:
+    def before_step(self, lr: Rate) -> CompletedExchange | None:
         local = self.switched()
         if local and not self.forked:
             self.runner.units_change()
             self.fork()
         if not self.forked:
-            return self.every_step.step(lr)
+            return self.every_step.before_step(lr)
         if local and not self.count and (self.phase1 == "model" or self.buffers == "reset"):
             treat_buffers(self.inner, self.buffers)  # the last synchronous step was an averaging, too
         if self.since == 0:
-            self.round_lr, self.period = lr, self.position.plan.period
+            self.round_lr = lr if isinstance(lr, int | float) else lr[0]
+            self.period = self.position.plan.period
         self.exchange.refuse_non_finite(self.axis.gradients_W, "gradient")
-        self.local_step(lr)
+        return None
+
+    def after_step(self, lr: Rate) -> CompletedExchange | None:
+        if not self.forked:
+            self.every_step.after_step(lr)
+            return None
         self.clock.lap("update")
         self.since += 1
-        self.count += local
+        self.count += self.switched()
         completed = self.after_local_step()
         self.clock.lap("update")
         return completed
-
-    def local_step(self, lr: float) -> None:
-        """x_w <- inner optimizer(x_w, g_w) for each local worker."""
-        axis = self.axis
-        for row, optimizer in enumerate(self.inner.of_replicas):
-            for replica, gradient_W in zip(axis.replicas[row], axis.gradients_W, strict=True):
-                replica.grad = gradient_W[row]
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
 
     def after_local_step(self) -> CompletedExchange | None:
         """Average where a period has passed."""
@@ -295,7 +292,7 @@ class LocalSGD(Sync):
 
 
 @torch.no_grad()
-def exact_average(axis: WorkerAxis) -> None:
+def exact_average(axis: Replicas) -> None:
     """z <- mean x_w, uncompressed; x_w <- z."""
     everyone = range(axis.comm.local_workers)
     means = axis.comm.all_reduce_mean(axis.differences(axis.shared, everyone))

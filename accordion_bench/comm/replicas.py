@@ -1,0 +1,104 @@
+"""Replicas: the parameters that workers train, the same for all of them or one copy for each.
+
+Local methods give each worker a copy of its own (`fork`), a replica; the others share one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.clip import clip_factor
+
+
+class Replicas:
+    """The trainable parameters of a model, and for each of the W local workers its gradients.
+
+    Args:
+        named: names and parameters, in the model's order.
+        comm: how many workers there are and which are here.
+
+    Attributes:
+        specs: names and shapes.
+        params: the model's parameters; which values they hold may change after `fork`.
+        shared: the values [...] that all workers have in common: the parameters, or since `fork` the last consensus.
+        gradients_W: their gradients of this step, [W, ...], contiguous in whatever memory format the model is.
+        replicas: since `fork`, the parameters of each local worker.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], comm: Comm) -> None:
+        self.comm = comm
+        self.params = [param for _, param in named]
+        self.specs = [TensorSpec(name, tuple(param.shape)) for name, param in named]
+        self.shared = [param.data for param in self.params]
+        self.replicas: list[list[nn.Parameter]] = []
+        self.gradients_W: list[Tensor] = []
+
+    def fork(self) -> None:
+        """Give every local worker parameters of its own, equal to the shared ones."""
+        raise NotImplementedError
+
+    def taken(self, i: int) -> Tensor:
+        """The gradients [W, ...] of one parameter, whose last backward pass has just reached it."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def differences(self, anchor: Sequence[Tensor], rows: range) -> list[Tensor]:
+        """anchor - x for some local workers, [rows, ...], in the storage of their gradients, which are used up."""
+        parts_W = [g_W[rows.start : rows.stop] for g_W in self.gradients_W]
+        for i, row in enumerate(rows):
+            own = [part_W[i] for part_W in parts_W]
+            torch._foreach_copy_(own, list(anchor))
+            torch._foreach_sub_(own, [replica.data for replica in self.replicas[row]])
+        return parts_W
+
+    @torch.no_grad()
+    def restart(self, anchor: Sequence[Tensor], rows: range) -> None:
+        """x <- anchor for some local workers."""
+        for row in rows:
+            torch._foreach_copy_([replica.data for replica in self.replicas[row]], list(anchor))
+
+    @torch.no_grad()
+    def clip(self, norm: float) -> None:
+        """Scale each worker's gradients down to a global L2 norm of at most `norm`."""
+        for row in range(self.comm.local_workers):
+            own = [g_W[row] for g_W in self.gradients_W]
+            torch._foreach_mul_(own, clip_factor(own, norm))
+
+    @torch.no_grad()
+    def pull(self, anchor: Sequence[Tensor], alpha: float) -> None:
+        """x <- (1 - alpha) x + alpha anchor for every local worker."""
+        for replica in self.replicas:
+            torch._foreach_lerp_([x.data for x in replica], list(anchor), alpha)
+
+    @torch.no_grad()
+    def mean_replica(self, account: str) -> list[Tensor]:
+        """The mean of all workers' parameters, exact and in new tensors; charged to `account`."""
+        sums = [torch.stack([x.data for x in rows]).sum(0) for rows in zip(*self.replicas, strict=True)]
+        total = torch.cat([x.flatten() for x in sums])
+        mean = self.comm.sum_(total, account) / self.comm.workers
+        parts = mean.split([spec.numel for spec in self.specs])
+        return [part.view(spec.shape) for part, spec in zip(parts, self.specs, strict=True)]
+
+    def apply(self, updates: Sequence[Tensor]) -> None:
+        """Hand the updates to the optimizer, as the gradients of the shared parameters, in their memory format."""
+        for param, update in zip(self.params, updates, strict=True):
+            alike = update.stride() == param.stride()
+            param.grad = update if alike else torch.empty_like(param).copy_(update)
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values that all workers have in common."""
+        named = zip(self.specs, self.shared, strict=True)
+        return {"parameters": {spec.name: copy_on_cpu(value) for spec, value in named}}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        for spec, value in zip(self.specs, self.shared, strict=True):
+            value.copy_(state["parameters"][spec.name])

@@ -2,24 +2,28 @@
 
 from importlib import import_module
 from pkgutil import iter_modules
-from types import ModuleType
+from typing import Any
 
 __version__ = "0.2.0"
 
+DOORS = {"attach": "accordion_bench.attaching.doors", "local": "accordion_bench.attaching.doors"}
 
-def __getattr__(name: str) -> ModuleType:
-    """A submodule, imported when it is first asked for: `import accordion_bench` alone loads none.
+
+def __getattr__(name: str) -> Any:
+    """`attach`, `local` or a submodule, imported when it is first asked for: `import accordion_bench` loads none.
 
     Raises:
-        AttributeError: there is no submodule of that name.
+        AttributeError: there is nothing of that name.
     """
+    if name in DOORS:
+        return getattr(import_module(DOORS[name]), name)
     if name not in _submodules():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_submodules()})
+    return sorted({*globals(), *DOORS, *_submodules()})
 
 
 def _submodules() -> set[str]:

@@ -38,6 +38,7 @@ class AdaComm(Policy):
     """
 
     drives = "period"
+    plans_with = frozenset({"epochs", "steps_per_epoch", "loss"})
     when = "exchange"
 
     def __init__(self, every: int = 60, initial: int | None = None, max_period: int = 32, rule: str = "paper") -> None:

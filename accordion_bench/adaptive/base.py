@@ -35,6 +35,8 @@ class Policy(Component):
         syncs: synchronisation schemes (names of YAML files) of which it needs one; empty = any.
         needs_gradients: what it looks at must be gradients, which local methods do not exchange.
         detects: it tells critical epochs from others.
+        plans_with: what it must know of the training beforehand, besides workers and tensors: `epochs`,
+            `steps_per_epoch`, `schedule` (the learning rate to come), `loss` (of every step).
         intervals: how many times its option `interval`, in epochs, must pass before it can decide; 0 = has none.
     """
 
@@ -46,6 +48,7 @@ class Policy(Component):
     syncs: tuple[str, ...] = ()
     needs_gradients: bool = False
     detects: bool = False
+    plans_with: frozenset[str] = frozenset()
     intervals: int = 0
 
     @classmethod

@@ -32,6 +32,7 @@ class QSR(Policy):
     """
 
     drives = "period"
+    plans_with = frozenset({"epochs", "steps_per_epoch", "schedule"})
     when = "exchange"
 
     def __init__(

@@ -161,6 +161,10 @@ class Clock:
         event.record()
         return event
 
+    def between(self, start: Any, end: Any) -> float:
+        """Seconds from one mark to another, both of which are over."""
+        return start.elapsed_time(end) / 1000 if self.cuda else end - start
+
     def start(self) -> None:
         """Start anew: what happened since the last lap (evaluation, writing) belongs to no part."""
         self._last = self._step = self.mark()
@@ -342,17 +346,14 @@ class Clock:
             torch.cuda.synchronize()
         origin = spans[0].start
 
-        def micro(start: Any, end: Any) -> float:
-            return 1000 * start.elapsed_time(end) if self.cuda else 1e6 * (end - start)
-
         return [
             {
                 "name": s.name,
                 "ph": "X",
                 "pid": 0,
                 "tid": s.thread,
-                "ts": micro(origin, s.start),
-                "dur": micro(s.start, s.end),
+                "ts": 1e6 * self.between(origin, s.start),
+                "dur": 1e6 * self.between(s.start, s.end),
             }
             for s in spans
         ]

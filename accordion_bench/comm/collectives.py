@@ -308,7 +308,7 @@ class Comm:
         self.ledger.charge("control", 8)
         if self.processes > 1:
             lowest = torch.tensor([value, -value], dtype=torch.int64, device=self.device)
-            self._run(lambda: dist.all_reduce(lowest, op=dist.ReduceOp.MIN))
+            self._run(lambda: dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self.group))
             if lowest[0] != -lowest[1]:
                 raise RuntimeError(f"the processes no longer agree on {what}; rank {self.rank} has checksum {value}")
 
@@ -320,4 +320,4 @@ class Comm:
 
     def barrier(self) -> None:
         """Wait for every process."""
-        self._run(dist.barrier)
+        self._run(lambda: dist.barrier(group=self.group))

@@ -34,6 +34,7 @@ class Wrapped:
         start_step: dense before it.
         block_size: coordinates of a bucket, with `scope=bucket`.
         collective: what carries the messages, one of the compressor's.
+        exempt: names of tensors that always travel dense.
     """
 
     compressor: Compressor
@@ -41,11 +42,17 @@ class Wrapped:
     start_step: int = 0
     block_size: int | None = None
     collective: str = ""
+    exempt: frozenset[str] = frozenset()
 
     @property
     def for_exchange(self) -> Config:
         """The arguments that `Exchange` takes."""
-        return {"scope": self.scope, "start_step": self.start_step, "block_size": self.block_size}
+        return {
+            "scope": self.scope,
+            "start_step": self.start_step,
+            "block_size": self.block_size,
+            "exempt": self.exempt,
+        }
 
 
 def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:

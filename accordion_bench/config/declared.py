@@ -1,15 +1,14 @@
 """Whether kinds of values agree with what is declared: by `RunConfig`, and by the YAML files of the config groups."""
 
 import functools
-import typing
 from pathlib import Path
-from typing import Any
 
 from accordion_bench.options import checks
-from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.choice_file import options_of
 from accordion_bench.options.conf_dir import yaml_file
-from accordion_bench.options.instantiate import Config, target
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.kinds import same_kinds
 from accordion_bench.run_config import GROUPS, RunConfig, defaults
 
 
@@ -19,40 +18,11 @@ def check_kinds(config: RunConfig) -> None:
     Raises:
         ConfigError: for the first option that differs.
     """
-    _same_kinds({**defaults(), **_groups(config)}, config.to_dict(), "")
+    same_kinds({**defaults(), **_groups(config)}, config.to_dict(), "")
     for name, node in config.adaptive.items():
         if not isinstance(node, dict):
             rule = "a policy's options"
             raise ConfigError(f"adaptive.{name} must be {rule}, got {checks.show(node)}; type adaptive={name}")
-
-
-def _same_kinds(declared: Config, given: Config, prefix: str) -> None:
-    """Refuse text for a number, a number for a list, null where a value is needed, and so on."""
-    several = _of_several_kinds(declared.get("_target_"))
-    for name, default in declared.items():
-        if name not in given or default is None or (isinstance(default, str) and "${" in default):
-            continue
-        if name in several and (several[name] is Any or given[name] is None):
-            continue  # the constructor checks it
-        key, value = f"{prefix}{name}", given[name]
-        kinds: Any = next(kind for kind in (bool, (int, float), str, list, dict) if isinstance(default, kind))
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            rule = checks.kind_of(default)
-            if isinstance(default, dict):
-                option = f"{key}.{next(iter(default), 'OPTION')}=VALUE"
-                raise ConfigError(f"{key} must be {rule}, got {checks.show(value)}; type {option}")
-            raise ValueRefused(key, rule, value, default)
-        if isinstance(value, dict):
-            _same_kinds(default, value, f"{key}.")
-
-
-@functools.cache
-def _of_several_kinds(path: str | None) -> dict[str, Any]:
-    """The options of one of our classes that may be null or anything, by their annotations."""
-    if not str(path).startswith("accordion_bench."):
-        return {}
-    hints = typing.get_type_hints(target({"_target_": path}, "").__init__)
-    return {name: hint for name, hint in hints.items() if hint is Any or type(None) in typing.get_args(hint)}
 
 
 def _groups(config: RunConfig) -> Config:

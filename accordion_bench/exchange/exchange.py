@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -40,6 +40,7 @@ class Exchange:
             after `start_step`. A bucket is full when it has reached them, or when there is nothing left.
         gradient_mb: MB of gradients at which a bucket is full, too, where tensors are on a device or travel coordinate
             by coordinate; elsewhere a bucket more takes its time from the backward pass.
+        exempt: names of tensors that always travel dense.
 
     Attributes:
         what: gradients or differences, for messages.
@@ -68,13 +69,16 @@ class Exchange:
         block_size: int | None = None,
         bucket_mb: tuple[float, float] = (math.inf, math.inf),
         gradient_mb: float = math.inf,
+        exempt: Collection[str] = (),
     ) -> None:
         self.compressor, self.specs, self.ladder, self.comm = compressor, list(specs), ladder, comm
         self.seed, self.scope, self.start_step = seed, scope, start_step
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
         least = compressor.traits.min_ndim
-        self._without_knob = [1.0 if spec.numel and spec.ndim >= least else None for spec in self.sent]
+        self.exempt = frozenset(exempt)
+        compressed = [spec.numel and spec.ndim >= least and spec.name not in self.exempt for spec in self.sent]
+        self._without_knob = [1.0 if it_is else None for it_is in compressed]
         if compressor.traits.needs_all:
             bucket_mb, gradient_mb = (math.inf, math.inf), math.inf
         if like.device.type == "cpu" and not compressor.traits.by_coordinate:
@@ -141,7 +145,7 @@ class Exchange:
 
     def weakest(self) -> Plan:
         """The plan with the weakest level of all that a policy may choose."""
-        names = levelled(self.compressor, self.sent)
+        names = levelled(self.compressor, self.sent, self.exempt)
         return Plan(dict.fromkeys(names, len(self.ladder.values) - 1) if self.ladder.values else {}, 1)
 
     def paper_floats(self, levels: list[float | None]) -> int | None:

@@ -45,8 +45,11 @@ class Overlap:
         if transport:
             comm.transport = Transport(comm.device)
         self.notes = transport or comm.workers > 1  # what a lone worker has ready goes nowhere
-        for i, param in enumerate(axis.params if self.notes else []):
-            param.register_post_accumulate_grad_hook(functools.partial(self._arrived, i))
+
+    def listen(self) -> None:
+        """From here on autograd says which gradients have arrived."""
+        for i, param in enumerate(self.axis.params if self.notes else []):
+            param.register_post_accumulate_grad_hook(lambda _, i=i: self.arrived(i))
 
     def arm(self, exchange: Exchange, ctx: Context | None) -> None:
         """From here on, gradients are those of the last worker's last micro-batch.
@@ -58,13 +61,14 @@ class Overlap:
         if self.notes:
             self.armed = Armed(exchange, ctx, [{} for _ in exchange.buckets], [])
 
-    def _arrived(self, i: int, param: Tensor) -> None:
+    def arrived(self, i: int) -> None:
+        """The last gradient of this step for one parameter is there."""
         if self.armed is None:
             return
         exchange, ctx, xs_W, _ = self.armed
         number = exchange.bucket_of[i]
         arrived = xs_W[number]
-        arrived[i] = param if ctx is None else self.axis.taken(i)
+        arrived[i] = self.axis.params[i] if ctx is None else self.axis.taken(i)
         if len(arrived) == len(exchange.members[number]):
             self._leave()
 

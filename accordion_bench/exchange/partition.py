@@ -1,7 +1,7 @@
 """Which tensors travel as one, and which are exchanged together."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.plan import WHOLE_MODEL, TensorSpec
@@ -67,6 +67,7 @@ def sent_specs(specs: Sequence[TensorSpec], scope: str, block_size: int | None =
     return [unit_spec(specs, unit, scope) for unit in sent_units(specs, scope, block_size)]
 
 
-def levelled(compressor: Compressor, sent: Sequence[TensorSpec]) -> list[str]:
-    """Names of the tensors that get a level: those of enough dimensions."""
-    return [spec.name for spec in sent if compressor.traits.knob and spec.ndim >= compressor.traits.min_ndim]
+def levelled(compressor: Compressor, sent: Sequence[TensorSpec], exempt: Collection[str] = ()) -> list[str]:
+    """Names of the tensors that get a level: those of enough dimensions that are not exempt."""
+    traits = compressor.traits
+    return [spec.name for spec in sent if traits.knob and spec.ndim >= traits.min_ndim and spec.name not in exempt]

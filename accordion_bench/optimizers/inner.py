@@ -1,7 +1,7 @@
 """Inner optimizers: the common one, and since workers have parameters of their own, one for each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,17 @@ from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.comm.replicas import Replicas
 
 Optimizer = torch.optim.Optimizer
+
+
+class Optimizers(Protocol):
+    """What schemes need: the optimizer of the shared parameters, and since `fork` one for each local replica."""
+
+    axis: Replicas
+    common: Optimizer
+    of_replicas: list[Optimizer]
+
+    def fork(self) -> None:
+        """Every local replica gets an optimizer in the state of the common one."""
 
 
 class InnerOptimizers:

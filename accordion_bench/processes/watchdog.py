@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
+from accordion_bench.comm.lost_peers import is_timeout, of_communication
 from accordion_bench.options.explain import explain
 from accordion_bench.processes import process_group
 from accordion_bench.processes.neighbours import Neighbours
@@ -30,29 +31,6 @@ FAILURE = "failure"
 
 REFUSALS = ("NonFinite", "ConfigError", "ValueRefused", "ChildRefused")
 LOST, TIMED_OUT, DIED = "LostProcess", "TimedOut", "died"
-# what gloo, NCCL and the store of torch 2.15 say; older ones say no less
-OF_TIMEOUTS = ("timed out", "timeout", "time out")
-OF_LOST_PEERS = (
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
-    "connection was likely closed",
-    "remote process",
-    "communicator was aborted",
-    "nccl async error",
-    "nccl operation failed",
-)
-OF_COMMUNICATION = (
-    "gloo",
-    "nccl",
-    "[c10d]",
-    "wait timeout after",
-    "socket",
-    "failed to recv",
-    "broken pipe",
-    "reset by peer",
-)
-
 Failure = dict[str, Any]  # rank, kind, message, traceback
 T = TypeVar("T")
 
@@ -94,8 +72,8 @@ def failure_of(error: BaseException, rank: int, timeout: float) -> Failure:
     kind, message = getattr(error, "kind", type(error).__name__), str(error)
     if isinstance(error, ChildRefused | RankFailed):
         return {"rank": rank, "kind": kind, "message": message, "traceback": message}
-    if lost := _of_communication(error) or _behind(error):
-        timed_out = any(words in lost.lower() for words in OF_TIMEOUTS)
+    if lost := of_communication(error) or _behind(error):
+        timed_out = is_timeout(lost)
         first = " ".join(lost.partition(". This is typically")[0].split())[:300]
         if timed_out:
             message = (
@@ -110,19 +88,6 @@ def failure_of(error: BaseException, rank: int, timeout: float) -> Failure:
         return {"rank": rank, "kind": kind, "message": sentence, "traceback": sentence}
     text = "".join(traceback.format_exception(error))
     return {"rank": rank, "kind": kind, "message": message, "traceback": text.rstrip()}
-
-
-def _of_communication(error: BaseException | None) -> str:
-    """The text of gloo, NCCL or the store in this error or in what has caused it; "" where there is none."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        text = str(error)
-        of_both = isinstance(error, RuntimeError) and any(words in text.lower() for words in OF_COMMUNICATION)
-        if of_both and any(words in text.lower() for words in (*OF_TIMEOUTS, *OF_LOST_PEERS)):
-            return text
-        seen.append(error)
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return ""
 
 
 def _behind(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
-from accordion_bench.optimizers.inner import InnerOptimizers
+from accordion_bench.optimizers.inner import Optimizers
 from accordion_bench.options.component import Component
 from accordion_bench.plan import Plan, RunFacts
 from accordion_bench.position import Position, Rate
@@ -32,7 +32,7 @@ class SyncContext:
     axis: Replicas
     position: Position
     runner: ExchangeRunner
-    inner: InnerOptimizers
+    inner: Optimizers
     run: RunFacts
     weight_decay: float = 0.0
     clip_mean: float | None = None
@@ -47,7 +47,7 @@ class Placed(NamedTuple):
 
 
 class Sync(Component):
-    """Takes one optimizer step from the gradients that were collected, and exchanges what it must.
+    """Exchanges what it must before and after each step of the optimizer.
 
     Class attributes:
         local: workers take steps of their own, between exchanges of differences of parameters.
@@ -58,6 +58,7 @@ class Sync(Component):
         period: H, where the plan has one.
         groups: (period, size) of every group of workers, where they have periods of their own.
         outer_optimizer: what takes a step at every averaging; `none` = the mean stays as it is.
+        plans_with: what it must know of the training beforehand, see `Policy`.
         final: steps that are left after the last averaging end in an exact one.
     """
 
@@ -67,6 +68,7 @@ class Sync(Component):
     period: int | None = None
     groups: Sequence[tuple[int, int]] | None = None
     outer_optimizer: str = "none"
+    plans_with: frozenset[str] = frozenset()
     final: bool = False
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:
@@ -105,23 +107,19 @@ class Sync(Component):
         self.axis, self.position, self.runner = context.axis, context.position, context.runner
         self.inner, self.comm, self.clock = context.inner, context.axis.comm, context.axis.comm.clock
 
-    def step(self, lr: float) -> CompletedExchange | None:
-        """From gradients [W, ...] to parameters; returns what was exchanged and waited for, None = nothing."""
-        before = self.before_step(lr)
-        self.inner.step(lr)
-        after = self.after_step(lr)
-        return before if after is None else after
-
     def before_step(self, lr: Rate) -> CompletedExchange | None:
-        """Before the optimizer's step: from local gradients to those that it is to use.
+        """Before the optimizer's step: from local gradients [W, ...] to those that it is to use.
 
         Args:
             lr: learning rate of this step, one for all tensors or one for each.
+
+        Returns:
+            what was exchanged and waited for; None = nothing.
         """
         raise NotImplementedError
 
     def after_step(self, lr: Rate) -> CompletedExchange | None:
-        """After the optimizer's step."""
+        """After the optimizer's step; returns what was exchanged and waited for, None = nothing."""
         raise NotImplementedError
 
     def land(self) -> None:

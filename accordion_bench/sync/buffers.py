@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from accordion_bench.optimizers.inner import InnerOptimizers
+from accordion_bench.optimizers.inner import Optimizers
 
 BUFFERS = ("keep", "reset", "average")
 
 
-def treat_buffers(inner: InnerOptimizers, policy: str) -> None:
+def treat_buffers(inner: Optimizers, policy: str) -> None:
     """Keep, reset (Adam's count of steps, too) or average them."""
     if policy == "reset":
         for optimizer in inner.of_replicas:
@@ -18,7 +18,7 @@ def treat_buffers(inner: InnerOptimizers, policy: str) -> None:
 
 
 @torch.no_grad()
-def average_buffers(inner: InnerOptimizers) -> None:
+def average_buffers(inner: Optimizers) -> None:
     """Replace every buffer by its mean over all workers, sent as it is; counts of steps stay."""
     rows = [
         [optimizer.state.get(x, {}) for x in replica]

@@ -85,6 +85,7 @@ class LocalSGD(Sync):
         self.switch_step = switch_step
         if switch_step is not None:
             checks.integer("switch_step", switch_step, at_least=0)
+        self.plans_with = frozenset() if switch_step is not None else frozenset({"epochs", "schedule"})
         self.phase1 = checks.choice("phase1", phase1, ["gradient", "model"])
         self.outer_optimizer = checks.choice("outer_optimizer", outer_optimizer, list(OUTER))
         for option in outer.keys() - inspect.signature(OUTER[outer_optimizer]).parameters.keys():

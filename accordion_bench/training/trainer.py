@@ -127,6 +127,7 @@ class Trainer:
         )
         leave_early = not parts.exchange.after_backward(parts.wrapped, comm.processes)
         self.overlap = Overlap(self.axis, comm, parts.exchange.overlaps(comm.processes), leave_early)
+        self.overlap.listen()
         # in processes of their own they would, unless something forbids it; a lone worker's go nowhere
         self.models_overlap = comm.workers > 1 and not parts.exchange.after_backward(
             parts.wrapped, max(2, comm.processes)
@@ -204,7 +205,10 @@ class Trainer:
         self.policy_runner.epoch_sums.add_gradients(axis.gradients_W)
         self.clock.lap("policy")
         self.comm.ledger.dense_step(self.exchange.numel)
-        completed = self.sync.step(lr)
+        before = self.sync.before_step(lr)
+        self.inner.step(lr)
+        after = self.sync.after_step(lr)
+        completed = before if after is None else after
         if completed is not None:
             self.policy_runner.after_exchange(completed, self.sync.averaging)
             self.clock.lap("policy")

@@ -4,7 +4,7 @@ import pytest
 
 from accordion_bench import conformance
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.config.compatibility import knobs
+from accordion_bench.methods.compatibility import knobs
 from accordion_bench.position import StepInfo
 from tests.conformance.test_conformance import owed
 from tests.kit.helpers import exchange_for, gradients, yaml_names

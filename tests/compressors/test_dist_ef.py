@@ -13,6 +13,7 @@ from accordion_bench.compressors.sign import Sign
 from accordion_bench.compressors.two_way import cut_shards
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
+from accordion_bench.optimizers.inner import InnerOptimizers
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.every_step import EveryStep
@@ -239,11 +240,12 @@ def trained(workers, schedule, momentum, nesterov, decay, steps=60, **options):
     def run(exchanges, xs_W, lr) -> CompletedExchange:
         return CompletedExchange(exchange, xs_W[0], [exchange(xs_W[0], StepInfo(Plan(), position.step, lr))])
 
+    axis: Any = SimpleNamespace(params=mine, gradients_W=[], apply=lambda us: _set_grads(mine, us), comm=exchange.comm)
     context: Any = SimpleNamespace(
-        axis=SimpleNamespace(params=mine, gradients_W=[], apply=lambda us: _set_grads(mine, us), comm=exchange.comm),
+        axis=axis,
         position=position,
         runner=SimpleNamespace(new_exchange=lambda: exchange, run=run),
-        inner=SimpleNamespace(common=torch.optim.SGD(mine, lr=1.0, **kept)),
+        inner=InnerOptimizers(axis, *[lambda params: torch.optim.SGD(params, lr=1.0, **kept)] * 2),
         weight_decay=optimizer.get("weight_decay", 0),
         clip_mean=None,
     )
@@ -253,7 +255,9 @@ def trained(workers, schedule, momentum, nesterov, decay, steps=60, **options):
     for position.step in range(steps):
         lr = schedule(position.step)
         context.axis.gradients_W = problem.gradients([p.detach() for p in mine])
-        sync.step(lr)
+        sync.before_step(lr)
+        context.inner.step(lr)
+        sync.after_step(lr)
         _set_grads(reference, [g.mean(0) for g in twin.gradients([p.detach() for p in reference])])
         sgd.param_groups[0]["lr"] = lr
         sgd.step()

@@ -12,8 +12,8 @@ import yaml
 from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.cli import experiments
-from accordion_bench.config import components, continuation, declared
-from accordion_bench.options import explain
+from accordion_bench.config import components, continuation
+from accordion_bench.options import explain, kinds
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
@@ -248,7 +248,7 @@ def test_wrong_kind_in_plain_yaml(choice):
     for key, default in options()[choice]:
         wrong = [{"odd": 1}, [{"odd": 1}]]
         wrong += [] if key in FREE_TEXT else ["nonsense"]
-        may_be_null = declared._of_several_kinds(_target_of(whole, key)).get(key.rpartition(".")[2])
+        may_be_null = kinds._of_several_kinds(_target_of(whole, key)).get(key.rpartition(".")[2])
         wrong += [] if default is None or may_be_null else [None]
         wrong += [] if isinstance(default, bool) or key in MAY_BE_TRUE else [True]
         wrong += [3] if isinstance(default, bool | str | list) else []

@@ -13,8 +13,9 @@ import yaml
 
 from accordion_bench import train
 from accordion_bench.cli import pairwise, smoke
-from accordion_bench.config import compatibility, declared
+from accordion_bench.config import declared
 from accordion_bench.config.compose import compose
+from accordion_bench.methods import compatibility
 from accordion_bench.options import conf_dir as where_conf_is
 from accordion_bench.options.conf_dir import conf_dir, package_dir
 from accordion_bench.report.read import labels

@@ -10,9 +10,9 @@ import pytest
 from accordion_bench import conformance
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.cli import command_line, help, pairwise
-from accordion_bench.config import compatibility
 from accordion_bench.config.compose import compose
 from accordion_bench.conformance.__main__ import main as check_conformance
+from accordion_bench.methods import compatibility
 from accordion_bench.options import advice
 from accordion_bench.options import conf_dir as where_conf_is
 from accordion_bench.options.checks import ConfigError

@@ -8,29 +8,29 @@ import functools
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.compressors.assemble import pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
+from accordion_bench.methods.chosen import Chosen
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.choice_file import read_options
 from accordion_bench.options.conf_dir import yaml_files
-from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.base import Sync
 
 
-def refuse_pairs(config: RunConfig, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:
+def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:
     """Refuse what does not go together.
 
     Raises:
         ConfigError: for the first pair.
     """
-    name, scheme = config.chosen("compressor"), config.chosen("sync")
+    name = chosen.compressor_name
     two_drivers(policies)
     for policy_name, policy in policies.items():
-        needs_sync(policy_name, policies, sync, scheme)
+        needs_sync(policy_name, policies, sync, chosen.sync_name)
         needs_levels(policy_name, policy, compressor, name)
-        needs_gradients(policy_name, policy, sync, scheme)
+        needs_gradients(policy_name, policy, sync, chosen.sync_name)
     if sync.local:
-        pseudo_gradient_compressor(config.compressor, name)
+        pseudo_gradient_compressor(chosen.compressor, name)
         if sync.gradient_exchange and compressor.traits.owns:
-            instead = "sync.phase1=model" if "phase1" in config.sync else "sync.switch_step=0"
+            instead = "sync.phase1=model" if "phase1" in chosen.sync else "sync.switch_step=0"
             raise ConfigError(
                 f"compressor must leave the momentum to the optimizer in synchronous steps before local ones, got "
                 f"{name}, which would leave the inner optimizers without a momentum at the switch; type {instead}"

@@ -1,0 +1,1 @@
+"""The public doors: every method in the user's own training loop."""

@@ -1,0 +1,480 @@
+"""What connects a user's training loop with an exchange: hooks around the steps of the optimizer."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accordion_bench.attaching.loop_position import LoopPosition
+from accordion_bench.attaching.own_parameters import OwnParameters, plain_name, trained_parameters
+from accordion_bench.attaching.timeline import Timeline
+from accordion_bench.attaching.users_optimizer import UsersOptimizer
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.lost_peers import is_timeout, of_communication
+from accordion_bench.comm.pooled_buffers import pooled_buffers
+from accordion_bench.compressors.base import NonFinite
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.overlap import Overlap
+from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
+from accordion_bench.methods.build import Methods
+from accordion_bench.methods.chosen import Chosen
+from accordion_bench.network.link_model import Network
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.plan import WHOLE_MODEL
+from accordion_bench.position import Rate
+from accordion_bench.requests import TrainingLoss
+from accordion_bench.signals.policy_runner import PolicyRunner
+from accordion_bench.sync.base import SyncContext
+
+log = logging.getLogger("accordion_bench")
+LONG = 10_000  # steps in one epoch after which somebody may have forgotten to tell its end
+
+
+class LostWorker(RuntimeError):
+    """Another process has ended, or has not answered in time."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was passed beside the methods.
+
+    Args:
+        chosen: the methods, as options.
+        exchange: how and when gradients are exchanged.
+        seed: for keyed draws.
+        name: of the arm, for reports.
+        network: the link of modelled times.
+        batch_size: samples per worker and step.
+        epochs, steps_per_epoch, schedule: of the training, where they were told.
+        clip_norm: largest norm of a gradient; None = any.
+        clip_mean: it is that of the exchanged mean, not each worker's own.
+        weight_decay: of the optimizer, for a compressor that applies it.
+        scaled: gradients come multiplied by a loss scale.
+        timeout: seconds after which a worker that does not answer is lost.
+    """
+
+    chosen: Chosen
+    exchange: ExchangeOptions
+    network: Network
+    seed: int = 0
+    name: str | None = None
+    batch_size: int = 1
+    epochs: int | None = None
+    steps_per_epoch: int | None = None
+    schedule: Callable[[float], float] | None = None
+    clip_norm: float | None = None
+    clip_mean: bool = False
+    weight_decay: float = 0.0
+    scaled: bool = False
+    timeout: float = 600.0
+
+
+class Attachment:
+    """Exchanges what a loop computes, around each step of its optimizer.
+
+    Args:
+        model: the module that is trained.
+        optimizer: its optimizer.
+        methods: what communicates, what adapts it, and when.
+        comm: of one worker in each process.
+        setting: what else was passed.
+
+    Attributes:
+        position: epoch, step and plan.
+        exchange: what carries messages now, with its ladder of levels and its state.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, methods: Methods, comm: Comm, setting: Setting
+    ) -> None:
+        self.model, self.optimizer, self.methods, self.comm, self.setting = model, optimizer, methods, comm, setting
+        self.clock = comm.clock
+        self.axis = OwnParameters(trained_parameters(model), comm)
+        self.inner = UsersOptimizer(optimizer, self.axis)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=comm.device)
+        self.losses = 0  # that were noted
+        self.position = LoopPosition(
+            methods.plan_for(self.axis.specs),
+            self._first_rate,
+            setting.schedule,
+            setting.epochs,
+            setting.steps_per_epoch,
+        )
+        self.policy_runner = PolicyRunner(
+            methods.policies,
+            self.axis.specs,
+            comm,
+            self.axis.params[0],
+            methods.ladder,
+            self.position,
+            self.loss_sum,
+            lambda: setting.batch_size,
+            methods.run.warmup_epochs,
+        )
+        why_late = setting.exchange.after_backward(methods.wrapped, comm.processes)
+        self.early = not why_late or methods.wrapped.scope == WHOLE_MODEL  # its one bucket is full at the end
+        self.overlap = Overlap(self.axis, comm, setting.exchange.overlaps(comm.processes), self.early)
+        self.runner = ExchangeRunner(
+            self.axis,
+            self.position,
+            self.overlap,
+            self.policy_runner,
+            methods.ladder,
+            methods.wrapped,
+            methods.differences,
+            setting.seed,
+            setting.exchange.bucket_mb,
+            setting.exchange.gradient_mb,
+        )
+        clip_mean = setting.clip_norm if setting.clip_mean else None
+        self.sync = methods.sync
+        self.sync.begin(
+            SyncContext(self.axis, self.position, self.runner, self.inner, methods.run, setting.weight_decay, clip_mean)
+        )
+        self.joined = self.accumulating = self.attached = False
+        self._completed: CompletedExchange | None = None
+        self._lr: Rate = 0.0
+        self.decisions: dict[str, Any] = {}  # of the last epoch, by policy
+        self._told_of_epochs = False
+        self._frozen = [param for param in model.parameters() if not param.requires_grad]
+        self._held = sum(len(group["params"]) for group in optimizer.param_groups)
+        self.recording: Timeline | None = None
+        self.when_recorded: Callable[[], None] = lambda: None
+        self._handles: list[Any] = []
+        self._when_detached: list[Callable[[], None]] = []
+        self.policy_runner.begin_epoch()
+
+    def _first_rate(self) -> float:
+        rate = self.inner.rate()
+        return rate if isinstance(rate, int | float) else rate[0]
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange of all workers that is in force now."""
+        return self.sync.exchange
+
+    # ---- connecting
+
+    def connect(self, listens: bool = True) -> None:
+        """From here on steps of the optimizer exchange.
+
+        Args:
+            listens: autograd says which gradients have arrived; else somebody else does.
+        """
+        self._handles += [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
+        if listens:
+            for i, param in enumerate(self.axis.params):
+                hook = param.register_post_accumulate_grad_hook(lambda _, i=i: self._arrived(i))
+                self._handles.append(hook)
+        self.attached = True
+        for sentence in filter(None, [self.exchange.goes_dense(self.position.info())]):
+            if self.comm.leader:
+                log.warning("%s", sentence)
+        self._begin_step()
+        self.clock.start()
+
+    def detach(self) -> None:
+        """From here on nothing is exchanged; call it between two steps."""
+        if not self.attached:
+            return
+        self.attached = False
+        self.sync.land()
+        for handle in self._handles:
+            handle.remove()
+        for undo in self._when_detached:
+            undo()
+        if self.comm.transport is not None:
+            self.comm.transport.close()
+
+    def when_detached(self, undo: Callable[[], None]) -> None:
+        """What else is to be undone."""
+        self._when_detached.append(undo)
+
+    # ---- gradients arrive
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Around all backward passes of a step but the last: gradients are added up and stay here."""
+        before, self.accumulating = self.accumulating, True
+        try:
+            yield
+        finally:
+            self.accumulating = before
+
+    def _arrived(self, i: int) -> None:
+        """Autograd has added to the gradient of a parameter."""
+        if self.accumulating or not self.attached:
+            return
+        if self.recording is not None:
+            self.recording.arrived(i)
+        if self.axis.is_taken(i):
+            self._arrived_again(i)
+        if not self.axis.has_taken:
+            self._arm()
+        if self.overlap.armed is not None or not self.setting.scaled:
+            self.axis.taken(i)
+        self.overlap.arrived(i)
+
+    def _arrived_again(self, i: int) -> None:
+        """A further backward pass before the optimizer's step."""
+        left = self.joined or self._leaves_early
+        if left and not self.axis.was_replaced(i):
+            raise ConfigError(
+                f"all backward passes of a step but the last must be within comm.no_sync(), got two that reach "
+                f"{self.axis.specs[i].name}, whose gradient has been sent; write `with comm.no_sync():` around the "
+                "earlier ones, forward pass included"
+            )
+        self._give_up_step()
+
+    @property
+    def _leaves_early(self) -> bool:
+        return self.overlap.armed is not None and self.overlap.armed.ctx is not None
+
+    def _give_up_step(self) -> None:
+        """Nobody wants the gradients of this step any more; what is under way arrives, as on all workers."""
+        if self._leaves_early:
+            self.axis.collect()
+            self.overlap.complete()
+            self.overlap.join()
+        self.overlap.armed = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.joined, self._completed = False, None
+        self.axis.forget()
+
+    def _arm(self) -> None:
+        """Let the buckets of this step leave as they fill, unless somebody must look first."""
+        exchange = self.sync.gradients_go_to()
+        if exchange is not None and self.overlap.notes and not self.policy_runner.looks():
+            info = self.position.info(self.inner.rate())
+            self.overlap.arm(exchange, exchange.begin(info) if self.overlap.allowed else None)
+
+    def begin_delivery(self) -> None:
+        """Somebody takes the gradients of a step where DistributedDataParallel has put them."""
+        if self.joined:
+            self._forget()
+        if not self.axis.has_taken:
+            self.axis.delivers = True
+            self._arm()
+
+    def arrive(self, i: int, gradient: Tensor) -> None:
+        """The gradient of one parameter of this step."""
+        if self.recording is not None:
+            self.recording.arrived(i)
+        self.axis.take(i, gradient)
+        self.overlap.arrived(i)
+
+    # ---- a step
+
+    def join(self) -> None:
+        """Wait until the parameters' gradients are the exchanged ones, which may be clipped or looked at then.
+
+        The optimizer's step does so by itself.
+
+        Raises:
+            NonFinite: a gradient is NaN or infinite.
+            LostWorker: another process has ended.
+            ConfigError: gradients were changed after they had been handed over.
+        """
+        if self.joined:
+            return
+        with self._told():
+            self._refuse_new_parameters()
+            self.position.note_rate()
+            lr = self._lr = self.inner.rate()
+            self.axis.collect()
+            if name := self.axis.changed():
+                raise ConfigError(
+                    f"gradients must stay as backward has left them until they are exchanged, got that of {name} "
+                    "changed; call comm.join() first, or pass clip_norm= in the place of clipping them"
+                )
+            self.overlap.complete()
+            self.clock.lap("compute")
+            if self.setting.clip_norm and not self.setting.clip_mean:
+                self.axis.clip(self.setting.clip_norm)
+                self.clock.lap("compute")
+            self.policy_runner.epoch_sums.add_gradients(self.axis.gradients_W)
+            self.clock.lap("policy")
+            self.comm.ledger.dense_step(self.exchange.numel)
+            self._completed = self.sync.before_step(lr)
+            self.joined = True
+
+    def _before_step(self, _: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        """Join, or where a closure computes the gradients, join after it; `args` begin with the optimizer."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self.join()
+            return None
+
+        def closure_then_join() -> Any:
+            self._forget()
+            with torch.enable_grad():
+                loss = closure()
+            self.join()
+            return loss
+
+        if len(args) > 1:
+            return (args[0], closure_then_join, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure_then_join}
+
+    def _after_step(self, *_: Any) -> None:
+        with self._told():
+            after = self.sync.after_step(self._lr)
+            completed = self._completed if after is None else after
+            if completed is not None:
+                self._refuse_missing_loss()
+                self.policy_runner.after_exchange(completed, self.sync.averaging)
+                self.clock.lap("policy")
+            self.runner.finite.refuse()
+        self.position.step_taken()
+        self.clock.step_over(self.setting.batch_size)
+        self.clock.warm = True
+        self._forget()
+        if self.recording is not None and self.recording.end_step():
+            self.when_recorded()
+            self.recording = None
+        self._warn_of_epochs()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """A step begins, for the clock."""
+        self.clock.in_force(self.setting.batch_size, self.exchange.predicted_bytes(self.position.info()))
+        self.clock.worker()
+        if self.recording is not None:
+            self.recording.begin_step()
+
+    def note(self, loss: Tensor) -> None:
+        """The loss of this step, for policies that look at it."""
+        self.loss_sum += loss.detach().double()
+        self.losses += 1
+
+    # ---- epochs, evaluation, the end
+
+    def end_epoch(self, next_lr: float | None = None) -> None:
+        """An epoch is over: policies that decide by epoch do so now. All processes call it.
+
+        Args:
+            next_lr: learning rate with which the next epoch starts; None = as scheduled, else what is set now.
+        """
+        with self._told():
+            self.pause()
+            self.position.next_lr = self._first_rate() if next_lr is None else float(next_lr)
+            self.decisions = self.policy_runner.end_epoch()
+            self.comm.settle()
+        self.position.epoch_over()
+        self.position.next_lr = None
+        self.policy_runner.begin_epoch()
+        self._begin_step()
+        self.clock.start()
+
+    def pause(self) -> None:
+        """Training stops for a while: what is under way arrives. Time until the next step is over counts nowhere."""
+        self.sync.land()
+        self.clock.step_over()
+        self.clock.warm = False
+
+    @torch.no_grad()
+    def consensus(self) -> dict[str, Tensor]:
+        """Parameters and buffers to evaluate or to save, by name: those that all workers have in common.
+
+        BatchNorm's statistics are pooled over the workers. Training goes on as if nothing had been asked. All
+        processes call it.
+        """
+        with self._told():
+            self.pause()
+            values = dict(zip((spec.name for spec in self.axis.specs), self.sync.consensus(), strict=True))
+            buffers = {plain_name(name): buffer.detach()[None] for name, buffer in self.model.named_buffers()}
+            pooled = pooled_buffers(buffers, self.comm)
+        rest = {plain_name(name): p for name, p in self.model.named_parameters() if plain_name(name) not in values}
+        return {name: value.detach().clone() for name, value in {**rest, **values, **pooled}.items()}
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within, the model has the consensus; after it what it had. All processes enter it."""
+        held = {name: value.detach().clone() for name, value in self._tensors().items()}
+        self._put(self.consensus())
+        try:
+            yield
+        finally:
+            self._put(held)
+            self.clock.start()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {plain_name(name): value for name, value in named}
+
+    @torch.no_grad()
+    def _put(self, values: dict[str, Tensor]) -> None:
+        for name, tensor in self._tensors().items():
+            tensor.copy_(values[name])
+
+    def finish(self) -> None:
+        """After the last step: leave one consensus model behind, and detach. All processes call it."""
+        with self._told():
+            self.pause()
+            self.sync.finish()
+            if self.sync.local:
+                self._put(self.consensus())
+        self.detach()
+
+    def __enter__(self) -> "Attachment":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.detach()
+
+    # ---- what is refused, and what is told
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Around what may fail: one sentence that says where."""
+        step = self.position.step
+        try:
+            yield
+        except NonFinite as bad:
+            raise NonFinite(f"step {step}: {bad}; lower the learning rate, now {self._first_rate():g}") from None
+        except RuntimeError as error:
+            if not (said := of_communication(error)):
+                raise
+            first = " ".join(said.partition(". This is typically")[0].split())[:300]
+            what = f"did not answer within timeout={self.setting.timeout:g} s" if is_timeout(said) else "has ended"
+            raise LostWorker(f"step {step}: another worker {what}, as its own output may say ({first})") from None
+
+    def _refuse_new_parameters(self) -> None:
+        held = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        if held != self._held or any(param.requires_grad for param in self._frozen):
+            what = f"{held} in the optimizer, {self._held} before" if held != self._held else "a frozen one thawed"
+            raise ConfigError(
+                f"parameters must be the same as at ab.attach, got {what}; call comm.detach() and ab.attach again"
+            )
+
+    def _refuse_missing_loss(self) -> None:
+        if not self.losses and any(isinstance(request, TrainingLoss) for request in self.policy_runner.needs_at()):
+            names = ", ".join(self.methods.policies)
+            raise ConfigError(f"adaptive={names} needs the loss of every step, got none; call comm.note(loss)")
+
+    def _warn_of_epochs(self) -> None:
+        """Once, where a policy would never decide."""
+        by_epoch = [name for name, policy in self.methods.policies.items() if policy.when == "epoch"]
+        patience = 2 * (self.position.known_steps or LONG)
+        if by_epoch and not self._told_of_epochs and self.position.step_in_epoch >= patience:
+            self._told_of_epochs = True
+            if self.comm.leader:
+                log.warning(
+                    "adaptive=%s decides at the end of an epoch, and none has ended in %d steps; call comm.end_epoch() "
+                    "after each",
+                    by_epoch[0],
+                    self.position.step_in_epoch,
+                )

@@ -1,0 +1,126 @@
+"""From what was passed to what was chosen: the names and options are those of the YAML files."""
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from accordion_bench.methods.chosen import Chosen
+from accordion_bench.options import checks
+from accordion_bench.options.advice import ALSO_CALLED
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.choice_file import read_options
+from accordion_bench.options.conf_dir import yaml_file, yaml_files
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.kinds import same_kinds
+
+Named = str | Mapping[str, Mapping[str, Any]]
+"""A name, or {name: {option: value}}."""
+
+Several = Named | Sequence[str] | None
+"""One or several names, in order."""
+
+
+def choose(
+    compressor: Named,
+    adaptive: Several,
+    sync: Named,
+    optimizer: Config,
+    options: Mapping[str, Any],
+    arguments: Collection[str],
+) -> Chosen:
+    """Everything that was passed, with the defaults of the YAML files.
+
+    Args:
+        compressor, sync: one choice each.
+        adaptive: the policies.
+        optimizer: as a configuration would say it.
+        options: of the compressor or the scheme, whichever has them.
+        arguments: what else may be passed, for messages.
+
+    Raises:
+        ConfigError: a name or an option is unknown, or a value is of another kind.
+    """
+    names = {"compressor": compressor, "sync": sync}
+    nodes = {group: _node(group, named) for group, named in names.items()}
+    for key, value in options.items():
+        holders = [group for group, (_, node) in nodes.items() if key in node and key != "_target_"]
+        if not holders:
+            raise _unknown(key, [node for _, node in nodes.values()], arguments)
+        if len(holders) > 1:
+            name = nodes[holders[0]][0]
+            raise ConfigError(
+                f"{key} must say whose it is, got {key}={value!r} where both compressor and sync have one; pass "
+                f"{holders[0]}={{{name!r}: {{{key!r}: {value!r}}}}}, say"
+            )
+        nodes[holders[0]][1][key] = value
+    for group, (name, node) in nodes.items():
+        same_kinds(read_options(_file(group, name)), node, f"{group}.")
+    (compressor_name, compressor_node), (sync_name, sync_node) = nodes["compressor"], nodes["sync"]
+    policies = dict(_node("adaptive", named) for named in _listed(adaptive))
+    policies.pop("none", None)
+    for name, node in policies.items():
+        same_kinds(read_options(_file("adaptive", name)), node, f"adaptive.{name}.")
+    return Chosen(compressor_name, compressor_node, sync_name, sync_node, policies, optimizer)
+
+
+def _listed(adaptive: Several) -> list[Named]:
+    """The policies one by one."""
+    if adaptive is None:
+        return []
+    if isinstance(adaptive, str):
+        return [adaptive]
+    if isinstance(adaptive, Mapping):
+        return [{name: options} for name, options in adaptive.items()]
+    return list(adaptive)
+
+
+def _node(group: str, named: Named) -> tuple[str, Config]:
+    """The name and all options of one choice."""
+    if isinstance(named, Mapping) and len(named) != 1:
+        raise ConfigError(
+            f"{group} must be one name with its options, got {dict(named)}; pass {group}={{'NAME': {{}}}}"
+        )
+    name, given = next(iter(named.items())) if isinstance(named, Mapping) else (named, {})
+    node = read_options(_file(group, name))
+    for key in given or {}:
+        if key not in node or key == "_target_":
+            raise _unknown(f"{group}.{name}.{key}", [node], ())
+    return name, {**node, **(given or {})}
+
+
+def _file(group: str, name: Any) -> Any:
+    """The YAML file of a choice.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = yaml_file(group, name) if isinstance(name, str) else None
+    if found is None:
+        known = list(yaml_files(group))
+        near = checks.closest(str(name), known)
+        raise ConfigError(
+            f"{group} must be a known name, got {name!r}; pass {group}={near!r} (there are {', '.join(known)})"
+        )
+    return found
+
+
+def _unknown(key: str, nodes: Sequence[Config], arguments: Collection[str]) -> ConfigError:
+    """The sentence for an option that is not there, with the nearest that is."""
+    known = [option for node in nodes for option in node if option != "_target_"]
+    last = key.rpartition(".")[2]
+    near = ALSO_CALLED.get(last, "")
+    near = near if near in known else checks.closest(last, [*known, *arguments], cutoff=0.6)
+    listed = f"options here are {', '.join(known)}" if known else "there are none here"
+    return ConfigError(f"{key} is no option; {f'pass {near}=..., ' if near else ''}{listed}")
+
+
+def in_python(refused: checks.ValueRefused) -> ConfigError:
+    """The same sentence, with what to pass instead of what to type."""
+    key = refused.key.partition(".")[2] if refused.key.startswith(("compressor.", "sync.")) else refused.key
+    return ConfigError(f"{key} must be {refused.rule}, got {refused.value!r}; pass {key}={refused.instead!r}")
+
+
+def arguments_of(function: Any) -> list[str]:
+    """Names of what may be passed to a door by name."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, value in inspect.signature(function).parameters.items() if value.kind in kinds]

@@ -1,0 +1,139 @@
+"""`ab.attach` and `ab.local`: the methods of this package in a training loop of one's own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accordion_bench.attaching.attached import Attached
+from accordion_bench.attaching.chosen_options import Named, Several, arguments_of
+from accordion_bench.attaching.connecting import connected
+from accordion_bench.attaching.exempt import Exempt
+from accordion_bench.options.checks import ConfigError
+
+Schedule = Callable[[float], float]
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    compressor: Named = "none",
+    adaptive: Several = None,
+    *,
+    exempt: Exempt = None,
+    epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    schedule: Schedule | None = None,
+    warmup_epochs: float = 0,
+    clip_norm: float | None = None,
+    clip_at: str | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    seed: int = 0,
+    batch_size: int = 1,
+    overlap: bool | None = None,
+    bucket_cap_mb: float | None = None,
+    network: str = "1gbit",
+    name: str | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout: float = 600.0,
+    **options: Any,
+) -> Attached:
+    """Exchange the gradients of a training loop by a compressor, adapted by policies. All processes call it.
+
+        comm = ab.attach(ddp, optimizer, compressor="powersgd", rank=2)
+
+    Of DistributedDataParallel, gradients are the exchanged ones when `backward` returns. Of a plain module, buckets
+    leave while the backward pass goes on, and are waited for in `optimizer.step`, or in `comm.join()` before it. A
+    parameter that the loss does not reach counts as having a zero gradient. A plain module starts with rank 0's
+    parameters and buffers.
+
+    Args:
+        model: DistributedDataParallel, or a plain module, in an initialised process group; one worker per process.
+        optimizer: holds all its trained parameters.
+        compressor: name of a YAML file in conf/compressor, or {name: {option: value}}.
+        adaptive: policies, likewise: a name, {name: {option: value}}, or a list of names.
+        exempt: what is never compressed: words of `norm,bias,embedding`, or a function of name and parameter.
+        epochs, steps_per_epoch: of the training, where a policy needs them.
+        schedule: learning rate at a time in epochs, where a policy needs to know it beforehand.
+        warmup_epochs: in which the schedule still raises it.
+        clip_norm: largest global L2 norm of a gradient.
+        clip_at: `before` (None): of each worker's own; `after`: of the exchanged mean.
+        scaler: of gradients in float16: all workers skip a step together.
+        seed: for keyed draws; the same on all processes.
+        batch_size: samples per worker and step, for the plan's record.
+        overlap: false = exchange after the backward pass.
+        bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25.
+        network: the link of modelled times, a name in conf/network.
+        name: of this arm, for reports.
+        process_group: whose processes take part; None = all.
+        timeout: seconds after which a worker that does not answer counts as lost.
+        options: of the compressor, such as rank=2.
+
+    Raises:
+        ConfigError: what was passed breaks a rule, does not fit together, or differs between processes.
+    """
+    passed = dict(
+        epochs=epochs, steps_per_epoch=steps_per_epoch, schedule=schedule, warmup_epochs=warmup_epochs, seed=seed,
+        batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,
+        process_group=process_group, timeout=timeout, clip_norm=clip_norm, clip_at=clip_at, scaler=scaler,
+    )  # fmt: skip
+    return connected(
+        model, optimizer, compressor, adaptive, "every_step", exempt, passed, options, arguments_of(attach), False
+    )
+
+
+def local(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sync: Named = "local_sgd",
+    compressor: Named = "none",
+    adaptive: Several = None,
+    *,
+    exempt: Exempt = None,
+    epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    schedule: Schedule | None = None,
+    warmup_epochs: float = 0,
+    seed: int = 0,
+    batch_size: int = 1,
+    overlap: bool | None = None,
+    bucket_cap_mb: float | None = None,
+    network: str = "1gbit",
+    name: str | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout: float = 600.0,
+    **options: Any,
+) -> Attached:
+    """Let every process take steps of its own, and exchange what they have become every so many. All call it.
+
+        with ab.local(model, optimizer, sync="diloco", period=30, compressor="topk", density=0.01) as local:
+            ...   # the loop; at its end all have one model
+
+    Any optimizer is the inner one. Where parameter groups have several learning rates, SlowMo's and overlap local SGD's
+    gamma is that of the first tensor. With a loss scale (float16) a worker that skips a step would average at another
+    time than the others: use bfloat16.
+
+    Args:
+        model: a plain module, not DistributedDataParallel, which exchanges in every step.
+        sync: name of a YAML file in conf/sync, or {name: {option: value}}.
+        options: of the scheme or of the compressor, whichever has them, such as period=30.
+        optimizer, compressor, adaptive, exempt, epochs, steps_per_epoch, schedule, warmup_epochs, seed, batch_size,
+        overlap, bucket_cap_mb, network, name, process_group, timeout: see `attach`.
+
+    Raises:
+        ConfigError: as `attach`.
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            "model must be a plain module where workers take local steps, got DistributedDataParallel, which exchanges "
+            "in every step; pass model.module"
+        )
+    passed = dict(
+        epochs=epochs, steps_per_epoch=steps_per_epoch, schedule=schedule, warmup_epochs=warmup_epochs, seed=seed,
+        batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,
+        process_group=process_group, timeout=timeout, clip_norm=None, clip_at=None, scaler=None,
+    )  # fmt: skip
+    return connected(model, optimizer, compressor, adaptive, sync, exempt, passed, options, arguments_of(local), True)

@@ -1,0 +1,47 @@
+"""Tensors that always travel dense, because the user says so."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from accordion_bench.attaching.own_parameters import plain_name
+from accordion_bench.options.checks import ConfigError
+
+Exempt = str | Callable[[str, nn.Parameter], bool] | None
+WORDS = ("norm", "bias", "embedding")
+
+
+def exempt_names(exempt: Exempt, model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that are never compressed.
+
+    Args:
+        exempt: words, such as `norm,bias`: parameters of normalisation layers, biases, embeddings; or a function of
+            name and parameter that says whether one is exempt; None = none.
+        model: whose parameters.
+
+    Raises:
+        ConfigError: a word is unknown.
+    """
+    if exempt is None:
+        return frozenset()
+    if callable(exempt):
+        named = ((plain_name(name), param) for name, param in model.named_parameters())
+        return frozenset(name for name, param in named if exempt(name, param))
+    words = [word.strip() for word in exempt.split(",")]
+    if unknown := next((word for word in words if word not in WORDS), None):
+        raise ConfigError(
+            f"exempt must be made of {', '.join(WORDS)}, or be a function of name and parameter, got {unknown!r}; "
+            "pass exempt='norm,bias'"
+        )
+    return frozenset(
+        plain_name(f"{path}.{name}".lstrip("."))
+        for path, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+        if any(_is(word, module, name) for word in words)
+    )
+
+
+def _is(word: str, module: nn.Module, name: str) -> bool:
+    if word == "bias":
+        return "bias" in name
+    return word in type(module).__name__.lower()

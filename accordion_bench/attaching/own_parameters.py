@@ -1,0 +1,123 @@
+"""The parameters of a user's own model, which this process's one worker trains."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.replicas import Replicas
+from accordion_bench.options.checks import ConfigError
+
+WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel's and torch.compile's
+
+
+class OwnParameters(Replicas):
+    """One worker: its replica is the model itself.
+
+    Args:
+        named: names and parameters that are trained.
+        comm: of one worker in each process.
+
+    Attributes:
+        delivers: somebody else puts the exchanged gradients of this step into the parameters; they wait in `applied`.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], comm: Comm) -> None:
+        super().__init__(named, comm)
+        self.delivers = False
+        self.applied: list[Tensor] = []
+        self._taken: dict[int, Tensor] = {}
+        self._seen: dict[int, tuple[Tensor, int]] = {}  # gradients that were taken, and their versions
+
+    # ---- gradients of a step
+
+    @torch.no_grad()
+    def taken(self, i: int) -> Tensor:
+        gradient = self.params[i].grad
+        if i not in self._taken and gradient is not None:
+            self.take(i, gradient)
+        return self._taken[i]
+
+    def take(self, i: int, gradient: Tensor) -> None:
+        """This is the gradient of one parameter in this step.
+
+        Raises:
+            ConfigError: it is sparse.
+        """
+        if gradient.layout != torch.strided:
+            raise ConfigError(
+                f"gradients must be dense tensors, got a sparse one of {self.specs[i].name}; pass sparse=False to the "
+                "module that makes it"
+            )
+        self._seen[i] = gradient, gradient._version
+        self._taken[i] = gradient.detach().contiguous().unsqueeze(0)
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether a gradient of this step has been taken."""
+        return bool(self._taken)
+
+    def is_taken(self, i: int) -> bool:
+        """Whether the gradient of one parameter has been taken."""
+        return i in self._taken
+
+    def was_replaced(self, i: int) -> bool:
+        """Whether the parameter's gradient is another tensor than the one that was taken: `zero_grad` came between."""
+        return self._seen[i][0] is not self.params[i].grad
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """All gradients of the step into `gradients_W`; a parameter that the loss does not reach has a zero one."""
+        for i, param in enumerate(self.params):
+            if i not in self._taken:
+                self.take(i, torch.zeros_like(param) if param.grad is None else param.grad)
+        self.gradients_W = [self._taken[i] for i in range(len(self.params))]
+
+    def changed(self) -> str | None:
+        """The first parameter whose gradient has been written to since it was taken; None = none has."""
+        seen = sorted(self._seen.items())
+        return next((self.specs[i].name for i, (gradient, version) in seen if gradient._version != version), None)
+
+    def forget(self) -> None:
+        """The step is over, or given up."""
+        self.gradients_W, self.applied, self.delivers = [], [], False
+        self._taken.clear()
+        self._seen.clear()
+
+    @torch.no_grad()
+    def apply(self, updates: Sequence[Tensor]) -> None:
+        if self.delivers:
+            self.applied = list(updates)
+            return
+        super().apply(updates)
+        for i, param in enumerate(self.params):
+            if param.grad is not None:
+                self._seen[i] = param.grad, param.grad._version
+
+    # ---- replicas
+
+    def differences(self, anchor: Sequence[Tensor], rows: range) -> list[Tensor]:
+        if not self.gradients_W:  # between two steps
+            self.gradients_W = [torch.empty_like(value).unsqueeze(0) for value in self.shared]
+        moved_W = super().differences(anchor, rows)
+        for param in self.params:  # their memory holds differences now
+            param.grad = None
+        return moved_W
+
+    @torch.no_grad()
+    def fork(self) -> None:
+        self.shared = [param.detach().clone(memory_format=torch.contiguous_format) for param in self.params]
+        self.replicas = [self.params]
+
+
+def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and parameters that are trained, without what wrappers put in front of names."""
+    return [(plain_name(name), param) for name, param in model.named_parameters() if param.requires_grad]
+
+
+def plain_name(name: str) -> str:
+    """`layer.weight` for `module._orig_mod.layer.weight`."""
+    for wrapper in WRAPPERS:
+        name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
+    return name

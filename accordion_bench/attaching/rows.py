@@ -1,0 +1,110 @@
+"""What an attachment has done, as a row of metrics and as text."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from accordion_bench.attaching.attachment import Attachment
+from accordion_bench.comm.clock import EXCLUSIVE
+from accordion_bench.network.link_model import exchanges_of
+from accordion_bench.options.units import human_bytes
+from accordion_bench.plan import plan_record
+
+
+def metrics_row(attachment: Attachment, own: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a run's metrics.jsonl, of this process, and what says which training it is.
+
+    Args:
+        attachment: whose.
+        own: columns of the user: accuracy, loss.
+    """
+    comm, position = attachment.comm, attachment.position
+    return {
+        "epoch": max(position.epoch - 1, 0) if position.step_in_epoch == 0 else position.epoch,
+        "step": position.step,
+        "lr": position.step_lr,
+        **own,
+        **comm.ledger.columns(),
+        **comm.clock.columns(True),
+        **attachment.setting.network.columns(comm, attachment.overlap.allowed),
+        "plan": plan_record(position.plan, attachment.methods.ladder),
+        "decisions": attachment.decisions,
+        "run": description(attachment),
+    }
+
+
+def description(attachment: Attachment) -> dict[str, Any]:
+    """Methods, options, model and machine."""
+    chosen, comm, model = attachment.setting.chosen, attachment.comm, attachment.model
+    return {
+        "name": attachment.setting.name,
+        "compressor": chosen.compressor_name,
+        "adaptive": list(chosen.adaptive),
+        "sync": chosen.sync_name,
+        "options": {
+            "compressor": dict(chosen.compressor),
+            "adaptive": {name: dict(node) for name, node in chosen.adaptive.items()},
+            "sync": dict(chosen.sync),
+        },
+        "workers": comm.workers,
+        "processes": comm.processes,
+        "seed": attachment.setting.seed,
+        "model": type(getattr(model, "_orig_mod", model)).__name__,
+        "parameters": sum(spec.numel for spec in attachment.axis.specs),
+        "optimizer": type(attachment.optimizer).__name__,
+        "versions": {name: _version(name) for name in ("accordion-bench", "torch")},
+        "host": platform.node(),
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": comm.device.type,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def told(attachment: Attachment) -> str:
+    """What was sent beside dense, where the time went, and the levels by layer."""
+    comm, position = attachment.comm, attachment.position
+    sent = comm.ledger.columns()
+    chosen = attachment.setting.chosen
+    names = [f"compressor={chosen.compressor_name}", *(f"adaptive={name}" for name in chosen.adaptive)]
+    names += [f"sync={chosen.sync_name}"] if attachment.sync.local else []
+    lines = [f"{' '.join(names)}, {comm.workers} workers, {position.step} steps"]
+    for what in ("payload", "wire"):
+        spent, dense = sent[f"{what}_bytes"], sent["dense_bytes" if what == "payload" else "dense_wire_bytes"]
+        ratio = f", {dense / spent:.3g} times fewer than dense fp32" if spent and dense else ""
+        lines.append(f"{what}: {human_bytes(spent)} per worker{ratio}")
+    spent_seconds = comm.clock.columns(True)
+    steps = max(position.step - 1, 1)
+    parts = ", ".join(f"{part} {1000 * (spent_seconds[f'{part}_seconds'] or 0) / steps:.3g}" for part in EXCLUSIVE[1:])
+    lines.append(f"milliseconds per step: {parts}; encode, wait for others and decode run beside compute")
+    levels = plan_record(position.plan, attachment.methods.ladder)["levels"]
+    knob = attachment.methods.ladder.knob
+    lines += [f"  {name}: {knob} {level:g}" for name, level in levels.items()]
+    return "\n".join(lines)
+
+
+def bucket_rows(attachment: Attachment) -> list[dict[str, Any]]:
+    """Per bucket of the exchange in force: its tensors, when it was ready, and what its exchange took; medians."""
+    exchange, found = attachment.exchange, exchanges_of(attachment.comm, True)
+    kinds = [kind for kind in found if len(kind.buckets) == len(exchange.members)]
+    stages = kinds[-1].buckets if kinds else []
+    return [
+        {
+            "parameters": [exchange.specs[i].name for i in members],
+            "numel": sum(exchange.specs[i].numel for i in members),
+            "ready_seconds": stage.ready,
+            "encode_seconds": stage.encode,
+            "decode_seconds": stage.decode,
+            "wire_bytes": stage.wire,
+            "rounds": stage.rounds,
+        }
+        for members, stage in zip(exchange.members, stages, strict=False)
+    ]

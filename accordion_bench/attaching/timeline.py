@@ -1,0 +1,82 @@
+"""A timeline of some steps: when each gradient is ready and what a step takes, for advice on other links."""
+
+import json
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.comm.clock import EXCLUSIVE, Clock
+from accordion_bench.plan import TensorSpec
+
+FORMAT = 1
+
+
+class Timeline:
+    """Records steps until it has seen enough of them.
+
+    Args:
+        clock: of the process.
+        steps: to record, after the one that is running.
+        path: the JSON file that is written then; None = none.
+    """
+
+    def __init__(self, clock: Clock, steps: int, path: Path | None) -> None:
+        self.clock, self.wanted, self.path = clock, steps, path
+        self.taken: dict[str, list[float]] = defaultdict(list)
+        self.ready: dict[int, list[float]] = defaultdict(list)
+        self._began: Any = None
+        self._marks: dict[int, Any] = {}
+        self._before: dict[Any, float] = {}
+
+    def begin_step(self) -> None:
+        """A step begins; what was counted before it belongs to no step of this timeline."""
+        self._marks.clear()
+        self._before = self.clock.read()
+        self._began = self.clock.mark()
+
+    def arrived(self, i: int) -> None:
+        """The gradient of one tensor is there."""
+        if self._began is not None:
+            self._marks[i] = self.clock.mark()
+
+    def end_step(self) -> bool:
+        """A step is over; whether it was the last."""
+        if self._began is None:
+            return False
+        now = self.clock.read()
+        for part in EXCLUSIVE:
+            self.taken[part].append(now.get(part, 0.0) - self._before.get(part, 0.0))
+        for i, mark in self._marks.items():
+            self.ready[i].append(self.clock.between(self._began, mark))
+        self._began = None
+        return len(self.taken["compute"]) >= self.wanted
+
+    def found(self, specs: list[TensorSpec], about: dict[str, Any], buckets: list[dict[str, Any]]) -> dict[str, Any]:
+        """Medians over the steps, in seconds.
+
+        Args:
+            specs: the tensors.
+            about: of model and machine.
+            buckets: what their exchange took.
+        """
+        return {
+            "format": FORMAT,
+            **about,
+            "steps": len(self.taken["compute"]),
+            "seconds": {part: statistics.median(values) for part, values in self.taken.items()},
+            "tensors": [
+                {
+                    "name": spec.name,
+                    "shape": list(spec.shape),
+                    "ready_seconds": statistics.median(self.ready[i]) if self.ready[i] else None,
+                }
+                for i, spec in enumerate(specs)
+            ],
+            "buckets": buckets,
+        }
+
+    def write(self, found: dict[str, Any]) -> None:
+        """The file, where one is wanted."""
+        if self.path is not None:
+            self.path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

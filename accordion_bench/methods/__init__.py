@@ -1,0 +1,1 @@
+"""From options to the methods of a training, which fit together: compressor, policies, synchronisation scheme."""

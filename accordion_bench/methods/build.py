@@ -1,0 +1,83 @@
+"""The methods of a training, built from what was chosen and checked against each other."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from accordion_bench.adaptive.base import Policy, checked, in_order, tell_followers
+from accordion_bench.compressors.assemble import Wrapped, pseudo_gradient_compressor, wrapped_compressor
+from accordion_bench.exchange.partition import levelled, sent_specs
+from accordion_bench.methods.chosen import Chosen
+from accordion_bench.methods.compatibility import refuse_pairs
+from accordion_bench.methods.levels import codebooks_of, ladder_of
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.instantiate import build
+from accordion_bench.plan import Ladder, Plan, RunFacts, TensorSpec
+from accordion_bench.sync.base import Sync
+
+
+@dataclass(frozen=True)
+class Methods:
+    """What communicates, what adapts it, and when.
+
+    wrapped: the compressor of gradients; of differences where no gradients are ever exchanged.
+    differences: makes the compressor of differences of parameters, where workers take local steps.
+    policies: by name, in the order in which they decide.
+    ladder: the values behind the plan's levels.
+    codebooks: quantisation levels by number of bits, where a policy drives them.
+    run: what is known of the training.
+    """
+
+    wrapped: Wrapped
+    differences: Callable[[], Wrapped]
+    policies: dict[str, Policy]
+    ladder: Ladder
+    codebooks: dict[int, tuple[float, ...]]
+    sync: Sync
+    run: RunFacts
+
+    def plan_for(self, specs: Sequence[TensorSpec]) -> Plan:
+        """The plan before the first step, after every policy has started.
+
+        Raises:
+            ConfigError: a policy's option does not fit the run, or its plan is none.
+        """
+        wrapped, weakest = self.wrapped, len(self.ladder.values) - 1
+        sent = sent_specs(specs, wrapped.scope, wrapped.block_size)
+        levels = dict.fromkeys(levelled(wrapped.compressor, sent, wrapped.exempt), weakest)
+        plan = self.sync.start(Plan(levels, self.run.batch_size, codebooks=self.codebooks))
+        for name, policy in self.policies.items():
+            try:
+                plan = checked(name, plan, policy.start(plan, self.ladder, self.run), self.ladder)
+            except ValueRefused as refused:
+                raise refused.under(f"adaptive.{name}") from None
+            tell_followers(list(self.policies.values()), policy, plan)
+        return plan
+
+
+def build_methods(chosen: Chosen, run: RunFacts, workers_per_process: int) -> Methods:
+    """Build the methods and check them, each by itself and against each other.
+
+    Args:
+        chosen: names and options.
+        run: what is known of the training.
+        workers_per_process: W.
+
+    Raises:
+        ConfigError: a value breaks a rule, or two choices do not go together.
+    """
+    name = chosen.compressor_name
+    policies = {policy: build(node, f"adaptive.{policy}") for policy, node in chosen.adaptive.items()}
+    sync: Sync = build(chosen.sync, "sync")
+    wrapped = wrapped_compressor(chosen.compressor, chosen.optimizer if sync.gradient_exchange else None)
+    refuse_pairs(chosen, wrapped.compressor, policies, sync)
+
+    def differences() -> Wrapped:
+        return pseudo_gradient_compressor(chosen.compressor, name)
+
+    wrapped = wrapped if sync.gradient_exchange else differences()
+    policies = in_order(policies)
+    sync.refuse_driven({policy.drives: name for name, policy in policies.items()}, run)
+    sync.check(run, workers_per_process)
+    ladder = ladder_of(wrapped.compressor, policies)
+    codebooks = codebooks_of(wrapped.compressor, policies, ladder, name)
+    return Methods(wrapped, differences, policies, ladder, codebooks, sync, run)

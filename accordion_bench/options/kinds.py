@@ -1,0 +1,38 @@
+"""Whether kinds of values agree with those that are declared: text, numbers, lists, true or false, null."""
+
+import functools
+import typing
+from typing import Any
+
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.instantiate import Config, target
+
+
+def same_kinds(declared: Config, given: Config, prefix: str) -> None:
+    """Refuse text for a number, a number for a list, null where a value is needed, and so on."""
+    several = _of_several_kinds(declared.get("_target_"))
+    for name, default in declared.items():
+        if name not in given or default is None or (isinstance(default, str) and "${" in default):
+            continue
+        if name in several and (several[name] is Any or given[name] is None):
+            continue  # the constructor checks it
+        key, value = f"{prefix}{name}", given[name]
+        kinds: Any = next(kind for kind in (bool, (int, float), str, list, dict) if isinstance(default, kind))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            rule = checks.kind_of(default)
+            if isinstance(default, dict):
+                option = f"{key}.{next(iter(default), 'OPTION')}=VALUE"
+                raise ConfigError(f"{key} must be {rule}, got {checks.show(value)}; type {option}")
+            raise ValueRefused(key, rule, value, default)
+        if isinstance(value, dict):
+            same_kinds(default, value, f"{key}.")
+
+
+@functools.cache
+def _of_several_kinds(path: str | None) -> dict[str, Any]:
+    """The options of one of our classes that may be null or anything, by their annotations."""
+    if not str(path).startswith("accordion_bench."):
+        return {}
+    hints = typing.get_type_hints(target({"_target_": path}, "").__init__)
+    return {name: hint for name, hint in hints.items() if hint is Any or type(None) in typing.get_args(hint)}

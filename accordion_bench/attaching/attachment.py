@@ -373,6 +373,7 @@ class Attachment:
         self.position.epoch_over()
         self.position.next_lr = None
         self.policy_runner.begin_epoch()
+        self.loss_sum.zero_()
         self._begin_step()
         self.clock.start()
 

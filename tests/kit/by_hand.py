@@ -88,7 +88,9 @@ class Loop:
             if epoch + 1 < self.config.epochs or not comm.sync.local:
                 comm.end_epoch(next_lr=self.lr(epoch + 1) if epoch + 1 < self.config.epochs else self.lr(epoch))
 
-    def attached(self, compressor: str, adaptive: Any = None, ddp: bool = False, **options: Any) -> tuple[Any, nn.Module]:
+    def attached(
+        self, compressor: str, adaptive: Any = None, ddp: bool = False, **options: Any
+    ) -> tuple[Any, nn.Module]:
         """The attachment, and what is called as the model."""
         module = DistributedDataParallel(self.model) if ddp else self.model
         comm = ab.attach(module, self.optimizer, compressor, adaptive, batch_size=self.config.batch_size, **options)

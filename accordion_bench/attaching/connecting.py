@@ -169,15 +169,7 @@ def _methods(
         passed["warmup_epochs"],
     )
     known = {key for key in ("epochs", "steps_per_epoch", "schedule") if passed[key] is not None} | {"loss"}
-    methods = build_methods(chosen, run, 1)
-    for key, needs in [(f"sync={chosen.sync_name}", methods.sync.plans_with)] + [
-        (f"adaptive={name}", policy.plans_with) for name, policy in methods.policies.items()
-    ]:
-        if missing := sorted(needs - known):
-            raise ConfigError(
-                f"{key} needs to know {', '.join(sorted(needs & {'epochs', 'steps_per_epoch', 'schedule'}))} "
-                f"beforehand, got no {missing[0]}; pass {missing[0]}=..."
-            )
+    methods = build_methods(chosen, run, 1, known)
     if takes_local_steps and not methods.sync.local:
         raise ConfigError(f"sync must be a local method, got {chosen.sync_name}; call ab.attach")
     wrapped, differences = methods.wrapped, methods.differences

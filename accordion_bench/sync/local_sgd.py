@@ -128,8 +128,10 @@ class LocalSGD(Sync):
             refuse_groups(self.groups, run, workers_per_process)
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
+        if "batch" not in drivers:
+            return
         step, drop = self.switch_step, run.first_drop()
-        if "batch" in drivers and (step or (step is None and drop is None)):
+        if step or (step is None and drop is None):
             until = "null (until the first drop of the learning rate) or " if drop is not None else ""
             rule = f"{until}0 where adaptive={drivers['batch']} drives the batch and with it the steps per epoch"
             raise ValueRefused("sync.switch_step", rule, step, 0 if drop is None else None)

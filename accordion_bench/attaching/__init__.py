@@ -1,0 +1,1 @@
+"""Compressors in anybody's training loop."""

@@ -168,9 +168,10 @@ def _refuse_compressor(wrapped: Wrapped, ladder: Ladder) -> None:
     """Refuse what needs more than the gradient shards of one FSDP group."""
     traits = wrapped.compressor.traits
     if len(ladder.values) > 1:
+        values = ", ".join(f"{value:g}" for value in ladder.values)
         raise ConfigError(
-            f"adaptive must be none where an FSDP2 model is attached, got a policy with the {ladder.knob or 'level'}s "
-            f"{', '.join(f'{value:g}' for value in ladder.values)}, and no policy sees all shards; type adaptive=none"
+            "adaptive must be none where an FSDP2 model is attached, because no policy sees all shards, got one that "
+            f"chooses the {ladder.knob} among {values}; type adaptive=none"
         )
     if traits.owns or traits.units != "gradient":
         owned = ", ".join(sorted(traits.owns)) or "the step"

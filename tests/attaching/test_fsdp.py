@@ -50,7 +50,10 @@ MORE = {
     "none in bfloat16": ("none", {}, {"reduce_dtype": torch.bfloat16}),
     "none, sharded by columns": ("none", {}, {"columns": True}),
     "none of double precision": ("none", {}, {"dtype": torch.float64}),
-    "dist-EF-blockSGD": ("distefblocksgd", {"residual_units": "gradient"}, {}),
+    "none of bfloat16": ("none", {}, {"dtype": torch.bfloat16}),
+    "none, modules wrapped together": ("none", {}, {"together": True}),
+    "powersgd in bfloat16": ("powersgd", {"rank": 1, "min_compression_rate": 0}, {"reduce_dtype": torch.bfloat16}),
+    "dist-EF-blockSGD": ("distefblocksgd", {"residual_units": "gradient", "worker_momentum": False}, {}),
     "powersgd, aggregate": ("powersgd", {"rank": 2, "min_compression_rate": 0, "residual": "aggregate"}, {}),
     "qsgd": ("qsgd", {}, {}),
     "threshold": ("threshold", {}, {}),
@@ -93,7 +96,7 @@ def sharded(mesh: DeviceMesh, seed: int = 0, **how) -> Net:
     options: dict = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(reduce_dtype=how.get("reduce_dtype"))}
     if how.get("columns"):
         options["shard_placement_fn"] = lambda p: Shard(1) if p.ndim > 1 and p.shape[1] % SHARDS == 0 else None
-    fully_shard(net.inner, **options)
+    fully_shard([net.inner, net.norm] if how.get("together") else net.inner, **options)
     return fully_shard(net, **options)
 
 
@@ -345,6 +348,22 @@ def _refused(call: Callable[[], object]) -> str:
     return str(refused.value)
 
 
+def _regions_are_gradients(mesh: DeviceMesh) -> None:
+    """What an exchange sees under a name is what FSDP2 makes the gradient of that parameter."""
+    for how in ({}, {"frozen": True}, {"columns": True}, {"together": True}, {"dtype": torch.bfloat16}):
+        net = sharded(mesh["shard"], **how)
+        axis = attached(net, mesh, "randomk")
+        seen = recorded(axis)
+        loss_of(net, 0, dtype=how.get("dtype", torch.float32)).backward()
+        gradients = {name: p.grad.to_local() for name, p in net.named_parameters() if p.requires_grad}
+        found = {}
+        for exchange in axis.exchanges:
+            [(_, after)] = seen[exchange.group.name]
+            found |= {spec.name: shard for spec, shard in zip(exchange.exchange.specs, after, strict=True)}
+        assert found.keys() == gradients.keys()
+        assert all(torch.equal(found[name], gradients[name]) for name in found)
+
+
 def _refuses_models(mesh: DeviceMesh) -> None:
     assert "torch averages the replicas of an HSDP mesh itself" in _refused(
         lambda: attached(sharded(mesh), mesh, "none")
@@ -366,7 +385,7 @@ def _refuses_models(mesh: DeviceMesh) -> None:
 def _refuses_compressors(mesh: DeviceMesh) -> None:
     net, group, topk = sharded(mesh["shard"]), mesh["replicate"].get_group(), wrapped_of("topk")
     steered = _refused(lambda: attach_to_shards(net, topk, group, Ladder("density", (0.1, 0.9), (0.1, 0.9))))
-    assert steered.startswith("adaptive must be none") and "0.1, 0.9" in steered
+    assert steered.startswith("adaptive must be none") and "chooses the density among 0.1, 0.9" in steered
     assert "compressor must leave momentum to the optimizer" in _refused(lambda: attached(net, mesh, "dgc"))
     assert "type compressor.scope=tensor" in _refused(lambda: attached(net, mesh, "topk", scope="model"))
 
@@ -443,6 +462,7 @@ def _detaches(mesh: DeviceMesh) -> None:
 
 # each in all four processes, since they exchange something
 EDGES = {
+    "names and regions": _regions_are_gradients,
     "models that are not sharded so": _refuses_models,
     "compressors that need more than shards": _refuses_compressors,
     "groups that are no replicas": _refuses_groups,

@@ -147,7 +147,13 @@ def _held(module: FSDPModule, title: str) -> Sequence[Any]:
             f"{title} must have one mesh for all its parameters, got several, for which torch has no all-reduce hook; "
             "type fully_shard without a shard_placement_fn that returns meshes"
         ) from None
-    return [] if group is None else group.fsdp_params
+    if group is None:
+        return []
+    if group._all_reduce_hook is not None:
+        raise ConfigError(
+            f"{title} must have no all-reduce hook yet, got one that is set; type detach() on what was attached before"
+        )
+    return group.fsdp_params
 
 
 def _refuse_unknown(parameter: nn.Parameter, name: str) -> None:

@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -196,7 +198,7 @@ def _run(rank: int, names: list[str], edges: list[str], folder: str) -> None:
     for edge in edges:
         found[edge] = ""
         try:
-            EDGES[edge](mesh)
+            (EDGES | MORE_EDGES)[edge](mesh)
         except Exception:
             found[edge] = traceback.format_exc()
         dist.barrier()
@@ -217,17 +219,18 @@ def _of_ddp(mesh: DeviceMesh) -> list[Tensor]:
 
 
 class Found(dict):
-    """By case, what each rank has come to; `MORE` is trained when one of it is asked for."""
+    """By case, what each rank has come to; what is slow is run when one of it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __missing__(self, name: str) -> list:
-        more = name in MORE
+        more = name in MORE or name in MORE_EDGES
         folder = self.folder / ("more" if more else "default")
         folder.mkdir()
         cases = [case for case in CASES if (case in MORE) == more]
-        together(1, _in_four, cases, [] if more else [*EDGES], str(folder), seconds=5 * SECONDS)
+        edges = [*(MORE_EDGES if more else EDGES)]
+        together(1, _in_four, cases, edges, str(folder), seconds=5 * SECONDS)
         ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(REPLICAS * SHARDS)]
         for key in ranks[0]:
             self.setdefault(key, [of_rank[key] for of_rank in ranks])
@@ -364,6 +367,31 @@ def _regions_are_gradients(mesh: DeviceMesh) -> None:
         assert all(torch.equal(found[name], gradients[name]) for name in found)
 
 
+def _loses_nothing_on_other_meshes(_: DeviceMesh) -> None:
+    """Four replicas of one shard, one replica of four; in double precision a part of the division is after the hook."""
+    for shape in ((4, 1), (1, 4)):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        native, dense, full = (sharded(m, dtype=torch.float64) for m in (mesh, mesh["shard"], mesh["shard"]))
+        attached(dense, mesh, "none")
+        attached(full, mesh, "powersgd", **FULL_RANK)
+        expected, found, close = (trained(net, range(2), dtype=torch.float64) for net in (native, dense, full))
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+        torch.testing.assert_close(close, expected, rtol=1e-12, atol=1e-12)
+
+
+def _goes_with_activation_checkpointing(mesh: DeviceMesh) -> None:
+    def checkpointed(of: DeviceMesh) -> Net:
+        torch.manual_seed(0)
+        net = Net()
+        net.inner = checkpoint_wrapper(net.inner)
+        fully_shard(net.inner, mesh=of)
+        return fully_shard(net, mesh=of)
+
+    net = checkpointed(mesh["shard"])
+    attached(net, mesh, "none")
+    assert all_equal(trained(net, range(2)), trained(checkpointed(mesh), range(2)))
+
+
 def _refuses_models(mesh: DeviceMesh) -> None:
     assert "torch averages the replicas of an HSDP mesh itself" in _refused(
         lambda: attached(sharded(mesh), mesh, "none")
@@ -376,6 +404,10 @@ def _refuses_models(mesh: DeviceMesh) -> None:
     mixed.norm.double()
     fully_shard(mixed, mesh=mesh["shard"])
     assert "got torch.float32 and torch.float64" in _refused(lambda: attached(mixed, mesh, "none"))
+    several, everybody = Net(), FSDPMeshInfo(init_device_mesh("cpu", (REPLICAS * SHARDS,)), shard_mesh_dim=0)
+    elsewhere = ShardPlacementResult(Shard(0), everybody)
+    fully_shard(several, mesh=mesh["shard"], shard_placement_fn=lambda p: elsewhere if p.ndim > 1 else None)
+    assert "the whole model must have one mesh for all its" in _refused(lambda: attached(several, mesh, "none"))
     with torch.device("meta"):
         empty = Net()
     fully_shard(empty, mesh=mesh["shard"])
@@ -455,14 +487,17 @@ def _detaches(mesh: DeviceMesh) -> None:
     axis = attached(net, mesh, "randomk")
     trained(net, range(1))
     sent = axis.ledger.columns()["payload_bytes"]
+    assert "type detach() on what was attached before" in _refused(lambda: attached(net, mesh, "none"))
     axis.detach()
     trained(net, range(1, 2))
     assert axis.ledger.columns()["payload_bytes"] == sent > 0
+    assert attached(net, mesh, "none").ledger.columns()["payload_bytes"] == 0
 
 
 # each in all four processes, since they exchange something
 EDGES = {
     "names and regions": _regions_are_gradients,
+    "activation checkpointing": _goes_with_activation_checkpointing,
     "models that are not sharded so": _refuses_models,
     "compressors that need more than shards": _refuses_compressors,
     "groups that are no replicas": _refuses_groups,
@@ -472,8 +507,9 @@ EDGES = {
     "saved state": _continues_from_saved_state,
     "detaching": _detaches,
 }
+MORE_EDGES = {"other meshes": _loses_nothing_on_other_meshes}
 
 
-@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("edge", [*EDGES, *(pytest.param(edge, marks=pytest.mark.slow) for edge in MORE_EDGES)])
 def test_at_the_edges(found, edge):
     assert found[edge] == [""] * REPLICAS * SHARDS

@@ -1,1 +1,1 @@
-"""Compressors in anybody's training loop."""
+"""The public doors: every method in the user's own training loop."""

@@ -31,7 +31,7 @@ from tests.kit.helpers import yaml_node
 from tests.kit.processes import together
 
 REPLICAS, SHARDS, STEPS, SEED = 2, 2, 5, 7
-SECONDS = 100  # that a process may take
+SECONDS = 300  # that a process may take: without a cache, numba compiles the kernels in each of them
 FULL_RANK = {"rank": 64, "min_compression_rate": 0}
 # by name: the compressor's file, options of it, how the model is sharded
 DENSE = {

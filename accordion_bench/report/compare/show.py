@@ -4,9 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from accordion_bench.options.units import human_bytes
 from accordion_bench.runs.metrics import Metric
 
 NONE = "–"
+NOT_COUNTED = "not counted"  # bytes
 NO_DIFFERENCE = "no difference shown"
 BILLIONS = 1e10  # floats, from which the paper counts in billions
 
@@ -39,6 +41,11 @@ def signed(judged: Metric, gap: float) -> str:
 def size(judged: Metric, gap: float) -> str:
     """A difference without its sign: `0.28`, `1.3`."""
     return signed(judged, abs(gap)).removeprefix("+")
+
+
+def show_bytes(count: float) -> str:
+    """`51.8 MB`; NaN as words, so that nobody takes it for nothing sent."""
+    return NOT_COUNTED if math.isnan(count) else human_bytes(count)
 
 
 def show_times(times_less: float) -> str:

@@ -36,7 +36,8 @@ def at_common_speed(runs: Sequence[Run]) -> list[Run]:
 
     The summary has `modelled_slowness`, this quotient, and `own_modelled_seconds`, what the run itself has modelled.
     Runs whose exchange goes on beside the backward pass, in another thread, share nothing: it slows their computation
-    down. Of what older versions have written, nothing changes.
+    down. Nor do loops of somebody's own, of which nobody knows whether they compute the same. Of what older versions
+    have written, nothing changes.
     """
     alike: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -70,7 +71,7 @@ class Common(NamedTuple):
 def is_shared(run: Run) -> bool:
     """Whether what a step of this run computes may be put in the place of another's."""
     beside = run.summary.get("processes") != 1 and (run.config.get("comm") or {}).get("overlap") is not False
-    return run.finished and not beside and bool(_computing(run))
+    return run.finished and not run.attached and not beside and bool(_computing(run))
 
 
 def what_computes(run: Run) -> str:
@@ -95,7 +96,7 @@ def _spread(run: Run) -> float:
 
 
 def _at_speed(run: Run, common: Common | None) -> Run:
-    if not run.rows or run.rows[-1].get("seconds_by_phase") is None:
+    if not run.rows or any(run.rows[-1].get(key) is None for key in ("seconds_by_phase", *MODELLED)):
         return run
     own, slowness = _computing(run), 1.0
     if common:  # the steps that most runs have, and of those the most frequent in this one

@@ -73,8 +73,8 @@ def attached(arms: Sequence[Arm]) -> list[str]:
         return []
     text = (
         "Attached: training loops of somebody's own, which have written their rows by comm.metrics(). Model, data, "
-        f"{own[0].metric.replace('_', ' ')} and epochs are what they say. Not known here: their other options, what was "
-        "typed, and whether they have come to their end."
+        f"{own[0].metric.replace('_', ' ')} and epochs are what they say. Not known here: their other options, what "
+        "was typed, and whether they have come to their end."
     )
     if any(arm.values("modelled_seconds") for arm in own):
         text += " Their modelled time starts from their own computation, which is brought to no common speed."

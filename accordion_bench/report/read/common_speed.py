@@ -23,6 +23,7 @@ COMPUTES = (
     "clip_at",
 )
 RUNS_ON = ("processor", "cpu_cores", "gpus", "threads")
+SENT = ("wire_bytes", "rounds")
 MODELLED = ("modelled_seconds", "modelled_exposed_seconds", "seconds_by_bucket")
 
 
@@ -111,7 +112,7 @@ def _at_speed(run: Run, common: Common | None) -> Run:
 def _remodelled(run: Run, row: dict[str, Any], slowness: float, common: Common | None) -> dict[str, Any]:
     """A row with the medians of the whole run, at another speed."""
     last = run.rows[-1]
-    known = all(row.get(key) is not None for key in ("seconds_by_phase", *MODELLED))
+    known = all(row.get(key) is not None for key in ("seconds_by_phase", *MODELLED, *SENT))
     if not known or (row is last and not common):
         return row
     local_workers = run.summary["workers"] // run.summary.get("processes", 1)
@@ -123,7 +124,7 @@ def _remodelled(run: Run, row: dict[str, Any], slowness: float, common: Common |
     if common:
         kinds = [_at(slowness, common.spread, kind) for kind in kinds]
     options = {key: value for key, value in run.config["network"].items() if key != "_target_"}
-    wire_bytes, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in ("wire_bytes", "rounds"))
+    wire_bytes, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in SENT)
     exposed = Network(**options).exposed(kinds, wire_bytes, rounds, run.summary["workers"])
     modelled = {"modelled_seconds": own / slowness + exposed, "modelled_exposed_seconds": exposed}
     as_read = [[*kind[:3], [list(bucket) for bucket in kind.buckets], kind.spread] for kind in kinds]

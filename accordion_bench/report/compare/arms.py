@@ -117,14 +117,14 @@ class Arm:
         known = [float(value) for value in found if isinstance(value, int | float)]
         return known if len(known) == len(found) else []
 
+    def sends(self, column: str = "wire_bytes") -> bool:
+        """Whether it has a place on an axis of bytes: what it sends is counted, and more than nothing."""
+        return bool(self.values(column)) and self.mean(column) > 0
+
     def mean(self, column: str) -> float:
         """Mean of a summary column over the seeds; NaN where there is none."""
         values = self.values(column)
         return math.fsum(values) / len(values) if values else math.nan
-
-    def sends(self, column: str = "wire_bytes") -> bool:
-        """Whether an arm has a place on an axis of bytes: one worker alone has none, nor have bytes nobody counted."""
-        return self.mean(column) > 0
 
 
 def fingerprint(run: Run) -> dict[str, Any]:

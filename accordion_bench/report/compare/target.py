@@ -17,7 +17,7 @@ class Reached(NamedTuple):
     """What an arm has spent until the target, per seed that reached it."""
 
     seconds: list[float]
-    payload: list[float]
+    payload: list[float]  # NaN where it is not counted
 
 
 def target_of(arms: Sequence[Arm]) -> float | None:
@@ -32,12 +32,16 @@ def clock_of(arms: Sequence[Arm]) -> str:
 
 
 def reached(arm: Arm, target: float, column: str) -> Reached:
-    """Seconds and payload of the seeds that have reached the target; no payload where one is not counted."""
+    """Seconds and payload of the seeds that have reached the target."""
     judged = metric(arm.metric)
     first = [first_row(run.rows, judged, arm.selected_by, target, column) for run in arm.runs]
     rows = [row for row in first if row is not None]
-    payload = [row["payload_bytes"] for row in rows if row.get("payload_bytes") is not None]
-    return Reached([row[column] for row in rows], payload if len(payload) == len(rows) else [])
+    return Reached([row[column] for row in rows], [_bytes_of(row) for row in rows])
+
+
+def _bytes_of(row: dict[str, Any]) -> float:
+    payload = row.get("payload_bytes")
+    return math.nan if payload is None else payload
 
 
 def first_row(
@@ -64,8 +68,7 @@ def to_target(arms: Sequence[Arm]) -> Beside:
             half = half_width(seconds)
             time = f"{mean(seconds):.3g}" + ("" if math.isnan(half) else f" ± {half:.2g}") + " s"
             share = mean(seconds) / dense
-            sent = show_bytes(mean(payload) if payload else math.nan)
-            cells = [time, NONE if math.isnan(share) else f"{share:.2f}", sent]
+            cells = [time, NONE if math.isnan(share) else f"{share:.2f}", show_bytes(mean(payload))]
         rows.append([arm.label, f"{len(seconds)} of {arm.n}", *cells])
     shown = metric(arms[0].metric).show(target)
     how = "measured" if column == "seconds" else f"modelled on {arms[0].chosen('network') or 'the network'}"

@@ -7,7 +7,7 @@ from typing import Any
 from accordion_bench.report.compare.arms import Arm, baseline, differences
 from accordion_bench.report.compare.intervals import Difference
 from accordion_bench.report.compare.provenance import dense_attached, dense_command
-from accordion_bench.report.compare.show import NO_DIFFERENCE, show_times, signed, size
+from accordion_bench.report.compare.show import NO_DIFFERENCE, NOT_COUNTED, show_times, signed, size
 from accordion_bench.report.compare.tidy import against, tidy
 from accordion_bench.runs.metrics import Metric, metric
 
@@ -47,8 +47,10 @@ def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
 
 def _sent(row: dict[Any, Any], name: str) -> str:
     """`payload 9.19x less than dense, wire 12x less`."""
+    if math.isnan(row["payload_bytes"]):
+        return f"bytes {NOT_COUNTED}"
     if math.isnan(row["payload_times_less"]):
-        return "bytes not compared: not counted in both"
+        return f"bytes {NOT_COUNTED} of {name}"
     payload, wire = show_times(row["payload_times_less"]), show_times(row["wire_times_less"])
     joined = {"the same": f"the same as {name}", "nothing sent": "nothing sent"}.get(payload, f"{payload} than {name}")
     return f"payload {joined}" + (f", wire {wire}" if wire != payload else "")

@@ -60,8 +60,7 @@ def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
 
 def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bool = True) -> Figure | None:
     """One panel, or several with dense in each where there are many arms."""
-    sent = {PAYLOAD: "payload_bytes", WIRE: "wire_bytes"}.get(label)
-    shown = [pair for pair in _drawn(arms) if sent is None or _sends(pair[0], sent)]
+    shown = [pair for pair in _drawn(arms) if "bytes" not in label or pair[0].sends()]
     if not shown or too_short(arms):
         return None
     parts = panes(shown)
@@ -154,11 +153,6 @@ def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
 
 def _drawn(arms: Sequence[Arm]) -> list[Drawn]:
     return list(zip(arms, looks(arms), strict=True))
-
-
-def _sends(arm: Arm, column: str) -> bool:
-    """Whether an arm has a place on an axis of bytes: one worker alone, whose payload stays with it, has none."""
-    return arm.sends(column) and arm.mean("wire_bytes") != 0
 
 
 def too_short(arms: Sequence[Arm]) -> bool:

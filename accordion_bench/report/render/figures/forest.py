@@ -15,8 +15,11 @@ from accordion_bench.report.render.figures.style import PANEL, Sheet, interval_b
 
 
 def forest(arms: Sequence[Arm]) -> Figure:
-    """One row per arm, fewest bytes at the top, uncounted ones last: the metric at the end with its 95 % t-interval."""
-    rows = sorted(zip(arms, looks(arms), strict=True), key=lambda row: _payload(row[0]))
+    """One row per arm, fewest bytes at the top: the metric after the last epoch with its 95 % t-interval.
+
+    Arms whose bytes are not counted stand at the end.
+    """
+    rows = sorted(zip(arms, looks(arms), strict=True), key=lambda row: _bytes(row[0]))
     names = [f"{name(arm)}   {show_bytes(arm.mean('payload_bytes')):>8}" for arm, _ in rows]
     rows_of_text = sum(text.count("\n") + 1 for text in names)
     sheet = Sheet(1, height=max(0.17 * rows_of_text + 0.1, 1.2), width=named_width(names))
@@ -39,9 +42,10 @@ def forest(arms: Sequence[Arm]) -> Figure:
     return sheet.finish(heading(arms[0]), f"{seeds(arms)}; after the last epoch{bars}{dense}.")
 
 
-def _payload(arm: Arm) -> float:
-    sent = arm.mean("payload_bytes")
-    return math.inf if math.isnan(sent) else sent
+def _bytes(arm: Arm) -> float:
+    """By which rows are sorted: what is not counted at the end."""
+    payload = arm.mean("payload_bytes")
+    return math.inf if math.isnan(payload) else payload
 
 
 def name(arm: Arm) -> str:

@@ -149,17 +149,15 @@ def _no_collection() -> Iterator[None]:
 def trust_classes(paths: Iterable[str | Path]) -> None:
     """Trust the classes that the runs under `paths` name: their labels and level maps import them from now on."""
     for path in find_runs(paths):
-        if os.path.isdir(path):
-            config = _mapping(path / "config.yaml", [])
-        else:
-            rows = _rows(path, [])
-            config = rows_file.made_of(rows).config if rows else {}
+        config = _mapping(path / "config.yaml", [])
+        if os.path.isfile(path) and (rows := _rows(path, [])):
+            config = rows_file.made_of(rows).config
         trusted.trust(in_todays_words(config))
 
 
 def read_run(path: Path) -> Run:
     """One run, of anybody; never raises for what is missing, torn or strange."""
-    return _read_folder(path) if os.path.isdir(path) else _read_file(path)
+    return _read_file(path) if os.path.isfile(path) else _read_folder(path)
 
 
 def _read_folder(path: Path) -> Run:

@@ -17,7 +17,8 @@ from accordion_bench.report.render import write
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser("accordion_bench.report", description=__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders that contain some")
+    of_runs = "run folders, files of metrics rows that a loop of your own has written, or folders that contain some"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=of_runs)
     parser.add_argument(
         "--out", type=Path, default=Path("results/report"), help="folder for tables and figures (%(default)s)"
     )
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     runs = load.read_runs(args.runs)
     if not runs:
         print(
-            f"RUN must be a run folder or a folder that contains some, got {printable(' '.join(args.runs))}; "
+            "RUN must be a run folder, a file of metrics rows or a folder that contains some, "
+            f"got {printable(' '.join(args.runs))}; "
             "type python -m accordion_bench.report results/runs/*",
             file=sys.stderr,
         )

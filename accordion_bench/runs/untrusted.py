@@ -53,6 +53,27 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
+def read_first_line(file: Path, most: int = SMALL) -> str:
+    """The first line of a text file, whatever the file's size; without its end.
+
+    Args:
+        file: or a link to one.
+        most: bytes that it may have.
+
+    Raises:
+        OSError: there is none, or it must not be read.
+        ValueError: it is no UTF-8.
+        Refused: it is no regular file, or its first line is longer.
+    """
+    if not stat.S_ISREG(os.stat(file).st_mode):
+        raise Refused(f"{file.name} is no regular file")
+    with open(file, "rb", opener=_at_once) as stream:
+        line = stream.readline(most + 1)
+    if len(line) > most:
+        raise Refused(f"the first line of {file.name} has more than {most:,} bytes")
+    return line.decode("utf-8").rstrip("\r\n")
+
+
 def read_text(file: Path) -> str:
     """A small text file.
 

@@ -20,7 +20,9 @@ FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target")
 # what must be equal before two arms are compared at all; batch sizes may differ inside one experiment
 SETTING = ("model", "dataset", "workers", "epochs", "scale")
 # what is compared: nobody needs to be told that these differ from dense
-METHOD = ("compressor", "sync", "adaptive", "batch_size")
+METHOD = ("compressor", "sync", "adaptive", "batch_size", "attached")
+# of a data set: with which its name alone does not say what is trained on and evaluated
+PART_OF_DATA = ("dataset.subset", "dataset.validation", "dataset.limit_eval")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Arm:
         return is_dense(self.config) and not self.control
 
     @property
+    def attached(self) -> bool:
+        """Whether a training loop of somebody's own has written the rows."""
+        return self.runs[0].attached
+
+    @property
     def metric(self) -> str:
         """The name of what is evaluated, a column of metrics.jsonl: see `accordion_bench.runs.metrics`."""
         return self.runs[0].summary.get("metric_name", "accuracy")
@@ -82,13 +89,16 @@ class Arm:
         return int(self.runs[0].summary["workers"])
 
     @property
-    def batch(self) -> int:
-        """Samples per step over all workers, at the start of the run."""
-        return self.workers * self.config["batch_size"]
+    def batch(self) -> int | None:
+        """Samples per step over all workers, at the start of the run; None where a loop does not tell."""
+        size = self.config["batch_size"]
+        return None if size is None else self.workers * size
 
     @property
     def batch_text(self) -> str:
         """`batch 512` over all workers; `batch 512 at first` where a policy changes it."""
+        if self.batch is None:
+            return "batch not told"
         grows = any(drives(policy) == "batch" for policy in policies_of(self.config).values())
         return f"batch {self.batch} at first" if grows else f"batch {self.batch}"
 
@@ -107,6 +117,10 @@ class Arm:
         known = [float(value) for value in found if isinstance(value, int | float)]
         return known if len(known) == len(found) else []
 
+    def sends(self, column: str = "wire_bytes") -> bool:
+        """Whether it has a place on an axis of bytes: what it sends is counted, and more than nothing."""
+        return bool(self.values(column)) and self.mean(column) > 0
+
     def mean(self, column: str) -> float:
         """Mean of a summary column over the seeds; NaN where there is none."""
         values = self.values(column)
@@ -121,6 +135,8 @@ def fingerprint(run: Run) -> dict[str, Any]:
     kept = without(run.config, FREE)
     kept["adaptive"] = policies_of(run.config)  # a preset changes no result: its scheme stands under sync
     kept["scale"] = run.config.get("scale") or "full"
+    if run.attached:
+        kept["attached"] = run.config["choices"].get("arm") or True
     if isinstance(lab := run.environment.get("netlab"), dict):
         kept["link"] = lab_text(lab)
     if "processes" in run.summary:  # a launcher's are in no configuration
@@ -165,7 +181,8 @@ def _started(run: Run) -> tuple[str, str]:
 def _placed(arms: Sequence[Arm]) -> list[Arm]:
     """Each arm with its setting: one batch size, or those that one experiment compares; then labels say the batch.
 
-    A control stands in the setting of the arms that it is for.
+    A control stands in the setting of the arms that it is for, a loop of somebody's own in that of the bench's runs
+    that train the same.
     """
     rooms: list[set[tuple[str, str]]] = []
     doors = [_doors(arm) for arm in arms]
@@ -173,18 +190,47 @@ def _placed(arms: Sequence[Arm]) -> list[Arm]:
         joined = [room for room in rooms if room & own]
         rooms = [room for room in rooms if not room & own] + [own.union(*joined)]
     homes = [next(i for i, room in enumerate(rooms) if room & own) for own in doors]
+    beside = [_beside_bench(arm, arms, homes) if arm.attached else None for arm in arms]
+    homes = [own if other is None else other for own, other in zip(homes, beside, strict=True)]
     controlled = [_controlled(arm, arms, homes) for arm in arms]
     placed = []
     for arm, home, for_home in zip(arms, homes, controlled, strict=True):
         control = for_home is not None
         home = home if for_home is None else for_home
         together = [other for i, other in enumerate(arms) if homes[i] == home and controlled[i] is None]
-        batches = sorted({other.config["batch_size"] for other in together if "batch_size" in other.config})
+        batches = sorted({size for other in together if (size := other.config.get("batch_size"))})
         label = f"{arm.label}, 1 worker" if control and "1 worker" not in arm.label else arm.label
         label = f"{label}, {arm.batch_text}" if len(batches) > 1 else label
         setting = json.dumps(sorted(rooms[home]))
         placed.append(replace(arm, label=label, setting=setting, batches=tuple(batches), control=control))
     return placed
+
+
+def _beside_bench(arm: Arm, arms: Sequence[Arm], homes: Sequence[int]) -> int | None:
+    """Where the bench's runs are that train what a loop of somebody's own trains; None where it is not one setting."""
+    found = {home for other, home in zip(arms, homes, strict=True) if not other.attached and _trains_as(arm, other)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _trains_as(arm: Arm, bench: Arm) -> bool:
+    """Whether a loop says of itself what is true of the bench's runs: model, data set, workers, batch size, epochs.
+
+    A model is the same by its name in the bench, or by its class and number of parameters.
+    """
+    own, theirs = arm.config, bench.config
+    if arm.metric != bench.metric or arm.workers != bench.workers or own["epochs"] != theirs["epochs"]:
+        return False
+    if own["batch_size"] is None or own["batch_size"] != theirs["batch_size"]:
+        return False
+    if own["dataset"]["name"] != bench.chosen("dataset") or bench.scale != "full":
+        return False
+    if any(bench.options.get(key) for key in PART_OF_DATA):
+        return False
+    name, sizes = own["model"]["name"], {own["model"]["parameters"], bench.runs[0].summary.get("parameters")}
+    if name == bench.chosen("model"):
+        return len(sizes - {None}) < 2
+    spelled = str((theirs.get("model") or {}).get("_target_")).rpartition(".")[2]
+    return name == spelled and len(sizes) == 1 and None not in sizes
 
 
 def _controlled(arm: Arm, arms: Sequence[Arm], homes: Sequence[int]) -> int | None:
@@ -258,8 +304,8 @@ def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
 
 
 def _beside(arms: Sequence[Arm]) -> list[Arm]:
-    """Each control after the arm of the setting from which it differs in the fewest options."""
-    ordered = [arm for arm in arms if not arm.control]
+    """The bench's arms first; each control after the arm of the setting from which it differs in the fewest options."""
+    ordered = sorted((arm for arm in arms if not arm.control), key=lambda arm: arm.attached)
     for control in reversed([arm for arm in arms if arm.control]):
         others = [other for other in ordered if not other.control]
         nearest = min(others, key=lambda other: len(_unequal(control, other)), default=control)
@@ -275,20 +321,27 @@ def _unequal(arm: Arm, other: Arm) -> list[str]:
 def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """The dense arm of the same setting that differs least in everything else; None where none was given.
 
+    One of the bench for the bench's arms, and of a loop of somebody's own for such, where there is one.
     Of a dense arm it is the arm itself, or the nearest dense one with the smallest batch of the setting.
     """
     dense = [other for other in arms if other.dense and other.setting == arm.setting]
     if arm.dense:
-        smallest = min((other.batch for other in dense), default=0)
+        smallest = min((other.batch for other in dense if other.batch is not None), default=None)
         dense = [other for other in dense if other.batch == smallest]
-    return min(dense, key=lambda other: (other.batch != arm.batch, len(differences(arm, other))), default=None)
+
+    def distance(other: Arm) -> tuple[bool, bool, int]:
+        return other.batch != arm.batch, other.attached != arm.attached, len(differences(arm, other))
+
+    return min(dense, key=distance, default=None)
 
 
 def differences(arm: Arm, other: Arm) -> list[str]:
     """Options outside compressor, scheme, policy and batch in which two arms differ, as `key value (other value)`.
 
-    Of a group with another class only the name.
+    Of a group with another class only the name; of a loop of somebody's own beside the bench only that it is one.
     """
+    if arm.attached != other.attached:
+        return ["the training loop, attached beside the bench's own, of which nobody knows the other options"]
     own, theirs = ({k: v for k, v in a.options.items() if k.split(".")[0] not in METHOD} for a in (arm, other))
     keys = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
     other_class = {key.split(".")[0] for key in keys if key.endswith("._target_")}

@@ -48,8 +48,9 @@ def facts(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def own_commands(runs: Sequence[Run]) -> list[str]:
-    """What was typed for some runs, each command once."""
-    return list(dict.fromkeys(command(run) for run in runs))
+    """What was typed for some runs, each command once; of a loop of somebody's own the file, as a comment."""
+    told = (f"# {run.name}: a training loop of its own" if run.attached else command(run) for run in runs)
+    return list(dict.fromkeys(told))
 
 
 def command(run: Run) -> str:
@@ -72,6 +73,11 @@ def dense_command(arm: Arm) -> str:
             sizes = {"workers": 1, "batch_size": config["batch_size"], "epochs": config["epochs"]}
             dense += [f"{key}={value}" for key, value in sizes.items() if key not in own]
     return shlex.join(["python", "-m", "accordion_bench", *sweep, *dense, seeds])
+
+
+def dense_attached() -> str:
+    """What adds a dense run to those of a loop of somebody's own."""
+    return 'the same loop with attach(..., compressor="none"), its rows in a file of their own'
 
 
 def machine(run: Run) -> str:

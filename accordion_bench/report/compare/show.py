@@ -4,9 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from accordion_bench.options.units import human_bytes
 from accordion_bench.runs.metrics import Metric
 
 NONE = "–"
+NOT_COUNTED = "not counted"
 NO_DIFFERENCE = "no difference shown"
 BILLIONS = 1e10  # floats, from which the paper counts in billions
 
@@ -68,6 +70,11 @@ def show_link(network: dict[str, Any]) -> str:
     jitter, slow = network.get("jitter"), network.get("slow_bandwidth")
     text += f", {jitter * 1e6:g} µs of jitter" if jitter else ""
     return text + (f", the slowest {slow / 1e9:g} Gbit/s" if slow else "")
+
+
+def show_bytes(count: float) -> str:
+    """`1.23 MB`; NaN, where a hook of somebody else's has sent them, as `not counted`."""
+    return NOT_COUNTED if math.isnan(count) else human_bytes(count)
 
 
 def if_known(value: float, form: str) -> str:

@@ -4,12 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.link_tables import Beside
 from accordion_bench.report.compare.link_tables import tables as measured_tables
-from accordion_bench.report.compare.show import NONE
+from accordion_bench.report.compare.show import NONE, show_bytes
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.runs.metrics import Metric, metric, split_of
 
@@ -18,12 +17,12 @@ class Reached(NamedTuple):
     """What an arm has spent until the target, per seed that reached it."""
 
     seconds: list[float]
-    payload: list[float]
+    payload: list[float]  # NaN where it is not counted
 
 
 def target_of(arms: Sequence[Arm]) -> float | None:
-    """The target that all runs share, or None."""
-    wanted = {run.config.get("target") for arm in arms for run in arm.runs}
+    """The target that all runs share, or None; a loop of somebody's own has none of its own."""
+    wanted = {run.config.get("target") for arm in arms for run in arm.runs if not run.attached}
     return wanted.pop() if len(wanted) == 1 else None
 
 
@@ -37,14 +36,19 @@ def reached(arm: Arm, target: float, column: str) -> Reached:
     judged = metric(arm.metric)
     first = [first_row(run.rows, judged, arm.selected_by, target, column) for run in arm.runs]
     rows = [row for row in first if row is not None]
-    return Reached([row[column] for row in rows], [row["payload_bytes"] for row in rows])
+    return Reached([row[column] for row in rows], [_bytes_of(row) for row in rows])
+
+
+def _bytes_of(row: dict[str, Any]) -> float:
+    payload = row.get("payload_bytes")
+    return math.nan if payload is None else payload
 
 
 def first_row(
     rows: Sequence[dict[str, Any]], judged: Metric, selected_by: str, target: float, column: str
 ) -> dict[str, Any] | None:
     """The first row that reaches the target in the column it goes by, where the time is known."""
-    found = (row for row in rows if judged.reaches(row[selected_by], target))
+    found = (row for row in rows if row.get(selected_by) is not None and judged.reaches(row[selected_by], target))
     row = next(found, None)
     return row if row is not None and isinstance(row.get(column), int | float) else None
 
@@ -64,7 +68,7 @@ def to_target(arms: Sequence[Arm]) -> Beside:
             half = half_width(seconds)
             time = f"{mean(seconds):.3g}" + ("" if math.isnan(half) else f" ± {half:.2g}") + " s"
             share = mean(seconds) / dense
-            cells = [time, NONE if math.isnan(share) else f"{share:.2f}", human_bytes(mean(payload))]
+            cells = [time, NONE if math.isnan(share) else f"{share:.2f}", show_bytes(mean(payload))]
         rows.append([arm.label, f"{len(seconds)} of {arm.n}", *cells])
     shown = metric(arms[0].metric).show(target)
     how = "measured" if column == "seconds" else f"modelled on {arms[0].chosen('network') or 'the network'}"

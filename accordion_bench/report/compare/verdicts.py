@@ -1,12 +1,13 @@
 """One plain sentence per arm against dense: bytes, what was evaluated, and whether the seeds show a difference."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from accordion_bench.report.compare.arms import Arm, baseline, differences
 from accordion_bench.report.compare.intervals import Difference
-from accordion_bench.report.compare.provenance import dense_command
-from accordion_bench.report.compare.show import NO_DIFFERENCE, show_times, signed, size
+from accordion_bench.report.compare.provenance import dense_attached, dense_command
+from accordion_bench.report.compare.show import NO_DIFFERENCE, NOT_COUNTED, show_times, signed, size
 from accordion_bench.report.compare.tidy import against, tidy
 from accordion_bench.runs.metrics import Metric, metric
 
@@ -16,7 +17,7 @@ def verdicts(arms: Sequence[Arm]) -> list[str]:
     if not any(arm.dense for arm in arms):
         return [
             f"No dense run of this setting is among those given: nothing is said about {arms[0].metric}, bytes or time "
-            f"against dense. Add one: {dense_command(arms[0])}"
+            f"against dense. Add one: {dense_attached() if arms[0].attached else dense_command(arms[0])}"
         ]
     rows = tidy(arms).to_dict("records")
     pairs = [(arm, baseline(arm, arms)) for arm in arms]
@@ -31,7 +32,7 @@ def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
         row: its row of `tidy.tidy`.
         dense: its baseline.
     """
-    name = dense.label if len(dense.batches) > 1 else "dense"
+    name = dense.label if len(dense.batches) > 1 or dense.attached else "dense"
     judged, found = metric(arm.metric), against(arm, dense)
     images = arm.runs[0].summary.get("test_size") if judged.name == "accuracy" else None
     said = [_sent(row, name), _gap(judged, found, name, images), _noise(judged, found, arm, dense)]
@@ -46,6 +47,10 @@ def verdict(arm: Arm, row: dict[Any, Any], dense: Arm) -> str:
 
 def _sent(row: dict[Any, Any], name: str) -> str:
     """`payload 9.19x less than dense, wire 12x less`."""
+    if math.isnan(row["payload_bytes"]):
+        return f"bytes {NOT_COUNTED}"
+    if math.isnan(row["payload_times_less"]):
+        return f"bytes {NOT_COUNTED} of {name}"
     payload, wire = show_times(row["payload_times_less"]), show_times(row["wire_times_less"])
     joined = {"the same": f"the same as {name}", "nothing sent": "nothing sent"}.get(payload, f"{payload} than {name}")
     return f"payload {joined}" + (f", wire {wire}" if wire != payload else "")

@@ -23,6 +23,7 @@ COMPUTES = (
     "clip_at",
 )
 RUNS_ON = ("processor", "cpu_cores", "gpus", "threads")
+SENT = ("wire_bytes", "rounds")
 MODELLED = ("modelled_seconds", "modelled_exposed_seconds", "seconds_by_bucket")
 
 
@@ -36,7 +37,8 @@ def at_common_speed(runs: Sequence[Run]) -> list[Run]:
 
     The summary has `modelled_slowness`, this quotient, and `own_modelled_seconds`, what the run itself has modelled.
     Runs whose exchange goes on beside the backward pass, in another thread, share nothing: it slows their computation
-    down. Of what older versions have written, nothing changes.
+    down. Nor do loops of somebody's own, of which nobody knows whether they compute the same. Of what older versions
+    have written, nothing changes.
     """
     alike: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -70,7 +72,7 @@ class Common(NamedTuple):
 def is_shared(run: Run) -> bool:
     """Whether what a step of this run computes may be put in the place of another's."""
     beside = run.summary.get("processes") != 1 and (run.config.get("comm") or {}).get("overlap") is not False
-    return run.finished and not beside and bool(_computing(run))
+    return run.finished and not run.attached and not beside and bool(_computing(run))
 
 
 def what_computes(run: Run) -> str:
@@ -95,7 +97,7 @@ def _spread(run: Run) -> float:
 
 
 def _at_speed(run: Run, common: Common | None) -> Run:
-    if not run.rows or run.rows[-1].get("seconds_by_phase") is None:
+    if not run.rows or any(run.rows[-1].get(key) is None for key in ("seconds_by_phase", *MODELLED)):
         return run
     own, slowness = _computing(run), 1.0
     if common:  # the steps that most runs have, and of those the most frequent in this one
@@ -110,7 +112,7 @@ def _at_speed(run: Run, common: Common | None) -> Run:
 def _remodelled(run: Run, row: dict[str, Any], slowness: float, common: Common | None) -> dict[str, Any]:
     """A row with the medians of the whole run, at another speed."""
     last = run.rows[-1]
-    known = all(row.get(key) is not None for key in ("seconds_by_phase", *MODELLED))
+    known = all(row.get(key) is not None for key in ("seconds_by_phase", *MODELLED, *SENT))
     if not known or (row is last and not common):
         return row
     local_workers = run.summary["workers"] // run.summary.get("processes", 1)
@@ -122,7 +124,7 @@ def _remodelled(run: Run, row: dict[str, Any], slowness: float, common: Common |
     if common:
         kinds = [_at(slowness, common.spread, kind) for kind in kinds]
     options = {key: value for key, value in run.config["network"].items() if key != "_target_"}
-    wire_bytes, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in ("wire_bytes", "rounds"))
+    wire_bytes, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in SENT)
     exposed = Network(**options).exposed(kinds, wire_bytes, rounds, run.summary["workers"])
     modelled = {"modelled_seconds": own / slowness + exposed, "modelled_exposed_seconds": exposed}
     as_read = [[*kind[:3], [list(bucket) for bucket in kind.buckets], kind.spread] for kind in kinds]

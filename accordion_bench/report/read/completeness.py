@@ -8,6 +8,7 @@ from typing import Any
 from accordion_bench.network.link_model import Network
 from accordion_bench.report.read.labels import label
 from accordion_bench.report.read.printable import NAME
+from accordion_bench.runs.metrics import LOSSES, METRICS, metric
 
 LARGEST = 1e100  # of numbers that are squared and multiplied; those of no run come near
 MOST_WORKERS = 1_000_000
@@ -43,37 +44,81 @@ def _problem(
         return f"stopped by {summary['stopped_by']}"
     if not done:
         return "no done marker: still running, or killed"
-    if not _is_number(summary.get("metric")):
+    if not is_number(summary.get("metric")):
         return "no readable summary.json"
     if not math.isfinite(summary["metric"]):
         return f"the last {summary.get('metric_name', 'metric')} is {summary['metric']}"
-    if missing := [*_strange_in_summary(summary), *_strange_in_config(config, summary)]:
+    missing = [f"{key} of summary.json" for key in _strange_in_summary(summary)]
+    missing += [f"{key} of config.yaml" for key in _strange_in_config(config, summary)]
+    if missing:
         return f"{missing[0]} is missing or of another kind"
     if len(rows) < summary["epochs"]:
         return "metrics.jsonl is incomplete"
-    strange = _strange_row(rows, str(summary.get("metric_name", "accuracy")))
-    return strange or _not_understood(config, summary.get("modelled_seconds") is not None)
+    needed = (str(summary.get("metric_name", "accuracy")), *COLUMNS)
+    strange = _strange_row(rows, needed, PARTS, "metrics.jsonl")
+    return strange or _not_understood(config, summary.get("modelled_seconds") is not None, "config.yaml")
+
+
+def problem_of_rows(
+    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], file: str
+) -> str:
+    """Why a file of metrics rows is in no mean; "" where it is in one: from its first row on.
+
+    It has no done marker, so that nothing tells whether more rows will come, unless they say of how many epochs the
+    loop is. Any column but the epoch may be null or missing, and the metric in all rows but the last.
+
+    Args:
+        config, summary, rows: what is made of the file, see `rows_file.made_of`.
+        file: its name.
+    """
+    try:
+        return _problem_of_rows(config, summary, rows, file)
+    except Exception as error:  # of a stranger's file: it must not end the report of the others
+        return f"cannot be understood ({type(error).__name__}: {error})"
+
+
+def _problem_of_rows(
+    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], file: str
+) -> str:
+    judged = metric(summary["metric_name"])
+    values = [row[judged.name] for row in rows if is_number(row.get(judged.name))]
+    if not values:
+        return f"{file} has no number for any of {', '.join((*METRICS, *LOSSES))}; type comm.metrics(accuracy=0.91)"
+    if not is_number(summary["metric"]):
+        return f"the last row of {file} has no {judged.name}, which earlier ones have"
+    if not math.isfinite(summary["metric"]):
+        return f"the last {judged.name} is {summary['metric']}"
+    if judged.percent and (far := [value for value in values if not 0 <= value <= 1]):
+        return f"{judged.name} must be a share from 0 to 1, got {far[0]}; type comm.metrics({judged.name}=0.91)"
+    if config["batch_size"] is None:  # which a loop need not tell
+        config = {**config, "batch_size": 1}
+    if missing := [*_strange_in_summary(summary), *_strange_in_config(config, summary)]:
+        return f"{missing[0].removeprefix('choices.')} is missing in the rows of {file}, or of another kind"
+    if summary["epochs"] < config["epochs"]:
+        return f"{file} has rows up to epoch {summary['epochs']} of {config['epochs']}: still running, or stopped"
+    strange = _strange_row(rows, ("epoch",), (), file)
+    return strange or _not_understood(config, summary.get("modelled_seconds") is not None, file)
 
 
 def _strange_in_summary(summary: Mapping[str, Any]) -> list[str]:
     wanted = ("epochs", "workers", *(["processes"] if "processes" in summary else []))
-    good = {key: _is_count(summary.get(key)) for key in wanted}
+    good = {key: is_count(summary.get(key)) for key in wanted}
     for key in ("metric_name", "selected_by"):
         name = summary.get(key)
         good[key] = name is None or (isinstance(name, str) and len(name) <= NAME)
     good |= {
         key: _is_finite(value, or_none=True) for key, value in summary.items() if key.endswith(("seconds", *FINITE))
     }
-    good["test_size"] = summary.get("test_size") is None or _is_count(summary["test_size"])
+    good["test_size"] = summary.get("test_size") is None or is_count(summary["test_size"])
     if all(good.values()):
         good["workers"] = 1 <= summary.get("processes", 1) <= summary["workers"] <= MOST_WORKERS
-    return [f"{key} of summary.json" for key, fine in good.items() if not fine]
+    return [key for key, fine in good.items() if not fine]
 
 
 def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     choices = {**dict.fromkeys(CHOICES), **config["choices"]}
     good = {f"choices.{key}": isinstance(name, str if key in CHOICES else str | None) for key, name in choices.items()}
-    good |= {key: _is_count(config.get(key)) for key in ("epochs", "batch_size")}
+    good |= {key: is_count(config.get(key)) for key in ("epochs", "batch_size")}
     good["seed"] = isinstance(config.get("seed"), int | None)
     good["compressor"] = isinstance(config.get("compressor"), dict)
     good |= {key: isinstance(config.get(key), dict | None) for key in ("adaptive", "sync", "comm", "dataset")}
@@ -81,7 +126,7 @@ def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) ->
         good[f"adaptive.{name}"] = isinstance(policy, dict)
     if good["dataset"] and config.get("dataset"):
         good["dataset.validation"] = _is_finite(config["dataset"].get("validation"), or_none=True)
-    good["target"] = _is_number(config.get("target"), or_none=True)
+    good["target"] = is_number(config.get("target"), or_none=True)
     good["scale"] = isinstance(config.get("scale"), str | None)
     if summary.get("modelled_seconds") is not None:
         network = config.get("network")
@@ -89,36 +134,43 @@ def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) ->
         if isinstance(network, dict):
             rest = ("jitter", "burst", "slow_bandwidth")
             good |= {f"network.{key}": _is_finite(network.get(key), or_none=True) for key in rest}
-    return [f"{key} of config.yaml" for key, fine in good.items() if not fine]
+    return [key for key, fine in good.items() if not fine]
 
 
-def _strange_row(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """What is wrong with the first row that cannot be read; rows with the same columns of the same types are alike."""
+def _strange_row(rows: Sequence[Mapping[str, Any]], needed: Sequence[str], measured: Sequence[str], file: str) -> str:
+    """What is wrong with the first row that cannot be read; rows with the same columns of the same types are alike.
+
+    Args:
+        rows: of a file.
+        needed: columns that must be numbers.
+        measured: columns that must not be null, where a row has them.
+        file: its name.
+    """
     seen = set()
     for row in rows:
         plan = row.get("plan")
         levels = plan.get("levels") if isinstance(plan, dict) else None
         kind = (*row, *map(type, row.values()), type(levels))
-        if kind not in seen and (told := _strange(row, levels, metric)):
-            return told
+        if kind not in seen and (told := _strange(row, levels, needed, measured)):
+            return f"{file} has a row {told}"
         seen.add(kind)
     return ""
 
 
-def _strange(row: Mapping[str, Any], levels: Any, metric: str) -> str:
-    for column in (metric, *COLUMNS):
-        if not _is_number(row.get(column)):
-            return f"metrics.jsonl has a row without {column}"
+def _strange(row: Mapping[str, Any], levels: Any, needed: Sequence[str], measured: Sequence[str]) -> str:
+    for column in needed:
+        if not is_number(row.get(column)):
+            return f"without {column}"
     for column, value in row.items():
         finite = column in COLUMNS or column.endswith(FINITE)
-        fine = _is_finite(value, column not in PARTS) if finite else _is_number(value, or_none=True)
+        fine = _is_finite(value, column not in measured) if finite else is_number(value, or_none=True)
         if (finite or column.endswith(NUMBERS)) and not fine:
-            return f"metrics.jsonl has a row whose {column} is no number"
+            return f"whose {column} is no number"
     if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, GROUPS))):
-        return "metrics.jsonl has a row whose plan, decisions or norms are of another kind"
+        return "whose plan, decisions or norms are of another kind"
     for column, is_right in (("seconds_by_bucket", _are_exchanges), ("seconds_by_phase", _are_phases)):
         if not is_right(row.get(column) or []):
-            return f"metrics.jsonl has a row whose {column} is of another kind"
+            return f"whose {column} is of another kind"
     return ""
 
 
@@ -132,7 +184,7 @@ def _are_exchanges(kinds: Any) -> bool:
         if not isinstance(kind, list) or len(kind) not in (4, 5) or not are_lists(kind[3], 5):
             return False
         numbers = [*kind[:3], *kind[4:], *itertools.chain(*kind[3])]
-        return _is_count(kind[0]) and kind[0] <= MOST_WORKERS and all(map(_is_finite, numbers))
+        return is_count(kind[0]) and kind[0] <= MOST_WORKERS and all(map(_is_finite, numbers))
 
     return isinstance(kinds, list) and all(map(is_one, kinds))
 
@@ -149,23 +201,25 @@ def _are_phases(phases: Any) -> bool:
     )
 
 
-def _not_understood(config: Mapping[str, Any], modelled: bool) -> str:
+def _not_understood(config: Mapping[str, Any], modelled: bool, file: str) -> str:
     try:
         label(dict(config))
         if modelled:
             Network(**{key: value for key, value in config["network"].items() if key != "_target_"})
     except Exception as error:  # options of whatever kind: a strange one must not end the report of the others
-        return f"config.yaml cannot be understood ({type(error).__name__}: {error})"
+        return f"{file} cannot be understood ({type(error).__name__}: {error})"
     return ""
 
 
-def _is_number(value: Any, or_none: bool = False) -> bool:
+def is_number(value: Any, or_none: bool = False) -> bool:
+    """Whether it is a number, or None; no truth value."""
     return (isinstance(value, int | float) and not isinstance(value, bool)) or (or_none and value is None)
 
 
 def _is_finite(value: Any, or_none: bool = False) -> bool:
-    return _is_number(value, or_none) and (value is None or -LARGEST < value < LARGEST)
+    return is_number(value, or_none) and (value is None or -LARGEST < value < LARGEST)
 
 
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and isinstance(value, int) and value > 0
+def is_count(value: Any) -> bool:
+    """Whether it is an integer above 0."""
+    return is_number(value) and isinstance(value, int) and value > 0

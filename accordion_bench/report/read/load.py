@@ -13,14 +13,16 @@ import yaml
 
 from accordion_bench.options import trusted
 from accordion_bench.report.progress import told
-from accordion_bench.report.read.completeness import problem
+from accordion_bench.report.read import rows_file
+from accordion_bench.report.read.completeness import problem, problem_of_rows
 from accordion_bench.report.read.labels import label
 from accordion_bench.report.read.printable import TEXT, needs_no_look, plain, printable
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.old_folders import in_todays_words
 from accordion_bench.runs.secrets import masked, masked_command
 
-FILES = ("config.yaml", "metrics.jsonl", "summary.json", "environment.json")
+METRICS_FILE = "metrics.jsonl"
+FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")
 DEEPEST = 50  # folders inside each other that are looked into
 ENVIRONMENT = {
     "command": str,
@@ -40,14 +42,15 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder.
+    """One run folder, or one file of metrics rows.
 
     Args:
-        path: the folder.
+        path: the folder, or the file.
         config, environment, summary: its files; empty where a file is missing or cannot be read. All texts in them and
-            in the rows are printable lines, secrets are masked.
+            in the rows are printable lines, secrets are masked. Of a file of metrics rows they are made of its rows.
         rows: whole lines of metrics.jsonl, one per epoch.
         problem: why the run counts as unfinished; "" for a finished run.
+        attached: a training loop of somebody's own has written the rows.
     """
 
     path: Path
@@ -56,18 +59,26 @@ class Run:
     summary: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     problem: str = ""
+    attached: bool = False
 
     @property
     def name(self) -> str:
-        """Of the folder, printable."""
+        """Of the folder or file, printable."""
         return printable(self.path.name)
 
     @property
     def label(self) -> str:
+        """`PowerSGD rank 2`; of a loop of somebody's own `PowerSGD rank 2, attached`, or `its name (..., attached)`."""
+        choices = self.config.get("choices")
+        if not choices:
+            return "?"
         try:
-            return printable(label(self.config)) if self.config.get("choices") else "?"
+            method = label(self.config)
         except Exception:  # of an unfinished run, whose problem stands beside it
             return "?"
+        if not self.attached:
+            return printable(method)
+        return printable(f"{choices['arm']} ({method}, attached)" if choices.get("arm") else f"{method}, attached")
 
     @property
     def finished(self) -> bool:
@@ -86,7 +97,7 @@ class Run:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The run folders among `paths` and at any depth inside them, each once, in the order given."""
+    """The run folders and files of metrics rows among `paths` and at any depth inside, each once, in this order."""
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
         for run in _inside(path):
@@ -95,15 +106,21 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _inside(path: Path) -> list[Path]:
-    """The run folders under `path`, itself included; nothing is looked for inside a run, nor in hidden folders.
+    """The runs under `path`, itself included; nothing is looked for inside a run folder, nor in hidden folders.
 
-    A link to a folder is followed where it was given, and nowhere below, so that a circle of links has an end.
+    A link to a folder is followed where it was given, and nowhere below, so that a circle of links has an end. Files of
+    metrics rows have any name where they are given, and end in .jsonl where they are found.
     """
+    if os.path.isfile(path):
+        return [path] if rows_file.is_rows_file(path) else []
     found = []
-    for name, folders, _ in os.walk(path):
+    for name, folders, files in os.walk(path):
         here = Path(name)
         if run := is_run(here):
             found.append(here)
+        else:
+            named = (here / file for file in sorted(files) if file.endswith(rows_file.ENDING) and file[0] != ".")
+            found += filter(rows_file.is_rows_file, named)
         if run or len(here.parts) - len(path.parts) >= DEEPEST:
             folders.clear()
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
@@ -131,24 +148,49 @@ def _no_collection() -> Iterator[None]:
 
 def trust_classes(paths: Iterable[str | Path]) -> None:
     """Trust the classes that the runs under `paths` name: their labels and level maps import them from now on."""
-    for folder in find_runs(paths):
-        trusted.trust(in_todays_words(_mapping(folder / "config.yaml", [])))
+    for path in find_runs(paths):
+        config = _mapping(path / "config.yaml", [])
+        if os.path.isfile(path) and (rows := _rows(path, [])):
+            config = rows_file.made_of(rows).config
+        trusted.trust(in_todays_words(config))
 
 
 def read_run(path: Path) -> Run:
-    """One run folder, of anybody; never raises for what is missing, torn or strange."""
+    """One run, of anybody; never raises for what is missing, torn or strange."""
+    return _read_file(path) if os.path.isfile(path) else _read_folder(path)
+
+
+def _read_folder(path: Path) -> Run:
     refused: list[str] = []
     config, environment, summary = (
         _mapping(path / name, refused) for name in ("config.yaml", "environment.json", "summary.json")
     )
     config = masked(in_todays_words(config))
-    environment = {key: value for key, value in environment.items() if isinstance(value, ENVIRONMENT.get(key, object))}
-    environment = masked(environment)
-    if command := environment.get("command"):
-        environment["command"] = masked_command(command)
-    rows = _rows(path / "metrics.jsonl", refused)
+    rows = _rows(path / METRICS_FILE, refused)
     why = refused[0] if refused else problem(config, summary, rows, os.path.exists(path / "done"))
-    return Run(path, config, environment, summary, rows, printable(why, longest=500))
+    return Run(path, config, _shown(environment), summary, rows, printable(why, longest=500))
+
+
+def _read_file(path: Path) -> Run:
+    """A file of metrics rows."""
+    refused: list[str] = []
+    found = _rows(path, refused)
+    if refused or not found or not isinstance(found[0].get("run"), dict):
+        why = refused[0] if refused else "its first line is no row of metrics"
+        return Run(path, problem=printable(why, longest=500), attached=True)
+    config, environment, summary, rows = rows_file.made_of(found)
+    config, summary = masked(in_todays_words(config)), masked(summary)
+    why = rows_file.cut_short(path, found) or problem_of_rows(config, summary, rows, path.name)
+    return Run(path, config, _shown(environment), summary, rows, printable(why, longest=500), attached=True)
+
+
+def _shown(environment: dict[str, Any]) -> dict[str, Any]:
+    """What is known of the kinds that it must have, secrets masked."""
+    known = {key: value for key, value in environment.items() if isinstance(value, ENVIRONMENT.get(key, object))}
+    known = masked(known)
+    if command := known.get("command"):
+        known["command"] = masked_command(command)
+    return known
 
 
 def _mapping(file: Path, refused: list[str]) -> dict[str, Any]:
@@ -164,7 +206,7 @@ def _mapping(file: Path, refused: list[str]) -> dict[str, Any]:
 
 
 def _rows(file: Path, refused: list[str]) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl up to the first that is torn or damaged; a refusal is added to a list."""
+    """The rows of a file up to the first that is torn or damaged; a refusal is added to a list."""
     rows = []
     try:
         for line, row in untrusted.read_lines(file):
@@ -182,7 +224,7 @@ def load_runs(paths: Iterable[str | Path]) -> pd.DataFrame:
     """One row per run: where it stands, its label and seed, the summary, and the configuration by dotted keys.
 
     Args:
-        paths: run folders, or folders that contain some.
+        paths: run folders, files of metrics rows, or folders that contain some.
 
     Returns:
         columns `run`, `label`, `seed`, `finished`, `problem`, `last_epoch`, the chosen name of each group (`model`,
@@ -202,7 +244,7 @@ def load_metrics(paths: Iterable[str | Path]) -> pd.DataFrame:
     """One row per run and epoch: `run`, `label`, `seed`, `finished`, and every column of metrics.jsonl.
 
     Args:
-        paths: run folders, or folders that contain some.
+        paths: run folders, files of metrics rows, or folders that contain some.
 
     Returns:
         cumulative bytes and seconds as in the run folder; the plan as `plan.batch_size`, `plan.lr_factor` and
@@ -230,5 +272,9 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, finished or not: it has one of the files."""
-    return any(os.path.isfile(path / name) for name in FILES)
+    """Whether a folder is a run's, finished or not: it has one of the files.
+
+    A file of metrics rows may have the name of one of them.
+    """
+    found = [path / name for name in FILES if os.path.isfile(path / name)]
+    return bool(found) and (found != [path / METRICS_FILE] or not rows_file.is_rows_file(path / METRICS_FILE))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.report.read import rows_file
 from accordion_bench.report.read.load import FILES, find_runs, is_run
 from accordion_bench.report.read.printable import plain, printable
 from accordion_bench.runs import untrusted
@@ -18,7 +19,7 @@ def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
     """What among `paths`, and which folders and recorded cells directly inside them, hold no run; and why not.
 
     Args:
-        paths: run folders, folders that contain some, or records of sweeps.
+        paths: run folders, files of metrics rows, folders that contain some, or records of sweeps.
 
     Returns:
         (name of the folder or options of the cell, reason), both printable.
@@ -27,13 +28,15 @@ def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
     for path in map(Path, paths):
         if path.name == RECORD:
             found += _cells_without_a_run(path)
+        elif os.path.isfile(path):
+            found += [(path.name, why)] if (why := rows_file.why_not(path)) else []
         elif not os.path.isdir(path):
             found.append((path.name, "no folder" if os.path.lexists(path) else "does not exist"))
         elif not is_run(path):
             inside = [p for p in sorted(_visible(path)) if os.path.isdir(p)]
             empty = [p for p in inside if not find_runs([p])]
             found += [(p.name, f"no run: has none of {', '.join(FILES)}") for p in empty]
-            found += [] if len(empty) < len(inside) else [(path.name, "holds no run")]
+            found += [] if find_runs([path]) else [(path.name, "holds no run")]
             found += _cells_without_a_run(path / RECORD)
     return [(printable(name), printable(why, longest=500)) for name, why in found]
 

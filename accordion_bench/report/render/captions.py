@@ -11,7 +11,7 @@ from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.table import paper_reference
-from accordion_bench.runs.metrics import metric, split_of
+from accordion_bench.runs.metrics import LOSSES, METRICS, metric, split_of
 
 SPEED_TOLD = 0.05  # how far from the common speed runs are named
 
@@ -38,8 +38,9 @@ FIGURES = {
 def heading(arm: Arm) -> str:
     """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; a subset of the data and a scale below full are named."""
     config, sizes = arm.config, arm.batches or (arm.config["batch_size"],)
+    each = "" if None in sizes else f" x {' or '.join(map(str, sizes))} samples"
     task = f"{config['choices']['model']} on {config['choices']['dataset']}"
-    workers = f"{counted(arm.workers, 'worker')} x {' or '.join(map(str, sizes))} samples"
+    workers = f"{counted(arm.workers, 'worker')}{each}"
     scale = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
     subset = arm.options.get("dataset.subset")
     what = "words" if arm.metric == "perplexity" else "samples"
@@ -57,11 +58,33 @@ def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
         paper: of the table that holds only what papers show.
     """
     lines = [evaluated(arms, paper), sent(arms, paper), *went_dense(arms), time(arms, paper), *outliers(arms)]
+    lines += attached(arms)
     lines += not_learned(arms)
     lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]
     if experiments := sorted({arm.chosen("experiment") for arm in arms} - {""}):
         lines.append(f"Experiment: {'; '.join(experiments)}.")
     return lines
+
+
+def attached(arms: Sequence[Arm]) -> list[str]:
+    """Which arms are loops of somebody's own, and what nobody but they can know."""
+    own = [arm for arm in arms if arm.attached]
+    if not own:
+        return []
+    text = (
+        "Attached: training loops of somebody's own, which have written their rows by comm.metrics(). Model, data, "
+        f"{own[0].metric.replace('_', ' ')} and epochs are what they say. Not known here: their other options, what "
+        "was typed, and whether they have come to their end."
+    )
+    if any(arm.values("modelled_seconds") for arm in own):
+        text += " Their modelled time starts from their own computation, which is brought to no common speed."
+    if own[0].metric in LOSSES:
+        text += f" Their rows have none of {', '.join(METRICS)}: they are judged by {own[0].metric.replace('_', ' ')}."
+    if any(arm.config["dataset"]["name"] is None for arm in own):
+        text += " They do not name their data set (comm.metrics(dataset=...)): it may differ from arm to arm."
+    if any(arm.batch is None for arm in own):
+        text += " They do not tell their samples per step (comm.metrics(batch_size=...)): these may differ, too."
+    return [text]
 
 
 def not_learned(arms: Sequence[Arm]) -> list[str]:
@@ -79,8 +102,9 @@ def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
     judged = metric(arms[0].metric)
     several = max(arm.n for arm in arms) > 1
     interval = "mean ± Student's 95 % t-interval over n seeds" if several else "one seed per arm, so no intervals"
-    best = "" if paper else f"; best: of all epochs, by the {split_of(arms[0].selected_by)} split"
-    text = f"{judged.name.capitalize()}: after the last epoch, {interval}{best}."
+    by = "" if arms[0].attached else f", by the {split_of(arms[0].selected_by)} split"
+    best = "" if paper else f"; best: of all epochs{by}"
+    text = f"{judged.name.replace('_', ' ').capitalize()}: after the last epoch, {interval}{best}."
     text += "" if judged.higher_is_better else " Lower is better."
     images = arms[0].runs[0].summary.get("test_size")
     if judged.name == "accuracy" and images:
@@ -108,7 +132,7 @@ def time(arms: Sequence[Arm], paper: bool = False) -> str:
     """What the measured times hold, and which of them do not compare."""
     exchange = "" if paper else "; exchange: the part that is codec and communication"
     text = f"Time: training, without evaluation and warm-up{exchange}."
-    if shared := [arm.label for arm in arms if not communicates(arm)]:
+    if shared := [arm.label for arm in arms if not arm.attached and not communicates(arm)]:
         whose = "The" if len(shared) == len(arms) else f"{', '.join(shared)}: the"
         text += f" {whose} workers share a process: no communication time was measured; time is compute and codec only."
     if max(arm.n for arm in arms) == 1:

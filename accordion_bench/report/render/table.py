@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.markdown import inline
 from accordion_bench.report.compare.show import (
     NONE,
     Row,
     if_known,
+    show_bytes,
     show_difference,
     show_floats,
     show_ratio,
@@ -57,7 +57,7 @@ def _judged(table: pd.DataFrame, paper: bool) -> list[Column]:
 
 def _sent(table: pd.DataFrame, paper: bool) -> list[Column]:
     def volume(name: str) -> Callable[[Row], str]:
-        return lambda row: _with(human_bytes(row[f"{name}_bytes"]), show_times(row[f"{name}_times_less"]))
+        return lambda row: _with(show_bytes(row[f"{name}_bytes"]), show_times(row[f"{name}_times_less"]))
 
     return [(name, volume(name)) for name in (("payload",) if paper else ("payload", "wire"))]
 

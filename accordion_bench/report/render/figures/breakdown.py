@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.timed import is_ddp
+from accordion_bench.report.compare.timed import communicates, is_ddp
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.forest import name, named_width
@@ -44,8 +44,10 @@ class Bar(NamedTuple):
 def breakdown(arms: Sequence[Arm]) -> Figure | None:
     """Milliseconds of a step as stacked bars; below them, thin, what the exchange did at the same time.
 
-    Arms whose policy distinguishes critical regimes have a bar for each regime, too.
+    Arms whose policy distinguishes critical regimes have a bar for each regime, too; loops of somebody's own whose rows
+    do not tell their times have none.
     """
+    arms = [arm for arm in arms if not arm.attached or arm.runs[0].rows[-1].get("compute_seconds") is not None]
     rows = [bar for arm in arms for bar in bars(arm)]
     if not any(sum(own.values()) for _, own in rows) or not all(
         "compute_seconds" in arm.runs[0].rows[-1] for arm in arms
@@ -88,7 +90,7 @@ def _told(arms: Sequence[Arm], rows: Sequence[Bar], beside: bool) -> str:
     told = "mean over the steps after step 1, and over the seeds"
     if beside:
         told += "; thin: what the exchange has done, hidden by the backward pass or not"
-    if any(not arm.values("comm_seconds") and not is_ddp(arm.config) for arm in arms):
+    if any(not arm.attached and not communicates(arm) for arm in arms):
         told += "; workers share a process: all of them are in a step, and no communication"
     if any(is_ddp(arm.config) for arm in arms):
         told += "; DDP waits inside the backward pass, so that its exchange cannot be told from computation"

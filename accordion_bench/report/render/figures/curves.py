@@ -27,6 +27,7 @@ from accordion_bench.report.render.figures.style import Sheet, bytes_axis, entry
 
 TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
 IN_A_PANEL = 7  # of that many, besides dense
+EPOCHS = "training [epochs]"
 PAYLOAD = "payload of a worker [bytes, log scale]"
 WIRE = "sent by a worker's link [bytes, log scale]"
 
@@ -36,7 +37,7 @@ Drawn = tuple[Arm, Look]
 def accuracy_epoch(arms: Sequence[Arm]) -> Figure | None:
     """The metric against epochs."""
     return _figure(
-        arms, lambda arm: column(arm, "epoch") + 1, "training [epochs]", bars=False
+        arms, lambda arm: column(arm, "epoch") + 1, EPOCHS, bars=False
     )  # all end at one place, each bar upon the others
 
 
@@ -59,7 +60,7 @@ def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
 
 def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bool = True) -> Figure | None:
     """One panel, or several with dense in each where there are many arms."""
-    shown = [pair for pair in _drawn(arms) if "bytes" not in label or _sends(pair[0])]
+    shown = [pair for pair in _drawn(arms) if "bytes" not in label or pair[0].sends()]
     if not shown or too_short(arms):
         return None
     parts = panes(shown)
@@ -152,11 +153,6 @@ def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
 
 def _drawn(arms: Sequence[Arm]) -> list[Drawn]:
     return list(zip(arms, looks(arms), strict=True))
-
-
-def _sends(arm: Arm) -> bool:
-    """Whether an arm has a place on an axis of bytes: one worker alone has none."""
-    return bool(arm.mean("wire_bytes"))
 
 
 def too_short(arms: Sequence[Arm]) -> bool:

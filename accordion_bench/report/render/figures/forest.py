@@ -1,12 +1,13 @@
 """Where all arms end: one row each."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.show import show_bytes
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.colours import looks
 from accordion_bench.report.render.figures.series import ends, interval, metric_of, seeds, several
@@ -14,9 +15,12 @@ from accordion_bench.report.render.figures.style import PANEL, Sheet, interval_b
 
 
 def forest(arms: Sequence[Arm]) -> Figure:
-    """One row per arm, fewest bytes at the top: the metric after the last epoch with its 95 % t-interval."""
-    rows = sorted(zip(arms, looks(arms), strict=True), key=lambda row: row[0].mean("payload_bytes") or 0)
-    names = [f"{name(arm)}   {human_bytes(arm.mean('payload_bytes') or 0):>8}" for arm, _ in rows]
+    """One row per arm, fewest bytes at the top: the metric after the last epoch with its 95 % t-interval.
+
+    Arms whose bytes are not counted stand at the end.
+    """
+    rows = sorted(zip(arms, looks(arms), strict=True), key=lambda row: _bytes(row[0]))
+    names = [f"{name(arm)}   {show_bytes(arm.mean('payload_bytes')):>8}" for arm, _ in rows]
     rows_of_text = sum(text.count("\n") + 1 for text in names)
     sheet = Sheet(1, height=max(0.17 * rows_of_text + 0.1, 1.2), width=named_width(names))
     (axes,) = sheet.panels
@@ -36,6 +40,12 @@ def forest(arms: Sequence[Arm]) -> Figure:
     dense = "; line and band: dense" if any(arm.dense for arm in arms) else ""
     bars = "; bars: Student's 95 % t-interval" if several(arms) else ""
     return sheet.finish(heading(arms[0]), f"{seeds(arms)}; after the last epoch{bars}{dense}.")
+
+
+def _bytes(arm: Arm) -> float:
+    """By which rows are sorted: what is not counted at the end."""
+    payload = arm.mean("payload_bytes")
+    return math.inf if math.isnan(payload) else payload
 
 
 def name(arm: Arm) -> str:

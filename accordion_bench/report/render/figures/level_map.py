@@ -37,7 +37,12 @@ def levels_by_layer(run: Run) -> dict[str, list[float | None]]:
 
 
 def lr_drops(run: Run) -> list[int]:
-    """Epochs that start with a learning rate that has dropped at once; a steady decay, however steep, has no drop."""
+    """Epochs that start with a learning rate that has dropped at once; a steady decay, however steep, has no drop.
+
+    None where a row does not tell its learning rate.
+    """
+    if any(row.get("lr") is None for row in run.rows):
+        return []
     rates = [row["lr"] for row in run.rows]
     halved = [epoch for epoch in range(1, len(rates)) if rates[epoch] <= LR_DROP * rates[epoch - 1]]
     factor = _schedule(run) if halved else None

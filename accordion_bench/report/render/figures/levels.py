@@ -8,7 +8,15 @@ from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read.labels import pair_of
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.colours import looks
-from accordion_bench.report.render.figures.curves import PAYLOAD, curves, footnote, handles, limits_of, sent_axis
+from accordion_bench.report.render.figures.curves import (
+    EPOCHS,
+    PAYLOAD,
+    curves,
+    footnote,
+    handles,
+    limits_of,
+    sent_axis,
+)
 from accordion_bench.report.render.figures.level_map import level_map, levels_by_layer
 from accordion_bench.report.render.figures.series import column
 from accordion_bench.report.render.figures.style import Sheet
@@ -35,21 +43,26 @@ def level_maps(adaptive: Sequence[Arm]) -> Figure:
 
 
 def side_by_side(arms: Sequence[Arm], adaptive: Sequence[Arm] = ()) -> Figure:
-    """The metric against bytes on the left; beside it the level maps of `adaptive`."""
-    shown = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].mean("payload_bytes")]
+    """The metric against bytes on the left; beside it the level maps of `adaptive`.
+
+    Where no arm has a place on an axis of bytes, the metric against epochs.
+    """
+    shown = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends("payload_bytes")]
+    by_bytes = bool(shown)
     shown = shown or list(zip(arms, looks(arms), strict=True))
     height = max([2.3, *map(_height, adaptive)])
     sheet = Sheet(1 + len(adaptive), height, columns=1 + len(adaptive))
     left, *maps = sheet.panels
-    costs = {arm.label: column(arm, "payload_bytes") for arm, _ in shown}
+    costs = {arm.label: column(arm, "payload_bytes") if by_bytes else column(arm, "epoch") + 1 for arm, _ in shown}
     limits = limits_of(shown)
-    curves(left, shown, costs, limits)
-    sent_axis(left, shown, costs, limits)
-    left.set_xlabel(PAYLOAD)
+    curves(left, shown, costs, limits, bars=by_bytes)
+    if by_bytes:
+        sent_axis(left, shown, costs, limits)
+    left.set_xlabel(PAYLOAD if by_bytes else EPOCHS)
     sheet.legends[left] = handles(shown)
     for axes, arm in zip(maps, adaptive, strict=True):
         sheet.legends[axes], sheet.titles[axes] = level_map(axes, arm)
-    return sheet.finish(heading(arms[0]), footnote(arms))
+    return sheet.finish(heading(arms[0]), footnote(arms, bars=by_bytes))
 
 
 def _height(arm: Arm) -> float:

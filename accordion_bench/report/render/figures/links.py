@@ -21,7 +21,7 @@ def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figur
         arms: of one setting.
         bandwidths: bit/s of each worker's link.
     """
-    sending = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].mean("wire_bytes")]
+    sending = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
     times = {(arm.label, b): modelled_seconds(arm, b) for arm, _ in sending for b in bandwidths}
     shown = [pair for pair in sending if all(np.isfinite(times[pair[0].label, b]).all() for b in bandwidths)]
     if len(shown) < 2 or too_short(arms):

@@ -109,9 +109,11 @@ def score_limits(arms: Sequence[Arm], means: Sequence[Array]) -> tuple[float, fl
 
 
 def seeds(arms: Sequence[Arm]) -> str:
-    """`n = 3 (seeds 0, 1, 2)`."""
+    """`n = 3 (seeds 0, 1, 2)`; `n = 1` where nobody tells the seeds."""
     numbers = sorted({seed for arm in arms for seed in arm.seeds if seed is not None})
     counts = "/".join(map(str, sorted({arm.n for arm in arms})))
+    if not numbers:
+        return f"n = {counts}"
     word = "seeds" if len(numbers) > 1 else "seed"
     return f"n = {counts} ({word} {', '.join(map(str, numbers))})"
 

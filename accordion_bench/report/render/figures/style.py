@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.render.colours import GREY, Look
 from accordion_bench.report.render.figures import font
-from accordion_bench.runs.metrics import Metric
+from accordion_bench.runs.metrics import LOSSES, Metric
 
 PANEL = 3.4  # inches, a column of a two-column paper
 DPI = 160
@@ -228,4 +228,5 @@ def numbered(axes: Axes, values: Sequence[float], names: Sequence[str]) -> None:
 
 def metric_label(metric: Metric) -> str:
     """The name of an axis: `test accuracy [%]`, `test perplexity [-], lower is better`."""
-    return f"test {metric.name} [{metric.unit or '-'}]" + ("" if metric.higher_is_better else ", lower is better")
+    name = metric.name.replace("_", " ") if metric.name in LOSSES else f"test {metric.name}"
+    return f"{name} [{metric.unit or '-'}]" + ("" if metric.higher_is_better else ", lower is better")

@@ -52,7 +52,7 @@ def along(arms: Sequence[Arm], key: str) -> list[Line]:
             same = repr(sorted(options.items(), key=lambda item: item[0]))
             lines.setdefault(same, []).append((WHOLE if whole else value, arm))
             rest[same] = options
-    names = {same: label(without(points[0][1].config, key)) for same, points in lines.items()}
+    names = {same: _name(points[0][1], key) for same, points in lines.items()}
     told = {same: name + _told(same, names, rest) for same, name in names.items()}
     return [(told[same], sorted(points, key=lambda p: _place(p[0], points))) for same, points in lines.items()]
 
@@ -63,6 +63,11 @@ def _told(same: str, names: dict[str, str], rest: dict[str, dict[str, Any]]) -> 
     keys = {key for twin in twins for key in rest[twin].keys() | rest[same].keys()}
     differing = sorted(key for key in keys if any(rest[twin].get(key) != rest[same].get(key) for twin in twins))
     return "".join(f", {SHORT.get(key, key.rpartition('.')[2])} {_shown(rest[same].get(key))}" for key in differing)
+
+
+def _name(arm: Arm, key: str) -> str:
+    name = label(without(arm.config, key))
+    return f"{name}, attached" if arm.attached else name
 
 
 def without(config: dict[str, Any], key: str) -> dict[str, Any]:

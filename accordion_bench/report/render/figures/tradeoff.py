@@ -18,7 +18,7 @@ AXES = {"wire_bytes": sent_axis, "modelled_seconds": time_axis}
 
 def modelled(arms: Sequence[Arm]) -> dict[str, Figure]:
     """The figure of modelled time, where all arms have it."""
-    known = all(arm.values("modelled_seconds") for arm in arms) and any(arm.mean("wire_bytes") for arm in arms)
+    known = all(arm.values("modelled_seconds") for arm in arms) and any(arm.sends() for arm in arms)
     return {"tradeoff": tradeoff(arms)} if known else {}
 
 
@@ -72,7 +72,7 @@ def front(arms: Sequence[Arm], places: Sequence[tuple[float, float]]) -> set[int
 
 
 def _shown(arms: Sequence[Arm]) -> list[tuple[Arm, Look]]:
-    return [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].mean("wire_bytes")]
+    return [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
 
 
 def _handles(shown: Sequence[tuple[Arm, Look]]) -> list[object]:

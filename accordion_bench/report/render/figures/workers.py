@@ -46,8 +46,9 @@ def by_method(arms: Sequence[Arm]) -> list[Line]:
     for name, members in named.items():
         parts = {name: members}
         if len({arm.workers for arm in members}) < len(members):
-            sizes = sorted({arm.config["batch_size"] for arm in members})
+            sizes = sorted({arm.config["batch_size"] for arm in members if arm.config["batch_size"] is not None})
             parts = {f"{name}, {b} samples each": [a for a in members if a.config["batch_size"] == b] for b in sizes}
+            parts[name] = [arm for arm in members if arm.config["batch_size"] is None]
         for own, group in parts.items():
             points = sorted({arm.workers: arm for arm in group}.items())
             if len(points) > 1:

@@ -6,11 +6,11 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-DOORS = {"attach": "accordion_bench.attaching.doors", "local": "accordion_bench.attaching.doors"}
+DOORS = dict.fromkeys(["attach", "attach_shards", "local"], "accordion_bench.attaching.doors")
 
 
 def __getattr__(name: str) -> Any:
-    """`attach`, `local` or a submodule, imported when it is first asked for: `import accordion_bench` loads none.
+    """A door or a submodule, imported when it is first asked for: `import accordion_bench` loads none.
 
     Raises:
         AttributeError: there is nothing of that name.

@@ -1,7 +1,7 @@
 """`ab.attach` and `ab.local`: the methods of this package in a training loop of one's own."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -9,10 +9,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching.attached import Attached
-from accordion_bench.attaching.chosen_options import Named, Several, arguments_of
+from accordion_bench.attaching.chosen_options import Named, Several, arguments_of, choose, in_python
 from accordion_bench.attaching.connecting import connected
 from accordion_bench.attaching.exempt import Exempt
-from accordion_bench.options.checks import ConfigError
+from accordion_bench.compressors.assemble import wrapped_compressor
+from accordion_bench.methods.levels import ladder_of
+from accordion_bench.options.checks import ConfigError, ValueRefused
+
+if TYPE_CHECKING:
+    from accordion_bench.attaching.fsdp import ReplicateAxis
 
 Schedule = Callable[[float], float]
 
@@ -137,3 +142,40 @@ def local(
         process_group=process_group, timeout=timeout, clip_norm=None, clip_at=None, scaler=None,
     )  # fmt: skip
     return connected(model, optimizer, compressor, adaptive, sync, exempt, passed, options, arguments_of(local), True)
+
+
+def attach_shards(
+    model: nn.Module,
+    compressor: Named = "none",
+    *,
+    process_group: dist.ProcessGroup,
+    seed: int = 0,
+    **options: Any,
+) -> "ReplicateAxis":
+    """Exchange the gradients of an FSDP2 model along its replicate axis by a compressor. All processes call it.
+
+        for block in model.blocks: fully_shard(block, mesh=mesh["shard"])
+        fully_shard(model, mesh=mesh["shard"])
+        axis = ab.attach_shards(model, "powersgd", rank=2, process_group=mesh["replicate"].get_group())
+
+    Each parameter's shard is a tensor by itself: a matrix [n, m] over s shards is rows [n / s, m] here; docs/attach.md
+    says more.
+
+    Args:
+        model: `fully_shard` was called with the shard axis alone, so that torch itself averages no replicas.
+        compressor: name of a YAML file in conf/compressor, or {name: {option: value}}.
+        process_group: the processes that hold the same shards.
+        seed: for keyed draws; the same on all processes.
+        options: of the compressor, such as rank=2.
+
+    Raises:
+        ConfigError: what was passed breaks a rule, or differs between processes.
+    """
+    from accordion_bench.attaching.fsdp import attach_to_shards  # half a second that others need not wait
+
+    try:
+        chosen = choose(compressor, None, "every_step", {}, options, arguments_of(attach_shards))
+        wrapped = wrapped_compressor(chosen.compressor)
+        return attach_to_shards(model, wrapped, process_group, ladder_of(wrapped.compressor, {}), seed)
+    except ValueRefused as refused:
+        raise in_python(refused) from None

@@ -35,7 +35,10 @@ def our_step(trainer: Trainer) -> Callable[[], None]:
 
 
 def plain_step(
-    trainer: Trainer, model: torch.nn.Module, aggregate: Callable[[], None] = lambda: None
+    trainer: Trainer,
+    model: torch.nn.Module,
+    aggregate: Callable[[], None] = lambda: None,
+    connect: Callable[[torch.optim.Optimizer], object] = lambda optimizer: None,
 ) -> Callable[[], None]:
     """One step of the loop that everyone writes, on the same batches.
 
@@ -43,9 +46,11 @@ def plain_step(
         trainer: whose data and order of samples it takes, as the worker of this process.
         model: is trained.
         aggregate: what happens to the gradients before the optimizer's step.
+        connect: what is done with the optimizer before the first step.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     model.train()
+    connect(optimizer)
     count = 0
 
     def step() -> None:

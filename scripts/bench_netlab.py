@@ -39,6 +39,7 @@ ARMS = {
         *("compressor=powersgd", "compressor.rank=2", "comm.bucket_cap_mb=1000", "comm.overlap=false"),
     ],
 }
+Build = Callable[[str, list[str], int, int], Callable[[], None]]
 # (ours, theirs, largest ratio aimed at)
 TARGETS = [
     ("dense", "DDP", 1.03),
@@ -92,7 +93,7 @@ def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[
     return our_step(trainer)
 
 
-def inside(out: Path, chosen: dict[str, list[str]], rounds: int, seconds: float) -> None:
+def inside(out: Path, chosen: dict[str, list[str]], rounds: int, seconds: float, build: Build) -> None:
     """Time all arms in this host's process; the first host writes what every host's slowest clock has seen."""
     import torch
     import torch.distributed as dist
@@ -104,7 +105,7 @@ def inside(out: Path, chosen: dict[str, list[str]], rounds: int, seconds: float)
     steps, failed = {}, {}
     for name, overrides in chosen.items():
         try:
-            steps[name] = arm(name, overrides, rank, processes)
+            steps[name] = build(name, overrides, rank, processes)
         except ImportError as error:
             failed[name] = str(error)
 
@@ -140,20 +141,35 @@ def compressors() -> dict[str, list[str]]:
     return {name: [f"compressor={name}", *(momentum if name in ("demo", "dgc", "signum") else [])] for name in names}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(
+    module: str = "scripts.bench_netlab",
+    arms: dict[str, list[str]] = ARMS,
+    targets: list[tuple[str, str, float]] = TARGETS,
+    build: Build = arm,
+    doc: str | None = __doc__,
+) -> None:
+    """Parse the command line, run the hosts, print the tables.
+
+    Args:
+        module: that is run inside each host, with the same arguments.
+        arms: by name, with overrides.
+        targets: (ours, theirs, largest ratio aimed at).
+        build: makes an arm's training step inside a host.
+        doc: what --help says.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rates", nargs="+", default=["none", "1gbit", "100mbit"])
     parser.add_argument("--slow-host", action="append", default=[])
-    parser.add_argument("--arms", nargs="+", default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", default=list(arms))
     parser.add_argument("--every-compressor", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one arm in one round, about")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    chosen = compressors() if args.every_compressor else {name: ARMS[name] for name in args.arms}
+    chosen = compressors() if args.every_compressor else {name: arms[name] for name in args.arms}
     if args.inside:
-        inside(args.inside, chosen, args.rounds, args.seconds)
+        inside(args.inside, chosen, args.rounds, args.seconds, build)
         return
 
     from accordion_bench.netlab import options
@@ -166,7 +182,7 @@ def main() -> None:
         slow = dict(options.slow_host(item, args.hosts) for item in args.slow_host)
         with tempfile.TemporaryDirectory() as folder, Hosts(args.hosts, options.rate(text), slow) as hosts:
             out = Path(folder, "times.json")
-            outcome = hosts.run([sys.executable, "-m", "scripts.bench_netlab", *sys.argv[1:], "--inside", str(out)])
+            outcome = hosts.run([sys.executable, "-m", module, *sys.argv[1:], "--inside", str(out)])
             if not out.exists():
                 sys.exit(f"rate {text}: a host failed ({outcome})")
             told = json.loads(out.read_text(encoding="utf-8"))
@@ -185,7 +201,7 @@ def main() -> None:
             median, lower, upper = quartiles(times[name])
             cells.append(f" {median:.3f} ({lower:.3f} to {upper:.3f}) |")
         print(f"| {name} |" + "".join(cells))
-    pairs = [(name, "none", 1.0) for name in names if name != "none"] if args.every_compressor else TARGETS
+    pairs = [(name, "none", 1.0) for name in names if name != "none"] if args.every_compressor else targets
     print("\nRatios, round by round: median (quartiles).\n\n| ours / theirs | aimed at |", end="")
     print("".join(f" {text} |" for text in found) + "\n|---|---|" + "---|" * len(found))
     for ours, theirs, target in pairs:

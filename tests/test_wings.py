@@ -27,6 +27,30 @@ for name in sys.argv[1:]:
 print(*sys.modules)
 """
 
+# every module first, so that one with a door's name would stand in its place; then a training of one process
+DOORS = """
+import importlib, pkgutil, sys
+import accordion_bench as ab
+for module in [name for name in sys.argv[2:]]:
+    package = importlib.import_module(module)
+    for inner in pkgutil.walk_packages(getattr(package, "__path__", []), module + "."):
+        importlib.import_module(inner.name)
+import torch
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+def trained(model, optimizer):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+comm = ab.attach(model, optimizer, compressor="powersgd", adaptive="accordion", rank=1)
+trained(model, optimizer)
+comm.detach()
+with ab.local(model, optimizer, sync="diloco", period=2, compressor="topk", density=0.5):
+    trained(model, optimizer)
+torch.distributed.destroy_process_group()
+print(*sys.modules)
+"""
+
 
 def printed(script, *arguments):
     """The words that a fresh process prints."""
@@ -55,6 +79,13 @@ def test_the_library_loads_nothing_of_the_bench():
     assert [module for module in modules for name in BENCH if f"{module}.".startswith(f"{name}.")] == []
 
 
+@pytest.mark.parametrize("first", [[], LIBRARY], ids=["nothing", "every module"])
+def test_doors_load_nothing_of_the_bench(tmp_path, first):
+    modules = printed(DOORS, str(tmp_path / "store"), *first)
+    assert "accordion_bench.attaching.doors" in modules
+    assert [module for module in modules for name in BENCH if f"{module}.".startswith(f"{name}.")] == []
+
+
 class TestRoot:
     def test_imports_nothing(self):
         version, *modules = printed("import sys, accordion_bench as bench; print(bench.__version__, *sys.modules)")
@@ -64,6 +95,10 @@ class TestRoot:
     def test_a_submodule_is_imported_when_asked_for(self):
         asked = printed("import accordion_bench as bench; print(bench.compressors.__name__, 'sync' in dir(bench))")
         assert asked == ["accordion_bench.compressors", "True"]
+
+    def test_no_module_has_the_name_of_a_door(self):
+        assert not {*accordion_bench.DOORS} & {module.name for module in iter_modules(accordion_bench.__path__)}
+        assert {*accordion_bench.DOORS} <= {*dir(accordion_bench)}
 
     def test_an_unknown_name(self):
         with pytest.raises(AttributeError, match="no attribute 'powersdg'"):

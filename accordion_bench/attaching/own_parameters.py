@@ -90,7 +90,7 @@ class OwnParameters(Replicas):
         if self.delivers:
             self.applied = list(updates)
             return
-        super().apply(updates)
+        super().apply([update.data for update in updates])  # parts of one vector share a version, their data does not
         for i, param in enumerate(self.params):
             if param.grad is not None:
                 self._seen[i] = param.grad, param.grad._version

@@ -37,7 +37,7 @@ def bench(folder: Path, rank: int, *overrides: str, workers: int = 2) -> Trainer
     run.path.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(config, Comm(1, workers, rank), run)
     trainer.fit()
-    dist.barrier()
+    trainer.comm.barrier()
     return trainer
 
 

@@ -1,6 +1,7 @@
 """What connects a user's training loop with an exchange: hooks around the steps of the optimizer."""
 
 import contextlib
+import datetime
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ class Attachment:
         self.sync.begin(
             SyncContext(self.axis, self.position, self.runner, self.inner, methods.run, setting.weight_decay, clip_mean)
         )
+        self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.joined = self.accumulating = self.attached = False
         self._completed: CompletedExchange | None = None
         self._lr: Rate = 0.0

@@ -1,5 +1,6 @@
 """What an attachment has done, as a row of metrics and as text."""
 
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -57,7 +58,9 @@ def description(attachment: Attachment) -> dict[str, Any]:
         "versions": {name: _version(name) for name in ("accordion-bench", "torch")},
         "host": platform.node(),
         "processor": platform.processor() or platform.machine(),
+        "cpu_cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "started": attachment.started,
         "device": comm.device.type,
     }
 

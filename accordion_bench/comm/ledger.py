@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-
 # what a hook of somebody else's leaves unknown
 OF_EXCHANGES = ("payload_bytes", "wire_bytes", "inner_wire_bytes", "rounds", "entropy_bytes", "paper_floats")
 

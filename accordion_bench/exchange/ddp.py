@@ -37,7 +37,8 @@ class DDPExchange(Exchange):
     """DistributedDataParallel in the place of an exchange: gradients are means already when the backward pass ends.
 
     Which hook exchanges them follows from the compressor. The ledger is charged with what the hook hands to the
-    collectives, bucket by bucket; what a foreign hook sends nobody knows, so that the ledger is not complete. The waiting is inside the backward pass, so that its time is no column of its own.
+    collectives, bucket by bucket; what a foreign hook sends nobody knows, so that the ledger is not complete. The
+    waiting is inside the backward pass, so that its time is no column of its own.
 
     Args:
         axis: its model is wrapped; buffers stay the workers' own.

@@ -12,7 +12,6 @@ from accordion_bench.comm.clock import EXCLUSIVE, Stage
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options import checks
 
-
 COLUMNS = (
     *("modelled_seconds", "modelled_exposed_seconds", "modelled_comm_seconds", "modelled_dense_comm_seconds"),
     *("seconds_by_bucket", "seconds_by_phase"),

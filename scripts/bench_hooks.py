@@ -87,7 +87,9 @@ def inside(out: Path, chosen: list[str], model: str, rounds: int, seconds: float
         start, sent, counted = time.perf_counter(), interface.sent(), trainer.comm.ledger.columns()["wire_bytes"]
         for _ in range(count):
             step()
-        took = torch.tensor([time.perf_counter() - start, interface.sent() - sent], dtype=torch.float64) / count
+        seconds = time.perf_counter() - start
+        dist.barrier()  # then all of them have left
+        took = torch.tensor([seconds, interface.sent() - sent], dtype=torch.float64) / count
         wire = None if counted is None else (trainer.comm.ledger.columns()["wire_bytes"] - counted) / count
         slowest = took[:1].clone()
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -158,9 +160,9 @@ def main() -> None:
     lines = [
         "# Hooks of others beside ours",
         "",
-        f"{args.model} on synthetic images, 8 samples per worker and step; {args.hosts} hosts at {args.rate}, one worker "
-        f"and one thread each; medians of {args.rounds} rounds (quartiles). `python -m scripts.bench_hooks`, commit "
-        f"{about['commit']}, {about['processor']}, {about['cpu_cores']} cores, {about['versions']}.",
+        f"{args.model} on synthetic images, 8 samples per worker and step; {args.hosts} hosts at {args.rate}, one "
+        f"worker and one thread each; medians of {args.rounds} rounds (quartiles). `python -m scripts.bench_hooks`, "
+        f"commit {about['commit']}, {about['processor']}, {about['cpu_cores']} cores, {about['versions']}.",
         "",
         *table(told["rounds"]),
         "",

@@ -117,10 +117,11 @@ def test_rows_of_arms_have_it_at_the_end():
     assert "TopK" in names[0] and names[-1].endswith("not counted")
 
 
-def test_hooks_alone_are_rows_instead_of_an_empty_axis_of_bytes():
+def test_hooks_alone_are_drawn_against_epochs_and_not_on_an_empty_axis_of_bytes():
     found = figures_of(arms_of(hooked(), hooked(hook="mine:own")))
     (axes,) = found["comparison"].axes
-    assert len(axes.get_yticklabels()) == 2 and "forest" not in found
+    assert axes.get_xlabel() == "training [epochs]" and len(axes.get_lines()) > 0
+    assert all(name.get_text().endswith("not counted") for name in found["forest"].axes[0].get_yticklabels())
     assert not {"accuracy_bytes", "accuracy_wire", "pareto", "accuracy_modelled"} & found.keys()
 
 

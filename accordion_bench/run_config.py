@@ -24,6 +24,9 @@ class CommConfig:
     overlap: bool | None = None
     bucket_cap_mb: float | None = None
     engine: str = "exchange"
+    hook: str | None = None
+    hook_state: str | None = None
+    hook_options: dict | None = None
     interface: str | None = None
 
 

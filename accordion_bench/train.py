@@ -158,7 +158,8 @@ def _make_or_resume_folder(
         return RunFolder(watch.get("run_folder", rendezvous.run_folder))
     choices, policies = config.choices, list(config.adaptive)
     scheme = [choices["sync"]] if choices["sync"] not in ("every_step", *policies) else []
-    names = [*(choices[group] for group in ("model", "dataset", "compressor")), *scheme, *policies]
+    hook = [config.comm.hook.rpartition(":")[2]] if config.comm.hook else []
+    names = [*(choices[group] for group in ("model", "dataset", "compressor")), *hook, *scheme, *policies]
     label = f"{'-'.join(names)}-s{config.seed}"
     computed_with = codec_kernels.computed_with(where, parts)
     folder = RunFolder.create(config.paths.runs, label, config.to_dict(), where.threads, sweep, computed_with)
@@ -193,18 +194,19 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
     line = (
         f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {config.epochs} epochs of {config.batch_size} "
-        f"samples per worker and step{momentum}{describe_exchange(where, parts)}"
+        f"samples per worker and step{momentum}{describe_exchange(config, where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
     )
     return "\n".join(filter(None, [line, codec_kernels.missing(where, parts)]))
 
 
-def describe_exchange(where: Placement, parts: Components) -> str:
+def describe_exchange(config: RunConfig, where: Placement, parts: Components) -> str:
     """How the processes of a run exchange gradients; nothing where there is one process."""
     if where.processes == 1 or not parts.sync.gradient_exchange:
         return ""
     if parts.exchange.engine == "ddp":
-        return "; gradients are exchanged by DistributedDataParallel"
+        by = f" and its hook {config.comm.hook}" if config.comm.hook else ""
+        return f"; gradients are exchanged by DistributedDataParallel{by}"
     why = parts.exchange.after_backward(parts.wrapped, where.processes)
     return f"; gradients are exchanged {f'after the backward pass: {why}' if why else 'during the backward pass'}"
 
@@ -234,9 +236,14 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
         best = f"; best of the validation split {judged.show(summary['best_metric'])} {then}"
     lines = [
         f"{judged.name:<11}{judged.show(summary['metric'])} at the end{best} ({summary['steps']} steps)",
-        line("payload", summary["payload_bytes"], summary["dense_bytes"]),
-        line("wire", summary["wire_bytes"], summary["dense_wire_bytes"]),
     ]
+    if config.comm.hook:
+        lines.append(f"{'payload':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends")
+        if (sent := summary["link_sent_bytes"]) is not None:
+            lines.append(f"{'interface':<11}{human_bytes(sent)} sent by {config.comm.interface}")
+    else:
+        lines.append(line("payload", summary["payload_bytes"], summary["dense_bytes"]))
+        lines.append(line("wire", summary["wire_bytes"], summary["dense_wire_bytes"]))
     if entropy := summary["entropy_bytes"]:
         lines.append(line("entropy", entropy, summary["dense_bytes"]))
     lines += [

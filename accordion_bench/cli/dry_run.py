@@ -137,7 +137,10 @@ def told(config: RunConfig, where: Placement, parts: Components) -> Iterator[str
             step = seconds_of_a_step(trainer)
             made = exchanges(trainer, parts)
             yield from plan_lines(trainer, parts)
-            yield from byte_lines(trainer, parts, made)
+            if config.comm.hook:
+                yield f"{'bytes':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends"
+            else:
+                yield from byte_lines(trainer, parts, made)
             yield from memory_lines(trainer, where, made)
             yield from time_lines(config, trainer, where, parts, made, step)
     finally:
@@ -150,6 +153,7 @@ def trainer_of(config: RunConfig, where: Placement, parts: Components, folder: R
     dataset = copy.copy(parts.dataset)
     setattr(dataset, "load", lambda *_: Example(parts.dataset, device))  # noqa: B010
     alone = replace(config.comm, engine="exchange", backend="simulated", interface=None, processes=1)
+    alone = replace(alone, hook=None, hook_state=None, hook_options=None)
     quiet = {"_target_": "accordion_bench.trackers.base.Tracker"}
     config = replace(config, comm=alone, compile=None, tracker=quiet)
     parts = replace(parts, dataset=dataset, exchange=replace(parts.exchange, engine="exchange"))
@@ -311,6 +315,8 @@ def time_lines(
         f"{'time':<11}about {_seconds(here)} on this machine for all workers ({_seconds(step)} a step, from a trial"
         f"{compiled}), without evaluation{beside}"
     )
+    if config.comm.hook:
+        return
     comm = sum(one.times * network.seconds(one.wire, one.rounds, one.exchange.comm.workers) for one in made)
     dense = 4 * sum(spec.numel for spec in trainer.axis.specs)
     plain = run.steps * _ring(network, dense, run.workers)

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+# what a hook of somebody else's leaves unknown
+OF_EXCHANGES = ("payload_bytes", "wire_bytes", "inner_wire_bytes", "rounds", "entropy_bytes", "paper_floats")
+
 
 class Ledger:
     """Bytes of one run as cumulative integers.
@@ -16,6 +19,9 @@ class Ledger:
 
     Args:
         workers: all workers of the run, A.
+
+    Attributes:
+        complete: whether exchanges are charged here; those of a hook of somebody else's are not.
     """
 
     fields = (
@@ -39,6 +45,7 @@ class Ledger:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        self.complete = True
         # payload, wire and their dense twins are sums over the workers, so that they stay integers
         self.counts = dict.fromkeys(self.fields, 0)
         self.views = dict.fromkeys(self.viewed, 0)
@@ -130,6 +137,8 @@ class Ledger:
     def columns(self) -> dict[str, Any]:
         """The ledger as it stands in every metrics row; bytes of one worker. Unsettled, it is this process's view.
 
+        Of exchanges, where it is not complete, everything is None: neither 0 nor what they might have been.
+
         `inner_wire_bytes` is the part of `wire_bytes` that stays inside groups smaller than all workers.
         `entropy_bytes` is what the payload would be with entropy-coded messages, where a compressor counts that.
         `paper_floats` is the volume as the Accordion paper counts it, whatever is really sent; None = it has no count.
@@ -138,7 +147,7 @@ class Ledger:
         for name, spent in self.views.items():
             c[name] += spent
         c["inner_wire"] += self.views["wire"]
-        return {
+        counted = {
             "payload_bytes": mean(c["payload"]),
             "wire_bytes": mean(c["wire"]),
             "inner_wire_bytes": mean(c["inner_wire"]),
@@ -154,3 +163,4 @@ class Ledger:
             "entropy_bytes": mean(c["entropy"]) if c["entropy"] else None,
             "paper_floats": None if c["uncounted"] else c["paper_floats"],
         }
+        return counted if self.complete else {**counted, **dict.fromkeys(OF_EXCHANGES)}

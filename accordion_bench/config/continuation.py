@@ -21,7 +21,9 @@ from accordion_bench.runs.old_folders import in_todays_words
 MOVING = (*reuse.FREE, "comm", "device")
 FREE_ON_RESUME = (*MOVING, "epochs")
 # of comm, what the compressor's state depends on
-OF_THE_STATE = ("bucket_cap_mb", "engine")
+OF_THE_STATE = ("bucket_cap_mb", "engine", "hook", "hook_state", "hook_options")
+# of comm, what names code
+NAMED = ("hook", "hook_state")
 
 
 def resumed_config(cfg: Config, typed: set[str]) -> Config:
@@ -95,6 +97,8 @@ def refuse_foreign_code(saved: Config, cfg: Config, folder: RunFolder) -> None:
 def untrusted(saved: Config, cfg: Config) -> Iterator[tuple[str, str]]:
     """Each `_target_` of a configuration that neither our YAML files nor those of --config-dir name, by its key.
 
+    Hooks are in no YAML file: each is one.
+
     Args:
         saved: the configuration.
         cfg: another one, whose classes are trusted.
@@ -104,6 +108,10 @@ def untrusted(saved: Config, cfg: Config) -> Iterator[tuple[str, str]]:
         for key, path in targets_in(node, group):
             if not is_trusted(path, group, named):
                 yield key, path
+    for name in NAMED:
+        path = _value_at(saved, f"comm.{name}")
+        if path is not None and path != _value_at(cfg, f"comm.{name}"):
+            yield f"comm.{name}", path
 
 
 def continuing(config: Config, folder: RunFolder) -> str:

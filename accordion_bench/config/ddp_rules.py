@@ -7,7 +7,8 @@ from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD
-from accordion_bench.exchange.ddp import bare
+from accordion_bench.exchange.ddp import DDPExchange, bare, wants_one_bucket
+from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
@@ -20,22 +21,81 @@ if TYPE_CHECKING:
 INSTEAD = "comm.engine=exchange"
 
 
+def foreign_hook(config: RunConfig) -> ForeignHook | None:
+    """The hook that a run names; None = the compressor's own.
+
+    Raises:
+        ConfigError: options of a hook that are none.
+    """
+    comm = config.comm
+    if comm.hook is None:
+        return None
+    if not isinstance(comm.hook_options, dict | None):
+        raise ValueRefused("comm.hook_options", "null or a group of options", comm.hook_options, None)
+    return ForeignHook(comm.hook, comm.hook_state, comm.hook_options or {})
+
+
 def warnings(config: RunConfig) -> list[str]:
     """What is done that nobody has asked for."""
-    if config.comm.engine != "ddp" or not isinstance(bare(config.compressor), PowerSGD):
+    if config.comm.engine != "ddp":
         return []
+    hook, compressor = foreign_hook(config), bare(config.compressor)
+    what = "compressor=powersgd with comm.engine=ddp" if hook is None else f"comm.hook={hook.path}"
     told = []
-    if config.comm.backend == "gloo":
+    if config.comm.backend == "gloo" and wants_one_bucket(compressor, hook):
         told.append(
-            "compressor=powersgd with comm.engine=ddp gets one bucket for the whole model on gloo, because torch's "
-            "hook aborts the process there with more: nothing overlaps with the backward pass"
+            f"{what} gets one bucket for the whole model on gloo, because torch's hook aborts the process there with "
+            "more: nothing overlaps with the backward pass"
         )
-    if config.checkpoint.every != 0:
+    if config.checkpoint.every != 0 and _lost(compressor, hook):
+        whose = "torch's hook" if hook is None else "the hook"
         told.append(
-            "compressor=powersgd with comm.engine=ddp leaves no checkpoint, because the state of torch's hook cannot "
-            "be saved: a run that is stopped starts again"
+            f"{what} leaves no checkpoint, because the state of {whose} cannot be saved: a run that is stopped starts "
+            "again"
         )
     return told
+
+
+def _lost(compressor: Compressor, hook: ForeignHook | None) -> bool:
+    """Whether the state of the hook is known to be lost with the process, before it has been made."""
+    if hook is None:
+        return isinstance(compressor, PowerSGD)
+    made_by = hook.factory()
+    return isinstance(made_by, type) and not can_be_saved(made_by)
+
+
+def refuse_elsewhere(config: RunConfig) -> None:
+    """Refuse options of a hook where there is none, and a hook without DistributedDataParallel.
+
+    Raises:
+        ConfigError: for the first of them.
+    """
+    comm = config.comm
+    if comm.hook is not None and comm.engine != "ddp":
+        raise ConfigError(
+            f"comm.hook needs comm.engine=ddp, got comm.engine={comm.engine}; type comm.engine=ddp comm.hook="
+            f"{show(comm.hook)}"
+        )
+    for key, of in (("hook_state", "hook"), ("hook_options", "hook_state")):
+        if getattr(comm, key) is not None and getattr(comm, of) is None:
+            raise ValueRefused(f"comm.{key}", f"null without comm.{of}", getattr(comm, key), None)
+
+
+def unsaved(config: RunConfig, ddp: DDPExchange) -> str:
+    """The warning of a run whose hook's state, now that it has been made, turns out to have no `state_dict`.
+
+    Returns:
+        one sentence; "" where it can be saved, or where this was known before.
+
+    Raises:
+        ConfigError: `checkpoint.every` or `resume` was typed.
+    """
+    hook = foreign_hook(config)
+    if hook is None or ddp.resumable or isinstance(hook.factory(), type):
+        return ""
+    made = f"comm.hook_state={hook.state_path} has made a {type(ddp.hook_state).__name__} without state_dict"
+    _refuse_saving(config, f"what cannot be saved: {made}")
+    return f"{made}: the run leaves no checkpoint, and starts again where it is stopped"
 
 
 def refuse(config: RunConfig, where: Placement, parts: "Components") -> None:
@@ -72,7 +132,32 @@ def refuse(config: RunConfig, where: Placement, parts: "Components") -> None:
     if config.clip_norm is not None and config.clip_at != "after":
         rule = "after with comm.engine=ddp, whose gradients have been exchanged when the backward pass ends"
         raise ValueRefused("clip_at", rule, config.clip_at, "after")
+    hook = foreign_hook(config)
+    if hook is not None:
+        _refuse_beside(config, hook)
     _refuse_options(config, where, parts.wrapped.compressor)
+
+
+def _refuse_beside(config: RunConfig, hook: ForeignHook) -> None:
+    """Refuse a foreign hook that cannot be imported, and what does not go with it."""
+    compressor = bare(config.compressor)
+    if not isinstance(compressor, Dense):
+        raise ConfigError(
+            f"compressor must be none with comm.hook, which decides what is sent, got {config.chosen('compressor')}; "
+            "type compressor=none, or comm.hook=null"
+        )
+    hook.function()
+    if hook.factory() is not None and config.precision == "float16":
+        rule = "float32 or bfloat16 with comm.hook_state: the hook's state would keep an overflow"
+        raise ValueRefused("precision", rule, "float16", "bfloat16")
+    if _lost(compressor, hook):
+        _refuse_saving(config, f"comm.hook_state={hook.state_path}, which has no state_dict: its state cannot be saved")
+
+
+def _refuse_saving(config: RunConfig, what: str) -> None:
+    for key, value in (("checkpoint.every", config.checkpoint.every or None), ("resume", config.resume)):
+        if value is not None:
+            raise ValueRefused(key, f"null with {what}", value, None)
 
 
 def _refuse_options(config: RunConfig, where: Placement, wrapped: Compressor) -> None:
@@ -109,15 +194,13 @@ def _refuse_options(config: RunConfig, where: Placement, wrapped: Compressor) ->
         key, rule, _ = wrong[0]
         typed = " ".join(f"compressor.{key}={show(instead)}" for key, _, instead in wrong)
         raise ConfigError(f"compressor.{key} with comm.engine=ddp must be {rule}, got {show(node[key])}; type {typed}")
-    if not isinstance(compressor, PowerSGD):
-        return
-    if where.backend == "gloo" and config.comm.bucket_cap_mb is not None:
+    one_bucket = wants_one_bucket(compressor, foreign_hook(config))
+    if one_bucket and where.backend == "gloo" and config.comm.bucket_cap_mb is not None:
         rule = "null: torch's PowerSGD hook aborts the process on gloo with more than one bucket"
         raise ValueRefused("comm.bucket_cap_mb", rule, config.comm.bucket_cap_mb, None)
+    if not isinstance(compressor, PowerSGD):
+        return
     if config.precision == "float16":
         rule = "float32 or bfloat16 with comm.engine=ddp and compressor=powersgd: torch's hook would keep an overflow"
         raise ValueRefused("precision", rule, "float16", "bfloat16")
-    for key, value in (("checkpoint.every", config.checkpoint.every or None), ("resume", config.resume)):
-        if value is not None:
-            rule = "null with comm.engine=ddp and compressor=powersgd: the state of torch's hook cannot be saved"
-            raise ValueRefused(key, rule, value, None)
+    _refuse_saving(config, "comm.engine=ddp and compressor=powersgd: the state of torch's hook cannot be saved")

@@ -84,6 +84,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     if config.clip_at == "after" and (parts.sync.local or parts.wrapped.compressor.traits.owns):
         what = "workers take local steps" if parts.sync.local else "the compressor takes the step itself"
         raise ValueRefused("clip_at", f"before where {what}, because the update is no gradient", "after", "before")
+    ddp_rules.refuse_elsewhere(config)
     if config.comm.engine == "ddp":
         ddp_rules.refuse(config, where, parts)
     if config.target is not None:

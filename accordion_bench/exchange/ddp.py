@@ -4,7 +4,7 @@ import contextlib
 import math
 import warnings as python_warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,15 +19,14 @@ from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
 from accordion_bench.exchange.partition import MB
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder
 from accordion_bench.position import StepInfo
 
-if TYPE_CHECKING:
-    pass
-
 CASTS = {torch.float16: default_hooks.fp16_compress_hook, torch.bfloat16: default_hooks.bf16_compress_hook}
+TORCHS_POWERSGD = (powerSGD_hook.powerSGD_hook, powerSGD_hook.batched_powerSGD_hook)
 UNMEASURED = (
     *("exposed_seconds", "encode_seconds", "comm_seconds", "decode_seconds"),
     *("modelled_seconds", "modelled_exposed_seconds", "seconds_by_bucket", "seconds_by_phase"),
@@ -38,7 +37,8 @@ class DDPExchange(Exchange):
     """DistributedDataParallel in the place of an exchange: gradients are means already when the backward pass ends.
 
     Which hook exchanges them follows from the compressor. The ledger is charged with what the hook hands to the
-    collectives, bucket by bucket. The waiting is inside the backward pass, so that its time is no column of its own.
+    collectives, bucket by bucket; what a foreign hook sends nobody knows, so that the ledger is not complete. The
+    waiting is inside the backward pass, so that its time is no column of its own.
 
     Args:
         axis: its model is wrapped; buffers stay the workers' own.
@@ -47,11 +47,13 @@ class DDPExchange(Exchange):
         comm: of one worker in each of several processes.
         seed: for keyed draws.
         bucket_cap_mb: MB of gradients that are exchanged together; None = torch's 1, then 25.
+        hook: of somebody else's, in the place of the compressor's; None = the compressor's.
 
     Attributes:
         module: what is to be called in the place of the model, in training.
-        hook_state: torch's, of PowerSGD.
-        resumable: whether nothing is lost with the process; torch's PowerSGD state cannot be put into new buckets.
+        hook_state: torch's, of PowerSGD; or the foreign hook's.
+        resumable: whether nothing is lost with the process; torch's PowerSGD state cannot be put into new buckets, and
+            a foreign one may have no `state_dict`.
     """
 
     waited_in_backward = True
@@ -64,14 +66,14 @@ class DDPExchange(Exchange):
         comm: Comm,
         seed: int,
         bucket_cap_mb: float | None = None,
+        hook: ForeignHook | None = None,
     ) -> None:
         compressor, start_step = bare(node), node.get("start_step", 0)
         super().__init__(compressor, axis.specs, ladder, comm, axis.params[0], seed, start_step=start_step)
         self.what = "mean gradient"
-        self.resumable = not isinstance(compressor, PowerSGD)
         self._element_size = axis.params[0].element_size()
         cap = bucket_cap_mb
-        if isinstance(compressor, PowerSGD) and dist.get_backend() == "gloo":  # one bucket
+        if wants_one_bucket(compressor, hook) and dist.get_backend() == "gloo":
             cap = math.ceil(self.numel * self._element_size / MB) + 1
         with python_warnings.catch_warnings():
             # what is to take the place of broadcast_buffers copies rank 0's buffers at the start
@@ -95,6 +97,11 @@ class DDPExchange(Exchange):
                 random_seed=seed % 2**32,
             )
             self.module.register_comm_hook(self.hook_state, powerSGD_hook.powerSGD_hook)
+        self.foreign = hook is not None
+        if hook is not None:
+            self.hook_state = hook.register(self.module)
+            comm.ledger.complete = False
+        self.resumable = self.hook_state is None or (self.foreign and can_be_saved(self.hook_state))
         self._calls = 0
         self._shapes: list[list[torch.Size]] = []  # of each bucket's gradients
 
@@ -114,6 +121,8 @@ class DDPExchange(Exchange):
 
     def charge(self, info: StepInfo) -> None:
         """Count what the hook has sent in this step's backward pass."""
+        if self.foreign:
+            return
         self.comm.ledger.paper_count(self.paper_floats(self.levels(info)))
         if self._calls < 2:  # before its second forward pass it puts the gradients into new buckets, once
             buckets = self.module.reducer._get_zeros_like_grad_buckets()
@@ -123,6 +132,16 @@ class DDPExchange(Exchange):
         for shapes in self._shapes:
             for entries in self._messages(shapes, compresses):
                 self.comm.ledger.all_reduce(entries)
+
+    def worker_state(self, row: int) -> dict[str, Any]:
+        """What the foreign hook's state gives for checkpoints; nothing where there is none."""
+        kept = self.foreign and self.hook_state is not None
+        return {"hook_state": self.hook_state.state_dict()} if kept else {}
+
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
+        """Continue from `worker_state()`."""
+        if "hook_state" in state:
+            self.hook_state.load_state_dict(state["hook_state"])
 
     def _messages(self, shapes: Sequence[torch.Size], compresses: bool) -> list[int]:
         """Bytes of each all-reduce of one bucket."""
@@ -140,6 +159,11 @@ class DDPExchange(Exchange):
             else:
                 p, q = p + n * rank, q + m * rank
         return [entries * self._element_size for entries in (dense, p, q)]
+
+
+def wants_one_bucket(compressor: Compressor, hook: ForeignHook | None) -> bool:
+    """Whether torch's PowerSGD is run, which starts collectives in callbacks: gloo aborts with several buckets."""
+    return isinstance(compressor, PowerSGD) or (hook is not None and hook.function() in TORCHS_POWERSGD)
 
 
 def bare(node: Config) -> Compressor:

@@ -12,6 +12,11 @@ from accordion_bench.comm.clock import EXCLUSIVE, Stage
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options import checks
 
+COLUMNS = (
+    *("modelled_seconds", "modelled_exposed_seconds", "modelled_comm_seconds", "modelled_dense_comm_seconds"),
+    *("seconds_by_bucket", "seconds_by_phase"),
+)
+
 
 class Exchanges(NamedTuple):
     """The exchanges of one kind, as one worker alone on its machine would make them; times are medians over the run.
@@ -122,19 +127,21 @@ class Network:
         stall of the machine is in it: `seconds_by_phase`. `modelled_comm_seconds` is communication alone, hidden or
         not; `modelled_dense_comm_seconds` that of an fp32 ring all-reduce in every step. `seconds_by_bucket` is what
         the model starts from, so that reports can put the run on other links, and `seconds_by_phase` how fast steps
-        usually were, so that they can compare it with others.
+        usually were, so that they can compare it with others. All but dense's is None where exchanges are not counted.
 
         Args:
             comm: with ledger and clock.
             overlaps: buckets leave during the backward pass, also where all workers share a process; else after it.
         """
         sent, spent = comm.ledger.columns(), comm.clock.read()
+        dense = self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"], comm.workers)
+        if not comm.ledger.complete:
+            return {**dict.fromkeys(COLUMNS), "modelled_dense_comm_seconds": dense}
         measured = sum(spent.get(part, 0.0) for part in EXCLUSIVE if part != "exposed")
         own = (measured - comm.clock.steps.excess()) / comm.local_workers
         wire_bytes, rounds = (sent[key] + sent[f"control_{key}"] for key in ("wire_bytes", "rounds"))
         kinds = exchanges_of(comm, overlaps)
         exposed = self.exposed(kinds, wire_bytes, rounds, comm.workers)
-        dense = self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"], comm.workers)
         return {
             "modelled_seconds": own + exposed,
             "modelled_exposed_seconds": exposed,

@@ -59,19 +59,33 @@ def target(node: Config, group: str) -> Any:
     path = node.get("_target_")
     module, _, name = str(path).rpartition(".")
     rule = f"{group}._target_ must be the path of a class that can be imported, got {path}"
+    return imported(module, name, rule, f"{group}=NAME instead")
+
+
+def imported(module: str, name: str, rule: str, instead: str) -> Any:
+    """What a module calls by this name.
+
+    Args:
+        module, name: of what is imported.
+        rule: the sentence up to where it says why it cannot be.
+        instead: what to type.
+
+    Raises:
+        ConfigError: there is no such module or name, or the module imports what is not there.
+    """
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
-            why, instead = f"there is no module {error.name} here", f"{group}=NAME instead"
+            why = f"there is no module {error.name} here"
         else:
             why = f"{module} imports {error.name}, which is not installed"
-            instead = f"pip install {str(error.name).partition('.')[0]}, or {group}=NAME instead"
+            instead = f"pip install {str(error.name).partition('.')[0]}, or {instead}"
         raise ConfigError(f"{rule}: {why}; type {instead}") from None
     except ImportError as error:
-        raise ConfigError(f"{rule}: {error}; type {group}=NAME instead") from error
+        raise ConfigError(f"{rule}: {error}; type {instead}") from error
     except ValueError:  # no module at all
-        raise ConfigError(f"{rule}; type {group}=NAME instead") from None
+        raise ConfigError(f"{rule}; type {instead}") from None
     if not hasattr(found, name):
-        raise ConfigError(f"{rule}: {module} has no {name}; type {group}=NAME instead")
+        raise ConfigError(f"{rule}: {module} has no {name}; type {instead}")
     return getattr(found, name)

@@ -75,8 +75,7 @@ class Progress:
         self.bar.update()
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REFRESH_SECONDS
-            payload = comm.ledger.columns()["payload_bytes"]
-            figures = {"loss": f"{_mean(loss_sum, position, comm):.3f}", "sent": human_bytes(payload)}
+            figures = {"loss": f"{_mean(loss_sum, position, comm):.3f}", "sent": _payload(comm)}
             if self.evaluated:
                 metric, value = self.evaluated
                 figures[metric.name] = metric.show(value)
@@ -103,14 +102,18 @@ class Progress:
 
     def _figures(self, position: Position, comm: Comm) -> str:
         left = (time.monotonic() - self.began) / max(position.step - self.done, 1) * position.steps_left
-        payload = human_bytes(comm.ledger.columns()["payload_bytes"])
-        return f"{self._speed:,.0f} samples/s, payload {payload}, {human_seconds(left)} left"
+        return f"{self._speed:,.0f} samples/s, payload {_payload(comm)}, {human_seconds(left)} left"
 
     def close(self) -> None:
         """Remove the bar, say nothing any more."""
         self.heart.__exit__()
         if self.bar is not None:
             self.bar.close()
+
+
+def _payload(comm: Comm) -> str:
+    """Bytes of one worker so far."""
+    return human_bytes(comm.ledger.columns()["payload_bytes"]) if comm.ledger.complete else "not counted"
 
 
 def _mean(loss_sum: Tensor, position: Position, comm: Comm) -> float:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.config import ddp_rules
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
@@ -135,7 +137,11 @@ class Trainer:
         self.ddp: DDPExchange | None = None
         if config.comm.engine == "ddp":
             cap = config.comm.bucket_cap_mb
-            self.ddp = DDPExchange(self.axis, config.compressor, self.ladder, comm, seed, cap)
+            hook = ddp_rules.foreign_hook(config)
+            self.ddp = DDPExchange(self.axis, config.compressor, self.ladder, comm, seed, cap, hook)
+            if (warning := ddp_rules.unsaved(config, self.ddp)) and comm.leader:
+                log.warning(warning)
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
         self.runner = ExchangeRunner(
             self.axis,
             self.position,
@@ -454,6 +460,7 @@ class Trainer:
     def owners(self) -> Owners:
         """Everybody who has state: schemes first, because they may give replicas to the others."""
         own_scale = [self.loss_scale] if self.loss_scale else []
+        own_hook = [self.ddp] if self.ddp else []
         exchanges, ledger = SyncState(self.sync, self.comm), self.comm.ledger
         return Owners(
             of_all=[
@@ -464,6 +471,7 @@ class Trainer:
             of_each=[
                 *(self.axis, self.inner, exchanges, self.task, self.policy_runner, self.meter, self.score),
                 GlobalGenerator(self.device),
+                *own_hook,
             ],
         )
 

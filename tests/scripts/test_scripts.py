@@ -31,7 +31,10 @@ SMALLEST = {
     "local_methods": ["--minutes", "0", "--runs", "TMP/runs", "--out", "TMP/out"],
     "matrix": ["TMP/matrix.md"],
 }
-LINKS = {"bench_netlab": ["--rates", "1gbit", "--arms", "dense", *ONCE, "--seconds", "0.2"]}
+LINKS = {
+    "bench_hooks": ["--model", "resnet8", "--arms", "DDP, allreduce_hook", "dense", *ONCE, "--out", "TMP/hooks"],
+    "bench_netlab": ["--rates", "1gbit", "--arms", "dense", *ONCE, "--seconds", "0.2"],
+}
 PARTS = {"bench_arms", "golden_runs", "gpu_sections", "gpu_steps", "grace_codecs"}  # of others
 SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
 # make install; demo and compressors, one after another; make wheel; a package index

@@ -21,6 +21,7 @@ FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target")
 SETTING = ("model", "dataset", "workers", "epochs", "scale")
 # what is compared: nobody needs to be told that these differ from dense
 METHOD = ("compressor", "sync", "adaptive", "batch_size", "attached")
+HOOK = ("comm.hook", "comm.hook_state", "comm.hook_options")
 # of a data set: with which its name alone does not say what is trained on and evaluated
 PART_OF_DATA = ("dataset.subset", "dataset.validation", "dataset.limit_eval")
 
@@ -116,6 +117,11 @@ class Arm:
         found = [run.summary.get(column) for run in self.runs]
         known = [float(value) for value in found if isinstance(value, int | float)]
         return known if len(known) == len(found) else []
+
+    @property
+    def counted(self) -> bool:
+        """Whether its exchanges are counted: those of a hook of somebody else's, or of some own loops, are not."""
+        return bool(self.values("payload_bytes"))
 
     def sends(self, column: str = "wire_bytes") -> bool:
         """Whether it has a place on an axis of bytes: what it sends is counted, and more than nothing."""
@@ -342,8 +348,12 @@ def differences(arm: Arm, other: Arm) -> list[str]:
     """
     if arm.attached != other.attached:
         return ["the training loop, attached beside the bench's own, of which nobody knows the other options"]
-    own, theirs = ({k: v for k, v in a.options.items() if k.split(".")[0] not in METHOD} for a in (arm, other))
+    own, theirs = ({k: v for k, v in a.options.items() if not _of_method(k)} for a in (arm, other))
     keys = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
     other_class = {key.split(".")[0] for key in keys if key.endswith("._target_")}
     names = [f"{name} {arm.chosen(name) or None} ({other.chosen(name) or None})" for name in sorted(other_class)]
     return names + [f"{k} {own.get(k)} ({theirs.get(k)})" for k in keys if k.split(".")[0] not in other_class]
+
+
+def _of_method(key: str) -> bool:
+    return key.split(".")[0] in METHOD or key.startswith(HOOK)

@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
-from accordion_bench.report.compare.show import NONE, show_link
+from accordion_bench.report.compare.show import NONE, show_bytes, show_link
 from accordion_bench.report.read.load import Run
 
 CLOSE = 0.01  # relative: rates that are one rate
@@ -60,10 +59,11 @@ def on_the_link(arms: Sequence[Arm]) -> Beside:
     rows = [["arm", "n", "wire", "control", "sent by the interface", "counted over wire + control"]]
     for arm in arms:
         if counted := arm.values("link_sent_bytes"):
-            known = zip(arm.values("wire_bytes"), arm.values("control_wire_bytes"), strict=True)
+            wire = arm.values("wire_bytes") or [math.nan] * arm.n
+            known = zip(wire, arm.values("control_wire_bytes"), strict=True)
             ratios = [sent / sum(own) if sum(own) else math.nan for sent, own in zip(counted, known, strict=True)]
             columns = ("wire_bytes", "control_wire_bytes", "link_sent_bytes")
-            sizes = [human_bytes(arm.mean(column)) for column in columns]
+            sizes = [show_bytes(arm.mean(column)) for column in columns]
             ratio = math.fsum(ratios) / len(ratios)
             rows.append([arm.label, str(arm.n), *sizes, NONE if math.isnan(ratio) else f"{ratio:.3f}"])
     note = (

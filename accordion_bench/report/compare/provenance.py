@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.arms import HOOK, Arm
 from accordion_bench.report.compare.markdown import inline
 from accordion_bench.report.read.load import Run
 
@@ -62,7 +62,7 @@ def dense_command(arm: Arm) -> str:
     """The command of an arm's runs, made dense; of an experiment's arms, its dense arm."""
     replaced = ("compressor", "adaptive", "sync", "seed", "resume", "arm", "-m", "--multirun")
     typed = _typed(arm.runs[0])
-    kept = [word for word in typed if _key(word).split(".")[0] not in replaced]
+    kept = [word for word in typed if _key(word).split(".")[0] not in replaced and not _key(word).startswith(HOOK)]
     sweep = ["-m"] if arm.n > 1 or {"-m", "--multirun"} & set(typed) else []
     seeds = f"seed={','.join(map(str, arm.seeds))}"
     dense = ["compressor=none", "adaptive=none", *kept]

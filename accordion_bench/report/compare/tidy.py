@@ -17,7 +17,8 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
 
     Columns of what is evaluated carry its name: `accuracy` (a share in [0, 1]), `accuracy_ci95`, ..., or `perplexity`,
     `perplexity_ci95`, ...; `metric` says which. Everything against dense is against the dense run named in `baseline`,
-    and empty where none was given; `*_times_less` below 1 means MORE than dense.
+    and empty where none was given; `*_times_less` below 1 means MORE than dense. Payload, wire and rounds are empty
+    where a hook of somebody else's has sent what nobody has counted; `link_sent_bytes` is what interfaces have counted.
     """
     rows = []
     for arm in arms:
@@ -41,6 +42,7 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
                 "payload_times_less": _times_less(arm, dense, "payload_bytes"),
                 "wire_bytes": arm.mean("wire_bytes"),
                 "wire_times_less": _times_less(arm, dense, "wire_bytes"),
+                "link_sent_bytes": arm.mean("link_sent_bytes"),
                 "rounds": arm.mean("rounds"),
                 "rounds_times_less": _times_less(arm, dense, "rounds"),
                 "paper_floats": arm.mean("paper_floats"),

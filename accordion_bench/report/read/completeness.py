@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accordion_bench.network.link_model import Network
-from accordion_bench.report.read.labels import label
+from accordion_bench.report.read.labels import hook_of, label
 from accordion_bench.report.read.printable import NAME
 from accordion_bench.runs.metrics import LOSSES, METRICS, metric
 
@@ -14,6 +14,7 @@ LARGEST = 1e100  # of numbers that are squared and multiplied; those of no run c
 MOST_WORKERS = 1_000_000
 CHOICES = ("model", "dataset", "compressor")
 COLUMNS = ("epoch", "lr", "payload_bytes", "wire_bytes", "seconds")  # numbers, in every row
+COUNTED = ("payload_bytes", "wire_bytes")  # null in every row where a hook of somebody else's has sent them
 FINITE = ("_bytes", "_seconds", "rounds", "step")  # ends of columns that are finite numbers or null
 NUMBERS = ("_error",)  # ends of columns that are any numbers or null
 PARTS = tuple(f"{part}_seconds" for part in ("data", "compute", "update", "policy"))  # which every run has measured
@@ -54,8 +55,11 @@ def _problem(
         return f"{missing[0]} is missing or of another kind"
     if len(rows) < summary["epochs"]:
         return "metrics.jsonl is incomplete"
-    needed = (str(summary.get("metric_name", "accuracy")), *COLUMNS)
-    strange = _strange_row(rows, needed, PARTS, "metrics.jsonl")
+    hooked = bool(hook_of(dict(config)))
+    if hooked and any(row.get(column) is not None for row in rows for column in COUNTED):
+        return "metrics.jsonl has a row with bytes of a hook, which nobody has counted"
+    needed = [column for column in COLUMNS if not (hooked and column in COUNTED)]
+    strange = _strange_row(rows, (str(summary.get("metric_name", "accuracy")), *needed), PARTS, "metrics.jsonl")
     return strange or _not_understood(config, summary.get("modelled_seconds") is not None, "config.yaml")
 
 

@@ -15,18 +15,28 @@ KNOBS = ("rank", "density", "bits")
 def label(config: Config) -> str:
     """`dense`, `PowerSGD rank 2`, `TopK 10 %`, `fp16`, `Accordion (PowerSGD rank 2/1)`; others by name and knob.
 
+    Hooks of somebody else's by the function's name: `DDP, bf16_compress_hook`.
+
     Local methods by name and period: `local SGD, H 8`, `DiLoCo, H 30, TopK 10 %`, `AccordionSync (local SGD, H 2/16)`.
     """
     node, choices = config.get("compressor") or {}, config.get("choices") or {}
     knob, name = knob_of(node), _name(node, choices.get("compressor", "?"))
     levels = levels_of(config, knob) if knob else []
     text = f"{name} {show_level(knob, *levels)}" if levels else name
+    if hook := hook_of(config):
+        text = f"DDP, {hook}"
     if scheme := scheme_of(config):
         text = scheme if text == "dense" else f"{scheme}, {text}"
         text += ", 1 worker" if config.get("workers") == 1 else ""  # the control of an outer optimizer
     if policies := policies_of(config):
         text = f"{' + '.join(_name(policy, key) for key, policy in policies.items())} ({text})"
     return text
+
+
+def hook_of(config: Config) -> str:
+    """The name of the hook of somebody else's that has exchanged the gradients, never imported; "" = ours counted."""
+    hook = (config.get("comm") or {}).get("hook")
+    return str(hook).rpartition(":")[2] if hook is not None else ""
 
 
 def policies_of(config: Config) -> dict[str, Config]:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from accordion_bench.comm.samples import MATTERS
-from accordion_bench.options.units import counted
+from accordion_bench.options.units import counted, human_bytes
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.provenance import machine, unequal
 from accordion_bench.report.compare.show import show_link
 from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.timed import communicates
+from accordion_bench.report.read.labels import hook_of
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.table import paper_reference
 from accordion_bench.runs.metrics import LOSSES, METRICS, metric, split_of
@@ -57,9 +58,8 @@ def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
         arms: of the setting.
         paper: of the table that holds only what papers show.
     """
-    lines = [evaluated(arms, paper), sent(arms, paper), *went_dense(arms), time(arms, paper), *outliers(arms)]
-    lines += attached(arms)
-    lines += not_learned(arms)
+    lines = [evaluated(arms, paper), sent(arms, paper), *uncounted(arms), *went_dense(arms), time(arms, paper)]
+    lines += [*outliers(arms), *attached(arms), *not_learned(arms)]
     lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]
     if experiments := sorted({arm.chosen("experiment") for arm in arms} - {""}):
         lines.append(f"Experiment: {'; '.join(experiments)}.")
@@ -126,6 +126,25 @@ def sent(arms: Sequence[Arm], paper: bool = False) -> str:
         return f"{text}; without a dense run there are no ratios."
     measured = "dense run" if dense == ["dense"] else f"run of {' or '.join(dense)}"
     return f"{text}; {'' if paper else 'both '}against the measured {measured}."
+
+
+def uncounted(arms: Sequence[Arm]) -> list[str]:
+    """Which arms are hooks of somebody else's, whose bytes nobody has counted, and what stands in their place."""
+    told = []
+    for arm in [arm for arm in arms if hook_of(arm.config)]:
+        measured = "no interface measured"
+        if arm.values("link_sent_bytes"):
+            measured = f"{human_bytes(arm.mean('link_sent_bytes'))} by its interface"
+        told.append(f"{arm.label} ({measured})")
+    if not told:
+        return []
+    return [f"Not counted: {'; '.join(told)}. Nobody but a hook of somebody else's knows what it sends."]
+
+
+def without_bytes(arms: Sequence[Arm]) -> str:
+    """The end of a footnote: which arms have no place on an axis of bytes, or of time that is modelled from them."""
+    labels = [arm.label for arm in arms if not arm.counted]
+    return f" Not counted, so not shown: {'; '.join(labels)}." if labels else ""
 
 
 def time(arms: Sequence[Arm], paper: bool = False) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.read.labels import is_dense, knob_of, policies_of
+from accordion_bench.report.read.labels import hook_of, is_dense, knob_of, policies_of
 
 # Okabe and Ito (2008), apart under every common colour blindness; without yellow, which is lost on white, with a brown
 BLACK, BLUE, ORANGE, PURPLE, GREEN = "#000000", "#0072B2", "#E69F00", "#CC79A7", "#009E73"
@@ -118,7 +118,8 @@ def method(config: dict[str, Any]) -> tuple[str, str]:
         return BLACK, "o"
     choices = config.get("choices") or {}
     compressor, scheme = choices.get("compressor", "none"), choices.get("sync", "every_step")
-    name = next(iter(policies_of(config)), compressor if scheme == "every_step" else scheme)
+    own = hook_of(config) or (compressor if scheme == "every_step" else scheme)
+    name = next(iter(policies_of(config)), own)
     if name not in METHODS:  # of somebody's own: any, but always the same
         number = zlib.crc32(name.encode())
         return HUES[number % len(HUES)], "os^Dv"[number // len(HUES) % 5]

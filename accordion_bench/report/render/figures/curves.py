@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.timed import communicates
-from accordion_bench.report.render.captions import heading
+from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.colours import Look, looks
 from accordion_bench.report.render.figures.series import (
     Array,
@@ -71,7 +71,8 @@ def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bo
         axes.set_xlabel(label)
         if "bytes" in label:
             sent_axis(axes, shown, xs, limits)
-    return sheet.finish(heading(arms[0]), footnote(arms, bars), handles(shown))
+    note = footnote(arms, bars) + (without_bytes(arms) if "bytes" in label else "")
+    return sheet.finish(heading(arms[0]), note, handles(shown))
 
 
 def curves(

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read.labels import pair_of
-from accordion_bench.report.render.captions import heading
+from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.colours import looks
 from accordion_bench.report.render.figures.curves import (
     EPOCHS,
@@ -62,7 +62,7 @@ def side_by_side(arms: Sequence[Arm], adaptive: Sequence[Arm] = ()) -> Figure:
     sheet.legends[left] = handles(shown)
     for axes, arm in zip(maps, adaptive, strict=True):
         sheet.legends[axes], sheet.titles[axes] = level_map(axes, arm)
-    return sheet.finish(heading(arms[0]), footnote(arms, bars=by_bytes))
+    return sheet.finish(heading(arms[0]), footnote(arms, bars=by_bytes) + (without_bytes(arms) if by_bytes else ""))
 
 
 def _height(arm: Arm) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.render.captions import heading, hidden
+from accordion_bench.report.render.captions import heading, hidden, without_bytes
 from accordion_bench.report.render.colours import looks
 from accordion_bench.report.render.figures.curves import TOGETHER, curves, footnote, handles, limits_of, too_short
 from accordion_bench.report.render.figures.points import points, points_note, time_axis
@@ -43,4 +43,4 @@ def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figur
         f"{' or '.join(latencies)} µs, {hidden([arm for arm, _ in shown])}; "
         f"{points_note(arms, at_edge=at_edge) + '.' if many else footnote(arms)}"
     )
-    return sheet.finish(heading(arms[0]), told, handles(shown, not many))
+    return sheet.finish(heading(arms[0]), told + without_bytes(arms), handles(shown, not many))

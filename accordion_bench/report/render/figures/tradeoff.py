@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.show import show_link
-from accordion_bench.report.render.captions import heading
+from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.colours import Look, looks
 from accordion_bench.report.render.figures.points import points, points_note, sent_axis, time_axis
 from accordion_bench.report.render.figures.series import ends, metric_of
@@ -34,7 +34,7 @@ def tradeoff(arms: Sequence[Arm]) -> Figure:
         costs = [arm.values(x) for arm, _ in shown]
         at_edge = points(axes, shown, costs)
         name_axis(axes, costs)
-    note = f"{points_note(arms, at_edge=at_edge)}. Modelled, not measured: {_links(shown)}."
+    note = f"{points_note(arms, at_edge=at_edge)}. Modelled, not measured: {_links(shown)}.{without_bytes(arms)}"
     return sheet.finish(heading(arms[0]), note, _handles(shown))
 
 
@@ -58,6 +58,7 @@ def pareto(arms: Sequence[Arm]) -> Figure | None:
         AXES[x](axes, costs)
     model = f" Modelled, not measured: {_links(shown)}." if len(xs) > 1 else ""
     note = f"{points_note(arms, False, at_edge)}; line: Pareto front of the means; pale: beaten by another arm.{model}"
+    note += without_bytes(arms)
     return sheet.finish(heading(arms[0]), note, _handles(shown))
 
 

@@ -1,0 +1,132 @@
+"""A communication hook of DistributedDataParallel that somebody else has written, named by a run."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.instantiate import imported
+
+PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+EXAMPLE = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks:fp16_compress_hook"
+EXAMPLE_OF_STATE = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook:PowerSGDState"
+SAVED_BY = ("state_dict", "load_state_dict")
+
+
+@dataclass(frozen=True)
+class ForeignHook:
+    """A hook by its name, and what makes its state.
+
+    Args:
+        path: `package.module:function`; called for each bucket as function(state, bucket), returns a Future of the mean
+            gradients of the bucket.
+        state_path: `package.module:factory`; called once in each process as factory(process_group, **options), with
+            the group of all workers; None = the state is None.
+        options: of the factory.
+    """
+
+    path: str
+    state_path: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def function(self) -> Callable:
+        """The hook.
+
+        Raises:
+            ConfigError: it cannot be imported, or takes something else than a state and a bucket.
+        """
+        found = _callable("comm.hook", self.path, "function", EXAMPLE)
+        named = hasattr(found, "__qualname__")  # which torch asks for
+        if not named or list(_parameters(found))[1:2] != ["bucket"] or not _takes(found, None, None):
+            rule = "a function of two arguments, state and bucket, the second of this name"
+            raise ConfigError(f"comm.hook must be {rule}, got {self.path}; type comm.hook={EXAMPLE}, say")
+        return found
+
+    def factory(self) -> Callable | None:
+        """What makes the state; None where there is none.
+
+        Raises:
+            ConfigError: it cannot be imported, or does not take a process group and the options.
+        """
+        if self.state_path is None:
+            return None
+        found = _callable("comm.hook_state", self.state_path, "factory", EXAMPLE_OF_STATE)
+        if not _takes(found, None, **self.options):
+            known = list(_parameters(found))[1:]
+            takes = f"takes {', '.join(known)}" if known else "takes none"
+            raise ConfigError(
+                f"comm.hook_options must be what {self.state_path} takes beside the process group, got "
+                f"{checks.show(dict(self.options))}, and it {takes}; type comm.hook_options=null, or others"
+            )
+        return found
+
+    def register(self, module: DistributedDataParallel) -> Any:
+        """Let a module use the hook; returns its new state.
+
+        Raises:
+            ConfigError: the factory refuses its options, or the module the hook.
+        """
+        state = self._new_state()
+        try:
+            module.register_comm_hook(state, self.function())
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"comm.hook must be one that DistributedDataParallel takes, got {self.path}: "
+                f"{str(error).rstrip('.')}; type comm.hook={EXAMPLE}, say"
+            ) from error
+        return state
+
+    def _new_state(self) -> Any:
+        """The state of this process, whose process group has been made."""
+        make = self.factory()
+        if make is None:
+            return None
+        try:
+            return make(dist.group.WORLD, **self.options)
+        except Exception as error:
+            options = checks.show(dict(self.options))
+            raise ConfigError(
+                f"comm.hook_options must be accepted by {self.state_path}, got {options}: {error}; type others"
+            ) from error
+
+
+def can_be_saved(state: Any) -> bool:
+    """Whether a hook's state, or the class of one, has `state_dict` and `load_state_dict`."""
+    return all(callable(getattr(state, name, None)) for name in SAVED_BY)
+
+
+def _callable(key: str, path: object, what: str, example: str) -> Callable:
+    """What a path names."""
+    rule = f"{key} must be package.module:{what} of a module that can be imported, got {checks.show(path)}"
+    named = PATH.fullmatch(path) if isinstance(path, str) else None
+    if named is None:
+        raise ConfigError(f"{rule}; type {key}={example}, say")
+    found = imported(named[1], named[2], rule, f"{key}={example}, say")
+    if not callable(found):
+        raise ConfigError(f"{key} must name what can be called, got {path}, a {type(found).__name__}; type {key}=null")
+    return found
+
+
+def _parameters(called: Callable) -> Mapping[str, inspect.Parameter]:
+    """By name; none where Python cannot tell, as of some functions in C."""
+    try:
+        return inspect.signature(called).parameters
+    except ValueError:
+        return {}
+
+
+def _takes(called: Callable, *arguments: Any, **options: Any) -> bool:
+    """Whether it can be called with these; yes where Python cannot tell."""
+    try:
+        inspect.signature(called).bind(*arguments, **options)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True

@@ -52,7 +52,7 @@ def connected(
     """Check everything, then hook into model and optimizer."""
     if any(cls.__name__ == "FSDPModule" for cls in type(model).__mro__):
         raise ConfigError(
-            "model must not be cut into shards, got one that fully_shard was called on; call ab.attach_shards(model, ...)"
+            "model must not be cut into shards, got one that fully_shard was called on; call ab.attach_shards"
         )
     try:
         chosen = _chosen(compressor, adaptive, sync, optimizer, options, arguments)

@@ -12,6 +12,7 @@ from accordion_bench.attaching.attached import Attached
 from accordion_bench.attaching.chosen_options import Named, Several, arguments_of, choose, in_python
 from accordion_bench.attaching.connecting import connected
 from accordion_bench.attaching.exempt import Exempt
+from accordion_bench.attaching.users_optimizer import stepping_optimizer
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.methods.levels import ladder_of
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -57,7 +58,7 @@ def attach(
 
     Args:
         model: DistributedDataParallel, or a plain module, in an initialised process group; one worker per process.
-        optimizer: holds all its trained parameters.
+        optimizer: holds all its trained parameters; of a framework's wrapper, the one inside is meant.
         compressor: name of a YAML file in conf/compressor, or {name: {option: value}}.
         adaptive: policies, likewise: a name, {name: {option: value}}, or a list of names.
         exempt: what is never compressed: words of `norm,bias,embedding`, or a function of name and parameter.
@@ -85,8 +86,9 @@ def attach(
         batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,
         process_group=process_group, timeout=timeout, clip_norm=clip_norm, clip_at=clip_at, scaler=scaler,
     )  # fmt: skip
+    inner = stepping_optimizer(optimizer)
     return connected(
-        model, optimizer, compressor, adaptive, "every_step", exempt, passed, options, arguments_of(attach), False
+        model, inner, compressor, adaptive, "every_step", exempt, passed, options, arguments_of(attach), False
     )
 
 
@@ -141,7 +143,8 @@ def local(
         batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,
         process_group=process_group, timeout=timeout, clip_norm=None, clip_at=None, scaler=None,
     )  # fmt: skip
-    return connected(model, optimizer, compressor, adaptive, sync, exempt, passed, options, arguments_of(local), True)
+    inner = stepping_optimizer(optimizer)
+    return connected(model, inner, compressor, adaptive, sync, exempt, passed, options, arguments_of(local), True)
 
 
 def attach_shards(

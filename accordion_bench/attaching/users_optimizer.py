@@ -40,6 +40,13 @@ class UsersOptimizer:
         return rates[0] if len(set(rates)) == 1 else rates
 
 
+def stepping_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The innermost optimizer of wrappers that keep it as `.optimizer`, as Accelerate's and Lightning's do."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
+
+
 def refuse_parameters(named: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> None:
     """Refuse a model and an optimizer that are not about the same parameters.
 

@@ -68,7 +68,7 @@ def test_the_workflows_call_targets_that_there_are():
         steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
         called |= {word for step in steps for word in re.findall(r"make (\S+)", step.get("run", ""))}
         assert not re.search(r"secrets\.|services:|https?://", text)
-    assert {"lint", "test", "test-slow", "test-avx2", "wheel"} <= called <= targets()
+    assert {"lint", "test", "test-slow", "test-integrations", "test-avx2", "wheel"} <= called <= targets()
 
 
 def test_the_map_for_language_models_leads_somewhere():

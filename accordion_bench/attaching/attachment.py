@@ -294,7 +294,7 @@ class Attachment:
             self.position.note_rate()
             lr = self._lr = self.inner.rate()
             self.axis.collect()
-            if name := self.axis.changed():
+            if self.sync.gradients_go_to() is not None and (name := self.axis.changed()):
                 raise ConfigError(
                     f"gradients must stay as backward has left them until they are exchanged, got that of {name} "
                     "changed; call comm.join() first, or pass clip_norm= in the place of clipping them"

@@ -32,6 +32,7 @@ SMALLEST = {
     "matrix": ["TMP/matrix.md"],
 }
 LINKS = {
+    "bench_attach": ["--rates", "1gbit", "--arms", "DDP", "attach(bf16), DDP", *ONCE, "--seconds", "0.2"],
     "bench_hooks": ["--model", "resnet8", "--arms", "DDP, allreduce_hook", "dense", *ONCE, "--out", "TMP/hooks"],
     "bench_netlab": ["--rates", "1gbit", "--arms", "dense", *ONCE, "--seconds", "0.2"],
 }

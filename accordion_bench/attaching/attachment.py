@@ -26,7 +26,6 @@ from accordion_bench.methods.build import Methods
 from accordion_bench.methods.chosen import Chosen
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import WHOLE_MODEL
 from accordion_bench.position import Rate
 from accordion_bench.requests import TrainingLoss
 from accordion_bench.signals.policy_runner import PolicyRunner
@@ -117,9 +116,9 @@ class Attachment:
             lambda: setting.batch_size,
             methods.run.warmup_epochs,
         )
-        why_late = setting.exchange.after_backward(methods.wrapped, comm.processes)
-        self.early = not why_late or methods.wrapped.scope == WHOLE_MODEL  # its one bucket is full at the end
-        self.overlap = Overlap(self.axis, comm, setting.exchange.overlaps(comm.processes), self.early)
+        has_thread = setting.exchange.overlaps(comm.processes)
+        self.early = has_thread and not setting.exchange.looks_first(methods.wrapped)  # scope=model, too: one bucket
+        self.overlap = Overlap(self.axis, comm, has_thread, self.early)
         self.runner = ExchangeRunner(
             self.axis,
             self.position,
@@ -228,7 +227,7 @@ class Attachment:
     def _arrived_again(self, i: int) -> None:
         """A further backward pass before the optimizer's step."""
         left = self.joined or self._leaves_early
-        if left and not self.axis.was_replaced(i):
+        if left and not self.axis.was_reset(i):
             raise ConfigError(
                 f"all backward passes of a step but the last must be within comm.no_sync(), got two that reach "
                 f"{self.axis.specs[i].name}, whose gradient has been sent; write `with comm.no_sync():` around the "

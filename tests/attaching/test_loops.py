@@ -7,7 +7,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.kit.loops import METHODS, OWNERS, ByHand, attached, batch, close, loss_of, net, play, refused, same, same_on_all, sgd
+from tests.kit.loops import (
+    METHODS,
+    OWNERS,
+    ByHand,
+    attached,
+    batch,
+    close,
+    loss_of,
+    net,
+    play,
+    refused,
+    same,
+    same_on_all,
+    sgd,
+)
 
 EARLY_AND_LATE = ({}, {"overlap": False}, {"bucket_cap_mb": 1e-4})
 

@@ -75,7 +75,7 @@ def connected(
         raise in_python(refused) from None
     comm.group = _own_group(passed["process_group"], passed["timeout"]) if comm.processes > 1 else comm.group
     if not is_ddp:
-        comm.broadcast_([*inner.parameters(), *inner.buffers()], "setup")
+        _start_alike(inner, comm)
     taken = users_optimizer.hand_over(optimizer, methods.wrapped.compressor)
     attached = Attached(inner, optimizer, methods, comm, setting)
     if isinstance(model, DistributedDataParallel):
@@ -141,6 +141,15 @@ def _comm(device: torch.device, params: list[nn.Parameter], passed: dict[str, An
     comm.timeout = passed["timeout"]
     comm.group = group
     return comm
+
+
+def _start_alike(model: nn.Module, comm: Comm) -> None:
+    """Everybody starts with rank 0's parameters and buffers; tensors of one type travel together, exactly."""
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for tensors in by_type.values():
+        comm.broadcast_(tensors, "setup")
 
 
 def _own_group(group: dist.ProcessGroup | None, timeout: float) -> dist.ProcessGroup:

@@ -112,15 +112,16 @@ class ByHand:
                 param.grad = gradient / dist.get_world_size(self.group)
                 dist.all_reduce(param.grad, group=self.group)
             return
-        rates = {id(param): group["lr"] for group in self.optimizer.param_groups for param in group["params"]}
-        lrs = [rates[id(param)] for _, param in self.named]
-        lr = lrs[0] if len(set(lrs)) == 1 else lrs
-        self.updates = self.exchange([gradient.unsqueeze(0) for gradient in gradients], self._info(lr))
+        lrs = self._rates()
+        info = StepInfo(self.plan, self.steps, lrs[0] if len(set(lrs)) == 1 else lrs)
+        self.updates = self.exchange([gradient.unsqueeze(0) for gradient in gradients], info)
         for (_, param), update in zip(self.named, self.updates, strict=True):
             param.grad = torch.zeros_like(update) if self.compressor.traits.owns else update
 
-    def _info(self, lr: Any) -> StepInfo:
-        return StepInfo(self.plan, self.steps, lr)
+    def _rates(self) -> list[float]:
+        """The learning rate of each parameter."""
+        rates = {id(param): group["lr"] for group in self.optimizer.param_groups for param in group["params"]}
+        return [rates[id(param)] for _, param in self.named]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -129,9 +130,12 @@ class ByHand:
         self.steps += 1
         if self.compressor is None or not self.compressor.traits.owns:
             return
-        rates = {id(param): group["lr"] for group in self.optimizer.param_groups for param in group["params"]}
-        for (_, param), update in zip(self.named, self.updates, strict=True):
-            param.sub_(update, alpha=1.0 if self.compressor.traits.units == "parameter" else rates[id(param)])
+        lrs = [1.0 for _ in self.named] if self.compressor.traits.units == "parameter" else self._rates()
+        for (_, param), update, lr in zip(self.named, self.updates, lrs, strict=True):
+            if len(set(lrs)) == 1:
+                param.sub_(update, alpha=lr)
+            else:  # as scheme and training round
+                param.sub_(update * lr)
 
     def train(self, steps: Sequence[int], loss: Callable[[nn.Module, int], Tensor] = loss_of) -> None:
         """As the simplest loop does it."""

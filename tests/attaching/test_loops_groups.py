@@ -117,7 +117,7 @@ def alone_after_detach():
     for name, options in METHODS.items():
         model = net()
         comm, optimizer = attached(model, **options)
-        assert (optimizer.param_groups[0]["momentum"] == 0.9) == (name not in OWNERS)
+        assert (optimizer.param_groups[0]["momentum"] == 0.9) == (name not in OWNERS), name
         loss_of(model, 0).backward()
         optimizer.step()
         comm.detach()

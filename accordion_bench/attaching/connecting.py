@@ -58,7 +58,7 @@ def connected(
         chosen = _chosen(compressor, adaptive, sync, optimizer, options, arguments)
         model = unwrapped(model)
         is_ddp = isinstance(model, DistributedDataParallel)
-        inner = unwrapped(model.module) if is_ddp else model
+        inner = unwrapped(model.module) if isinstance(model, DistributedDataParallel) else model
         _refuse_wrapped_parts(inner)
         if model in _attached or inner in _attached:
             raise ConfigError("model must be attached once, got one that is; call detach() of what ab.attach returned")

@@ -100,7 +100,6 @@ class OwnParameters(Replicas):
         super().apply([update.data for update in updates])  # parts of one vector share a version, their data does not
         for i, param in enumerate(self.params):
             if param.grad is not None:
-                param.grad = param.grad.data  # updates are parts of one buffer; each gradient has a version of its own
                 self._seen[i] = param.grad, param.grad._version
 
     # ---- replicas

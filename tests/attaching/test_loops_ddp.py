@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
@@ -16,6 +16,7 @@ from tests.kit.loops import (
     OWNERS,
     ByHand,
     close,
+    closure_of,
     loss_of,
     net,
     play,
@@ -99,19 +100,6 @@ def a_compressor_that_needs_all_at_once():
         trained(ddp, compressor="randomk", density=0.5)
 
 
-def test_configurations(tmp_path):
-    play(
-        tmp_path,
-        [
-            as_it_is_configured,
-            with_exchanges_after_the_backward_pass,
-            with_buckets_of_its_own,
-            all_tensors_as_one,
-            a_compressor_that_needs_all_at_once,
-        ],
-    )
-
-
 # ---- accumulation
 
 
@@ -156,10 +144,6 @@ def accumulation_without_no_sync_is_that_of_ddp():
             stepped.step()
     same(module.module, plain.module)
     comm.detach()
-
-
-def test_accumulation(tmp_path):
-    play(tmp_path, [accumulation, accumulation_without_no_sync_is_that_of_ddp])
 
 
 # ---- parameters that are not reached, gradients that are changed or given up
@@ -264,31 +248,9 @@ def a_closure():
         module, comm, optimizer, twin = wrapped({}, **options)
         twin.train(STEPS)
         for step in STEPS:
-
-            def closure(step: int = step) -> Tensor:
-                optimizer.zero_grad()
-                loss = loss_of(module, step)
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
+            optimizer.step(closure_of(module, optimizer, step))
         same(module.module, twin.model)
         comm.detach()
-
-
-def test_gradients(tmp_path):
-    play(
-        tmp_path,
-        [
-            parameters_that_the_loss_does_not_reach,
-            frozen_parameters,
-            clipped_after_backward,
-            clipped_by_the_attachment,
-            steps_given_up,
-            steps_given_up_keep_workers_together,
-            a_closure,
-        ],
-    )
 
 
 # ---- one hook in the life of a module
@@ -351,5 +313,28 @@ def of_some_processes():
     comm.detach()
 
 
-def test_the_hook(tmp_path):
-    play(tmp_path, [attached_again, alone_after_detach, somebody_elses_hook_is_refused, of_some_processes])
+def test_loops_with_distributed_data_parallel(tmp_path):
+    """In one pair of processes, which takes longer to start than all of them."""
+    play(
+        tmp_path,
+        [
+            as_it_is_configured,
+            with_exchanges_after_the_backward_pass,
+            with_buckets_of_its_own,
+            all_tensors_as_one,
+            a_compressor_that_needs_all_at_once,
+            accumulation,
+            accumulation_without_no_sync_is_that_of_ddp,
+            parameters_that_the_loss_does_not_reach,
+            frozen_parameters,
+            clipped_after_backward,
+            clipped_by_the_attachment,
+            steps_given_up,
+            steps_given_up_keep_workers_together,
+            a_closure,
+            attached_again,
+            alone_after_detach,
+            somebody_elses_hook_is_refused,
+            of_some_processes,
+        ],
+    )

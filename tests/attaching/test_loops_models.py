@@ -123,10 +123,6 @@ def a_wrapped_part_is_refused():
         attached(model)
 
 
-def test_compiled(tmp_path):
-    play(tmp_path, [compiled_eagerly, compiled_with_aot, attached_once, a_wrapped_part_is_refused])
-
-
 @pytest.mark.slow
 def test_compiled_with_every_method(tmp_path):
     play(tmp_path, [compiled_with_every_method])
@@ -229,10 +225,6 @@ def buffers_start_as_rank_0_has_them():
         comm.detach()
 
 
-def test_types(tmp_path):
-    play(tmp_path, [bfloat16_parameters, float64_parameters, parameters_of_two_types, buffers_start_as_rank_0_has_them])
-
-
 # ---- groups, optimizers, schedules
 
 
@@ -326,20 +318,6 @@ def schedulers():
                 comm.detach()
 
 
-def test_optimizers(tmp_path):
-    play(
-        tmp_path,
-        [
-            parameter_groups,
-            a_rate_set_between_backward_and_step,
-            optimizers,
-            owners_take_what_is_sgds,
-            owners_refuse_other_optimizers,
-            schedulers,
-        ],
-    )
-
-
 # ---- what is never compressed
 
 
@@ -393,5 +371,26 @@ def an_unknown_word_is_refused():
         attached(net(), compressor="topk", exempt="norms")
 
 
-def test_exempt(tmp_path):
-    play(tmp_path, [exempt_tensors, an_unknown_word_is_refused])
+def test_loops_by_model_and_optimizer(tmp_path):
+    """In one pair of processes, which takes longer to start than all of them."""
+    play(
+        tmp_path,
+        [
+            compiled_eagerly,
+            compiled_with_aot,
+            attached_once,
+            a_wrapped_part_is_refused,
+            bfloat16_parameters,
+            float64_parameters,
+            parameters_of_two_types,
+            buffers_start_as_rank_0_has_them,
+            parameter_groups,
+            a_rate_set_between_backward_and_step,
+            optimizers,
+            owners_take_what_is_sgds,
+            owners_refuse_other_optimizers,
+            schedulers,
+            exempt_tensors,
+            an_unknown_word_is_refused,
+        ],
+    )

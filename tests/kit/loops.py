@@ -63,6 +63,29 @@ def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.9, **options: Any
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, **options)
 
 
+def closure_of(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    dtype: torch.dtype = torch.float32,
+    after: Callable[[], None] = lambda: None,
+) -> Callable[[], Tensor]:
+    """What `optimizer.step` takes: computes gradients and returns the loss, with its graph.
+
+    Args:
+        after: called when the backward pass is over.
+    """
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, step, dtype)
+        loss.backward()
+        after()
+        return loss
+
+    return closure
+
+
 class ByHand:
     """A copy of a model and what exchanges its gradients, once they are all there.
 

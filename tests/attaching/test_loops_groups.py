@@ -192,6 +192,18 @@ def a_lone_worker():
                     same(model, twin.model)
                 assert comm.metrics()["wire_bytes"] == 0, name
                 comm.detach()
+
+
+def test_a_lone_worker(tmp_path):
+    play(tmp_path, [a_lone_worker], workers=1)
+
+
+# ---- some of the processes
+
+
+def two_of_three():
+    """Ranks 1 and 2 train together; rank 0 does something else. Their own rank 0 leads."""
+    group = dist.new_group([1, 2])
     if dist.get_rank() == 0:
         return
     for wrap in WRAPS.values():
@@ -251,53 +263,8 @@ def two_groups_side_by_side():
     comm.detach()
 
 
-# ---- the order of collectives
-
-
-def the_order_of_collectives():
-    """The same on all workers, whatever parameters their own loss reaches, and in whatever order."""
-    with collective_order.recorded() as calls:
-        for options in METHODS.values():
-            for ddp in (False, True):
-                model = net(make=Branches)
-                module = DistributedDataParallel(model, find_unused_parameters=True) if ddp else model
-                optimizer = sgd(model)
-                comm = ab.attach(module, optimizer, **options, bucket_cap_mb=1e-5)
-                for step in range(4):
-                    optimizer.zero_grad()
-                    branched_loss(module, step).backward()
-                    if step != 2:
-                        optimizer.step()
-                comm.end_epoch()
-                comm.detach()
-    logs: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(logs, calls)
-    assert len(calls) > 50
-    collective_order.compare(logs)
-
-
-def test_several_attachments_and_none(tmp_path):
-    """In one pair of processes, which takes longer to start than all of them."""
-    play(
-        tmp_path,
-        [
-            two_models,
-            a_model_that_others_backward_passes_reach,
-            alone_after_detach,
-            attached_again,
-            detached_in_the_middle_of_a_step,
-            a_lone_worker,
-        ],
-        workers=1,
-    )
-
-
-# ---- some of the processes
-
-
-def two_of_three():
-    """Ranks 1 and 2 train together; rank 0 does something else. Their own rank 0 leads."""
-    group = dist.new_group([1, 2, two_of_three, local_steps_of_two_of_three, two_groups_side_by_side], workers=3)
+def test_some_of_the_processes(tmp_path):
+    play(tmp_path, [two_of_three, local_steps_of_two_of_three, two_groups_side_by_side], workers=3)
 
 
 # ---- local steps
@@ -337,5 +304,41 @@ def local_loops():
         comm.detach()
 
 
-def test_local_loops(tmp_path):
-    play(tmp_path, [local_loops, the_order_of_collectives])
+# ---- the order of collectives
+
+
+def the_order_of_collectives():
+    """The same on all workers, whatever parameters their own loss reaches, and in whatever order."""
+    with collective_order.recorded() as calls:
+        for options in METHODS.values():
+            for ddp in (False, True):
+                model = net(make=Branches)
+                module = DistributedDataParallel(model, find_unused_parameters=True) if ddp else model
+                optimizer = sgd(model)
+                comm = ab.attach(module, optimizer, **options, bucket_cap_mb=1e-5)
+                for step in range(4):
+                    optimizer.zero_grad()
+                    branched_loss(module, step).backward()
+                    if step != 2:
+                        optimizer.step()
+                comm.end_epoch()
+                comm.detach()
+    logs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(logs, calls)
+    assert len(calls) > 50
+    collective_order.compare(logs)
+
+
+def test_several_attachments_and_none_any_more(tmp_path):
+    play(
+        tmp_path,
+        [
+            two_models,
+            a_model_that_others_backward_passes_reach,
+            alone_after_detach,
+            attached_again,
+            detached_in_the_middle_of_a_step,
+            local_loops,
+            the_order_of_collectives,
+        ],
+    )

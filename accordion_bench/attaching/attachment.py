@@ -26,7 +26,6 @@ from accordion_bench.methods.build import Methods
 from accordion_bench.methods.chosen import Chosen
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import WHOLE_MODEL
 from accordion_bench.position import Rate
 from accordion_bench.requests import TrainingLoss
 from accordion_bench.signals.policy_runner import PolicyRunner
@@ -117,9 +116,9 @@ class Attachment:
             lambda: setting.batch_size,
             methods.run.warmup_epochs,
         )
-        why_late = setting.exchange.after_backward(methods.wrapped, comm.processes)
-        self.early = not why_late or methods.wrapped.scope == WHOLE_MODEL  # its one bucket is full at the end
-        self.overlap = Overlap(self.axis, comm, setting.exchange.overlaps(comm.processes), self.early)
+        has_thread = setting.exchange.overlaps(comm.processes)
+        self.early = has_thread and not setting.exchange.looks_first(methods.wrapped)  # scope=model, too: one bucket
+        self.overlap = Overlap(self.axis, comm, has_thread, self.early)
         self.runner = ExchangeRunner(
             self.axis,
             self.position,
@@ -139,10 +138,11 @@ class Attachment:
         )
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.joined = self.accumulating = self.attached = False
+        self.delivering: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
         self._completed: CompletedExchange | None = None
         self._lr: Rate = 0.0
         self.decisions: dict[str, Any] = {}  # of the last epoch, by policy
-        self._told_of_epochs = False
+        self._told_of_epochs = self._told_of_updates = False
         self._frozen = [param for param in model.parameters() if not param.requires_grad]
         self._held = sum(len(group["params"]) for group in optimizer.param_groups)
         self.recording: Timeline | None = None
@@ -207,7 +207,8 @@ class Attachment:
         """Around all backward passes of a step but the last: gradients are added up and stay here."""
         before, self.accumulating = self.accumulating, True
         try:
-            yield
+            with self.delivering():
+                yield
         finally:
             self.accumulating = before
 
@@ -219,28 +220,28 @@ class Attachment:
             self.recording.arrived(i)
         if self.axis.is_taken(i):
             self._arrived_again(i)
-        if not self.axis.has_taken:
+        if not self.axis.has_taken and self.overlap.armed is None:
             self._arm()
-        if self.overlap.armed is not None or not self.setting.scaled:
+        if not self.setting.scaled:
             self.axis.taken(i)
         self.overlap.arrived(i)
 
     def _arrived_again(self, i: int) -> None:
         """A further backward pass before the optimizer's step."""
         left = self.joined or self._leaves_early
-        if left and not self.axis.was_replaced(i):
+        if left and not self.axis.was_reset(i):
             raise ConfigError(
                 f"all backward passes of a step but the last must be within comm.no_sync(), got two that reach "
                 f"{self.axis.specs[i].name}, whose gradient has been sent; write `with comm.no_sync():` around the "
                 "earlier ones, forward pass included"
             )
-        self._give_up_step()
+        self.give_up_step()
 
     @property
     def _leaves_early(self) -> bool:
         return self.overlap.armed is not None and self.overlap.armed.ctx is not None
 
-    def _give_up_step(self) -> None:
+    def give_up_step(self) -> None:
         """Nobody wants the gradients of this step any more; what is under way arrives, as on all workers."""
         if self._leaves_early:
             self.axis.collect()
@@ -262,11 +263,11 @@ class Attachment:
 
     def begin_delivery(self) -> None:
         """Somebody takes the gradients of a step where DistributedDataParallel has put them."""
-        if self.joined:
-            self._forget()
-        if not self.axis.has_taken:
-            self.axis.delivers = True
-            self._arm()
+        if self.axis.has_taken:
+            self._warn_of_lost_updates()
+            self.give_up_step()
+        self.axis.delivers = True
+        self._arm()
 
     def arrive(self, i: int, gradient: Tensor) -> None:
         """The gradient of one parameter of this step."""
@@ -291,8 +292,7 @@ class Attachment:
             return
         with self._told():
             self._refuse_new_parameters()
-            self.position.note_rate()
-            lr = self._lr = self.inner.rate()
+            self._note_rate()
             self.axis.collect()
             if self.sync.gradients_go_to() is not None and (name := self.axis.changed()):
                 raise ConfigError(
@@ -307,21 +307,28 @@ class Attachment:
             self.policy_runner.epoch_sums.add_gradients(self.axis.gradients_W)
             self.clock.lap("policy")
             self.comm.ledger.dense_step(self.exchange.numel)
-            self._completed = self.sync.before_step(lr)
+            self._completed = self.sync.before_step(self._lr)
             self.joined = True
+
+    def _note_rate(self) -> None:
+        """The learning rate that is set now, which may have changed since the backward pass."""
+        self.position.note_rate()
+        self._lr = self.inner.rate()
 
     def _before_step(self, _: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         """Join, or where a closure computes the gradients, join after it; `args` begin with the optimizer."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self.join()
+            self._note_rate()
             return None
 
         def closure_then_join() -> Any:
-            self._forget()
+            self.give_up_step()
             with torch.enable_grad():
                 loss = closure()
             self.join()
+            self._note_rate()
             return loss
 
         if len(args) > 1:
@@ -467,6 +474,18 @@ class Attachment:
         if not self.losses and any(isinstance(request, TrainingLoss) for request in self.policy_runner.needs_at()):
             names = ", ".join(self.methods.policies)
             raise ConfigError(f"adaptive={names} needs the loss of every step, got none; call comm.note(loss)")
+
+    def _warn_of_lost_updates(self) -> None:
+        """Once, where a compressor has been to take a step that nobody takes."""
+        if self._told_of_updates or not self.exchange.compressor.traits.owns:
+            return
+        self._told_of_updates = True
+        if self.comm.leader:
+            log.warning(
+                "two backward passes before optimizer.step(): compressor=%s takes the step itself, and what came of "
+                "the first one is given up; write `with comm.no_sync():` around it, if gradients are to be added up",
+                self.setting.chosen.compressor_name,
+            )
 
     def _warn_of_epochs(self) -> None:
         """Once, where a policy would never decide."""

@@ -16,7 +16,7 @@ from accordion_bench.attaching.agreement import refuse_differences
 from accordion_bench.attaching.attached import Attached
 from accordion_bench.attaching.attachment import Setting
 from accordion_bench.attaching.chosen_options import Named, Several, choose, in_python
-from accordion_bench.attaching.ddp_delivery import DDPDelivery
+from accordion_bench.attaching.ddp_delivery import deliver_to
 from accordion_bench.attaching.exempt import Exempt, exempt_names
 from accordion_bench.attaching.loop_position import UNKNOWN
 from accordion_bench.attaching.loss_scaler import exchange_after_unscaling
@@ -56,11 +56,15 @@ def connected(
         )
     try:
         chosen = _chosen(compressor, adaptive, sync, optimizer, options, arguments)
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        model = unwrapped(model)
+        is_ddp = isinstance(model, DistributedDataParallel)
+        inner = unwrapped(model.module) if isinstance(model, DistributedDataParallel) else model
+        _refuse_wrapped_parts(inner)
         if model in _attached or inner in _attached:
             raise ConfigError("model must be attached once, got one that is; call detach() of what ab.attach returned")
         named = trained_parameters(inner)
         users_optimizer.refuse_parameters(named, optimizer)
+        passed = {**passed, "process_group": _group_of(model, passed["process_group"])}
         comm = _comm(named[0][1].device, [param for _, param in named], passed)
         exempted = exempt_names(exempt, inner) & {name for name, _ in named}
         setting = _setting(chosen, passed, users_optimizer.options_of(optimizer).get("weight_decay", 0.0))
@@ -70,18 +74,49 @@ def connected(
     except ValueRefused as refused:
         raise in_python(refused) from None
     comm.group = _own_group(passed["process_group"], passed["timeout"]) if comm.processes > 1 else comm.group
-    if not isinstance(model, DistributedDataParallel):
-        comm.broadcast_([*inner.parameters(), *inner.buffers()], "setup")
-    users_optimizer.hand_over(optimizer, methods.wrapped.compressor)
+    if not is_ddp:
+        _start_alike(inner, comm)
+    taken = users_optimizer.hand_over(optimizer, methods.wrapped.compressor)
     attached = Attached(inner, optimizer, methods, comm, setting)
     if isinstance(model, DistributedDataParallel):
-        DDPDelivery(model, attached)
-    attached.connect(listens=not isinstance(model, DistributedDataParallel) or not attached.early)
+        deliver_to(attached, model)
+    attached.connect(listens=not is_ddp or setting.scaled)
     if passed["scaler"] is not None:
         exchange_after_unscaling(passed["scaler"], attached)
     _attached.add(inner)
     attached.when_detached(lambda: _attached.discard(inner))
+    attached.when_detached(lambda: users_optimizer.give_back(optimizer, taken))
     return attached
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What torch.compile has wrapped."""
+    found: nn.Module = getattr(model, "_orig_mod", model)
+    return found
+
+
+def _refuse_wrapped_parts(model: nn.Module) -> None:
+    """What exchanges by itself would be exchanged twice."""
+    if part := next((name for name, each in model.named_modules() if isinstance(each, DistributedDataParallel)), None):
+        raise ConfigError(
+            f"model must be DistributedDataParallel or hold none, got one that holds it as {part}; pass {part} itself"
+        )
+
+
+def _group_of(model: nn.Module, passed: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The processes that take part: of a wrapped model those that it was wrapped for.
+
+    Raises:
+        ConfigError: others were passed.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return passed
+    own = dist.get_process_group_ranks(model.process_group)
+    if passed is not None and (given := dist.get_process_group_ranks(passed)) != own:
+        raise ConfigError(
+            f"process_group must be that of DistributedDataParallel, got ranks {given} and {own}; leave it out"
+        )
+    return None if len(own) == dist.get_world_size() else model.process_group
 
 
 def _chosen(
@@ -106,6 +141,15 @@ def _comm(device: torch.device, params: list[nn.Parameter], passed: dict[str, An
     comm.timeout = passed["timeout"]
     comm.group = group
     return comm
+
+
+def _start_alike(model: nn.Module, comm: Comm) -> None:
+    """Everybody starts with rank 0's parameters and buffers; tensors of one type travel together, exactly."""
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for tensors in by_type.values():
+        comm.broadcast_(tensors, "setup")
 
 
 def _own_group(group: dist.ProcessGroup | None, timeout: float) -> dist.ProcessGroup:

@@ -1,66 +1,112 @@
 """A communication hook of DistributedDataParallel that hands its buckets to an attachment."""
 
+import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching.attachment import Attachment
+from accordion_bench.options.checks import ConfigError
 
 
 class DDPDelivery:
     """Takes gradients from DistributedDataParallel's buckets, and puts there what came of their exchange.
 
     Buckets of the exchange leave as they fill, however DistributedDataParallel cuts its own; its last bucket waits for
-    all of them, so that gradients are the exchanged ones when `backward` returns.
+    all of them, so that gradients are the exchanged ones when `backward` returns. With a loss scale they stay what they
+    are until they are unscaled.
 
     Args:
-        module: the wrapped model; it takes one hook in its life.
-        attachment: that exchanges.
+        module: the wrapped model; it takes one hook in its life, which serves one attachment after another.
     """
 
-    def __init__(self, module: DistributedDataParallel, attachment: Attachment) -> None:
-        self.module, self.attachment = module, attachment
-        self.copies = module.gradient_as_bucket_view  # else a bucket is nobody's gradient
-        self._index = {id(param): i for i, param in enumerate(attachment.axis.params)}
+    def __init__(self, module: DistributedDataParallel) -> None:
+        self._module = weakref.ref(module)  # which keeps the hook, and this with it
+        self.shares = module.gradient_as_bucket_view  # its memory with gradients; else a bucket is nobody's
+        self.may_skip = module.find_unused_parameters or module.static_graph
+        self.attachment: Attachment | None = None
+        self._index: dict[int, int] = {}
         self._held: list[tuple[torch.futures.Future, Tensor, list[tuple[int, Tensor]]]] = []
-        module.register_comm_hook(None, self.__call__)
+        try:
+            module.register_comm_hook(None, self.__call__)
+        except RuntimeError:
+            raise ConfigError(
+                "model must have no communication hook, got DistributedDataParallel with one; leave out its "
+                "register_comm_hook"
+            ) from None
+
+    def serve(self, attachment: Attachment) -> None:
+        """From here on gradients go to this attachment, until it is detached."""
+        module = self._module()
+        assert module is not None
+        self.attachment = attachment
+        self._index = {id(param): i for i, param in enumerate(attachment.axis.params)}
+        attachment.delivering = module.no_sync
+        attachment.when_detached(self._stop)
+
+    def _stop(self) -> None:
+        self.attachment = None
 
     def __call__(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """For DistributedDataParallel: one of its buckets is full."""
-        attachment = self.attachment
-        if not attachment.attached:
-            return default_hooks.allreduce_hook(self.module.process_group, bucket)
+        attachment, module = self.attachment, self._module()
+        assert module is not None
+        if attachment is None:
+            return default_hooks.allreduce_hook(module.process_group, bucket)
         device = bucket.buffer().device
         future: torch.futures.Future = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
-        if not attachment.early or attachment.comm.workers == 1:  # they are exchanged before the optimizer's step
+        if attachment.setting.scaled:  # they are exchanged when they have been unscaled
             future.set_result(bucket.buffer())
             return future
-        if not self._held:
+        if bucket.index() == 0:
+            self._held = []
             attachment.begin_delivery()
         indices = [self._index[id(param)] for param in bucket.parameters()]
         numbered = list(zip(indices, bucket.gradients(), strict=True))
         self._held.append((future, bucket.buffer(), numbered))
         for i, gradient in numbered:
-            attachment.arrive(i, gradient.clone() if self._is_kept else gradient)
+            attachment.arrive(i, gradient.clone() if self._is_kept(attachment) else gradient)
         if bucket.is_last():
-            self._deliver()
+            self._deliver(attachment)
         return future
 
-    @property
-    def _is_kept(self) -> bool:
+    def _is_kept(self, attachment: Attachment) -> bool:
         """Whether somebody looks at local gradients when the bucket already holds exchanged ones."""
-        return self.copies and bool(self.attachment.methods.policies)
+        return self.shares and bool(attachment.methods.policies)
 
     @torch.no_grad()
-    def _deliver(self) -> None:
+    def _deliver(self, attachment: Attachment) -> None:
         held, self._held = self._held, []
-        self.attachment.join()
-        applied = self.attachment.axis.applied
+        attachment.join()
+        axis = attachment.axis
         for future, buffer, numbered in held:
             for i, gradient in numbered:
-                gradient.copy_(applied[i])
+                gradient.copy_(axis.applied[i])
+                if self.may_skip:
+                    self._put(axis.params[i], gradient)
             future.set_result(buffer)
+
+    def _put(self, param: nn.Parameter, gradient: Tensor) -> None:
+        """What no worker's loss reaches DistributedDataParallel leaves alone; a residual may come all the same."""
+        if param.grad is None:
+            param.grad = gradient if self.shares else gradient.clone()
+        elif not self.shares:
+            param.grad.copy_(gradient)
+
+
+_deliveries: "weakref.WeakKeyDictionary[DistributedDataParallel, DDPDelivery]" = weakref.WeakKeyDictionary()
+
+
+def deliver_to(attachment: Attachment, module: DistributedDataParallel) -> None:
+    """Let a wrapped model hand its gradients to an attachment.
+
+    Raises:
+        ConfigError: somebody else's communication hook is there.
+    """
+    if module not in _deliveries:
+        _deliveries[module] = DDPDelivery(module)
+    _deliveries[module].serve(attachment)

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching.attached import Attached
 from accordion_bench.attaching.chosen_options import Named, Several, arguments_of, choose, in_python
-from accordion_bench.attaching.connecting import connected
+from accordion_bench.attaching.connecting import connected, unwrapped
 from accordion_bench.attaching.exempt import Exempt
 from accordion_bench.attaching.users_optimizer import stepping_optimizer
 from accordion_bench.compressors.assemble import wrapped_compressor
@@ -74,7 +74,7 @@ def attach(
         bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25.
         network: the link of modelled times, a name in conf/network.
         name: of this arm, for reports.
-        process_group: whose processes take part; None = all.
+        process_group: whose processes take part; None = all, or those of DistributedDataParallel.
         timeout: seconds after which a worker that does not answer counts as lost.
         options: of the compressor, such as rank=2.
 
@@ -133,7 +133,7 @@ def local(
     Raises:
         ConfigError: as `attach`.
     """
-    if isinstance(model, DistributedDataParallel):
+    if isinstance(unwrapped(model), DistributedDataParallel):
         raise ConfigError(
             "model must be a plain module where workers take local steps, got DistributedDataParallel, which exchanges "
             "in every step; pass model.module"

@@ -21,16 +21,19 @@ def exchange_after_unscaling(scaler: torch.amp.GradScaler, attachment: Attachmen
     unscale = scaler.unscale_
 
     def agree_then_exchange(optimizer: Any) -> None:
-        if optimizer is not attachment.optimizer or not scaler.is_enabled():
+        if not attachment.attached or optimizer is not attachment.optimizer or not scaler.is_enabled():
             unscale(optimizer)
             return
         overflow = _any_overflow(attachment)
         unscale(optimizer)
-        if not overflow:
+        if overflow:
+            attachment.give_up_step()
+        else:
             attachment.join()
 
     def undo() -> None:
-        del scaler.unscale_  # the class's own shows again
+        if scaler.unscale_ is agree_then_exchange:  # else somebody has come after us, and calls us
+            scaler.unscale_ = unscale  # type: ignore[method-assign]
 
     scaler.unscale_ = agree_then_exchange  # type: ignore[method-assign]
     attachment.when_detached(undo)
@@ -45,5 +48,5 @@ def _any_overflow(attachment: Attachment) -> bool:
         found = (~torch.stack(torch._foreach_norm(gradients, float("inf"))).isfinite().all()).float()
     overflow = bool(attachment.comm.sum_(found, "control"))
     if overflow and gradients:
-        gradients[0].view(-1)[:1] = float("inf")
+        gradients[0].fill_(float("inf"))
     return overflow

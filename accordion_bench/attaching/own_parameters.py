@@ -62,9 +62,13 @@ class OwnParameters(Replicas):
         """Whether the gradient of one parameter has been taken."""
         return i in self._taken
 
-    def was_replaced(self, i: int) -> bool:
-        """Whether the parameter's gradient is another tensor than the one that was taken: `zero_grad` came between."""
-        return self._seen[i][0] is not self.params[i].grad
+    def was_reset(self, i: int) -> bool:
+        """Whether `zero_grad` has come since the gradient was taken: it is another tensor, or was set to zero.
+
+        Call it when autograd has just added to the gradient once, which moves its version by one.
+        """
+        gradient, version = self._seen[i]
+        return gradient is not self.params[i].grad or (not gradient._is_view() and gradient._version > version + 1)
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -75,9 +79,12 @@ class OwnParameters(Replicas):
         self.gradients_W = [self._taken[i] for i in range(len(self.params))]
 
     def changed(self) -> str | None:
-        """The first parameter whose gradient has been written to since it was taken; None = none has."""
-        seen = sorted(self._seen.items())
-        return next((self.specs[i].name for i, (gradient, version) in seen if gradient._version != version), None)
+        """The first parameter whose gradient has been written to since it was taken; None = none has.
+
+        Nothing is known of gradients that are parts of one buffer: they have one version together.
+        """
+        seen = sorted((i, *pair) for i, pair in self._seen.items() if not pair[0]._is_view())
+        return next((self.specs[i].name for i, gradient, version in seen if gradient._version != version), None)
 
     def forget(self) -> None:
         """The step is over, or given up."""

@@ -1,7 +1,6 @@
 """The user's own optimizer, in the place of those that the bench makes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -82,7 +81,7 @@ def options_of(optimizer: torch.optim.Optimizer) -> Config:
     return {"_target_": kind, **found, **({"differs": differ} if differ else {})}
 
 
-def hand_over(optimizer: torch.optim.Optimizer, compressor: Compressor) -> dict[str, Any]:
+def hand_over(optimizer: torch.optim.Optimizer, compressor: Compressor) -> Config:
     """Take from the optimizer what the compressor applies itself; returns the values that were taken.
 
     Raises:
@@ -101,6 +100,12 @@ def hand_over(optimizer: torch.optim.Optimizer, compressor: Compressor) -> dict[
     for group in optimizer.param_groups:
         group |= {key: left[key] for key in taken}
     return taken
+
+
+def give_back(optimizer: torch.optim.Optimizer, taken: Config) -> None:
+    """Leave the optimizer with what `hand_over` has taken."""
+    for group in optimizer.param_groups:
+        group |= taken
 
 
 def _path(cls: type) -> str:

@@ -41,6 +41,10 @@ class ExchangeOptions:
             return "all workers share a process" if self.overlap is None else "comm.overlap=false"
         if wrapped.scope == WHOLE_MODEL:
             return "compressor.scope=model"
+        return self.looks_first(wrapped)
+
+    def looks_first(self, wrapped: Wrapped) -> str:
+        """Why gradients may not be handed over before all of them are there; "" = they may."""
         if self.float16:
             return "precision=float16 looks at all gradients first"
         if self.clips:

@@ -1,0 +1,200 @@
+"""Loops in mixed precision with torch's GradScaler: all workers skip a step together, and go on together."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import accordion_bench as ab
+from tests.kit.loops import METHODS, OWNERS, ByHand, attached, loss_of, net, play, same, same_on_all, sgd
+
+OVERFLOWS = 2  # in this step, on rank 1 alone
+STEPS = range(6)
+
+
+def half_loss(model: nn.Module, step: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    with torch.autocast("cpu", dtype=dtype):
+        loss = loss_of(model, step)
+    overflows = step == OVERFLOWS and dist.get_rank() == 1
+    return loss * float("inf") if overflows else loss
+
+
+def scaler_of() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+
+
+def step_by_hand(twin: ByHand, scaler: torch.amp.GradScaler, scale: float, clip: float | None) -> float:
+    """What GradScaler does, written out: exchange of unscaled gradients, unless anybody's overflow; the next scale."""
+    gradients = [param.grad for _, param in twin.named]
+    with torch.no_grad():
+        torch._foreach_mul_(gradients, 1 / scale)
+    bad = torch.tensor(float(not all(gradient.isfinite().all() for gradient in gradients)))
+    dist.all_reduce(bad)
+    if bad:
+        return scale * scaler.get_backoff_factor()
+    twin.mean()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(twin.model.parameters(), clip)
+    twin.step()
+    return scale
+
+
+def scaled(ddp: dict[str, Any] | None, clip: float | None = None, micros: int = 1, **options: Any) -> None:
+    """With an overflow on one worker; also clipped after `unscale_`, and of several micro-batches."""
+    model = net()
+    twin = ByHand(model, **{key: value for key, value in options.items() if key not in ("overlap", "bucket_cap_mb")})
+    module = model if ddp is None else DistributedDataParallel(model, **ddp)
+    optimizer, scaler = sgd(model), scaler_of()
+    comm = ab.attach(module, optimizer, scaler=scaler, **options)
+    scale, taken = scaler.get_scale(), 0
+    for step in STEPS:
+        optimizer.zero_grad()
+        twin.optimizer.zero_grad()
+        for micro in range(micros):
+            at = step if micro == micros - 1 else 100 * step + micro + 50
+            if micro < micros - 1:
+                with comm.no_sync():
+                    scaler.scale(half_loss(module, at)).backward()
+            else:
+                scaler.scale(half_loss(module, at)).backward()
+            (half_loss(twin.model, at) * scale).backward()
+        if clip is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        scaler.step(optimizer)
+        before = scaler.get_scale()
+        scaler.update()
+        lowered = step_by_hand(twin, scaler, scale, clip)
+        assert (scaler.get_scale() < before) == (step == OVERFLOWS)
+        assert (lowered < scale) == (step == OVERFLOWS)
+        scale, taken = scaler.get_scale(), taken + (step != OVERFLOWS)
+        assert comm.position.step == taken
+        same(model, twin.model)
+    scales = [None, None]
+    dist.all_gather_object(scales, scaler.get_scale())
+    assert scales[0] == scales[1]
+    same_on_all(model)
+    comm.detach()
+
+
+def plain_modules():
+    for options in METHODS.values():
+        scaled(None, **options)
+    scaled(None, compressor="topk", density=0.5, scope="model")
+    scaled(None, compressor="topk", density=0.5, overlap=False)
+    scaled(None, bucket_cap_mb=1e-4)
+
+
+def distributed_data_parallel():
+    for options in METHODS.values():
+        for ddp in ({}, {"gradient_as_bucket_view": True}):
+            scaled(ddp, **options)
+    scaled({"bucket_cap_mb": 1e-4, "static_graph": True}, compressor="topk", density=0.5, scope="model")
+
+
+def clipped_after_unscaling():
+    for name, options in METHODS.items():
+        if name not in OWNERS:
+            scaled(None, 0.1, **options)
+            scaled({}, 0.1, **options)
+            scaled({"gradient_as_bucket_view": True}, 0.1, **options)
+
+
+def several_micro_batches():
+    for options in METHODS.values():
+        scaled(None, micros=2, **options)
+        scaled({}, micros=2, **options)
+
+
+def a_scaler_that_is_switched_off():
+    model = net()
+    twin = ByHand(model)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    comm, optimizer = attached(model, scaler=scaler)
+    twin.train(range(3))
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    same(model, twin.model)
+    comm.detach()
+
+
+def one_scaler_for_two_models():
+    """An overflow in one of them skips that one's step alone; detached in any order."""
+    for first_detached in (0, 1):
+        models = [net(), net()]
+        twins = [ByHand(model) for model in models]
+        scaler = scaler_of()
+        pairs = [attached(model, scaler=scaler) for model in models]
+        scale = scaler.get_scale()
+        for step in range(4):
+            for (_, optimizer), twin in zip(pairs, twins, strict=True):
+                optimizer.zero_grad()
+                twin.optimizer.zero_grad()
+            for number, (model, twin) in enumerate(zip(models, twins, strict=True)):
+                at = step if number == 0 else step + 10
+                scaler.scale(half_loss(model, at)).backward()
+                (half_loss(twin.model, at) * scale).backward()
+            for _, optimizer in pairs:
+                scaler.step(optimizer)
+            scaler.update()
+            for twin in twins:
+                step_by_hand(twin, scaler, scale, None)
+            scale = scaler.get_scale()
+        for model, twin in zip(models, twins, strict=True):
+            same(model, twin.model)
+        pairs[first_detached][0].detach()
+        other = pairs[1 - first_detached]
+        twins[1 - first_detached].optimizer.zero_grad()
+        other[1].zero_grad()
+        scaler.scale(half_loss(models[1 - first_detached], 20)).backward()
+        (half_loss(twins[1 - first_detached].model, 20) * scale).backward()
+        scaler.step(other[1])
+        step_by_hand(twins[1 - first_detached], scaler, scale, None)
+        same(models[1 - first_detached], twins[1 - first_detached].model)
+        other[0].detach()
+        before = [param.grad.clone() for param in models[0].parameters()]
+        scaler.update()
+        scale = scaler.get_scale()
+        scaler.unscale_(pairs[0][1])  # as torch does it
+        for param, scaled_one in zip(models[0].parameters(), before, strict=True):
+            assert torch.equal(param.grad, scaled_one / scale)
+
+
+def bfloat16_without_a_scaler():
+    for options in METHODS.values():
+        for wrap in (lambda model: model, DistributedDataParallel):
+            model = net()
+            twin = ByHand(model, **options)
+            module, optimizer = wrap(model), sgd(model)
+            comm = ab.attach(module, optimizer, **options)
+            for step in range(3):
+                optimizer.zero_grad()
+                twin.optimizer.zero_grad()
+                half_loss(module, step + 10, torch.bfloat16).backward()
+                half_loss(twin.model, step + 10, torch.bfloat16).backward()
+                optimizer.step()
+                twin.mean()
+                twin.step()
+            same(model, twin.model)
+            comm.detach()
+
+
+def test_scaler(tmp_path):
+    play(
+        tmp_path,
+        [
+            plain_modules,
+            distributed_data_parallel,
+            clipped_after_unscaling,
+            several_micro_batches,
+            a_scaler_that_is_switched_off,
+            one_scaler_for_two_models,
+            bfloat16_without_a_scaler,
+        ],
+    )

@@ -96,5 +96,11 @@ def hand_over(optimizer: torch.optim.Optimizer, compressor: Compressor) -> dict[
     return taken
 
 
+def give_back(optimizer: torch.optim.Optimizer, taken: dict[str, Any]) -> None:
+    """Put back what `hand_over` has taken."""
+    for group in optimizer.param_groups:
+        group |= taken
+
+
 def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"

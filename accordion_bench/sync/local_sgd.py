@@ -121,15 +121,17 @@ class LocalSGD(Sync):
         if self.switch_step is None and run.first_drop() is None:
             rule = "a number of steps where the learning rate never drops at once, to 0.7 or less"
             raise ValueRefused("sync.switch_step", rule, None, run.steps // 2)
-        if self.switch_step is not None and self.switch_step >= run.steps:
+        if self.switch_step and self.switch_step >= run.steps:
             rule = f"below {run.steps}, the steps of the run, or workers would never take a step of their own"
             raise ValueRefused("sync.switch_step", rule, self.switch_step, run.steps // 2)
         if self.groups is not None:
             refuse_groups(self.groups, run, workers_per_process)
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
+        if "batch" not in drivers:
+            return
         step, drop = self.switch_step, run.first_drop()
-        if "batch" in drivers and (step or (step is None and drop is None)):
+        if step or (step is None and drop is None):
             until = "null (until the first drop of the learning rate) or " if drop is not None else ""
             rule = f"{until}0 where adaptive={drivers['batch']} drives the batch and with it the steps per epoch"
             raise ValueRefused("sync.switch_step", rule, step, 0 if drop is None else None)

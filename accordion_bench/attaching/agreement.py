@@ -40,7 +40,7 @@ def first_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tupl
     for key in [*first, *(key for key in other if key not in first)]:
         shown = [repr(said[key]) if key in said else "nothing" for said in (first, other)]
         if shown[0] != shown[1]:
-            return key, shown[0], shown[1]
+            return key.removesuffix(".name"), shown[0], shown[1]
     return None
 
 

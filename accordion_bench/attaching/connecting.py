@@ -80,8 +80,8 @@ def _group(passed: Mapping[str, Any]) -> tuple[dist.ProcessGroup | None, float]:
         )
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ConfigError(
-            f"process_group must be what torch.distributed.new_group returns to a process that is in it, got {group!r}; "
-            "pass process_group=None for all processes"
+            f"process_group must be what torch.distributed.new_group returns to a process that is in it, got {group!r};"
+            " pass process_group=None for all processes"
         )
     try:
         checks.number("timeout", timeout, above=0, instead=600.0)

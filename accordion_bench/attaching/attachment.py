@@ -235,6 +235,11 @@ class Attachment:
     def _leaves_early(self) -> bool:
         return self.overlap.armed is not None and self.overlap.armed.ctx is not None
 
+    @property
+    def under_way(self) -> bool:
+        """Whether gradients of a step that is not over are being exchanged."""
+        return self._leaves_early and self.axis.has_taken
+
     def _give_up_step(self) -> None:
         """Nobody wants the gradients of this step any more; what is under way arrives, as on all workers."""
         if self._leaves_early:

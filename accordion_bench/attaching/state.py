@@ -117,11 +117,12 @@ def _put_other(attachment: Attachment, states: Sequence[State], before: int) -> 
             f"state must be that of rank 0 where the number of workers has changed, got that of rank "
             f"{states[0]['rank']}; pass rank 0's, or a list of all ranks'"
         )
-    shared = states[0]["shared"]
+    shared = _renamed(states[0]["shared"], before, comm.workers)
     _put_shared(attachment, shared | {"ledger": _bytes_of(shared["ledger"], before, comm.workers)})
     what = "residuals are dropped; pass the states of all ranks as a list to keep their mean"
     if len(states) > 1:
-        _put_own(attachment, shared_anew(attachment, [state["own"] for state in states]))
+        owns = [_renamed(state["own"], before, comm.workers) for state in states]
+        _put_own(attachment, shared_anew(attachment, owns))
         what = "each gets the mean of all residuals"
     if comm.leader:
         log.warning("the state is of %d workers and goes on with %d: %s", before, comm.workers, what)
@@ -144,6 +145,13 @@ def _put_own(attachment: Attachment, own: State) -> None:
     attachment.loss_sum.copy_(own["loss_sum"])
     attachment.losses = own["losses"]
     attachment.comm.ledger.views.update(own["views"])
+
+
+def _renamed(state: State, before: int, workers: int) -> State:
+    """With the exchange of all workers under the name that it has now."""
+    all_before, all_now = f"pseudo_gradient-{before}", f"pseudo_gradient-{workers}"
+    states = state["exchange_states"]
+    return state | {"exchange_states": {all_now if name == all_before else name: states[name] for name in states}}
 
 
 def _bytes_of(counts: Mapping[str, int], before: int, workers: int) -> dict[str, int]:

@@ -170,7 +170,7 @@ def save_six_steps(rank: int, folder: str, workers: int) -> None:
 
 
 def go_on_with_others(rank: int, folder: str, before: int, workers: int) -> None:
-    records = by_hand_records()
+    records = told_of_states()
     with by_hand.in_group(rank, f"{folder}/to-{workers}", workers):
         for name, passed in SHARED.items():
             files = [torch.load(f"{folder}/{name}-{old}.pt", weights_only=True) for old in range(before)]
@@ -216,10 +216,16 @@ def go_on_with_others(rank: int, folder: str, before: int, workers: int) -> None
                 Training(rank, passed, start=(number, model, optimizer, states[::-1]))
 
 
-def by_hand_records() -> list[str]:
+def told_of_states() -> list[str]:
+    """A list that will hold what is logged of states."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+
+    def note(record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("the state is of"):
+            said.append(record.getMessage())
+
+    handler.emit = note  # type: ignore[method-assign]
     log = logging.getLogger("accordion_bench")
     log.addHandler(handler)
     log.propagate = False

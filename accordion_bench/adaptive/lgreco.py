@@ -64,6 +64,7 @@ class LGreCo(Policy):
             raise checks.ValueRefused("levels", "null or a list of numbers above 0", levels, None)
         self.samples = checks.integer("samples", samples, at_least=1, instead=10)
         self.every = None if every is None else checks.integer("every", every, at_least=1, instead=100)
+        self.plans_with = frozenset() if every else frozenset({"steps_per_epoch"})  # of the first epoch's window
         self.reference, self.levels = reference, levels
         self.level_keys = ("reference", "reference") if levels is None else ("levels", "levels")
         self.follows = False

@@ -7,25 +7,41 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
 
 
-def refuse_differences(comm: Comm, passed: Mapping[str, Any]) -> None:
+def refuse_differences(comm: Comm, passed: Mapping[str, Any] | ConfigError) -> None:
     """Compare what every process has passed.
 
     Args:
         comm: of all processes.
-        passed: by name; values may hold others.
+        passed: by name, values may hold others; or why this process refuses what it was passed.
 
     Raises:
-        ConfigError: on all processes, naming the first difference.
+        ConfigError: on all processes; where one refuses what it was passed, its own sentence there, else naming the
+            first difference.
     """
-    everyones = [flat(said) for said in comm.everyones(dict(passed))]
-    first = everyones[0]
-    for rank, other in enumerate(everyones):
-        for key in [*first, *(key for key in other if key not in first)]:
-            if first.get(key, "nothing") != other.get(key, "nothing"):
-                raise ConfigError(
-                    f"all processes must pass the same, got {key}={first.get(key, 'nothing')!r} on rank 0 and "
-                    f"{key}={other.get(key, 'nothing')!r} on rank {rank}; pass the same on all"
-                )
+    refused = str(passed) if isinstance(passed, ConfigError) else ""
+    heard = comm.everyones((refused, {} if isinstance(passed, ConfigError) else dict(passed)))
+    if isinstance(passed, ConfigError):
+        raise passed
+    for rank, (sentence, _) in enumerate(heard):
+        if sentence:
+            raise ConfigError(f"all processes must pass what can be used, got a refusal on rank {rank}: {sentence}")
+    for rank, (_, other) in enumerate(heard):
+        if differs := first_difference(heard[0][1], other):
+            key, ours, theirs = differs
+            raise ConfigError(
+                f"all processes must pass the same, got {key}={ours} on rank 0 and {key}={theirs} on rank {rank}; pass "
+                "the same on all"
+            )
+
+
+def first_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The first key whose values differ, and both as one writes them; None = there is none."""
+    first, other = flat(ours), flat(theirs)
+    for key in [*first, *(key for key in other if key not in first)]:
+        shown = [repr(said[key]) if key in said else "nothing" for said in (first, other)]
+        if shown[0] != shown[1]:
+            return key.removesuffix(".name"), shown[0], shown[1]
+    return None
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:

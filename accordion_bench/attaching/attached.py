@@ -60,14 +60,23 @@ class Attached(Attachment):
         self.recording, self.when_recorded = recording, recorded
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank needs to go on bit for bit, besides model and optimizer; every rank saves its own.
+        """What this rank needs to go on bit for bit, besides its model and optimizer; every rank saves its own.
 
-        Residuals and factors by parameter name, the scheme, the policies, the plan, bytes and times so far.
+        Residuals and factors by parameter name, the scheme, the policies, the plan, bytes and times so far. It loads
+        with `torch.load(..., weights_only=True)`. Training goes on as if nothing had been asked.
+
+        Raises:
+            ConfigError: gradients of a step are under way.
         """
         return state.state_of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Go on from `state_dict()`: of this rank, or a list of all ranks' where the number of workers has changed.
+
+            comm = ab.attach(model, optimizer, ...)    # or ab.local; a plain module gets rank 0's parameters here
+            model.load_state_dict(...)                 # this rank's own where workers take local steps
+            optimizer.load_state_dict(...)
+            comm.load_state_dict(...)
 
         Raises:
             ConfigError: it is of other methods, another model or another rank.

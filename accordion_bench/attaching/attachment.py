@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.attaching.loop_position import LoopPosition
+from accordion_bench.attaching.lost_worker import lost_worker_told
 from accordion_bench.attaching.own_parameters import OwnParameters, plain_name, trained_parameters
+from accordion_bench.attaching.python_words import pass_instead
 from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.attaching.users_optimizer import UsersOptimizer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.lost_peers import is_timeout, of_communication
 from accordion_bench.comm.pooled_buffers import pooled_buffers
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
@@ -33,10 +34,6 @@ from accordion_bench.sync.base import SyncContext
 
 log = logging.getLogger("accordion_bench")
 LONG = 10_000  # steps in one epoch after which somebody may have forgotten to tell its end
-
-
-class LostWorker(RuntimeError):
-    """Another process has ended, or has not answered in time."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,7 @@ class Attachment:
         self.attached = True
         for sentence in filter(None, [self.exchange.goes_dense(self.position.info())]):
             if self.comm.leader:
-                log.warning("%s", sentence)
+                log.warning("%s", pass_instead(sentence))
         self._begin_step()
         self.clock.start()
 
@@ -240,6 +237,11 @@ class Attachment:
     @property
     def _leaves_early(self) -> bool:
         return self.overlap.armed is not None and self.overlap.armed.ctx is not None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether gradients of a step that is not over are being exchanged."""
+        return self._leaves_early and self.axis.has_taken
 
     def give_up_step(self) -> None:
         """Nobody wants the gradients of this step any more; what is under way arrives, as on all workers."""
@@ -452,15 +454,10 @@ class Attachment:
         """Around what may fail: one sentence that says where."""
         step = self.position.step
         try:
-            yield
+            with lost_worker_told(f"step {step}", self.setting.timeout):
+                yield
         except NonFinite as bad:
             raise NonFinite(f"step {step}: {bad}; lower the learning rate, now {self._first_rate():g}") from None
-        except RuntimeError as error:
-            if not (said := of_communication(error)):
-                raise
-            first = " ".join(said.partition(". This is typically")[0].split())[:300]
-            what = f"did not answer within timeout={self.setting.timeout:g} s" if is_timeout(said) else "has ended"
-            raise LostWorker(f"step {step}: another worker {what}, as its own output may say ({first})") from None
 
     def _refuse_new_parameters(self) -> None:
         held = sum(len(group["params"]) for group in self.optimizer.param_groups)

@@ -40,6 +40,8 @@ def choose(
     Raises:
         ConfigError: a name or an option is unknown, or a value is of another kind.
     """
+    if "sync" in options:
+        raise ConfigError(f"sync is an argument of ab.local; call ab.local(model, optimizer, sync={options['sync']!r})")
     names = {"compressor": compressor, "sync": sync}
     nodes = {group: _node(group, named) for group, named in names.items()}
     for key, value in options.items():
@@ -71,7 +73,7 @@ def _listed(adaptive: Several) -> list[Named]:
         return [adaptive]
     if isinstance(adaptive, Mapping):
         return [{name: options} for name, options in adaptive.items()]
-    return list(adaptive)
+    return list(adaptive) if isinstance(adaptive, Sequence) else [adaptive]
 
 
 def _node(group: str, named: Named) -> tuple[str, Config]:
@@ -94,10 +96,13 @@ def _file(group: str, name: Any) -> Any:
     Raises:
         ConfigError: there is none.
     """
-    found = yaml_file(group, name) if isinstance(name, str) else None
+    known = list(yaml_files(group))
+    if not isinstance(name, str):
+        rule = "a name, or {name: {option: value}}"
+        raise ConfigError(f"{group} must be {rule}, got {name!r}; pass {group}={known[0]!r}, say")
+    found = yaml_file(group, name)
     if found is None:
-        known = list(yaml_files(group))
-        near = checks.closest(str(name), known)
+        near = checks.closest(name, known)
         raise ConfigError(
             f"{group} must be a known name, got {name!r}; pass {group}={near!r} (there are {', '.join(known)})"
         )
@@ -112,12 +117,6 @@ def _unknown(key: str, nodes: Sequence[Config], arguments: Collection[str]) -> C
     near = near if near in known else checks.closest(last, [*known, *arguments], cutoff=0.6)
     listed = f"options here are {', '.join(known)}" if known else "there are none here"
     return ConfigError(f"{key} is no option; {f'pass {near}=..., ' if near else ''}{listed}")
-
-
-def in_python(refused: checks.ValueRefused) -> ConfigError:
-    """The same sentence, with what to pass instead of what to type."""
-    key = refused.key.partition(".")[2] if refused.key.startswith(("compressor.", "sync.")) else refused.key
-    return ConfigError(f"{key} must be {refused.rule}, got {refused.value!r}; pass {key}={refused.instead!r}")
 
 
 def arguments_of(function: Any) -> list[str]:

@@ -9,9 +9,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching.attached import Attached
-from accordion_bench.attaching.chosen_options import Named, Several, arguments_of, choose, in_python
-from accordion_bench.attaching.connecting import connected, unwrapped
+from accordion_bench.attaching.chosen_options import Named, Several, arguments_of, choose
+from accordion_bench.attaching.connecting import connected
 from accordion_bench.attaching.exempt import Exempt
+from accordion_bench.attaching.own_parameters import unwrapped
+from accordion_bench.attaching.python_words import in_python
 from accordion_bench.attaching.users_optimizer import stepping_optimizer
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.methods.levels import ladder_of

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from accordion_bench.attaching.own_parameters import plain_name
+from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 
 Exempt = str | Callable[[str, nn.Parameter], bool] | None
@@ -20,18 +21,20 @@ def exempt_names(exempt: Exempt, model: nn.Module) -> frozenset[str]:
         model: whose parameters.
 
     Raises:
-        ConfigError: a word is unknown.
+        ConfigError: a word is unknown, or it is neither.
     """
     if exempt is None:
         return frozenset()
     if callable(exempt):
         named = ((plain_name(name), param) for name, param in model.named_parameters())
         return frozenset(name for name, param in named if exempt(name, param))
-    words = [word.strip() for word in exempt.split(",")]
-    if unknown := next((word for word in words if word not in WORDS), None):
+    words = [word.strip() for word in exempt.split(",")] if isinstance(exempt, str) else []
+    if not words or any(word not in WORDS for word in words):
+        unknown = next((word for word in words if word not in WORDS), exempt)
+        near = checks.closest(unknown, WORDS, cutoff=0.6) if isinstance(unknown, str) else ""
         raise ConfigError(
             f"exempt must be made of {', '.join(WORDS)}, or be a function of name and parameter, got {unknown!r}; "
-            "pass exempt='norm,bias'"
+            f"pass exempt={near or 'norm,bias'!r}"
         )
     return frozenset(
         plain_name(f"{path}.{name}".lstrip("."))

@@ -1,6 +1,7 @@
 """Where a user's loop stands: what nobody has told is taken from the optimizer."""
 
 from collections.abc import Callable
+from typing import Any
 
 from accordion_bench.plan import Plan
 from accordion_bench.position import Position
@@ -51,3 +52,10 @@ class LoopPosition(Position):
 
     def end_lr(self) -> float:
         return super().end_lr() if self.scheduled else self.step_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "rates": [self.epoch_lr, self.step_lr]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.epoch_lr, self.step_lr = state["rates"]

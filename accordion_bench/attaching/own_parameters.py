@@ -123,6 +123,12 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(plain_name(name), param) for name, param in model.named_parameters() if param.requires_grad]
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What torch.compile has wrapped."""
+    found: nn.Module = getattr(model, "_orig_mod", model)
+    return found
+
+
 def plain_name(name: str) -> str:
     """`layer.weight` for `module._orig_mod.layer.weight`."""
     for wrapper in WRAPPERS:

@@ -5,129 +5,168 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from accordion_bench.attaching.agreement import flat
+from accordion_bench.attaching.agreement import first_difference
 from accordion_bench.attaching.attachment import Attachment
+from accordion_bench.attaching.other_workers import shared_anew
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.sync.state import SyncState
 
 log = logging.getLogger("accordion_bench")
 State = dict[str, Any]
 FORMAT = 1
+OVER_WORKERS = ("payload", "wire", "inner_wire", "control_wire", "dense", "dense_wire", "entropy")  # sums, see `Ledger`
 
 
 def state_of(attachment: Attachment) -> State:
-    """Tensors on the CPU, numbers, strings and containers; residuals and factors by parameter name."""
+    """Tensors on the CPU, numbers, strings and containers; residuals and factors by parameter name.
+
+    Raises:
+        ConfigError: gradients of a step are under way.
+    """
+    if attachment.under_way:
+        raise ConfigError(
+            "state must be saved between two steps, got gradients that are under way; call comm.state_dict() after "
+            "optimizer.step()"
+        )
     attachment.pause()
-    sync = SyncState(attachment.sync, attachment.comm)
-    shared: list[Any] = [sync, attachment.position, attachment.policy_runner, attachment.comm.ledger, attachment.clock]
-    own: list[Any] = [sync, attachment.policy_runner]
+    comm, runner = attachment.comm, attachment.policy_runner
+    sync = SyncState(attachment.sync, comm)
+    shared: list[Any] = [sync, attachment.position, runner, comm.ledger, attachment.clock]
     forked = bool(attachment.axis.replicas)
     return {
         "format": FORMAT,
-        "workers": attachment.comm.workers,
-        "rank": attachment.comm.rank,
+        "workers": comm.workers,
+        "rank": comm.rank,
         "options": _options(attachment),
+        "weights": _checksum(attachment),
         "shared": _merged([owner.state_dict() for owner in shared]) | (attachment.axis.state_dict() if forked else {}),
-        "own": _merged([owner.worker_state(0) for owner in own]),
+        "own": {
+            **_merged([sync.worker_state(0), runner.worker_state(0)]),
+            "loss_sum": copy_on_cpu(attachment.loss_sum),
+            "losses": attachment.losses,
+            "views": dict(comm.ledger.views),
+        },
     }
 
 
 def put_state(attachment: Attachment, state: State | Sequence[State]) -> None:
-    """Go on from `state_of`, before the first step.
+    """Go on from `state_of`, before the first step and after model and optimizer have been loaded.
 
     Args:
         attachment: freshly made, with the same options.
-        state: this rank's, or those of all ranks in order. Where the number of workers has changed, residuals of one
-            rank's state are dropped; of all ranks', each worker gets their mean, so that nothing is lost.
+        state: this rank's, or those of all ranks in order. Where the number of workers has changed, residuals of rank
+            0's state are dropped; of all ranks', each worker gets their mean, so that nothing is lost.
 
     Raises:
         ConfigError: it is another attachment's.
     """
-    states = [state] if isinstance(state, Mapping) else list(state)
     comm = attachment.comm
-    if not states or any(not isinstance(each, Mapping) or each.get("format") != FORMAT for each in states):
-        raise ConfigError("state must be what comm.state_dict() returns, or a list of all ranks', got something else")
+    states = _states(state)
     if attachment.position.step:
         raise ConfigError(
-            f"state must be loaded before the first step, got {attachment.position.step} steps; attach anew"
+            f"state must be loaded before the first step, got {attachment.position.step} steps; call comm.detach() and "
+            "ab.attach again"
         )
-    _refuse_other_options(attachment, states[0])
-    before = states[0]["workers"]
-    if len(states) not in (1, before):
-        raise ConfigError(f"state must be of one rank or of all {before}, got {len(states)}; pass all of them")
-    mine = states[comm.rank] if before == comm.workers and len(states) > 1 else states[0]
-    same_place = before == comm.workers and mine["rank"] == comm.rank
-    if before == comm.workers and not same_place:
+    if differs := first_difference(states[0]["options"], _options(attachment)):
+        key, saved, now = differs
         raise ConfigError(
-            f"state must be that of the same rank, got that of rank {mine['rank']} on rank {comm.rank}; pass its own"
+            f"state must be of the same methods, got {key}={saved} in it and {key}={now} here; pass what it was saved "
+            "with"
         )
-    sync = SyncState(attachment.sync, comm)
-    shared = mine["shared"]
-    if same_place:
-        own = mine["own"]
+    before = states[0]["workers"]
+    ranks = [each["rank"] for each in states]
+    if len(states) > 1 and ranks != list(range(before)):
+        raise ConfigError(f"state must be a list of the states of ranks 0 to {before - 1}, got ranks {ranks}; pass all")
+    if before == comm.workers:
+        _put_same(attachment, states[comm.rank] if len(states) > 1 else states[0])
     else:
-        own = _shared_anew(states, comm.leader) if len(states) == before else None
-        _tell(attachment, before, own is not None)
-        shared = shared | {"ledger": attachment.comm.ledger.state_dict()["ledger"]}
-    for owner in (sync, attachment.position, attachment.policy_runner, comm.ledger, attachment.clock):
+        _put_other(attachment, states, before)
+
+
+def _states(state: Any) -> list[State]:
+    states = list(state) if isinstance(state, list | tuple) else [state]
+    if not states or any(not isinstance(each, dict) or each.get("format") != FORMAT for each in states):
+        raise ConfigError(
+            "state must be what comm.state_dict() has returned, or a list of that of all ranks, got something else; "
+            "pass torch.load(FILE)"
+        )
+    return states
+
+
+def _put_same(attachment: Attachment, state: State) -> None:
+    """As many workers as before: this one goes on bit for bit."""
+    rank = attachment.comm.rank
+    if state["rank"] != rank:
+        raise ConfigError(f"state must be that of the same rank, got that of rank {state['rank']}; pass rank {rank}'s")
+    if state["weights"] != _checksum(attachment):
+        raise ConfigError(
+            "model must hold the parameters that it had when the state was saved, got others; call "
+            "model.load_state_dict after ab.attach or ab.local, and comm.load_state_dict after that"
+        )
+    _put_shared(attachment, state["shared"])
+    _put_own(attachment, state["own"])
+
+
+def _put_other(attachment: Attachment, states: Sequence[State], before: int) -> None:
+    """Another number of workers: what they have in common goes on, and what each has held back where it is known."""
+    comm = attachment.comm
+    if len(states) == 1 and states[0]["rank"] != 0:
+        raise ConfigError(
+            f"state must be that of rank 0 where the number of workers has changed, got that of rank "
+            f"{states[0]['rank']}; pass rank 0's, or a list of all ranks'"
+        )
+    shared = _renamed(states[0]["shared"], before, comm.workers)
+    _put_shared(attachment, shared | {"ledger": _bytes_of(shared["ledger"], before, comm.workers)})
+    what = "residuals are dropped; pass the states of all ranks as a list to keep their mean"
+    if len(states) > 1:
+        owns = [_renamed(state["own"], before, comm.workers) for state in states]
+        _put_own(attachment, shared_anew(attachment, owns))
+        what = "each gets the mean of all residuals"
+    if comm.leader:
+        log.warning("the state is of %d workers and goes on with %d: %s", before, comm.workers, what)
+
+
+def _put_shared(attachment: Attachment, shared: State) -> None:
+    """What all workers have in common."""
+    sync = SyncState(attachment.sync, attachment.comm)
+    runner, ledger = attachment.policy_runner, attachment.comm.ledger
+    for owner in (sync, attachment.position, runner, ledger, attachment.clock):
         owner.load_state_dict(shared)
     if attachment.axis.replicas:
         attachment.axis.load_state_dict(shared)
-    if own is not None:
-        _put_own(sync, attachment, own)
 
 
-def _put_own(sync: SyncState, attachment: Attachment, own: State) -> None:
+def _put_own(attachment: Attachment, own: State) -> None:
     """What belongs to this worker."""
-    places = {place.name: place.exchange.state for place in attachment.sync.exchanges()}
-    fitting = {
-        name: {tensor: _fitting(entries, places.get(name, {}).get(tensor, {})) for tensor, entries in kept.items()}
-        for name, kept in own["exchange_states"].items()
-    }
-    sync.load_worker_state(0, own | {"exchange_states": fitting})
+    SyncState(attachment.sync, attachment.comm).load_worker_state(0, own)
     attachment.policy_runner.load_worker_state(0, own)
+    attachment.loss_sum.copy_(own["loss_sum"])
+    attachment.losses = own["losses"]
+    attachment.comm.ledger.views.update(own["views"])
 
 
-def _fitting(entries: Mapping[str, Any], held: Mapping[str, Any]) -> State:
-    """The entries whose shape is that of this worker's; shards of a server change with the number of workers."""
-    return {key: value for key, value in entries.items() if key in held and held[key][0].shape == value.shape}
+def _renamed(state: State, before: int, workers: int) -> State:
+    """With the exchange of all workers under the name that it has now."""
+    all_before, all_now = f"pseudo_gradient-{before}", f"pseudo_gradient-{workers}"
+    states = state["exchange_states"]
+    return state | {"exchange_states": {all_now if name == all_before else name: states[name] for name in states}}
 
 
-def _shared_anew(states: Sequence[State], leader: bool) -> State:
-    """This worker's share of what all workers held back: the mean, so that the mean over workers stays what it was.
-
-    What was summed in the epoch for policies stays with the leader.
-    """
-    owns = [state["own"] for state in states]
-    first = owns[0]
-    kept = {
-        name: {
-            tensor: {key: _mean([own["exchange_states"][name][tensor][key] for own in owns]) for key in entries}
-            for tensor, entries in held.items()
-        }
-        for name, held in first["exchange_states"].items()
-    }
-    summed = {} if leader else {"signals": {}, "unread_loss": torch.zeros_like(first["unread_loss"])}
-    return first | {"exchange_states": kept} | summed
+def _bytes_of(counts: Mapping[str, int], before: int, workers: int) -> dict[str, int]:
+    """A ledger's counts, where those that are sums over the workers become sums over as many as there are now."""
+    return {name: round(n * workers / before) if name in OVER_WORKERS else n for name, n in counts.items()}
 
 
-def _mean(values: Sequence[Any]) -> Any:
-    first = values[0]
-    alike = isinstance(first, Tensor) and first.is_floating_point() and all(v.shape == first.shape for v in values)
-    return torch.stack([value.double() for value in values]).mean(0).to(first.dtype) if alike else first
-
-
-def _tell(attachment: Attachment, before: int, shared_anew: bool) -> None:
-    if not attachment.comm.leader:
-        return
-    what = (
-        "each gets the mean of all residuals"
-        if shared_anew
-        else ("residuals are dropped; pass the states of all ranks as a list to keep their mean")
-    )
-    log.warning("the state is of %d workers and goes on with %d: %s", before, attachment.comm.workers, what)
+def _checksum(attachment: Attachment) -> int:
+    """Of the bits of all parameters that are trained."""
+    total = 0
+    for param in attachment.axis.params:
+        bits = param.detach().contiguous().view(-1).view(torch.uint8)
+        wide = bits.view(torch.int32) if bits.numel() % 4 == 0 else bits
+        total += int(wide.sum(dtype=torch.int64))
+    return total
 
 
 def _options(attachment: Attachment) -> State:
@@ -136,19 +175,10 @@ def _options(attachment: Attachment) -> State:
         "compressor": {"name": chosen.compressor_name, **chosen.compressor},
         "adaptive": {name: dict(node) for name, node in chosen.adaptive.items()},
         "sync": {"name": chosen.sync_name, **chosen.sync},
+        "optimizer": chosen.optimizer,
         "seed": attachment.setting.seed,
-        "parameters": [spec.name for spec in attachment.axis.specs],
+        "parameters": {spec.name: list(spec.shape) for spec in attachment.axis.specs},
     }
-
-
-def _refuse_other_options(attachment: Attachment, state: State) -> None:
-    saved, now = flat(state["options"]), flat(_options(attachment))
-    for key in [*saved, *(key for key in now if key not in saved)]:
-        if saved.get(key, "nothing") != now.get(key, "nothing"):
-            raise ConfigError(
-                f"state must be of the same methods, got {key}={saved.get(key, 'nothing')!r} in it and "
-                f"{key}={now.get(key, 'nothing')!r} here; attach with its options"
-            )
 
 
 def _merged(states: Sequence[State]) -> State:

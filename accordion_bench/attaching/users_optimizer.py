@@ -26,8 +26,9 @@ class UsersOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer, axis: Replicas) -> None:
         self.axis, self.common = axis, optimizer
         self.of_replicas: list[torch.optim.Optimizer] = []
-        group_of = {id(param): group for group in optimizer.param_groups for param in group["params"]}
-        self._groups = [group_of[id(param)] for param in axis.params]
+        numbered = enumerate(optimizer.param_groups)
+        group_of = {id(param): number for number, group in numbered for param in group["params"]}
+        self._groups = [group_of[id(param)] for param in axis.params]  # by number: load_state_dict makes new ones
 
     def fork(self) -> None:
         """The replica's optimizer is the common one."""
@@ -35,7 +36,7 @@ class UsersOptimizer:
 
     def rate(self) -> Rate:
         """Learning rate that is set now: one, or one for each tensor where groups differ."""
-        rates = [float(group["lr"]) for group in self._groups]
+        rates = [float(self.common.param_groups[number]["lr"]) for number in self._groups]
         return rates[0] if len(set(rates)) == 1 else rates
 
 
@@ -103,7 +104,7 @@ def hand_over(optimizer: torch.optim.Optimizer, compressor: Compressor) -> Confi
 
 
 def give_back(optimizer: torch.optim.Optimizer, taken: Config) -> None:
-    """Leave the optimizer with what `hand_over` has taken."""
+    """Put back what `hand_over` has taken."""
     for group in optimizer.param_groups:
         group |= taken
 

@@ -16,7 +16,7 @@ OF_COMMUNICATION = (
     "gloo",
     "nccl",
     "[c10d]",
-    "wait timeout after",
+    "wait timeout",
     "socket",
     "failed to recv",
     "broken pipe",

@@ -129,6 +129,20 @@ class Compressor(Component, Claims):
         """Exchange tensors [W, ...]; may update `state`, never `xs_W`."""
         raise NotImplementedError
 
+    def shared_anew(
+        self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
+    ) -> dict[str, dict[str, Tensor]]:
+        """One worker's share of the state that another number of workers have each kept: the mean of each tensor.
+
+        Args:
+            kept_A: of every worker before, what it kept by name of the tensor and of the state, without a worker axis.
+            worker, workers: whose share, of how many.
+        """
+        return {
+            name: {key: torch.stack([kept[name][key].double() for kept in kept_A]).mean(0) for key in entries}
+            for name, entries in kept_A[0].items()
+        }
+
     def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
         """Bytes that one worker hands to the collectives for this tensor (mean over workers); `level` None = dense."""
         raise NotImplementedError

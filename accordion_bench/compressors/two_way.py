@@ -81,6 +81,11 @@ def cut_shards(specs: Sequence[TensorSpec], workers: int, server: str = "sharded
     return pieces
 
 
+def _longest(pieces: Sequence[Piece]) -> int:
+    """Coordinates of the owner that has most."""
+    return max(piece.offset + piece.stop - piece.start for piece in pieces)
+
+
 def break_ties_(votes: Sequence[Tensor], keys: Sequence[int]) -> None:
     """Put a keyed coin, +-1/2, where the votes of an even number of workers cancel out.
 
@@ -173,6 +178,37 @@ class TwoWay(Wrapper):
             state[key] = {"residual_W": residual_W}
             self.kept_in.update(dict.fromkeys(by_name, key))
         return state
+
+    def shared_anew(
+        self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
+    ) -> dict[str, dict[str, Tensor]]:
+        """Owners' residuals follow their coordinates; where buckets were cut otherwise, they are dropped."""
+        prefix = f"{STATE} from "
+        others_A = [{name: kept[name] for name in kept if not name.startswith(prefix)} for kept in kept_A]
+        own = self.inner.shared_anew(others_A, worker, workers)
+        for key in set(self.kept_in.values()) & kept_A[0].keys():
+            moved = self._moved(key, [kept[key]["residual_W"] for kept in kept_A], worker, workers)
+            own |= {} if moved is None else {key: {"residual_W": moved}}
+        return own
+
+    def _moved(self, key: str, residuals_A: Sequence[Tensor], worker: int, workers: int) -> Tensor | None:
+        """An owner's residual [N], of those of all owners before; None = they are not of the same tensors."""
+        names = [name for name, kept_in in self.kept_in.items() if kept_in == key]
+        specs = [TensorSpec(name, (1, sum(piece.stop - piece.start for piece in self.pieces[name]))) for name in names]
+        before = cut_shards(specs, len(residuals_A), self.server, self.align)
+        after = cut_shards(specs, workers, self.server, self.align)
+        if len(residuals_A[0]) != _longest(before):
+            return None
+        whole = {spec.name: residuals_A[0].new_zeros(spec.numel) for spec in specs}
+        for piece in before:
+            residual = residuals_A[piece.owner][piece.offset : piece.offset + piece.stop - piece.start]
+            whole[piece.name][piece.start : piece.stop] = residual
+        moved = residuals_A[0].new_zeros(_longest(after))
+        for piece in after:
+            if piece.owner == worker:
+                part = whole[piece.name][piece.start : piece.stop]
+                moved[piece.offset : piece.offset + len(part)] = part
+        return moved
 
     def pays(self, spec: TensorSpec, level: float) -> bool:
         """Whether a tensor's two messages cost less than a dense all-reduce."""

@@ -1,6 +1,6 @@
 """Wrapper: a compressor around another one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +44,11 @@ class Wrapper(Compressor):
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         return self.inner.init(specs, comm, like)
+
+    def shared_anew(
+        self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
+    ) -> dict[str, dict[str, Tensor]]:
+        return self.inner.shared_anew(kept_A, worker, workers)
 
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
         return self.inner.buckets_of(xs_W, ctx)

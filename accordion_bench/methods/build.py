@@ -1,6 +1,6 @@
 """The methods of a training, built from what was chosen and checked against each other."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from accordion_bench.adaptive.base import Policy, checked, in_order, tell_followers
@@ -9,12 +9,10 @@ from accordion_bench.exchange.partition import levelled, sent_specs
 from accordion_bench.methods.chosen import Chosen
 from accordion_bench.methods.compatibility import refuse_pairs
 from accordion_bench.methods.levels import codebooks_of, ladder_of
-from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, RunFacts, TensorSpec
 from accordion_bench.sync.base import Sync
-
-EVERYTHING = ("epochs", "steps_per_epoch", "schedule", "loss")  # of a training, that may be known beforehand
 
 
 @dataclass(frozen=True)
@@ -56,28 +54,13 @@ class Methods:
         return plan
 
 
-def refuse_unknown(who: str, needs: Collection[str], known: Collection[str]) -> None:
-    """Refuse a method that must know more of the training than anybody has told.
-
-    Raises:
-        ConfigError: naming the first such thing.
-    """
-    missing = [what for what in EVERYTHING if what in needs and what not in known]
-    if missing:
-        wanted = ", ".join(what for what in EVERYTHING if what in needs)
-        raise ConfigError(f"{who} needs to know {wanted} beforehand, got no {missing[0]}; pass {missing[0]}=...")
-
-
-def build_methods(
-    chosen: Chosen, run: RunFacts, workers_per_process: int, known: Collection[str] = EVERYTHING
-) -> Methods:
+def build_methods(chosen: Chosen, run: RunFacts, workers_per_process: int) -> Methods:
     """Build the methods and check them, each by itself and against each other.
 
     Args:
         chosen: names and options.
         run: what is known of the training.
         workers_per_process: W.
-        known: what of the training `run` really tells, see `Policy.plans_with`.
 
     Raises:
         ConfigError: a value breaks a rule, or two choices do not go together.
@@ -87,9 +70,6 @@ def build_methods(
     sync: Sync = build(chosen.sync, "sync")
     wrapped = wrapped_compressor(chosen.compressor, chosen.optimizer if sync.gradient_exchange else None)
     refuse_pairs(chosen, wrapped.compressor, policies, sync)
-    refuse_unknown(f"sync={chosen.sync_name}", sync.plans_with, known)
-    for policy_name, policy in policies.items():
-        refuse_unknown(f"adaptive={policy_name}", policy.plans_with, known)
 
     def differences() -> Wrapped:
         return pseudo_gradient_compressor(chosen.compressor, name)

@@ -121,7 +121,7 @@ class LocalSGD(Sync):
         if self.switch_step is None and run.first_drop() is None:
             rule = "a number of steps where the learning rate never drops at once, to 0.7 or less"
             raise ValueRefused("sync.switch_step", rule, None, run.steps // 2)
-        if self.switch_step is not None and self.switch_step >= run.steps:
+        if self.switch_step and self.switch_step >= run.steps:
             rule = f"below {run.steps}, the steps of the run, or workers would never take a step of their own"
             raise ValueRefused("sync.switch_step", rule, self.switch_step, run.steps // 2)
         if self.groups is not None:

@@ -22,7 +22,15 @@ from tests.kit import tiny
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
-    ["accordion_bench.train", "accordion_bench.training.trainer", "tests.kit.composed", "tests.kit.local", "pytest"]
+    [
+        "accordion_bench.train",
+        "accordion_bench.training.trainer",
+        "accordion_bench.attaching.doors",
+        "tests.kit.composed",
+        "tests.kit.local",
+        "tests.kit.by_hand",
+        "pytest",
+    ]
 )
 
 

@@ -17,7 +17,7 @@ from accordion_bench.attaching.python_words import in_python
 from accordion_bench.attaching.users_optimizer import stepping_optimizer
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.methods.levels import ladder_of
-from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.checks import ConfigError
 
 if TYPE_CHECKING:
     from accordion_bench.attaching.fsdp import ReplicateAxis
@@ -182,5 +182,5 @@ def attach_shards(
         chosen = choose(compressor, None, "every_step", {}, options, arguments_of(attach_shards))
         wrapped = wrapped_compressor(chosen.compressor)
         return attach_to_shards(model, wrapped, process_group, ladder_of(wrapped.compressor, {}), seed)
-    except ValueRefused as refused:
+    except ConfigError as refused:
         raise in_python(refused) from None

@@ -146,7 +146,7 @@ ONE_PROCESS: dict[str, Case] = {
         lambda m, o: ab.attach(m, o, "topk", "alq")
     ),
     "adaptive must not drive the same thing twice, got lgreco and accordion, which both drive the level; pass "
-    "adaptive=['accordion', 'lgreco']": lambda m, o: ab.attach(m, o, "powersgd", ["lgreco", "accordion"]),
+    "adaptive=['accordion', 'lgreco']": lambda m, o: ab.attach(m, o, "powersgd", ["lgreco", "accordion"], **LENGTH),
     "adaptive=qsr drives the period between averagings, got sync=every_step, which exchanges in every step; call "
     "ab.local(model, optimizer, sync='local_sgd', adaptive='qsr')": (
         lambda m, o: ab.attach(m, o, adaptive="qsr", schedule=lambda epoch: 1 / (1 + epoch), **LENGTH)
@@ -253,21 +253,18 @@ def refused(rank: int, store: str) -> None:
             assert said.startswith(expected), said
 
 
-def different(rank: int, store: str) -> None:
-    with by_hand.in_group(rank, store):
-        for *passed, expected in DIFFERENT:
-            own = {"compressor": "powersgd", **passed[rank]}
-            model = net(own.pop("wide", 16))
-            optimizer = own.pop("optimizer", sgd)(
-                model, **({"momentum": own.pop("momentum")} if "momentum" in own else {})
-            )
-            said = said_by(lambda own=own, model=model, optimizer=optimizer: ab.attach(model, optimizer, **own))
-            assert said.startswith(f"all processes must pass the same, got {expected}"), said
-        model = net()
-        said = said_by(lambda: ab.attach(model, sgd(model), "topk" if rank == 0 else "tokp"))
-        own = "compressor must be a known name, got 'tokp'; pass compressor='topk' ("
-        other = f"all processes must pass what can be used, got a refusal on rank 1: {own}"
-        assert said.startswith(other if rank == 0 else own), said
+def different(rank: int) -> None:
+    for *passed, expected in DIFFERENT:
+        own = {"compressor": "powersgd", **passed[rank]}
+        model = net(own.pop("wide", 16))
+        optimizer = own.pop("optimizer", sgd)(model, **({"momentum": own.pop("momentum")} if "momentum" in own else {}))
+        said = said_by(lambda own=own, model=model, optimizer=optimizer: ab.attach(model, optimizer, **own))
+        assert said.startswith(f"all processes must pass the same, got {expected}"), said
+    model = net()
+    said = said_by(lambda: ab.attach(model, sgd(model), "topk" if rank == 0 else "tokp"))
+    own = "compressor must be a known name, got 'tokp'; pass compressor='topk' ("
+    other = f"all processes must pass what can be used, got a refusal on rank 1: {own}"
+    assert said.startswith(other if rank == 0 else own), said
 
 
 class Records(logging.Handler):
@@ -279,57 +276,55 @@ class Records(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def in_the_loop(rank: int, store: str) -> None:
+def in_the_loop(rank: int) -> None:
     """What is found out when training goes on."""
     records = Records()
     logging.getLogger("accordion_bench").addHandler(records)
-    with by_hand.in_group(rank, store):
-        model = net()
-        optimizer, more = sgd(model), nn.Linear(2, 2)
-        comm = ab.attach(model, optimizer)
-        small_net.step(model, optimizer, comm, rank, 0)
-        optimizer.add_param_group({"params": list(more.parameters())})
-        said = said_by(lambda: small_net.step(model, optimizer, comm, rank, 1))
-        assert said == (
-            "parameters must be the same as at ab.attach, got 8 in the optimizer, 6 before; call comm.detach() and "
-            "ab.attach again"
-        ), said
-        comm.detach()
+    model = net()
+    optimizer, more = sgd(model), nn.Linear(2, 2)
+    comm = ab.attach(model, optimizer)
+    small_net.step(model, optimizer, comm, rank, 0)
+    optimizer.add_param_group({"params": list(more.parameters())})
+    said = said_by(lambda: small_net.step(model, optimizer, comm, rank, 1))
+    assert said == (
+        "parameters must be the same as at ab.attach, got 8 in the optimizer, 6 before; call comm.detach() and "
+        "ab.attach again"
+    ), said
+    comm.detach()
 
-        model = net()
-        model[0].bias.requires_grad_(False)
-        optimizer = sgd(model)
-        comm = ab.attach(model, optimizer)
-        model[0].bias.requires_grad_(True)
-        said = said_by(lambda: small_net.step(model, optimizer, comm, rank, 0))
-        assert "got a frozen one thawed; call comm.detach() and ab.attach again" in said, said
-        comm.detach()
+    model = net()
+    model[0].bias.requires_grad_(False)
+    optimizer = sgd(model)
+    comm = ab.attach(model, optimizer)
+    model[0].bias.requires_grad_(True)
+    said = said_by(lambda: small_net.step(model, optimizer, comm, rank, 0))
+    assert "got a frozen one thawed; call comm.detach() and ab.attach again" in said, said
+    comm.detach()
 
-        model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
-        optimizer = sgd(model)
-        comm = ab.attach(model, optimizer)
-        said = said_by(lambda: model(torch.tensor([1, 2])).sum().backward())
-        assert said == (
-            "gradients must be dense tensors, got a sparse one of 0.weight; pass sparse=False to the module that makes "
-            "it"
-        ), said
-        comm.detach()
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
+    optimizer = sgd(model)
+    comm = ab.attach(model, optimizer)
+    said = said_by(lambda: model(torch.tensor([1, 2])).sum().backward())
+    assert said == (
+        "gradients must be dense tensors, got a sparse one of 0.weight; pass sparse=False to the module that makes it"
+    ), said
+    comm.detach()
 
-        model = net()
-        optimizer = sgd(model)
-        comm = ab.local(model, optimizer, period=1, adaptive={"adacomm": {"every": 2}}, epochs=2, steps_per_epoch=4)
-        said = said_by(lambda: [quiet_step(model, optimizer, rank, number) for number in range(8)])
-        assert said == "adaptive=adacomm needs the loss of every step, got none; call comm.note(loss)", said
-        comm.detach()
+    model = net()
+    optimizer = sgd(model)
+    comm = ab.local(model, optimizer, period=1, adaptive={"adacomm": {"every": 2}}, epochs=2, steps_per_epoch=4)
+    said = said_by(lambda: [quiet_step(model, optimizer, rank, number) for number in range(8)])
+    assert said == "adaptive=adacomm needs the loss of every step, got none; call comm.note(loss)", said
+    comm.detach()
 
-        model = net()
-        optimizer = sgd(model)
-        records.said.clear()
-        comm = ab.attach(model, optimizer, "topk", "accordion", steps_per_epoch=2, density=0.1)
-        small_net.steps(model, optimizer, comm, rank, range(7))
-        forgotten = [said for said in records.said if "none has ended in 4 steps; call comm.end_epoch()" in said]
-        assert len(forgotten) == (1 if rank == 0 else 0), records.said
-        comm.detach()
+    model = net()
+    optimizer = sgd(model)
+    records.said.clear()
+    comm = ab.attach(model, optimizer, "topk", "accordion", steps_per_epoch=2, density=0.1)
+    small_net.steps(model, optimizer, comm, rank, range(7))
+    forgotten = [said for said in records.said if "none has ended in 4 steps; call comm.end_epoch()" in said]
+    assert len(forgotten) == (1 if rank == 0 else 0), records.said
+    comm.detach()
 
 
 def quiet_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, number: int) -> None:
@@ -339,33 +334,31 @@ def quiet_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, nu
     optimizer.zero_grad()
 
 
-def again(rank: int, store: str) -> None:
+def again() -> None:
     """An attachment that is over gives back what it has taken from the optimizer."""
-    with by_hand.in_group(rank, store):
-        model = net()
-        optimizer = sgd(model, nesterov=True)
-        for _ in range(2):
-            comm = ab.attach(model, optimizer, {"signum": {"weight_decay_mode": "decoupled"}})
-            assert comm.exchange.compressor.momentum == 0.9
-            assert optimizer.param_groups[0]["momentum"] == 0.0
-            comm.detach()
-            assert (optimizer.param_groups[0]["momentum"], optimizer.param_groups[0]["nesterov"]) == (0.9, True)
+    model = net()
+    optimizer = sgd(model, nesterov=True)
+    for _ in range(2):
+        comm = ab.attach(model, optimizer, {"signum": {"weight_decay_mode": "decoupled"}})
+        assert comm.exchange.compressor.momentum == 0.9
+        assert optimizer.param_groups[0]["momentum"] == 0.0
+        comm.detach()
+        assert (optimizer.param_groups[0]["momentum"], optimizer.param_groups[0]["nesterov"]) == (0.9, True)
 
 
 def test_what_each_process_refuses(tmp_path):
     together(1, refused, str(tmp_path / "store"))
 
 
-def test_processes_that_pass_different_things(tmp_path):
-    together(2, different, str(tmp_path / "store"))
+def in_two(rank: int, store: str) -> None:
+    with by_hand.in_group(rank, store):
+        different(rank)
+        in_the_loop(rank)
+        again()
 
 
-def test_what_is_refused_or_told_in_the_loop(tmp_path):
-    together(2, in_the_loop, str(tmp_path / "store"))
-
-
-def test_detach_gives_back_the_momentum(tmp_path):
-    together(2, again, str(tmp_path / "store"))
+def test_what_two_processes_refuse_and_are_told(tmp_path):
+    together(2, in_two, str(tmp_path / "store"))
 
 
 def test_no_process_group():

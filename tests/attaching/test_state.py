@@ -19,7 +19,13 @@ from tests.kit.small_net import net, sgd
 EPOCHS, STEPS = 3, 4
 SAVED_AT = (6, 8)  # in mid-epoch, and between two
 KNOWN = {"epochs": EPOCHS, "steps_per_epoch": STEPS}
-LR = {"schedule": lambda epoch: 0.1 if epoch < 1 else 0.05}
+OWN_MOMENTUM = ("demo",)  # compressors beside which the optimizer must have none
+
+
+def falls(epoch: float) -> float:
+    return 0.1 if epoch < 1 else 0.05
+
+
 EVERY_EPOCH = {"interval": 1}
 ALL: dict[str, dict[str, Any]] = {
     **{name: {"compressor": name} for name in yaml_files("compressor")},
@@ -43,7 +49,7 @@ ALL: dict[str, dict[str, Any]] = {
     "post-local by models": {"sync": "post_local_sgd", "period": 3, "switch_step": 7, "phase1": "model"},
     "adacomm": {"sync": "local_sgd", "adaptive": {"adacomm": {"every": 3}}, **KNOWN},
     "accordion_sync": {"sync": "local_sgd", "adaptive": {"accordion_sync": EVERY_EPOCH}},
-    "qsr": {"sync": "local_sgd", "adaptive": "qsr", **KNOWN, **LR},
+    "qsr": {"sync": "local_sgd", "adaptive": "qsr", **KNOWN, "schedule": falls},
 }
 PLAIN = [
     "topk",
@@ -65,7 +71,7 @@ class Training:
     def __init__(self, rank: int, passed: dict[str, Any], ddp: bool = False, start: Any = None) -> None:
         self.rank, self.number = rank, 0
         self.model: nn.Module = net()
-        self.optimizer = sgd(self.model)
+        self.optimizer = sgd(self.model, 0.0 if passed.get("compressor") in OWN_MOMENTUM else 0.9)
         self.module = DistributedDataParallel(self.model) if ddp else self.model
         self.comm = (ab.local if "sync" in passed else ab.attach)(self.module, self.optimizer, **passed)
         if start is not None:
@@ -113,28 +119,37 @@ def same(ours: Any, theirs: Any, where: str = "") -> None:
         assert ours == theirs, f"{where}: {ours} and {theirs}"
 
 
-def interrupted(rank: int, store: str, cases: dict[str, dict[str, Any]], ddp: bool) -> None:
+def interrupted(rank: int, store: str, cases: dict[str, dict[str, Any]], ddp: bool, workers: int = 2) -> None:
+    with by_hand.in_group(rank, store, workers):
+        go_on_bit_for_bit(rank, cases, ddp)
+
+
+def plain_and_ddp(rank: int, store: str) -> None:
     with by_hand.in_group(rank, store):
-        for name, passed in cases.items():
-            straight, saving = Training(rank, passed, ddp), Training(rank, passed, ddp)
-            straight.go_on(EPOCHS * STEPS)
-            starts = []
-            for at in SAVED_AT:
-                saving.go_on(at)
-                starts.append(saving.saved())
-            saving.go_on(EPOCHS * STEPS)
-            left = straight.left()
-            same(saving.left(), left, f"{name}, which was saved")
-            for start in starts:
-                resumed = Training(rank, passed, ddp, start)
-                assert resumed.comm.clock.read()["compute"] == start[3]["shared"]["clock"]["compute"] > 0
-                resumed.go_on(EPOCHS * STEPS)
-                same(resumed.left(), left, f"{name}, from step {start[0]}")
+        go_on_bit_for_bit(rank, {name: ALL[name] for name in PLAIN}, False)
+        go_on_bit_for_bit(rank, {name: ALL[name] for name in DDP}, True)
 
 
-@pytest.mark.parametrize(("names", "ddp"), [(PLAIN, False), (DDP, True)], ids=["plain", "ddp"])
-def test_it_goes_on_bit_for_bit(tmp_path, names, ddp):
-    together(2, interrupted, str(tmp_path / "store"), {name: ALL[name] for name in names}, ddp)
+def go_on_bit_for_bit(rank: int, cases: dict[str, dict[str, Any]], ddp: bool) -> None:
+    for name, passed in cases.items():
+        straight, saving = Training(rank, passed, ddp), Training(rank, passed, ddp)
+        straight.go_on(EPOCHS * STEPS)
+        starts = []
+        for at in SAVED_AT:
+            saving.go_on(at)
+            starts.append(saving.saved())
+        saving.go_on(EPOCHS * STEPS)
+        left = straight.left()
+        same(saving.left(), left, f"{name}, which was saved")
+        for start in starts:
+            resumed = Training(rank, passed, ddp, start)
+            assert resumed.comm.clock.read()["compute"] == start[3]["shared"]["clock"]["compute"] > 0
+            resumed.go_on(EPOCHS * STEPS)
+            same(resumed.left(), left, f"{name}, from step {start[0]}")
+
+
+def test_it_goes_on_bit_for_bit(tmp_path):
+    together(2, plain_and_ddp, str(tmp_path / "store"))
 
 
 @pytest.mark.slow
@@ -142,6 +157,12 @@ def test_it_goes_on_bit_for_bit(tmp_path, names, ddp):
 @pytest.mark.parametrize(("names", "ddp"), [(list(ALL), False), (SLOW_DDP, True)], ids=["plain", "ddp"])
 def test_everything_goes_on_bit_for_bit(tmp_path, names, ddp, part):
     together(2, interrupted, str(tmp_path / "store"), {name: ALL[name] for name in names[part::4]}, ddp, seconds=280)
+
+
+@pytest.mark.slow
+def test_groups_of_workers_go_on_bit_for_bit(tmp_path):
+    passed = {"sync": {"hierarchical": {"groups": [[1, 2], [4, 4]]}}, "compressor": "topk", "density": 0.2}
+    together(4, interrupted, str(tmp_path / "store"), {"hierarchical": passed}, False, 4)
 
 
 # ---- another number of workers
@@ -161,18 +182,20 @@ SHARED = {
 }
 
 
-def save_six_steps(rank: int, folder: str, workers: int) -> None:
+def save_six_steps(rank: int, folder: str, workers: int, names: list[str]) -> None:
     with by_hand.in_group(rank, f"{folder}/store-{workers}", workers):
-        for name, passed in SHARED.items():
+        for name in names:
+            passed = SHARED[name]
             training = Training(rank, passed)
             training.go_on(6)
             torch.save([training.saved(), training.comm.comm.ledger.columns()], f"{folder}/{name}-{rank}.pt")
 
 
-def go_on_with_others(rank: int, folder: str, before: int, workers: int) -> None:
+def go_on_with_others(rank: int, folder: str, before: int, workers: int, names: list[str]) -> None:
     records = told_of_states()
     with by_hand.in_group(rank, f"{folder}/to-{workers}", workers):
-        for name, passed in SHARED.items():
+        for name in names:
+            passed = SHARED[name]
             files = [torch.load(f"{folder}/{name}-{old}.pt", weights_only=True) for old in range(before)]
             number, model, optimizer, leaders = files[0][0]
             states = [saved[3] for saved, _ in files]
@@ -263,10 +286,18 @@ def kept_as_a_mean(name: str, before: list[Any], now: list[Any]) -> None:
             torch.testing.assert_close(old, new, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(("before", "workers"), [(2, 3), pytest.param(3, 2, marks=pytest.mark.slow)])
-def test_another_number_of_workers(tmp_path, before, workers):
-    together(before, save_six_steps, str(tmp_path), before)
-    together(workers, go_on_with_others, str(tmp_path), before, workers)
+@pytest.mark.parametrize(
+    ("before", "workers", "names"),
+    [
+        (2, 3, ["topk", "two-way", "overlap"]),
+        pytest.param(2, 3, list(SHARED), marks=pytest.mark.slow),
+        pytest.param(3, 2, list(SHARED), marks=pytest.mark.slow),
+    ],
+    ids=["2 to 3", "2 to 3, all", "3 to 2, all"],
+)
+def test_another_number_of_workers(tmp_path, before, workers, names):
+    together(before, save_six_steps, str(tmp_path), before, names)
+    together(workers, go_on_with_others, str(tmp_path), before, workers, names)
 
 
 # ---- what is refused

@@ -112,7 +112,7 @@ def attached_once():
     model = net()
     comm, optimizer = attached(model)
     for other in (model, torch.compile(model, backend="eager"), DistributedDataParallel(model)):
-        with refused("model must be attached once"):
+        with refused("model must be attached only once"):
             ab.attach(other, optimizer)
     comm.detach()
 

@@ -30,6 +30,8 @@ _server.set_forkserver_preload(
         "tests.kit.local",
         "tests.kit.by_hand",
         "pytest",
+        "torch._dynamo",  # which the first optimizer of a process imports, for seconds
+        "accordion_bench.tensors.kernels.on_cpu",
     ]
 )
 

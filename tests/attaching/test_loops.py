@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -398,31 +399,32 @@ def lbfgs():
         comm.detach()
 
 
-def test_loops_with_a_plain_module(tmp_path):
-    """In one pair of processes, which takes longer to start than all of them."""
-    play(
-        tmp_path,
-        [
-            accumulation_within_no_sync,
-            accumulation_without_no_sync_where_nothing_leaves_early,
-            two_backward_passes_that_reach_different_parameters,
-            accumulation_without_no_sync_is_refused_where_buckets_leave_early,
-            accumulation_without_no_sync_is_refused_after_join,
-            frozen_parameters,
-            thawing_is_refused,
-            parameters_that_the_loss_does_not_reach,
-            tied_parameters,
-            set_to_zero_instead_of_none,
-            steps_given_up,
-            steps_given_up_of_methods_with_state,
-            steps_given_up_keep_workers_together,
-            gradients_put_by_hand,
-            clipped_after_join,
-            clipped_without_join_is_refused,
-            clipped_by_the_attachment,
-            clipping_after_is_refused_where_the_compressor_takes_the_step,
-            step_with_a_closure,
-            closure_after_a_backward_pass_of_its_own,
-            lbfgs,
-        ],
-    )
+CASES = [
+    accumulation_within_no_sync,
+    accumulation_without_no_sync_where_nothing_leaves_early,
+    two_backward_passes_that_reach_different_parameters,
+    accumulation_without_no_sync_is_refused_where_buckets_leave_early,
+    accumulation_without_no_sync_is_refused_after_join,
+    frozen_parameters,
+    thawing_is_refused,
+    parameters_that_the_loss_does_not_reach,
+    tied_parameters,
+    set_to_zero_instead_of_none,
+    steps_given_up,
+    steps_given_up_of_methods_with_state,
+    steps_given_up_keep_workers_together,
+    gradients_put_by_hand,
+    clipped_after_join,
+    clipped_without_join_is_refused,
+    clipped_by_the_attachment,
+    clipping_after_is_refused_where_the_compressor_takes_the_step,
+    step_with_a_closure,
+    closure_after_a_backward_pass_of_its_own,
+    lbfgs,
+]
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
+def test_loops_with_a_plain_module(tmp_path, part):
+    """Every third case by default, all in one pair of processes, which takes longer to start than they do."""
+    play(tmp_path, CASES[part::3])

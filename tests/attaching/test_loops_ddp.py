@@ -4,6 +4,7 @@ import contextlib
 import copy
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -314,28 +315,29 @@ def of_some_processes():
     comm.detach()
 
 
-def test_loops_with_distributed_data_parallel(tmp_path):
-    """In one pair of processes, which takes longer to start than all of them."""
-    play(
-        tmp_path,
-        [
-            as_it_is_configured,
-            with_exchanges_after_the_backward_pass,
-            with_buckets_of_its_own,
-            all_tensors_as_one,
-            a_compressor_that_needs_all_at_once,
-            accumulation,
-            accumulation_without_no_sync_is_that_of_ddp,
-            parameters_that_the_loss_does_not_reach,
-            frozen_parameters,
-            clipped_after_backward,
-            clipped_by_the_attachment,
-            steps_given_up,
-            steps_given_up_keep_workers_together,
-            a_closure,
-            attached_again,
-            alone_after_detach,
-            somebody_elses_hook_is_refused,
-            of_some_processes,
-        ],
-    )
+CASES = [
+    as_it_is_configured,
+    with_exchanges_after_the_backward_pass,
+    with_buckets_of_its_own,
+    all_tensors_as_one,
+    a_compressor_that_needs_all_at_once,
+    accumulation,
+    accumulation_without_no_sync_is_that_of_ddp,
+    parameters_that_the_loss_does_not_reach,
+    frozen_parameters,
+    clipped_after_backward,
+    clipped_by_the_attachment,
+    steps_given_up,
+    steps_given_up_keep_workers_together,
+    a_closure,
+    attached_again,
+    alone_after_detach,
+    somebody_elses_hook_is_refused,
+    of_some_processes,
+]
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
+def test_loops_with_distributed_data_parallel(tmp_path, part):
+    """Every third case by default, all in one pair of processes, which takes longer to start than they do."""
+    play(tmp_path, CASES[part::3])

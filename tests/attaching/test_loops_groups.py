@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -329,16 +330,18 @@ def the_order_of_collectives():
     collective_order.compare(logs)
 
 
-def test_several_attachments_and_none_any_more(tmp_path):
-    play(
-        tmp_path,
-        [
-            two_models,
-            a_model_that_others_backward_passes_reach,
-            alone_after_detach,
-            attached_again,
-            detached_in_the_middle_of_a_step,
-            local_loops,
-            the_order_of_collectives,
-        ],
-    )
+CASES = [
+    two_models,
+    a_model_that_others_backward_passes_reach,
+    alone_after_detach,
+    attached_again,
+    detached_in_the_middle_of_a_step,
+    local_loops,
+    the_order_of_collectives,
+]
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
+def test_several_attachments_and_none_any_more(tmp_path, part):
+    """Every third case by default, all in one pair of processes, which takes longer to start than they do."""
+    play(tmp_path, CASES[part::3])

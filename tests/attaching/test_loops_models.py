@@ -371,26 +371,27 @@ def an_unknown_word_is_refused():
         attached(net(), compressor="topk", exempt="norms")
 
 
-def test_loops_by_model_and_optimizer(tmp_path):
-    """In one pair of processes, which takes longer to start than all of them."""
-    play(
-        tmp_path,
-        [
-            compiled_eagerly,
-            compiled_with_aot,
-            attached_once,
-            a_wrapped_part_is_refused,
-            bfloat16_parameters,
-            float64_parameters,
-            parameters_of_two_types,
-            buffers_start_as_rank_0_has_them,
-            parameter_groups,
-            a_rate_set_between_backward_and_step,
-            optimizers,
-            owners_take_what_is_sgds,
-            owners_refuse_other_optimizers,
-            schedulers,
-            exempt_tensors,
-            an_unknown_word_is_refused,
-        ],
-    )
+CASES = [
+    compiled_eagerly,
+    compiled_with_aot,
+    attached_once,
+    a_wrapped_part_is_refused,
+    bfloat16_parameters,
+    float64_parameters,
+    parameters_of_two_types,
+    buffers_start_as_rank_0_has_them,
+    parameter_groups,
+    a_rate_set_between_backward_and_step,
+    optimizers,
+    owners_take_what_is_sgds,
+    owners_refuse_other_optimizers,
+    schedulers,
+    exempt_tensors,
+    an_unknown_word_is_refused,
+]
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
+def test_loops_by_model_and_optimizer(tmp_path, part):
+    """Every third case by default, all in one pair of processes, which takes longer to start than they do."""
+    play(tmp_path, CASES[part::3])

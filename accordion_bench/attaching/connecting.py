@@ -1,6 +1,7 @@
 """From what was passed to an attachment: all processes agree, then model and optimizer are hooked."""
 
 import datetime
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +19,14 @@ from accordion_bench.attaching.ddp_delivery import deliver_to
 from accordion_bench.attaching.exempt import Exempt
 from accordion_bench.attaching.loss_scaler import exchange_after_unscaling
 from accordion_bench.attaching.lost_worker import lost_worker_told
+from accordion_bench.attaching.no_effect import without_effect
 from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.python_words import in_python
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
+
+log = logging.getLogger("accordion_bench")
 
 
 def connected(
@@ -54,6 +58,9 @@ def connected(
         assert isinstance(found, Checked)
         if found.wrapper is None:
             _start_alike(comm, found.inner)
+    if comm.leader:
+        for sentence in without_effect(found.setting.chosen, found.methods):
+            log.warning("%s", sentence)
     taken = users_optimizer.hand_over(optimizer, found.methods.wrapped.compressor)
     attached = Attached(found.inner, optimizer, found.methods, comm, found.setting)
     if found.wrapper is not None:

@@ -1,0 +1,27 @@
+"""Options that were passed and change nothing are told of."""
+
+from accordion_bench.attaching.chosen_options import choose
+from accordion_bench.attaching.no_effect import without_effect
+from accordion_bench.methods.build import build_methods
+from accordion_bench.plan import RunFacts
+
+
+def told(compressor, adaptive=None, sync="every_step", **options) -> list[str]:
+    chosen = choose(compressor, adaptive, sync, {"_target_": "torch.optim.SGD"}, options, [])
+    return without_effect(chosen, build_methods(chosen, RunFacts(workers=2), 1))
+
+
+def test_a_level_that_a_policy_sets():
+    (sentence,) = told("powersgd", "accordion", rank=4)
+    assert sentence == "rank=4 of powersgd has no effect here: adaptive=accordion sets the rank"
+
+
+def test_an_option_of_the_scheme():
+    assert told("none", sync="local_sgd", period=4) == []
+    (sentence,) = told("none", sync="local_sgd", phase1="model")
+    assert sentence == "phase1='model' of local_sgd has no effect here: sync.switch_step is 0"
+
+
+def test_what_has_an_effect_and_what_is_the_default():
+    assert told("powersgd", rank=4) == []
+    assert told("powersgd", "accordion", rank=2) == []

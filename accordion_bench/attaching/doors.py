@@ -97,7 +97,7 @@ def attach(
 def local(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    sync: Named = "local_sgd",
+    sync: Named,
     compressor: Named = "none",
     adaptive: Several = None,
     *,

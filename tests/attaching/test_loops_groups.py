@@ -277,7 +277,7 @@ def local_loops():
         model = net(torch.float64)
         twin = ByHand(model)
         optimizer = sgd(model)
-        comm = ab.local(model, optimizer, period=2)
+        comm = ab.local(model, optimizer, "local_sgd", period=2)
         for step in range(6):
             parts = [2 * step, 2 * step + 1] if shape == "accumulates" else [step]
 

@@ -60,7 +60,7 @@ def attached(kind: str) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     model = net()
     optimizer = sgd(model)
     if kind == "local":
-        return model, optimizer, ab.local(model, optimizer, period=2, timeout=TIMEOUT)
+        return model, optimizer, ab.local(model, optimizer, "local_sgd", period=2, timeout=TIMEOUT)
     module = DistributedDataParallel(model) if kind == "ddp" else model
     return module, optimizer, ab.attach(module, optimizer, "topk", density=0.1, timeout=TIMEOUT)
 

@@ -88,7 +88,7 @@ ONE_PROCESS: dict[str, Case] = {
     "adaptive.accordion.strong must be a rank below weak=4, got 9; pass adaptive={'accordion': {'strong': 1}}": (
         lambda m, o: ab.attach(m, o, "powersgd", {"accordion": {"strong": 9, "weak": 4}})
     ),
-    "final must be True or False, got 'no'; pass final=True": lambda m, o: ab.local(m, o, final="no"),
+    "final must be True or False, got 'no'; pass final=True": lambda m, o: ab.local(m, o, "local_sgd", final="no"),
     "timeout must be a number above 0, got '3'; pass timeout=600.0": (
         lambda m, o: ab.attach(m, o, timeout="3")  # type: ignore[arg-type]
     ),
@@ -133,7 +133,7 @@ ONE_PROCESS: dict[str, Case] = {
     "adaptive=adabatch": lambda m, o: ab.attach(m, o, adaptive="adabatch"),
     "adaptive=accordion_batch drives the batch": lambda m, o: ab.attach(m, o, adaptive="accordion_batch"),
     "adaptive=noise_scale drives the batch": lambda m, o: ab.attach(m, o, adaptive="noise_scale"),
-    "adaptive=grow_batch drives the batch": lambda m, o: ab.local(m, o, adaptive="grow_batch"),
+    "adaptive=grow_batch drives the batch": lambda m, o: ab.local(m, o, "local_sgd", adaptive="grow_batch"),
     "adaptive=slowmo stands for a scheme; call ab.local(model, optimizer, sync='slowmo')": (
         lambda m, o: ab.attach(m, o, adaptive="slowmo")
     ),
@@ -153,7 +153,7 @@ ONE_PROCESS: dict[str, Case] = {
     ),
     "sync must be a local method, got 'every_step'; call ab.attach": lambda m, o: ab.local(m, o, "every_step"),
     "model must be a plain module where workers take local steps, got DistributedDataParallel, which exchanges in every"
-    " step; pass model.module": lambda m, o: ab.local(DistributedDataParallel(m), o),
+    " step; pass model.module": lambda m, o: ab.local(DistributedDataParallel(m), o, "local_sgd"),
     "compressor must leave momentum and step to the optimizer where workers take local steps, got dgc, which has a "
     "momentum of its own; pass compressor='topk', or call ab.attach(model, optimizer)": (
         lambda m, o: ab.local(m, o, "local_sgd", "dgc")
@@ -167,9 +167,11 @@ ONE_PROCESS: dict[str, Case] = {
     "one group": lambda m, o: ab.attach(m, two_groups(m), "dgc"),
     # what must be known beforehand
     "adaptive=qsr must know epochs and steps_per_epoch and schedule beforehand, got None; pass epochs=..., "
-    "steps_per_epoch=..., schedule=...": lambda m, o: ab.local(m, o, adaptive="qsr"),
+    "steps_per_epoch=..., schedule=...": lambda m, o: ab.local(m, o, "local_sgd", adaptive="qsr"),
     "adaptive=qsr needs a schedule that lowers the learning rate, got one that never does; pass another schedule, or "
-    "adaptive={'qsr': {'alpha': 0}}": lambda m, o: ab.local(m, o, adaptive="qsr", schedule=constant, **LENGTH),
+    "adaptive={'qsr': {'alpha': 0}}": lambda m, o: ab.local(
+        m, o, "local_sgd", adaptive="qsr", schedule=constant, **LENGTH
+    ),
     "adaptive=schedule must know epochs and schedule beforehand, got None; pass epochs=..., schedule=...": (
         lambda m, o: ab.attach(m, o, "powersgd", "schedule")
     ),
@@ -177,11 +179,11 @@ ONE_PROCESS: dict[str, Case] = {
         lambda m, o: ab.attach(m, o, "powersgd", "schedule", epochs=3)
     ),
     "adaptive=adacomm must know epochs and steps_per_epoch beforehand, got None; pass epochs=..., steps_per_epoch": (
-        lambda m, o: ab.local(m, o, adaptive="adacomm")
+        lambda m, o: ab.local(m, o, "local_sgd", adaptive="adacomm")
     ),
     "adaptive.adacomm.every must be less than half the 9 steps of the run, because the losses of two intervals are "
     "compared, got 60; pass adaptive={'adacomm': {'every': 1}}": (
-        lambda m, o: ab.local(m, o, adaptive="adacomm", **LENGTH)
+        lambda m, o: ab.local(m, o, "local_sgd", adaptive="adacomm", **LENGTH)
     ),
     "sync=post_local_sgd must know epochs and schedule beforehand, got None; pass epochs=..., schedule=...": (
         lambda m, o: ab.local(m, o, "post_local_sgd")

@@ -183,9 +183,12 @@ def kill_reports(tmp_path: Path, times: int) -> None:
     report_quickly(runs, "--out", str(tmp_path / "new"))
     new = contents(tmp_path / "new")
     start_forking()
-    began = time.monotonic()
-    assert not killed(60, report_quickly, runs, "--out", str(tmp_path / "timed"))
-    longest, rng, early = time.monotonic() - began, random.Random(0), 0
+    took = []
+    for _ in range(2):  # the first one may have waited for others
+        began = time.monotonic()
+        assert not killed(60, report_quickly, runs, "--out", str(tmp_path / "timed"))
+        took.append(time.monotonic() - began)
+    longest, rng, early = min(took), random.Random(0), 0
     for _ in range(times):
         early += killed(rng.uniform(0, longest), report_quickly, runs, "--out", str(out))
         shown = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}

@@ -137,9 +137,9 @@ def largest(x: Tensor, count: int) -> Tensor:
 def first_of_each_epoch(tmp_path, *options: str) -> tuple[list[float], list[tuple[list[Tensor], list[Tensor]]]]:
     """The column, and for each epoch worker 0's first gradients with the residual before them, by hand."""
     trainer = local.trainer_for(tmp_path, *options, "measure.error=true")
-    step, seen = trainer.sync.step, []
+    before_step, seen = trainer.sync.before_step, []
 
-    def watched(*args) -> None:
+    def watched(*args):
         if trainer.position.step_in_epoch == 0:
             gradients = [g_W[0].clone() for g_W in trainer.axis.gradients_W]
             state = trainer.exchange.state
@@ -147,9 +147,9 @@ def first_of_each_epoch(tmp_path, *options: str) -> tuple[list[float], list[tupl
             residuals = [state.get(name, {}).get("residual_W") for name in names]
             pairs = zip(gradients, residuals, strict=True)
             seen.append((gradients, [torch.zeros_like(g) if r is None else r[0].clone() for g, r in pairs]))
-        step(*args)
+        return before_step(*args)
 
-    trainer.sync.step = watched  # type: ignore[method-assign]
+    trainer.sync.before_step = watched  # type: ignore[method-assign]
     trainer.fit()
     return [row["compression_error"] for row in trainer.folder.read_metrics()], seen
 

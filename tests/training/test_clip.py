@@ -137,13 +137,13 @@ def test_a_large_norm_changes_no_bit(tmp_path, options):
 def test_what_everybody_sees_is_clipped(tmp_path, sync):
     """The exchange, the local optimizers, and the statistics of Accordion."""
     trainer = trainer_for(tmp_path, *TEXT, "clip_norm=0.1", f"sync={sync}", "measure.norms=true")
-    step, seen = trainer.sync.step, []
+    before_step, seen = trainer.sync.before_step, []
 
     def watched(*args):
         seen.append([g_W.clone() for g_W in trainer.axis.gradients_W])
-        return step(*args)
+        return before_step(*args)
 
-    trainer.sync.step = watched  # type: ignore[method-assign]
+    trainer.sync.before_step = watched  # type: ignore[method-assign]
     trainer.fit()
     for gradients_W in seen:
         torch.testing.assert_close(norms(gradients_W), torch.full((4,), 0.1).double())

@@ -314,7 +314,9 @@ def in_the_loop(rank: int) -> None:
 
     model = net()
     optimizer = sgd(model)
-    comm = ab.local(model, optimizer, period=1, adaptive={"adacomm": {"every": 2}}, epochs=2, steps_per_epoch=4)
+    comm = ab.local(
+        model, optimizer, "local_sgd", period=1, adaptive={"adacomm": {"every": 2}}, epochs=2, steps_per_epoch=4
+    )
     said = said_by(lambda: [quiet_step(model, optimizer, rank, number) for number in range(8)])
     assert said == "adaptive=adacomm needs the loss of every step, got none; call comm.note(loss)", said
     comm.detach()

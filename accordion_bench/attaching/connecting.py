@@ -57,7 +57,7 @@ def connected(
         refuse_differences(comm, found if isinstance(found, ConfigError) else found.agreed)
         assert isinstance(found, Checked)
         if found.wrapper is None:
-            _start_alike(comm, found.inner)
+            comm.broadcast_([*found.inner.parameters(), *found.inner.buffers()], "setup")
     if comm.leader:
         for sentence in without_effect(found.setting.chosen, found.methods):
             log.warning("%s", sentence)
@@ -130,10 +130,3 @@ def _comm(group: dist.ProcessGroup | None, timeout: float, device: torch.device)
         assert isinstance(own, dist.ProcessGroup)
         comm.group = own
     return comm
-
-
-def _start_alike(comm: Comm, model: nn.Module) -> None:
-    """Give all workers rank 0's parameters and buffers, whatever types they have."""
-    tensors = [*model.parameters(), *model.buffers()]
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        comm.broadcast_([tensor for tensor in tensors if tensor.dtype == dtype], "setup")

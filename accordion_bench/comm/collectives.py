@@ -4,6 +4,7 @@ Tensor suffixes: W local workers, A all workers. A tensor `x_W` has the local wo
 """
 
 import datetime
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -288,15 +289,18 @@ class Comm:
         return x
 
     def broadcast_(self, xs: Sequence[Tensor], account: str) -> None:
-        """Overwrite `xs` with the leader's, in one message; charged to `account`."""
+        """Overwrite `xs` with the leader's, in one message for each of their types; charged to `account` as one."""
         if not xs:
             return
         nbytes, others = sum(x.numel() * x.element_size() for x in xs), self.workers - 1
         self.ledger.charge(account, nbytes, wire=others * nbytes, rounds=others)
-        if self.processes > 1:
-            fused = torch.cat([x.detach().reshape(-1) for x in xs])
-            self._run(lambda: dist.broadcast(fused, group=self.group, group_src=0))
-            for x, value in zip(xs, fused.split([x.numel() for x in xs]), strict=True):
+        if self.processes == 1:
+            return
+        for dtype in dict.fromkeys(x.dtype for x in xs):
+            alike = [x for x in xs if x.dtype == dtype]
+            fused = torch.cat([x.detach().reshape(-1) for x in alike])
+            self._run(functools.partial(dist.broadcast, fused, group=self.group, group_src=0))
+            for x, value in zip(alike, fused.split([x.numel() for x in alike]), strict=True):
                 x.detach().copy_(value.view(x.shape))
 
     def agree(self, value: int, what: str) -> None:

@@ -36,13 +36,13 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("condition", [1.0, 1e2, 1e4, 1e6])
 @pytest.mark.parametrize(("n", "r"), SIZES)
 def test_spans_are_those_of_qr(n, r, condition):
-    """Nearer to QR in float64 than 1e-7; QR in float32 is condition x 2e-7 away from both, and no more orthonormal
-    than this machine's LAPACK makes it."""
+    """Nearer to QR in float64 than 1e-7; QR in float32 is condition x 2e-7 away from both, its own span made exactly
+    orthonormal, which some LAPACKs leave it by 1e-6."""
     x = matrix(n, r, condition)
-    ours, theirs = of_one(x), torch.linalg.qr(x).Q
+    ours, theirs = of_one(x), torch.linalg.qr(torch.linalg.qr(x).Q.double()).Q
     assert departure(ours) < 1e-6
     assert apart(ours, torch.linalg.qr(x.double()).Q) < 1e-7
-    assert apart(ours, theirs) < 1e-6 + 2e-7 * condition + departure(theirs)
+    assert apart(ours, theirs) < 1e-6 + 2e-7 * condition
 
 
 @pytest.mark.parametrize(("n", "r"), SIZES)

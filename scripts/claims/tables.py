@@ -1,0 +1,40 @@
+"""The learning rates that were tried, as a table."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from accordion_bench.report.render.table import aligned
+from accordion_bench.runs.metrics import metric
+from scripts.claims.outcome import Outcome
+from scripts.claims.plan import Table
+
+
+def write_rates(table: Table, outcomes: Sequence[Outcome], chosen: Mapping[str, float], file: Path) -> None:
+    """One row per arm: the metric at each rate, the chosen one in bold.
+
+    Args:
+        table: whose rates.
+        outcomes: its tuning runs, maybe others.
+        chosen: arm -> rate.
+        file: to write.
+    """
+    if table.rates_from is not None:
+        text = f"As in {table.rates_from}."
+    elif not table.tunes:
+        text = f"{table.rates[0]:g} for all."
+    else:
+        tried = {(found.cell.arm, found.cell.rate): found for found in outcomes if found.cell.phase == "tune"}
+        rows = [["arm", *(f"rate {rate:g}" for rate in table.rates)]]
+        rows += [
+            [arm, *(_shown(tried.get((arm, rate)), chosen.get(arm)) for rate in table.rates)] for arm in table.arms
+        ]
+        text = f"Seed {table.tune_seed}, in no mean; the chosen rate in bold.\n\n{aligned(rows)}"
+    file.write_text(f"# Learning rates of {table.name}\n\n{text}\n", encoding="utf-8")
+
+
+def _shown(found: Outcome | None, chosen: float | None) -> str:
+    if found is None or found.run is None or found.status != "done":
+        return "not run" if found is None else found.status
+    summary = found.run.summary
+    text = metric(summary["metric_name"]).show(summary["metric"])
+    return f"**{text}**" if found.cell.rate == chosen else text

@@ -34,6 +34,13 @@ class Outcome:
         return self.status in ("done", "diverged")
 
     @property
+    def chosen_by(self) -> float:
+        """The metric after the last epoch, of the validation split where there is one; of a run that is done."""
+        assert self.run is not None
+        summary = self.run.summary
+        return float(summary.get(summary.get("selected_by", ""), summary["metric"]))
+
+    @property
     def hash(self) -> str:
         """Of the run's metrics: what tells this run from every other."""
         if self.run is None:
@@ -54,17 +61,17 @@ def outcome(cell: Cell, root: Path = Path()) -> Outcome:
 
 
 def best_rates(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """The rate of each arm whose tuning run ended best, by the split that the metric is of; arms all of whose tuning
-    runs have ended, one at least with a metric."""
+    """The rate of each arm whose tuning run ended best, by the validation split; of arms all of whose tuning runs have
+    ended, one of them at least with a metric."""
     by_arm: dict[str, list[Outcome]] = {}
     for one in outcomes:
         by_arm.setdefault(one.cell.arm, []).append(one)
     chosen = {}
     for arm, tried in by_arm.items():
-        scores = {one.cell.rate: one.run.summary["metric"] for one in tried if one.run and one.status == "done"}
+        scores = {one.cell.rate: one.chosen_by for one in tried if one.status == "done"}
         if not scores or not all(one.ended for one in tried):
             continue
         judged = metric(next(one.run.summary["metric_name"] for one in tried if one.run and one.status == "done"))
-        best = max if judged.better(1, 0) else min
+        best = max if judged.higher_is_better else min
         chosen[arm] = best(scores, key=lambda rate: scores[rate])
     return chosen

@@ -9,11 +9,12 @@ from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome
 
 FILE = Path("results/records.csv")
-SUMMARY = ("metric_name", "metric", "best_metric", "test_at_best", "steps", "payload_bytes", "wire_bytes", "rounds")
-TIMES = ("seconds", "modelled_seconds")
+JUDGED = ("metric_name", "metric", "selected_by", "best_metric", "test_at_best")
+SPENT = ("steps", "payload_bytes", "wire_bytes", "rounds", "seconds", "modelled_seconds")
 COLUMNS = (
     *("claim", "table", "phase", "arm", "rate", "seed", "status", "started", "commit", "processor"),
-    *(*SUMMARY, *TIMES),
+    *JUDGED,
+    *SPENT,
     *("run_hash", "command"),
 )
 
@@ -60,7 +61,7 @@ def row(found: Outcome) -> dict[str, Any]:
         "started": seen.get("started", ""),
         "commit": seen.get("commit", "")[:12],
         "processor": seen.get("processor", ""),
-        **{column: _number(summary.get(column)) for column in (*SUMMARY, *TIMES)},
+        **{column: _number(summary.get(column)) for column in (*JUDGED, *SPENT)},
         "run_hash": found.hash,
         "command": shlex.join(["python", *command(cell)]),
     }

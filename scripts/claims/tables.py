@@ -10,7 +10,7 @@ from scripts.claims.plan import Table
 
 
 def write_rates(table: Table, outcomes: Sequence[Outcome], chosen: Mapping[str, float], file: Path) -> None:
-    """One row per arm: the metric at each rate, the chosen one in bold.
+    """One row per arm: the validation metric at each rate, the chosen one in bold.
 
     Args:
         table: whose rates.
@@ -35,6 +35,5 @@ def write_rates(table: Table, outcomes: Sequence[Outcome], chosen: Mapping[str, 
 def _shown(found: Outcome | None, chosen: float | None) -> str:
     if found is None or found.run is None or found.status != "done":
         return "not run" if found is None else found.status
-    summary = found.run.summary
-    text = metric(summary["metric_name"]).show(summary["metric"])
+    text = metric(found.run.summary["metric_name"]).show(found.chosen_by)
     return f"**{text}**" if found.cell.rate == chosen else text

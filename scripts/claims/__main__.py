@@ -52,7 +52,7 @@ def rates_of(plan: Plan, table: Table) -> dict[str, float]:
     """The rate of each arm of a table, as far as it was chosen."""
     source = plan.table(table.rates_from) if table.rates_from is not None else table
     if not source.tunes:
-        return dict.fromkeys(source.arms, source.rates[0])
+        return {arm: source.grid(arm)[0] for arm in source.arms}
     return best_rates(map(outcome, plan.tune_cells(source)))
 
 

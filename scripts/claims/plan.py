@@ -51,6 +51,7 @@ class Table:
         name: of the table.
         arms: name -> overrides.
         rates: the same grid for all arms.
+        own_rates: arm -> another grid, as long, where steps have another unit, such as those of signs.
         tune_seed: of the runs that choose; in no mean.
         tuning: overrides of those runs only.
         rates_from: another table, whose choice holds here, too; None = this one tunes.
@@ -62,6 +63,7 @@ class Table:
     name: str
     arms: Mapping[str, Sequence[str]]
     rates: Sequence[float]
+    own_rates: Mapping[str, Sequence[float]]
     tune_seed: int
     tuning: Sequence[str]
     rates_from: str | None
@@ -73,6 +75,10 @@ class Table:
     def tunes(self) -> bool:
         """Whether its own runs choose its rates: one rate needs no choice."""
         return self.rates_from is None and len(self.rates) > 1
+
+    def grid(self, arm: str) -> Sequence[float]:
+        """The rates that an arm is tried at."""
+        return self.own_rates.get(arm, self.rates)
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class Plan:
         return [
             self._cell(table, arm, "tune", rate, table.tune_seed, table.tuning)
             for arm in table.arms
-            for rate in table.rates
+            for rate in table.grid(arm)
         ]
 
     def count_cells(self, table: Table, rates: Mapping[str, float]) -> list[Cell]:
@@ -134,6 +140,7 @@ def _table(name: str, told: Mapping[str, Any], always: Sequence[str]) -> Table:
         name=name,
         arms=arms,
         rates=told["rates"],
+        own_rates=told.get("own_rates", {}),
         tune_seed=told.get("tune_seed", 100),
         tuning=told.get("tuning", []),
         rates_from=told.get("rates_from"),

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from accordion_bench.config.compose import compose
+from accordion_bench.config.validate import validate
+from accordion_bench.processes.placement import place
 from accordion_bench.report.read.load import Run
+from accordion_bench.run_config import RunConfig
 from scripts.claims import archive, plan, records
 from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome, best_rates, outcome
@@ -44,12 +47,17 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("claim", plan.names())
-def test_every_plan_composes(claim):
-    """Each arm at each rate of each table is a configuration."""
-    for table in plan.read_plan(claim).tables:
-        typed = [cell.overrides for cell in plan.read_plan(claim).count_cells(table, dict.fromkeys(table.arms, 0.1))]
-        for overrides in dict.fromkeys(options[:-1] for options in typed):
-            assert compose([*overrides, "hydra.mode=RUN"])["optimizer"]["lr"] == 0.1
+def test_every_plan_can_run(claim):
+    """Each arm of each table is a configuration that is not refused."""
+    whole = plan.read_plan(claim)
+    for table in whole.tables:
+        cells = whole.tune_cells(table) + whole.count_cells(table, {arm: table.grid(arm)[0] for arm in table.arms})
+        assert {cell.arm for cell in cells} == set(table.arms)
+        for cell in {cell.arm: cell for cell in cells}.values():
+            hosts = ["comm=gloo", f"comm.processes={cell.lab[cell.lab.index('--hosts') + 1]}"] if cell.lab else []
+            config = RunConfig.from_dict(compose([*cell.overrides, *hosts, "hydra.mode=RUN"]))
+            assert config.optimizer["lr"] == cell.rate and config.seed == cell.seed
+            validate(config, place(config))
 
 
 def test_tuning_is_short_and_on_a_seed_of_its_own():

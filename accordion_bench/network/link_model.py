@@ -170,9 +170,12 @@ class Network:
             rounds: likewise.
             workers: of the run.
         """
-        hidden_from = [max(0.0, self.end(late(kind), kind.workers) - kind.wait) for kind in kinds]
-        inside = math.fsum(kind.times * left for kind, left in zip(kinds, hidden_from, strict=True))
+        inside = math.fsum(kind.times * self.left(kind) for kind in kinds)
         return inside + self._outside(kinds, wire_bytes, rounds, workers)
+
+    def left(self, kind: Exchanges) -> float:
+        """Seconds of one exchange that are left when there is nothing to do but to wait for it."""
+        return max(0.0, self.end(late(kind), kind.workers) - kind.wait)
 
     def alone(self, kinds: Sequence[Exchanges], wire_bytes: float, rounds: float, workers: int) -> float:
         """Seconds of all communication, hidden or not; arguments as of `exposed`."""

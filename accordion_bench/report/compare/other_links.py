@@ -41,24 +41,30 @@ def modelled_seconds(
 def _of_rows(rows: Sequence[dict[str, Any]], links: Sequence[Network], workers: int) -> NDArray[np.float64]:
     """Seconds [links, rows]. Most rows of a run have the same exchanges, only more of them: each is modelled once."""
     seconds = np.full((len(links), len(rows)), np.nan)
+    known = [place for place, row in enumerate(rows) if all(row.get(name) is not None for name in NEEDED)]
     exchanges: dict[str, Exchanges] = {}
-    known = []
-    for place, row in enumerate(rows):
-        if any(row.get(name) is None for name in NEEDED):
-            continue
-        own = row["modelled_seconds"] - row.get("modelled_exposed_seconds", row["modelled_comm_seconds"])
-        wire, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in ("wire_bytes", "rounds"))
-        times: list[tuple[str, float]] = []
+    times: dict[str, NDArray[np.float64]] = {}
+    own, wire, rounds = np.zeros((3, len(known)))
+    for i, row in enumerate(rows[place] for place in known):
+        own[i] = row["modelled_seconds"] - row.get("modelled_exposed_seconds", row["modelled_comm_seconds"])
+        wire[i], rounds[i] = (row[key] + (row.get(f"control_{key}") or 0) for key in ("wire_bytes", "rounds"))
         for kind in row.get("seconds_by_bucket") or []:
             key = repr([kind[0], kind[2:]])
             one = exchanges.setdefault(key, exchanges_from([kind])[0])
-            times.append((key, kind[1]))
-            wire -= kind[1] * sum(bucket.wire for bucket in one.buckets)
-            rounds -= kind[1] * sum(bucket.rounds for bucket in one.buckets)
-        known.append((place, own, times, max(0.0, wire), max(0.0, rounds)))
+            times.setdefault(key, np.zeros(len(known)))[i] += kind[1]
+            wire[i] -= kind[1] * sum(bucket.wire for bucket in one.buckets)
+            rounds[i] -= kind[1] * sum(bucket.rounds for bucket in one.buckets)
+    wire, rounds = wire.clip(0), rounds.clip(0)
     for link, of_link in zip(links, seconds, strict=True):
-        left = {key: link.left(one) for key, one in exchanges.items()}
-        for place, own, times, wire, rounds in known:
-            inside = sum(count * left[key] for key, count in times)
-            of_link[place] = own + inside + link.seconds(wire, rounds, workers)
+        exposed = sum((times[key] * link.left(one) for key, one in exchanges.items()), np.zeros(len(known)))
+        of_link[known] = own + exposed + _outside(link, wire, rounds, workers)
     return seconds
+
+
+def _outside(
+    link: Network, wire: NDArray[np.float64], rounds: NDArray[np.float64], workers: int
+) -> NDArray[np.float64]:
+    """Seconds of what travels in no exchange."""
+    if link.flat:
+        return wire * link.seconds(1.0, 0.0, workers) + rounds * link.seconds(0.0, 1.0, workers)
+    return np.array([link.seconds(*pair, workers) for pair in zip(wire, rounds, strict=True)])

@@ -107,13 +107,20 @@ def _setting(number: int, section: Section) -> dict[str, Any]:
         "notes": captions.captions(arms),
         "beside": beside_tables(arms),
         "pictures": [_picture(png) for png in section.figures if png.stem.partition("-")[0] not in INTERACTIVE],
-        "runs": [
-            (run.name, arm.label, run.seed, metric(arm.metric).show(run.summary["metric"]), run.environment)
-            for arm in arms
-            for run in arm.runs
-        ],
-        "metric": metric(arms[0].metric).words,
+        "runs": _runs(arms),
     }
+
+
+def _runs(arms: Sequence[Arm]) -> list[list[str]]:
+    """One row per run: where its numbers can be looked up."""
+    rows = [["folder", "arm", "seed", f"{metric(arms[0].metric).words}, final", "started", "commit"]]
+    for arm in arms:
+        for run in arm.runs:
+            seen, value = run.environment, metric(arm.metric).show(run.summary["metric"])
+            rows.append(
+                [run.name, arm.label, str(run.seed), value, seen.get("started", ""), seen.get("commit", "")[:12]]
+            )
+    return rows
 
 
 def _data(arms: Sequence[Arm], most: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.report.read import load, missing_runs
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render import write
+from accordion_bench.report.render import absent, write
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.config_dir is not None or args.trust:
         import_from_here()
     folders = missing_runs.no_runs(args.runs)
-    for name, why in folders:
-        print(f"warning: {name}: {why}", file=sys.stderr)
+    for said in absent.first(absent.skipped(folders)):
+        print(f"warning: {said}", file=sys.stderr)
     if args.trust:
         load.trust_classes(args.runs)
     runs = load.read_runs(args.runs)

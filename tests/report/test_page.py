@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from accordion_bench.network.link_model import Network
-from accordion_bench.report.compare.arms import group
+from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read import load
 from accordion_bench.report.render import colours, figures, page, write
 from accordion_bench.report.render.page import build, packed

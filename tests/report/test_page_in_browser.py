@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from accordion_bench.report.compare.arms import group
+from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.render import page
 from tests.report.test_figures import everything, run
 

@@ -1,6 +1,7 @@
 """The report as one HTML page: tables, verdicts, figures and provenance in a file that loads nothing else."""
 
 import base64
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,27 +58,37 @@ class Section:
     Args:
         arms: of it.
         figures: PNG files, drawn of these arms.
+        running: runs of the setting that go on, each as an arm: curves, and in no table.
     """
 
     arms: Sequence[Arm]
     figures: Sequence[Path]
+    running: Sequence[Arm] = ()
+
+    @property
+    def heading(self) -> str:
+        """What is trained."""
+        return captions.heading((*self.arms, *self.running)[0])
 
 
-def page(sections: Sequence[Section], across: Sequence[Path], absent: dict[str, Sequence[str]]) -> str:
+def page(
+    sections: Sequence[Section], across: Sequence[Path], absent: dict[str, Sequence[str]], follow: str = ""
+) -> str:
     """The whole page.
 
     Args:
         sections: one per setting.
         across: PNG files of figures that compare settings.
         absent: heading -> lines, for what is in no mean.
+        follow: the script of a page that follows its runs, see `serve`; "" = a page that stays as it is.
     """
     runs = [run for section in sections for arm in section.arms for run in arm.runs]
     count = sum(len(section.arms) for section in sections)
     title = f"accordion_bench: {counted(len(runs), 'run')} in {counted(count, 'arm')}"
-    entries = [(f"setting-{i}", captions.heading(s.arms[0])) for i, s in enumerate(sections, 1)]
+    entries = [(f"setting-{i}", s.heading) for i, s in enumerate(sections, 1)]
     entries += [("across", "Across settings")] if across else []
     entries += [(f"absent-{i}", heading) for i, heading in enumerate(absent, 1)]
-    entries.append(("provenance", "Where this comes from"))
+    entries += [("provenance", "Where this comes from")] if runs else []
     contents = "".join(f'<li><a href="#{name}">{escape(text)}</a></li>' for name, text in entries)
     left_out = sum(map(len, absent.values()))
     body = [
@@ -90,12 +101,13 @@ def page(sections: Sequence[Section], across: Sequence[Path], absent: dict[str, 
         *(_setting(f"setting-{i}", section) for i, section in enumerate(sections, 1)),
         *([_section("across", "Across settings", _figures(across, "all settings"))] if across else []),
         *(_section(f"absent-{i}", heading, _list(lines)) for i, (heading, lines) in enumerate(absent.items(), 1)),
-        _provenance(runs),
+        *([_provenance(runs)] if runs else []),
         "</main>",
+        *([f"<script>{follow}</script>"] if follow else []),
     ]
     head = [
         '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(follow)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title>",
         f"<style>{STYLE}</style>",
@@ -104,9 +116,19 @@ def page(sections: Sequence[Section], across: Sequence[Path], absent: dict[str, 
     return "\n".join(lines) + "\n"
 
 
+def policy(follow: str) -> str:
+    """What a browser that honours it lets the page do."""
+    if not follow:
+        return POLICY
+    digest = base64.b64encode(hashlib.sha256(follow.encode()).digest()).decode()
+    return f"{POLICY}; script-src 'sha256-{digest}'; connect-src 'self'"
+
+
 def _setting(name: str, section: Section) -> str:
-    arms = section.arms
-    heading, runs = captions.heading(arms[0]), [run for arm in arms for run in arm.runs]
+    arms, heading = section.arms, section.heading
+    if not arms:
+        return _section(name, heading, f"<p>No run has finished yet.</p>{_figures(section.figures, heading)}")
+    runs = [run for arm in arms for run in arm.runs]
     parts = [
         _table(cells(tidy(arms)), heading),
         _list(verdicts(arms)),

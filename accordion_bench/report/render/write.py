@@ -44,7 +44,7 @@ def write(
     Raises:
         OSError: the folder takes no files; the report that was there is as it was.
     """
-    runs, parts, repeats, (texts, latex_texts) = sound(runs, _texts)
+    runs, parts, repeats, (said, latex_texts) = sound(runs, texts)
     absent = left_out(runs, repeats, folders)
     with replacing(out) as new:
         drawn = draw(parts, new, bandwidths, pdf)
@@ -52,7 +52,7 @@ def write(
         sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
         if failed := [why for found in drawn for why in found.failed] + failed:
             absent = {**absent, "Figures that could not be drawn": failed}
-        text = "\n\n".join([*texts, *notes(absent)]) + "\n"
+        text = "\n\n".join([*said, *notes(absent)]) + "\n"
         if "md" in formats:
             _write(new / "table.md", text)
             _write(new / "README.md", readme(text, sections, across))
@@ -65,7 +65,7 @@ def write(
     return f"{text}\ntables and figures: {printable(str(out), longest=4096)}"
 
 
-def _texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
+def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
     """Each setting as Markdown and as LaTeX; with all else that looks at every run."""
     for arms in parts:
         provenance([run for arm in arms for run in arm.runs])

@@ -10,6 +10,7 @@ from pathlib import Path
 from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.report.read.printable import printable
+from accordion_bench.report.render.formats import FORMATS
 
 OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "pdf"), "port"  # options that say how
 
@@ -30,27 +31,24 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if (idle := _idle(args, parser)) is not None:
         print(idle, file=sys.stderr)
         return 2
-    # what follows takes seconds to import
-    print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
-    from accordion_bench.report.read import load, missing_runs
-    from accordion_bench.report.render import write
-    from accordion_bench.report.serve import serve
-
     try:
         if args.config_dir is not None:
             add_conf_dir(args.config_dir)
-        formats = [checks.choice("--formats", name.strip(), write.FORMATS) for name in args.formats.split(",")]
+        formats = [checks.choice("--formats", name.strip(), FORMATS) for name in args.formats.split(",")]
         bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
-        if args.config_dir is not None or args.trust:
-            import_from_here()
-        if args.trust:
-            load.trust_classes(args.runs)
-        if args.serve:
-            serve(args.runs, args.port)
-            return 0
     except checks.ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2
+    print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
+    from accordion_bench.report.read import load, missing_runs  # what follows takes seconds to import
+    from accordion_bench.report.render import write
+
+    if args.config_dir is not None or args.trust:
+        import_from_here()
+    if args.trust:
+        load.trust_classes(args.runs)
+    if args.serve:
+        return _served(args.runs, args.port)
     folders = missing_runs.no_runs(args.runs)
     for name, why in folders:
         print(f"warning: {name}: {why}", file=sys.stderr)
@@ -93,6 +91,17 @@ def _parser() -> argparse.ArgumentParser:
     trust = "import the classes that the run folders name: only of folders whose code you would run"
     parser.add_argument("--trust", action="store_true", help=trust)
     return parser
+
+
+def _served(runs: list[str], port: int) -> int:
+    from accordion_bench.report.serve import serve
+
+    try:
+        serve(runs, port)
+    except checks.ConfigError as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    return 0
 
 
 def _idle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str | None:

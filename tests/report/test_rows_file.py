@@ -131,7 +131,7 @@ def test_one_file_alone_makes_a_whole_report(tmp_path, capsys):
     file = rows_file(tmp_path / "mine-seed0.jsonl")
     assert report_main([str(file), "--out", str(tmp_path / "out")]) == 0
     out, err = capsys.readouterr()
-    assert not err and "Figures that could not be drawn" not in out
+    assert err == f"reading the runs in {file}\n" and "Figures that could not be drawn" not in out
     assert "## Net on unknown data, 4 workers x 32 samples, 4 epochs" in out
     assert "| PowerSGD rank 2, attached |  1 |         79.00 % |" in out
     assert 'Add one: the same loop with attach(..., compressor="none")' in out

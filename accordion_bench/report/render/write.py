@@ -13,13 +13,13 @@ from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions, figures, latex
 from accordion_bench.report.render.draw import draw
+from accordion_bench.report.render.formats import FORMATS
 from accordion_bench.report.render.page import Section, page
 from accordion_bench.report.render.publish import replacing
 from accordion_bench.report.render.sound import sound
 from accordion_bench.report.render.spreadsheet import csv
 from accordion_bench.report.render.table import aligned, cells, markdown
 
-FORMATS = ("md", "csv", "latex", "html")
 TABLES = ("table.md", "table.csv", "table.tex", "report.html")
 
 

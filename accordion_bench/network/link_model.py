@@ -100,6 +100,11 @@ class Network:
             other.inner = Hop(self.latency, bandwidth)
         return other
 
+    @property
+    def flat(self) -> bool:
+        """Whether the time of a collective is so much for each byte, and so much for each round."""
+        return self.algorithm == "ring" and self.workers_per_machine == 1
+
     def cost(self, kind: str) -> KindCost:
         """Of one kind of collective between machines; unequal messages travel as an all-to-all."""
         return self.kinds.get("all_to_all" if kind == "all_gather_uneven" else kind) or KindCost(
@@ -118,7 +123,7 @@ class Network:
         slowest = self.jitter * harmonic(min(workers, 2) if kind == PAIRS else workers)
         cost, per_machine = self.cost(kind), self.workers_per_machine
         outer = Hop(cost.latency + slowest, cost.bandwidth)
-        if workers < 2 or (self.algorithm == "ring" and per_machine == 1):
+        if workers < 2 or self.flat:
             return outer.seconds(wire_bytes, rounds)
         take = ring if self.algorithm == "ring" else cheapest
         payload, times = payload_and_times(kind, wire_bytes, rounds, workers)
@@ -170,13 +175,16 @@ class Network:
             rounds: likewise.
             workers: of the run.
         """
-        hidden_from = [max(0.0, self.end(late(kind), kind.workers) - kind.wait) for kind in kinds]
-        inside = math.fsum(kind.times * left for kind, left in zip(kinds, hidden_from, strict=True))
+        inside = math.fsum(kind.times * self.left(kind) for kind in kinds)
         return inside + self._outside(kinds, wire_bytes, rounds, workers)
+
+    def left(self, kind: Exchanges) -> float:
+        """Seconds of one exchange that are left when there is nothing to do but to wait for it."""
+        return max(0.0, self.end(late(kind), kind.workers) - kind.wait)
 
     def alone(self, kinds: Sequence[Exchanges], wire_bytes: float, rounds: float, workers: int) -> float:
         """Seconds of all communication, hidden or not; arguments as of `exposed`."""
-        if not self.kinds and self.algorithm == "ring" and self.workers_per_machine == 1:
+        if not self.kinds and self.flat:
             return self.seconds(wire_bytes, rounds, workers)
         inside = [kind.times * self.of_bucket(bucket, kind.workers) for kind in kinds for bucket in kind.buckets]
         return math.fsum(inside) + self._outside(kinds, wire_bytes, rounds, workers)

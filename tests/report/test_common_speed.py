@@ -9,12 +9,13 @@ import pytest
 from accordion_bench.network.link_model import Network
 from accordion_bench.report.compare.arms import group
 from accordion_bench.report.compare.link_tables import against_model
+from accordion_bench.report.compare.other_links import modelled_seconds
 from accordion_bench.report.compare.target import reached
 from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions
-from accordion_bench.report.render.figures.series import column, modelled_seconds
+from accordion_bench.report.render.figures.series import column
 from tests.kit.timed import Told
 
 LINK = {"_target_": "accordion_bench.network.link_model.Network", "bandwidth": 1e6, "latency": 1e-3}
@@ -64,7 +65,7 @@ def test_a_busy_neighbour_changes_no_modelled_time():
     for name in ("modelled_seconds", "modelled_exposed_seconds"):
         assert slowed.mean(name) == pytest.approx(quiet.mean(name))
         assert column(slowed, name) == pytest.approx(column(quiet, name))
-    assert modelled_seconds(slowed, 1e5) == pytest.approx(modelled_seconds(quiet, 1e5))
+    assert modelled_seconds(slowed, [1e5]) == pytest.approx(modelled_seconds(quiet, [1e5]))
     times = [reached(arm, 0.6, "modelled_seconds").seconds for arm in found]
     assert times[1] == pytest.approx(times[0])
     assert tidy(found)["modelled_seconds_over_dense"].tolist() == pytest.approx([1, 1, 1])

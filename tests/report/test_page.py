@@ -1,25 +1,28 @@
-"""The HTML page: well-formed, self-contained, and shown by a real browser."""
+"""The HTML page: well-formed, self-contained, small, and with the numbers of table.csv."""
 
-import contextlib
+import base64
+import hashlib
 import json
-import os
 import re
-import selectors
-import shutil
-import subprocess
-import time
+from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
+from accordion_bench.network.link_model import Network
+from accordion_bench.report.compare.arms import group
 from accordion_bench.report.read import load
-from accordion_bench.report.render import figures, write
+from accordion_bench.report.render import colours, figures, page, write
+from accordion_bench.report.render.page import build, packed
+from accordion_bench.report.render.page.curves import STOPS, curves, limits
+from accordion_bench.report.render.page.swatch import swatch
+from tests.report.test_figures import everything, run
 from tests.report.test_report import accordion, no_figures, run_folder  # noqa: F401
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 VOID = {"meta", "img", "br", "hr", "link", "input"}
-COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 HOSTILE = "<script>alert(1)</script> \"&amp;' <b>"
 
 
@@ -37,10 +40,9 @@ def report(tmp_path_factory):
     config["choices"]["model"] = HOSTILE
     (strange / "config.yaml").write_text(yaml.safe_dump(config))
     (run_folder(root / "runs", seed=7) / "done").unlink()
-    runs, draw = load.read_runs([root / "runs"]), figures.draw_one
-    with pytest.MonkeyPatch.context() as patch:  # figures of one setting are enough
-        patch.setattr(figures, "draw_one", lambda name, arms, *rest: draw(name, arms, *rest) if len(arms) > 1 else None)
-        write.write(runs, root / "out", [("lost", "does not exist")])
+    with pytest.MonkeyPatch.context() as patch:  # one that the page draws itself, and one that it does not
+        patch.setattr(figures, "OF_A_SETTING", ("breakdown", "norms"))
+        write.write(load.read_runs([root / "runs"]), root / "out", [("lost", "does not exist")])
     return root / "out" / "report.html"
 
 
@@ -80,7 +82,7 @@ def test_the_page_is_well_formed(report):
     page = Page(text)
     ids = [attrs["id"] for _, attrs in page.seen if "id" in attrs]
     assert len(ids) == len(set(ids))
-    assert {attrs["href"] for attrs in page.all("a")} == {f"#{name}" for name in ids}  # the contents name every section
+    assert {attrs["href"] for attrs in page.all("a")} == {f"#{name}" for name in ids if name != "data"}  # the contents name every section
     assert all(attrs.get("alt") for attrs in page.all("img"))
     assert len(page.all("table")) == len(page.all("caption")) == len(page.all("thead"))
     assert [len(page.all(tag)) for tag in ("title", "h1", "main", "nav")] == [1, 1, 1, 1]
@@ -88,20 +90,64 @@ def test_the_page_is_well_formed(report):
 
 
 def test_rows_are_as_long_as_their_heading(report):
-    for table in report.read_text().split("<table>")[1:]:
+    for table in report.read_text().split("<table ")[1:]:
         table = table.partition("</table>")[0]
         head, body = table.split("</thead>")
-        assert {row.count("<td>") + 1 for row in body.split("<tr>")[1:]} == {head.count('scope="col"')}
+        assert {row.count("<td") + 1 for row in body.split("<tr")[1:]} == {head.count('scope="col"')}
+
+
+def scripts(text):
+    """What runs in a page."""
+    return re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+
+
+def without_library(text):
+    return text.replace(scripts(text)[0], "")
+
+
+def data_of(text):
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)
+
+
+def floats(text):
+    return np.frombuffer(base64.b64decode(text), dtype="<f4")
 
 
 def test_the_page_loads_nothing(report):
     text = report.read_text()
-    page = Page(text)
-    assert not {"script", "link", "iframe", "object", "base", "form"} & {tag for tag, _ in page.seen}
-    assert all(attrs["src"].startswith("data:image/png;base64,") for attrs in page.all("img"))
-    assert "url(" not in text and "@import" not in text and not any("style" in attrs for _, attrs in page.seen)
-    (policy,) = (attrs["content"] for attrs in page.all("meta") if "http-equiv" in attrs)
-    assert policy.startswith("default-src 'none';")
+    found = Page(text)
+    assert not {"link", "iframe", "object", "base", "form"} & {tag for tag, _ in found.seen}
+    assert not any("src" in attrs for attrs in found.all("script"))
+    assert all(attrs["src"].startswith("data:image/png;base64,") for attrs in found.all("img"))
+    own = without_library(text)
+    assert "url(" not in own and "@import" not in own and not any("style" in attrs for _, attrs in found.seen)
+
+
+def test_only_the_scripts_of_the_page_may_run(report):
+    text = report.read_text()
+    (policy,) = (attrs["content"] for attrs in Page(text).all("meta") if "http-equiv" in attrs)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts(text)]
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    assert len(hashes) == 2
+    assert policy == f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def test_numbers_are_those_of_the_csv(report):
+    table = pd.read_csv(report.parent / "table.csv", keep_default_na=False, dtype=str)
+    found = re.findall(r'<table class="sortable">(.*?)</table>', report.read_text(), re.DOTALL)
+    rows = 0
+    for text in found:
+        keys = re.findall('data-key="([^"]+)"', text)
+        assert len(keys) > 8 and "payload_bytes" in keys
+        for row in text.split("<tr data-arm")[1:]:
+            written = dict(zip(keys, re.findall('data-value="([^"]*)"', row), strict=True))
+            expected = table.iloc[rows]
+            for key, value in written.items():
+                numeric = re.fullmatch(r"[-\d.e+]+|inf", expected[key])
+                assert float(value) == float(expected[key]) if numeric else value == expected[key], key
+            rows += 1
+    assert rows == len(table) == 4
 
 
 def test_the_page_says_everything(report):
@@ -117,10 +163,24 @@ def test_the_page_says_everything(report):
     assert HOSTILE in said
 
 
-def test_figures_are_in_the_page(report):
-    shown = [attrs["alt"] for attrs in Page(report.read_text()).all("img")]
-    assert len(shown) == len(list(report.parent.glob("*.png"))) > 3
-    assert any(alt.startswith("Level of each layer in each epoch: resnet8 on digits") for alt in shown)
+def test_what_the_page_does_not_draw_itself_is_a_picture_in_it(tmp_path):
+    for name in ("pareto", "norms-digits", "variance"):
+        (tmp_path / f"{name}.png").write_bytes(name.encode())
+    pngs = sorted(tmp_path.iterdir())
+    found = Page(page.page([page.Section(group([run()])[0], pngs)], [tmp_path / "variance.png"], {})).all("img")
+    assert [base64.b64decode(attrs["src"].partition(",")[2]) for attrs in found] == [b"norms-digits", *2 * [b"variance"]]
+    assert found[0]["alt"].startswith("Norms of the summed gradients: resnet8 on digits")
+    drawn = [name for name in figures.NAMES if name not in build.INTERACTIVE]
+    assert drawn == ["norms", "variance", "bits_bucket", "period", "workers"]
+
+
+def test_the_page_draws_every_arm(report):
+    data = data_of(report.read_text())
+    assert [[arm["label"] for arm in setting["arms"]] for setting in data][0] == ["dense", "Accordion (TopK 99/10 %)"]
+    first = data[0]
+    assert [axis["key"] for axis in first["axes"]] == ["epoch", "payload_bytes", "wire_bytes"]
+    assert [len(levels["layers"]) for levels in first["levels"]] == [3]
+    assert floats(first["curves"][0]["x"]["payload_bytes"]).tolist() == [250, 500, 750, 1000]
 
 
 def test_a_page_of_nothing(tmp_path, no_figures):  # noqa: F811
@@ -129,166 +189,98 @@ def test_a_page_of_nothing(tmp_path, no_figures):  # noqa: F811
     assert "0 runs in 0 arms" in Page((tmp_path / "out" / "report.html").read_text()).text
 
 
-# ---- a real browser
+def test_thinning_keeps_both_ends():
+    for count in (1, 2, 299, 300, 301, 5000):
+        kept = packed.thinned(count, packed.POINTS)
+        assert kept[0] == 0 and kept[-1] == count - 1 and len(kept) == min(count, packed.POINTS)
+        assert kept == sorted(set(kept))
 
 
-class Browser:
-    """Chromium without a window, asked over its debugging pipe; notes every request, message and error of a page."""
-
-    def __init__(self, profile):
-        theirs, ours = os.pipe()
-        mine, yours = os.pipe()
-        flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-extensions --remote-debugging-pipe"
-        shell = f'exec "$0" {flags} --user-data-dir="$1" about:blank 3<&{theirs} 4>&{yours}'
-        self.process = subprocess.Popen(
-            ["bash", "-c", shell, BROWSER, str(profile)],
-            pass_fds=(theirs, yours),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(theirs)
-        os.close(yours)
-        self.ours, self.mine, self.count, self.buffer = ours, mine, 0, b""
-        self.events, self.session = [], None
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(mine, selectors.EVENT_READ)
-
-    def message(self, deadline):
-        """The next message of the browser."""
-        while b"\0" not in self.buffer:
-            if not self.selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
-            chunk = os.read(self.mine, 1 << 16)
-            if not chunk:
-                raise EOFError("the browser has ended")
-            self.buffer += chunk
-        line, _, self.buffer = self.buffer.partition(b"\0")
-        return json.loads(line)
-
-    def ask(self, method, seconds=60, **params):
-        """The answer to one command; what happens meanwhile is noted."""
-        self.count += 1
-        said = {"id": self.count, "method": method, "params": params}
-        if self.session:
-            said["sessionId"] = self.session
-        os.write(self.ours, json.dumps(said).encode() + b"\0")
-        deadline = time.monotonic() + seconds
-        while True:
-            message = self.message(deadline)
-            if message.get("id") == self.count:
-                assert "error" not in message, message
-                return message["result"]
-            self.events.append(message)
-
-    def open(self, url):
-        """Open a page, and wait until it has loaded."""
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Network", "Runtime", "Log"):
-            self.ask(f"{domain}.enable")
-        self.ask("Page.navigate", url=url)
-        deadline = time.monotonic() + 60
-        while not self.named("Page.loadEventFired"):
-            self.events.append(self.message(deadline))
-
-    def named(self, method):
-        return [event["params"] for event in self.events if event.get("method") == method]
-
-    def value(self, expression):
-        """The value of an expression in the page."""
-        result = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"]["value"]
-
-    def close(self):
-        with contextlib.suppress(BrokenPipeError, EOFError, TimeoutError):
-            self.session = None
-            self.ask("Browser.close", seconds=10)
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.ours)
-        os.close(self.mine)
-        self.selector.close()
+@pytest.mark.parametrize(("arms", "seeds"), [(20, 5), (100, 1)])
+def test_a_hundred_long_runs_are_two_megabytes(arms, seeds):
+    of_all = []
+    for rank in range(1, arms + 1):
+        once = run("powersgd", rank=rank, epochs=300, cost=1 / rank)
+        of_all += [replace(once, config={**once.config, "seed": seed}) for seed in range(seeds)]
+    made, _ = group(of_all)
+    assert len(made) == arms
+    text = page.page([page.Section(made, [])], [], {})
+    assert len(without_library(text)) < 2e6
+    curve = data_of(text)[0]["curves"][-1]
+    assert len(floats(curve["half"])) == (300 if arms == 20 else 60)
+    assert floats(curve["x"]["epoch"])[[0, -1]].tolist() == [1, 300]
 
 
 @pytest.fixture(scope="module")
-def shown(report, tmp_path_factory):
-    """The page in a real browser."""
-    if BROWSER is None:
-        pytest.skip("no chromium and no chrome on PATH")
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    try:
-        browser.open(report.resolve().as_uri())
-        yield browser
-    finally:
-        browser.close()
+def many():
+    """Nine arms with two seeds that have everything."""
+    return everything()
 
 
-def test_a_browser_shows_the_page(shown, report):
-    assert shown.value("document.title") == "accordion_bench: 6 runs in 4 arms"
-    assert shown.value("document.compatMode") == "CSS1Compat"
-    images = shown.value("[...document.images].map(i => [i.complete, i.naturalWidth])")
-    assert len(images) == len(list(report.parent.glob("*.png"))) and all(done and width > 0 for done, width in images)
-    assert shown.value("document.querySelectorAll('nav a').length") > 4
-    assert shown.value("[...document.querySelectorAll('nav a')].every(a => document.querySelector(a.hash))")
-    assert shown.value("[...document.querySelectorAll('tbody th')].every(th => th.offsetWidth > 0 || !th.offsetParent)")
+def test_the_slider_shows_what_runs_have_recorded_and_what_python_models(many):
+    found = curves(many, 300)
+    own = found["stops"][found["stop"]]
+    assert own["bandwidth"] == 1e9 and [stop["bandwidth"] for stop in found["stops"]] == STOPS
+    for arm, curve in zip(many, found["curves"], strict=True):
+        recorded = np.mean([[row["modelled_seconds"] for row in run.rows] for run in arm.runs], axis=0)
+        modelled = curve["x"]["modelled_seconds"]
+        assert floats(modelled[found["stop"]]) == pytest.approx(recorded, rel=1e-6)
+        row = arm.runs[0].rows[-1]
+        sent = row["wire_bytes"] + row["control_wire_bytes"], row["rounds"] + row["control_rounds"]
+        for stop, times in zip(STOPS, modelled, strict=True):
+            own = row["modelled_seconds"] - row["modelled_comm_seconds"]
+            assert floats(times)[-1] == pytest.approx(own + Network(stop, 5e-5).seconds(*sent, 4), rel=1e-6)
 
 
-def test_a_browser_has_no_complaints_and_asks_nobody(shown, report):
-    shown.value("1")  # whatever has happened until here is noted
-    assert [shown.named(kind) for kind in COMPLAINTS] == [[], [], []]
-    asked = {event["request"]["url"].partition(",")[0] for event in shown.named("Network.requestWillBeSent")}
-    assert asked == {report.resolve().as_uri(), "data:image/png;base64"}
-    assert shown.value("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
+def test_a_link_of_its_own_is_a_stop():
+    usual = run()
+    (arm,) = group([replace(usual, config={**usual.config, "network": {"bandwidth": 3e8, "latency": 1e-5}})])[0]
+    found = curves([arm], 300)
+    assert found["stops"][found["stop"]] == {"bandwidth": 3e8, "name": "300 Mbit/s"}
+    assert "rounds × latency (10 µs)" in found["model"]
 
 
-def test_a_browser_would_complain(shown, tmp_path):
-    """The control: what the page must not do is seen where a page does it."""
-    (tmp_path / "bad.html").write_text(
-        '<!DOCTYPE html><title>bad</title><img src="gone.png"><script>console.error(1); nothing()</script>'
-    )
-    browser = Browser(tmp_path / "profile")
-    try:
-        browser.open((tmp_path / "bad.html").as_uri())
-        browser.value("1")
-        assert all(browser.named(kind) for kind in COMPLAINTS)
-        assert any(event["request"]["url"].endswith("gone.png") for event in browser.named("Network.requestWillBeSent"))
-        assert browser.value("document.images[0].naturalWidth") == 0
-    finally:
-        browser.close()
+def test_an_axis_of_accuracy_is_never_narrower_than_noise(many):
+    alike = group([run(), run("fp16", end=0.9001)])[0]
+    bottom, top = limits(alike)
+    assert top - bottom >= 5
+    few = [replace(one, summary={**one.summary, "test_size": 50}) for one in (run(), run("fp16"))]
+    bottom, top = limits(group(few)[0])
+    assert top - bottom >= 20  # ten of fifty
 
 
-CONTRAST = """
-(() => {
-  const light = c => c.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
-    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const seen = e => { while (e && getComputedStyle(e).backgroundColor === 'rgba(0, 0, 0, 0)') e = e.parentElement;
-    return getComputedStyle(e || document.body).backgroundColor; };
-  const parts = ['p', 'a', 'td', 'th', '.beside', '.notes li', 'caption', 'figcaption', 'pre', 'dd', 'h2'];
-  return Math.min(...parts.map(part => {
-    const e = document.querySelector(part);
-    const [a, b] = [light(getComputedStyle(e).color), light(seen(e))].sort((x, y) => y - x);
-    return (a + 0.05) / (b + 0.05); }));
-})()
-"""
+def test_one_seed_ranks_nothing():
+    single = page.page([page.Section(group([run(), run("fp16")])[0], [])], [], {})
+    several = page.page([page.Section(group([run(), run(seed=1)])[0], [])], [], {})
+    assert "One seed: nothing is ranked" in Page(single).text.replace(scripts(single)[1], "")
+    assert "One seed: nothing is ranked" not in Page(several).text.replace(scripts(several)[1], "")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_legible_text(shown, scheme):
-    """WCAG 2's contrast for small text, 4.5, in both colour schemes."""
-    shown.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    dark = shown.value("getComputedStyle(document.body).backgroundColor") == "rgb(22, 22, 22)"
-    assert dark is (scheme == "dark")
-    assert shown.value(CONTRAST) >= 4.5
+def test_no_label_leaves_its_place():
+    strange = run(scale=HOSTILE, workers=4)
+    choices = {**strange.config["choices"], "arm": HOSTILE}
+    made, _ = group([replace(strange, config={**strange.config, "choices": choices}), strange])
+    text = page.page([page.Section(made, [])], [], {HOSTILE: [HOSTILE]})
+    assert len(Page(text).all("script")) == 3 and "<b>" not in without_library(text).replace(scripts(text)[1], "")
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_a_browser_need_not_scroll_sideways(shown, width):
-    """Wide tables scroll by themselves."""
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    shown.ask("Emulation.setDeviceMetricsOverride", **size)
-    assert shown.value("document.documentElement.scrollWidth") <= width
+def test_a_number_that_is_none_is_no_number():
+    """JSON knows neither NaN nor infinity."""
+    diverged = run(end=float("nan"))
+    made, _ = group([run(), diverged])
+    data = data_of(page.page([page.Section(made, [])], [], {}))
+    assert "NaN" not in json.dumps(data)
+
+
+def test_every_look_has_a_picture(many):
+    for look in colours.looks(many):
+        svg = swatch(look)
+        assert svg.count("<line ") == 1 and svg.count("<polygon ") == 1 and look.colour in svg
+
+
+def test_without_the_extra_there_is_all_but_the_page(tmp_path, no_figures, monkeypatch):  # noqa: F811
+    run_folder(tmp_path / "runs")
+    monkeypatch.setattr(build, "NEEDS", ("plotly", "no_such_package"))
+    said = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
+    assert said.endswith("no report.html: it needs no_such_package; type pip install 'accordion-bench[report]'")
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"README.md", "table.md", "table.csv", "table.tex"}

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import http.client
 import json
 import os
@@ -132,7 +133,9 @@ def test_running_runs_stand_beside_the_arms_that_they_will_be_compared_with(tmp_
     ]
     ended = [run for run in runs if run.finished]
     page = live_page(ended, [run for run in runs if not run.finished])
-    assert "2 runs in 1 arm" in page and page.count("running, epoch 4 of 6") == 3
+    assert "2 runs in 1 arm" in page and page.count("): running, epoch 4 of 6") == 3
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+    assert [[arm["running"] for arm in setting["arms"]] for setting in data] == [[False, True, True], [True]]
 
 
 @pytest.mark.parametrize(
@@ -167,11 +170,13 @@ def test_the_page_may_run_its_own_script_alone(served):
     root, ask = served
     run_folder(root, compressor="topk", command="python </script><script>alert(1)</script>")
     _, headers, page = ask("/")
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1])
     assert "connect-src 'self'" in policy and "default-src 'none'" in policy
-    (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"'sha256-{digest}'" in policy and "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
+    *_, follow = scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert f"script-src {allowed};" in policy
+    assert "const version" in follow and "alert" not in "".join(scripts[1:])
     assert headers["Content-Security-Policy"] == "frame-ancestors 'none'" and headers["Cache-Control"] == "no-store"
 
 

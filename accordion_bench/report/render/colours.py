@@ -82,6 +82,22 @@ SECOND = {
     "alqg": 2,
     "amqn": 1,
 }  # policies of one hue: other lines
+SYMBOLS = {  # matplotlib's marker -> plotly's
+    "o": "circle",
+    "s": "square",
+    "^": "triangle-up",
+    "v": "triangle-down",
+    "<": "triangle-left",
+    ">": "triangle-right",
+    "P": "cross",
+    "X": "x",
+    "D": "diamond",
+    "d": "diamond-tall",
+    "*": "star",
+    "p": "pentagon",
+    "h": "hexagon",
+}
+DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 LOW_RANK = ("powersgd", "acpsgd", "atomo", "dion")
 ENTRIES = ("topk", "randomk", "threshold", "dgc", "adacomp", "demo")
 
@@ -105,6 +121,16 @@ class Look:
         """Options of a marker without a line."""
         face = {"markerfacecoloralt": "white", "markeredgecolor": self.colour, "markeredgewidth": 0.9}
         return {"color": self.colour, "marker": self.marker, "fillstyle": self.fill, "linestyle": "", **face}
+
+    @property
+    def symbol(self) -> str:
+        """The marker in plotly's words; half filled ones are open there."""
+        return SYMBOLS[self.marker] + ("" if self.fill == "full" else "-open")
+
+    @property
+    def dash(self) -> str:
+        """The line in plotly's words."""
+        return DASHES[self.line] if isinstance(self.line, str) else ",".join(f"{2 * part}px" for part in self.line[1])
 
 
 def looks(arms: Sequence[Arm]) -> list[Look]:

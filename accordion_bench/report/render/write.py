@@ -14,7 +14,7 @@ from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions, figures, latex
 from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.formats import FORMATS
-from accordion_bench.report.render.page import Section, page
+from accordion_bench.report.render.page import Section, missing, page
 from accordion_bench.report.render.publish import replacing
 from accordion_bench.report.render.sound import sound
 from accordion_bench.report.render.spreadsheet import csv
@@ -46,6 +46,7 @@ def write(
     """
     runs, parts, repeats, (said, latex_texts) = sound(runs, texts)
     absent = left_out(runs, repeats, folders)
+    without_page = missing() if "html" in formats else ""
     with replacing(out) as new:
         drawn = draw(parts, new, bandwidths, pdf)
         across, failed = _across(parts, new, pdf)
@@ -60,9 +61,10 @@ def write(
             _write(new / "table.csv", csv(list(map(tidy, parts))))
         if "latex" in formats and parts:
             _write(new / "table.tex", "\n\n".join(latex_texts) + "\n")
-        if "html" in formats:
+        if "html" in formats and not without_page:
             _write(new / "report.html", page(sections, across, absent))
-    return f"{text}\ntables and figures: {printable(str(out), longest=4096)}"
+    where = f"tables and figures: {printable(str(out), longest=4096)}"
+    return "\n".join(filter(None, [text, where, without_page]))
 
 
 def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:

@@ -6,11 +6,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.other_links import modelled_seconds
 from accordion_bench.report.render.captions import heading, hidden, without_bytes
 from accordion_bench.report.render.colours import looks
 from accordion_bench.report.render.figures.curves import TOGETHER, curves, footnote, handles, limits_of, too_short
 from accordion_bench.report.render.figures.points import points, points_note, time_axis
-from accordion_bench.report.render.figures.series import modelled_seconds
 from accordion_bench.report.render.figures.style import Sheet
 
 
@@ -22,14 +22,14 @@ def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figur
         bandwidths: bit/s of each worker's link.
     """
     sending = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
-    times = {(arm.label, b): modelled_seconds(arm, b) for arm, _ in sending for b in bandwidths}
-    shown = [pair for pair in sending if all(np.isfinite(times[pair[0].label, b]).all() for b in bandwidths)]
+    times = {arm.label: modelled_seconds(arm, bandwidths) for arm, _ in sending}
+    shown = [pair for pair in sending if np.isfinite(times[pair[0].label]).all()]
     if len(shown) < 2 or too_short(arms):
         return None
     sheet = Sheet(len(bandwidths), height=2.0)
     limits, many, at_edge = limits_of(shown), len(shown) > TOGETHER, False
-    for axes, bandwidth in zip(sheet.panels, bandwidths, strict=True):
-        of = {arm.label: times[arm.label, bandwidth] for arm, _ in shown}
+    for i, (axes, bandwidth) in enumerate(zip(sheet.panels, bandwidths, strict=True)):
+        of = {arm.label: times[arm.label][i] for arm, _ in shown}
         costs = [of[arm.label][:, -1].tolist() for arm, _ in shown]
         if many:
             at_edge = points(axes, shown, costs)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accordion_bench.network.link_model import Network, exchanges_from
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.runs.metrics import Metric, metric
@@ -42,38 +41,6 @@ def metric_of(arms: Sequence[Arm]) -> Metric:
 def interval(values: Sequence[float]) -> float | None:
     """Half of Student's 95 % t-interval, None below two seeds."""
     return half_width(values) if len(values) > 1 else None
-
-
-def on_link(arm: Arm, bandwidth: float) -> Network:
-    """The network of an arm's runs with links of another bandwidth, all alike."""
-    own = {"bandwidth": bandwidth, "latency": 0.0, **(arm.config.get("network") or {}), "slow_bandwidth": None}
-    return Network(**{key: value for key, value in own.items() if key != "_target_"}).at(bandwidth)
-
-
-def modelled_seconds(arm: Arm, bandwidth: float) -> Array:
-    """Modelled time [seeds, epochs] on another link: T = T_compute + what of communication is not hidden there.
-
-    Args:
-        arm: whose rows have modelled columns; in rows of older runs nothing is hidden.
-        bandwidth: bit/s that a worker sends; everything else stays that of the runs' network.
-
-    Returns:
-        seconds; NaN where the rows have no model.
-    """
-    link, epochs = on_link(arm, bandwidth), min(len(run.rows) for run in arm.runs)
-
-    def seconds(row: dict[str, Any]) -> float:
-        if any(row.get(name) is None for name in ("modelled_seconds", "modelled_comm_seconds", *SENT)):
-            return math.nan
-        exposed = row.get("modelled_exposed_seconds", row["modelled_comm_seconds"])
-        wire_bytes, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in SENT)
-        kinds = exchanges_from(row.get("seconds_by_bucket") or [])
-        return row["modelled_seconds"] - exposed + link.exposed(kinds, wire_bytes, rounds, arm.workers)
-
-    return np.array([[seconds(row) for row in run.rows[:epochs]] for run in arm.runs], dtype=np.float64)
-
-
-SENT = ("wire_bytes", "rounds")
 
 
 def floor(of: Metric, best: float) -> float:

@@ -1,0 +1,5 @@
+"""The report as one interactive HTML page that loads nothing else."""
+
+from accordion_bench.report.render.page.build import Section, missing, page
+
+__all__ = ["Section", "missing", "page"]

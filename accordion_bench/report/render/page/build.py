@@ -1,0 +1,154 @@
+"""The HTML page: the answer first, then the table, the figures, and where they come from."""
+
+import base64
+import hashlib
+import importlib.util
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.options.units import counted
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.provenance import facts, own_commands
+from accordion_bench.report.compare.target import beside_tables
+from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.verdicts import verdicts
+from accordion_bench.report.render import captions
+from accordion_bench.report.render.colours import looks
+from accordion_bench.report.render.figures.series import seeds, several
+from accordion_bench.report.render.page import parts
+from accordion_bench.report.render.page.columns import columns
+from accordion_bench.report.render.page.curves import curves
+from accordion_bench.report.render.page.packed import most_points
+from accordion_bench.report.render.page.swatch import swatch
+from accordion_bench.runs.metrics import metric
+
+NEEDS = ("plotly", "jinja2")
+INTERACTIVE = {  # what the page draws itself
+    *("comparison", "forest", "accuracy_epoch", "accuracy_bytes", "accuracy_wire", "accuracy_time"),
+    *("accuracy_modelled", "time_to_target", "pareto", "tradeoff", "breakdown", "levels"),
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One setting.
+
+    Args:
+        arms: of it.
+        figures: PNG files, drawn of these arms.
+        running: runs of the setting that go on, each as an arm: curves, in no table and no other figure.
+    """
+
+    arms: Sequence[Arm]
+    figures: Sequence[Path]
+    running: Sequence[Arm] = ()
+
+
+def missing() -> str:
+    """The sentence that says what a page needs; "" where all of it is installed."""
+    absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if not absent:
+        return ""
+    return f"no report.html: it needs {' and '.join(absent)}; type pip install 'accordion-bench[report]'"
+
+
+def page(
+    sections: Sequence[Section], across: Sequence[Path], absent: dict[str, Sequence[str]], follow: str = ""
+) -> str:
+    """The whole page.
+
+    Args:
+        sections: one per setting.
+        across: PNG files of figures that compare settings.
+        absent: heading -> lines, for what is in no mean.
+        follow: the script of a page that follows its runs, see `serve`; "" = a page that stays as it is.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    runs = [run for section in sections for arm in section.arms for run in arm.runs]
+    count = sum(len(section.arms) for section in sections)
+    most = most_points(count)
+    files = PackageLoader(__package__, "")
+    templates = Environment(loader=files, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    own = {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
+    scripts = ([get_plotlyjs(), own["page.js"]] if sections else []) + ([follow] if follow else [])
+    return templates.get_template("page.html").render(
+        title=f"{counted(len(runs), 'run')} in {counted(count, 'arm')}",
+        policy=policy(scripts) + ("; connect-src 'self'" if follow else ""),
+        style=own["page.css"],
+        scripts=scripts,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        sections=[_setting(number, section) for number, section in enumerate(sections, 1)],
+        data=[_data(section, most) for section in sections],
+        across=[_picture(png) for png in across],
+        absent=absent,
+        facts=facts(runs) if runs else {},
+        commands=own_commands(runs),
+    )
+
+
+def policy(scripts: Sequence[str]) -> str:
+    """What a browser that honours it lets this page do: run these scripts, load nothing, whatever is in a label."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes) or "'none'"
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def _setting(number: int, section: Section) -> dict[str, Any]:
+    """What the template says of one setting."""
+    arms, shown = section.arms, [*section.arms, *section.running]
+    legend = [(arm.label, swatch(look)) for arm, look in zip(shown, looks(shown), strict=True)]
+    common = {"name": f"setting-{number}", "heading": captions.heading(shown[0]), "legend": legend}
+    if not arms:
+        return {**common, "answers": ["No run has finished yet."], "arms": []}
+    return {
+        **common,
+        "answers": verdicts(arms),
+        "arms": legend[: len(arms)],
+        "columns": columns(tidy(arms)),
+        "seeds": seeds(arms),
+        "several": several(arms),
+        "notes": captions.captions(arms),
+        "beside": beside_tables(arms),
+        "pictures": [_picture(png) for png in section.figures if png.stem.partition("-")[0] not in INTERACTIVE],
+        "runs": _runs(arms),
+    }
+
+
+def _runs(arms: Sequence[Arm]) -> list[list[str]]:
+    """One row per run: where its numbers can be looked up."""
+    rows = [["folder", "arm", "seed", f"{metric(arms[0].metric).words}, final", "started", "commit"]]
+    for arm in arms:
+        for run in arm.runs:
+            seen, value = run.environment, metric(arm.metric).show(run.summary["metric"])
+            rows.append(
+                [run.name, arm.label, str(run.seed), value, seen.get("started", ""), seen.get("commit", "")[:12]]
+            )
+    return rows
+
+
+def _data(section: Section, most: int) -> dict[str, Any]:
+    """What the page's script draws of one setting."""
+    arms, shown = section.arms, [*section.arms, *section.running]
+    return {
+        **curves(shown, most),
+        "arms": [
+            {
+                **{"label": arm.label, "n": arm.n, "running": number >= len(arms)},
+                **{"colour": look.colour, "symbol": look.symbol, "dash": look.dash},
+            }
+            for number, (arm, look) in enumerate(zip(shown, looks(shown), strict=True))
+        ],
+        "target": parts.to_target(arms),
+        "steps": parts.step_times(arms),
+        "levels": parts.levels(arms, most),
+    }
+
+
+def _picture(png: Path) -> tuple[str, str]:
+    """(what it shows, the picture itself)."""
+    return captions.figure(png.stem), base64.b64encode(png.read_bytes()).decode()

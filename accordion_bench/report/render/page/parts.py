@@ -1,0 +1,94 @@
+"""The numbers of the other figures of a setting: time to target, where a step's time goes, levels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+from accordion_bench.methods.labels import knob_of, show_level
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.intervals import half_width
+from accordion_bench.report.compare.target import clock_of, mean, reached, target_of
+from accordion_bench.report.compare.timed import communicates
+from accordion_bench.report.render.figures.breakdown import BESIDE, PARTS, parts
+from accordion_bench.report.render.figures.level_map import LADDER, levels_by_layer, shown
+from accordion_bench.report.render.figures.levels import MAPS, with_levels
+from accordion_bench.report.render.page.packed import packed, rows, thinned
+from accordion_bench.runs.metrics import metric, split_of
+
+
+def to_target(arms: Sequence[Arm]) -> dict[str, Any] | None:
+    """Seconds until the target; None where the runs have no common one, or none reached it."""
+    target, clock = target_of(arms), clock_of(arms)
+    if target is None or len(arms) < 2:
+        return None
+    found = [reached(arm, target, clock).seconds for arm in arms]
+    if not any(found):
+        return None
+    value = metric(arms[0].metric).show(target)
+    how = "measured" if clock == "seconds" else "modelled"
+    return {
+        "title": f"Time to {value}",
+        "name": f"{how} time [s]",
+        "note": f"To the end of the first epoch that reached {value} in the {split_of(arms[0].selected_by)} split.",
+        "rows": [
+            {
+                "mean": mean(own) if own else None,
+                "half": half_width(own) if len(own) > 1 else None,
+                "beside": "" if len(own) == arm.n else f"{len(own)} of {arm.n}" if own else "not reached",
+            }
+            for arm, own in zip(arms, found, strict=True)
+        ],
+    }
+
+
+def step_times(arms: Sequence[Arm]) -> dict[str, Any] | None:
+    """Milliseconds of a step by part; None where the runs do not tell them."""
+    if any("compute_seconds" not in arm.runs[0].rows[-1] for arm in arms):
+        return None
+    found = [{part: 1000 * seconds for part, seconds in parts(arm).items()} for arm in arms]
+    used = [part for part in PARTS if part not in BESIDE and any(own[part] for own in found)]
+    if not used:
+        return None
+    return {
+        "parts": [{"name": part, "colour": PARTS[part], "values": [own[part] for own in found]} for part in used],
+        "beside": [_beside(own) for own in found],
+        "note": _told(arms),
+    }
+
+
+def _beside(own: dict[str, float]) -> str:
+    """What an exchange has done, hidden or not: it is no part of the bar."""
+    done = [f"{part} {own[part]:.3g} ms" for part in BESIDE if own[part]]
+    return f"exchange in all, hidden or not: {', '.join(done)}" if done else ""
+
+
+def _told(arms: Sequence[Arm]) -> str:
+    text = "Mean over the steps after the first, and over the seeds."
+    if any(not arm.attached and not communicates(arm) for arm in arms):
+        text += " Workers share a process: all of them are in a step, and no communication."
+    return text
+
+
+def levels(arms: Sequence[Arm], most: int) -> list[dict[str, Any]]:
+    """Level maps of a few arms, of their first seed."""
+    return [_level_map(list(arms).index(arm), arm, most) for arm in with_levels(arms)[:MAPS]]
+
+
+def _level_map(number: int, arm: Arm, most: int) -> dict[str, Any]:
+    run = arm.runs[0]
+    by_layer = levels_by_layer(run)
+    used = sorted({level for row in by_layer.values() for level in row if level is not None})
+    place = {level: float(i) for i, level in enumerate(used)}
+    kept = thinned(len(run.rows), most)
+    knob = knob_of(run.config["compressor"])
+    return {
+        "arm": number,
+        "seed": str(run.seed),
+        "layers": [shown(layer) for layer in by_layer],
+        "epochs": packed(np.array(kept) + 1),
+        "names": [show_level(knob, level) for level in used],
+        "colours": [mpl.colors.to_hex(mpl.colormaps[LADDER](0.15 + 0.6 * i / max(len(used) - 1, 1))) for i in place.values()],
+        "places": rows([[place.get(row[epoch], np.nan) for epoch in kept] for row in by_layer.values()]),
+    }

@@ -49,7 +49,7 @@ def ages(path, seconds):
 
 @pytest.fixture
 def served(tmp_path):
-    """The runs' folder, and what asks the server: ask(path, host=..., method=...) -> (status, headers, text)."""
+    """The runs' folder, what asks the server: ask(path, method, host) -> (status, headers, text), and its port."""
     (tmp_path / "runs").mkdir()
     server = serve.Server(serve.Followed([str(tmp_path / "runs")]), 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -63,7 +63,7 @@ def served(tmp_path):
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read().decode()
 
-    yield tmp_path / "runs", ask
+    yield tmp_path / "runs", ask, server.server_port
     server.shutdown()
     server.server_close()
     thread.join()
@@ -71,7 +71,7 @@ def served(tmp_path):
 
 def test_a_page_follows_its_runs(served):
     """Running runs are curves and in no mean; what a run writes is on the page, and in another version."""
-    root, ask = served
+    root, ask, _ = served
     assert "0 runs in 0 arms" in ask("/")[2]
     path = goes_on(root, compressor="topk")
     assert "No run has finished yet" in ask("/")[2]
@@ -158,7 +158,7 @@ def test_running_runs_stand_beside_the_arms_that_they_will_be_compared_with(tmp_
     ],
 )
 def test_nothing_else_is_answered(served, path, method, host, status):
-    _, ask = served
+    _, ask, _ = served
     found, headers, text = ask(path, method, host)
     assert found == status
     assert "access-control-allow-origin" not in {name.lower() for name in headers}
@@ -167,7 +167,7 @@ def test_nothing_else_is_answered(served, path, method, host, status):
 
 def test_the_page_may_run_its_own_script_alone(served):
     """By its hash; and ask its own server alone."""
-    root, ask = served
+    root, ask, _ = served
     run_folder(root, compressor="topk", command="python </script><script>alert(1)</script>")
     _, headers, page = ask("/")
     policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1])
@@ -181,7 +181,7 @@ def test_the_page_may_run_its_own_script_alone(served):
 
 
 def test_what_cannot_be_built_is_a_sentence_and_the_server_goes_on(served, monkeypatch):
-    _, ask = served
+    _, ask, _ = served
     with monkeypatch.context() as patch:
         patch.setattr(serve, "live_page", lambda *_: 1 / 0)
         status, _, text = ask("/")

@@ -7,7 +7,7 @@ RUN := $(BIN)/python
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 TESTS := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(shell expr $(CORES) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-integrations test-avx2 check test-multigpu gpu-report lint wheel bench netlab figures methods clean
+.PHONY: help install demo test test-slow test-integrations test-browser test-avx2 check test-multigpu gpu-report lint wheel bench netlab figures methods clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,13 +25,16 @@ demo: install  ## dense, PowerSGD weak, PowerSGD strong and Accordion on real da
 	@bash scripts/demo.sh
 
 test: install  ## the default test suite, with links between network namespaces where this machine has them
-	@$(TESTS) -m 'not slow and not gpu and not integrations'
+	@$(TESTS) -m 'not slow and not gpu and not integrations and not browser'
 
 test-slow: install  ## what takes minutes and is not in the default suite
 	@$(TESTS) -m slow
 
 test-integrations: install  ## the examples of other people's trainers: Lightning, Accelerate, Hugging Face
 	@$(RUN) -m pytest -m integrations tests/examples
+
+test-browser: install  ## the report's page in a real browser (on Debian: apt-get install chromium)
+	@$(TESTS) -m browser tests/report
 
 test-avx2: install  ## precision, forward pass and codecs as on a processor without AVX-512
 	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+f16c,+fma \

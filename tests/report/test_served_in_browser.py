@@ -45,7 +45,7 @@ def test_a_page_follows_its_runs_and_stays_as_it_was_set(tab, served):  # noqa: 
     tab.get_by_text("What the numbers are").click()
     tab.evaluate("scrollTo(0, 300)")
     one_more(path)
-    tab.wait_for_function("document.body.textContent.includes('running, epoch 5 of 6')", timeout=60_000)
+    tab.get_by_role("button", name="running, epoch 5 of 6").wait_for(timeout=60_000)
     tab.wait_for_selector("#setting-1 .js-plotly-plot")
     assert plot.evaluate(POINTS) == [["dense", 6], ["TopK 10 %, seed 0: running, epoch 5 of 6", 5]]
     assert tab.get_by_role("radio", name="payload").is_checked()
@@ -60,4 +60,4 @@ def test_a_page_says_that_its_server_has_ended(tab, served):  # noqa: F811
     tab.goto(f"http://localhost:{port}/")
     assert tab.locator("#live").text_content().startswith("Live: follows the runs; as of ")
     tab.route("**/version", lambda route: route.abort())
-    tab.wait_for_function("document.getElementById('live').textContent.startsWith('No longer live')", timeout=60_000)
+    tab.get_by_text("No longer live: the server has ended").wait_for(timeout=60_000)

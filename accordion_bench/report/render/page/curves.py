@@ -54,6 +54,7 @@ def curves(arms: Sequence[Arm], most: int) -> dict[str, Any]:
             "unit": of.unit,
             "digits": 2 if of.percent else 4,
             "least": least_span(arms),
+            "most": 100.5 if of.percent else None,
         },
         "limits": limits(arms),
         "axes": axes,

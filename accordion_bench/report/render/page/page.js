@@ -155,7 +155,7 @@ class Setting {
 
   layout({ x, y, height, barmode }, width) {
     const axis = { gridcolor: GRID, linecolor: INK, zeroline: false, automargin: true, ticks: "outside", ticklen: 3 };
-    return { height: narrow() ? Math.min(height, 320) : height, width, autosize: width === undefined, showlegend: false,
+    return { height, width, autosize: width === undefined, showlegend: false,
       margin: { l: 50, r: 16, t: 12, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "#ffffff",
       font: { family: "system-ui, sans-serif", size: 12, color: INK }, hovermode: "closest", dragmode: narrow() ? false : "zoom",
       hoverlabel: { align: "left", bgcolor: "#ffffff", font: { color: INK, size: 12 } },
@@ -250,7 +250,7 @@ class Setting {
         marker: { color: arm.colour, symbol: arm.symbol, size: 10, line: { color: "#ffffff", width: 1 } } });
     }
     const bands = all.some(arm => arm.n > 1) ? `Lines: mean over the seeds; bands: their range${shown.length > BANDS ? ` (for up to ${BANDS} arms)` : ""}. ` : "One seed: nothing is ranked. ";
-    return { traces, height: 440, x: this.cost(this.axis, shown), y: { range: this.data.limits },
+    return { traces, height: narrow() ? 320 : 440, x: this.cost(this.axis, shown), y: { range: this.data.limits },
       note: `${bands}Early epochs may be cut off.${this.about(this.axis)}${this.apart(all, this.axis)}` };
   }
 
@@ -274,7 +274,7 @@ class Setting {
     const alone = all.filter(arm => arm.n === 1).map(arm => arm.label);
     const ranked = !alone.length ? "" : alone.length === all.length ? "One seed: nothing is ranked." : `One seed, not ranked: ${alone.join("; ")}.`;
     const x = this.cost(key, shown.map(arm => ({ ...arm, x: this.last(arm.x), mean: arm.mean.slice(-1) })));
-    return { traces, height: 340, x, y: { range: [low, high], title: { text: this.data.metric.label } },
+    return { traces, height: narrow() ? 300 : 340, x, y: { range: [low, high], title: { text: this.data.metric.label } },
       note: `${bars}${ranked}${this.apart(all, key)}`.trim() };
   }
 
@@ -284,25 +284,26 @@ class Setting {
 
   // the metric's axis for the ends: their intervals, but none that dwarfs all others; never so narrow that noise looks large
   span(shown) {
-    const [bottom, top] = this.data.limits, { least } = this.data.metric;
+    const [bottom, top] = this.data.limits, { least, most } = this.data.metric;
     const inside = shown.map(arm => arm.end).filter(([mean]) => mean !== null && mean >= bottom && mean <= top);
     if (!inside.length) return [bottom, top];
     const means = inside.map(([mean]) => mean), low = Math.min(...means), high = Math.max(...means), room = Math.max(least, high - low);
     const edges = [Math.max(low - room, Math.min(...inside.map(([mean, half]) => mean - (half ?? 0)))),
       Math.min(high + room, Math.max(...inside.map(([mean, half]) => mean + (half ?? 0))))];
     const missing = Math.max(least - (edges[1] - edges[0]), 0) / 2 + 0.06 * (edges[1] - edges[0]);
-    return [edges[0] - missing, edges[1] + missing];
+    return [edges[0] - missing, Math.min(edges[1] + missing, most ?? Infinity)];
   }
 
   target() {
-    const shown = this.ended(), rows = shown.map(arm => ({ ...this.data.target.rows[arm.number], ...arm }));
+    const shown = this.ended(), rows = shown.map(arm => ({ label: arm.label, colour: arm.colour, ...this.data.target.rows[arm.number] }));
     const longest = Math.max(...rows.map(row => (row.mean ?? 0) + (row.half ?? 0)), 1e-9);
     const value = row => [row.mean === null ? "" : `${digits(row.mean)}${row.half === null ? "" : ` ± ${digits(row.half)}`} s`, row.beside].filter(Boolean).join(", ");
-    return { ...this.rows(rows), note: this.data.target.note, traces: [{
-      type: "bar", orientation: "h", y: rows.map((_, i) => i), x: rows.map(row => row.mean ?? 0), meta: "target", hoverinfo: "text",
-      text: rows.map(row => ` ${value(row)}`), textposition: "outside", cliponaxis: false, textangle: 0,
-      hovertext: rows.map(row => `<b>${lines(row.label, 48)}</b><br>${value(row)}`), marker: { color: rows.map(row => row.colour) },
-      error_x: { type: "data", array: rows.map(row => row.half ?? 0), thickness: 1, color: INK } }],
+    const places = rows.map((_, i) => i), hovertext = rows.map(row => `<b>${lines(row.label, 48)}</b><br>${value(row)}`);
+    const bars = { type: "bar", orientation: "h", y: places, x: rows.map(row => row.mean ?? 0), meta: "target", hoverinfo: "text", hovertext,
+      marker: { color: rows.map(row => row.colour) }, error_x: { type: "data", array: rows.map(row => row.half ?? 0), thickness: 1, color: INK } };
+    const values = { type: "scatter", mode: "text", y: places, x: rows.map(row => (row.mean ?? 0) + (row.half ?? 0)), text: rows.map(row => ` ${value(row)}`),
+      textposition: "middle right", cliponaxis: false, hoverinfo: "skip" };
+    return { ...this.rows(rows), note: this.data.target.note, traces: [bars, values],
       x: { title: { text: this.data.target.name }, range: [0, 1.6 * longest] } };
   }
 

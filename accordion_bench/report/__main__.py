@@ -9,43 +9,49 @@ from pathlib import Path
 
 from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
-from accordion_bench.report.read import load, missing_runs
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render import absent, write
+from accordion_bench.report.render.formats import FORMATS
+
+OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "pdf"), "port"  # options that say how
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser("accordion_bench.report", description=__doc__)
-    of_runs = "run folders, files of metrics rows that a loop of your own has written, or folders that contain some"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=of_runs)
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/report"), help="folder for tables and figures (%(default)s)"
-    )
-    parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
-    links = "of the links in figures of modelled time, bit/s or such as 10gbit (%(default)s)"
-    parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
-    parser.add_argument("--pdf", action="store_true", help="every figure as PDF, too; a third of the time more")
-    parser.add_argument("--config-dir", metavar="FOLDER", help="YAML files of your own, whose classes are trusted")
-    trust = "import the classes that the run folders name: only of folders whose code you would run"
-    parser.add_argument("--trust", action="store_true", help=trust)
+    parser = _parser()
     args = parser.parse_args(argv)
     _show_anything()
     try:
+        return _report(args, parser)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if (idle := _idle(args, parser)) is not None:
+        print(idle, file=sys.stderr)
+        return 2
+    try:
         if args.config_dir is not None:
             add_conf_dir(args.config_dir)
-        formats = [checks.choice("--formats", name.strip(), write.FORMATS) for name in args.formats.split(",")]
+        formats = [checks.choice("--formats", name.strip(), FORMATS) for name in args.formats.split(",")]
         bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
     except checks.ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2
+    print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
+    from accordion_bench.report.read import load, missing_runs  # what follows takes seconds to import
+    from accordion_bench.report.render import absent, write
+
     if args.config_dir is not None or args.trust:
         import_from_here()
+    if args.trust:
+        load.trust_classes(args.runs)
+    if args.serve:
+        return _served(args.runs, args.port)
     folders = missing_runs.no_runs(args.runs)
     for said in absent.first(absent.skipped(folders)):
         print(f"warning: {said}", file=sys.stderr)
-    if args.trust:
-        load.trust_classes(args.runs)
     runs = load.read_runs(args.runs)
     if not runs:
         print(
@@ -64,6 +70,48 @@ def main(argv: list[str] | None = None) -> int:
         print(_not_written(args.out, error), file=sys.stderr)
         return 2
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("accordion_bench.report", description=__doc__)
+    of_runs = "run folders, files of metrics rows that a loop of your own has written, or folders that contain some"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=of_runs)
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/report"), help="folder for tables and figures (%(default)s)"
+    )
+    parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
+    links = "of the links in figures of modelled time, bit/s or such as 10gbit (%(default)s)"
+    parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
+    parser.add_argument("--pdf", action="store_true", help="every figure as PDF, too; a third of the time more")
+    followed = "write nothing: a page, on this machine alone, that follows the runs while they go on"
+    parser.add_argument("--serve", action="store_true", help=followed)
+    port = "of --serve (%(default)s); 0 = any that is free"
+    parser.add_argument("--port", type=int, default=8765, metavar="N", help=port)
+    parser.add_argument("--config-dir", metavar="FOLDER", help="YAML files of your own, whose classes are trusted")
+    trust = "import the classes that the run folders name: only of folders whose code you would run"
+    parser.add_argument("--trust", action="store_true", help=trust)
+    return parser
+
+
+def _served(runs: list[str], port: int) -> int:
+    from accordion_bench.report.serve import serve
+
+    try:
+        serve(runs, port)
+    except checks.ConfigError as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _idle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str | None:
+    """The sentence for an option that would do nothing."""
+    typed = [name for name in (*OF_FILES, OF_SERVE) if getattr(args, name) != parser.get_default(name)]
+    if args.serve and (of_files := [name for name in typed if name != OF_SERVE]):
+        return f"--serve writes no files, got --{of_files[0]}; leave it out"
+    if not args.serve and OF_SERVE in typed:
+        return f"--{OF_SERVE} must stand beside --serve, got it alone; type --serve --{OF_SERVE}={args.port}"
+    return None
 
 
 def _show_anything() -> None:

@@ -82,7 +82,9 @@ def test_the_page_is_well_formed(report):
     page = Page(text)
     ids = [attrs["id"] for _, attrs in page.seen if "id" in attrs]
     assert len(ids) == len(set(ids))
-    assert {attrs["href"] for attrs in page.all("a")} == {f"#{name}" for name in ids if name != "data"}  # the contents name every section
+    assert {attrs["href"] for attrs in page.all("a")} == {
+        f"#{name}" for name in ids if name != "data"
+    }  # the contents name every section
     assert all(attrs.get("alt") for attrs in page.all("img"))
     assert len(page.all("table")) == len(page.all("caption")) == len(page.all("thead"))
     assert [len(page.all(tag)) for tag in ("title", "h1", "main", "nav")] == [1, 1, 1, 1]
@@ -168,7 +170,10 @@ def test_what_the_page_does_not_draw_itself_is_a_picture_in_it(tmp_path):
         (tmp_path / f"{name}.png").write_bytes(name.encode())
     pngs = sorted(tmp_path.iterdir())
     found = Page(page.page([page.Section(group([run()])[0], pngs)], [tmp_path / "variance.png"], {})).all("img")
-    assert [base64.b64decode(attrs["src"].partition(",")[2]) for attrs in found] == [b"norms-digits", *2 * [b"variance"]]
+    assert [base64.b64decode(attrs["src"].partition(",")[2]) for attrs in found] == [
+        b"norms-digits",
+        *2 * [b"variance"],
+    ]
     assert found[0]["alt"].startswith("Norms of the summed gradients: resnet8 on digits")
     drawn = [name for name in figures.NAMES if name not in build.INTERACTIVE]
     assert drawn == ["norms", "variance", "bits_bucket", "period", "workers"]

@@ -131,7 +131,7 @@ def test_one_file_alone_makes_a_whole_report(tmp_path, capsys):
     file = rows_file(tmp_path / "mine-seed0.jsonl")
     assert report_main([str(file), "--out", str(tmp_path / "out")]) == 0
     out, err = capsys.readouterr()
-    assert not err and "Figures that could not be drawn" not in out
+    assert err == f"reading the runs in {file}\n" and "Figures that could not be drawn" not in out
     assert "## Net on unknown data, 4 workers x 32 samples, 4 epochs" in out
     assert "| PowerSGD rank 2, attached |  1 |         79.00 % |" in out
     assert 'Add one: the same loop with attach(..., compressor="none")' in out
@@ -550,7 +550,7 @@ def test_texts_are_printable_and_secrets_masked(tmp_path):
     file = rows_file(tmp_path / "a.jsonl", run, note=evil, my_token="hunter2")
     found = read(file)
     assert found.finished
-    _, _, _, (markdown, latex) = sound([found], write._texts)
+    _, _, _, (markdown, latex) = sound([found], write.texts)
     assert all(line.isprintable() for text in [*markdown, *latex] for line in text.splitlines())
     for text in (found.label, json.dumps([found.config, found.environment, found.summary], ensure_ascii=False)):
         assert text.isprintable() and "hunter2" not in text
@@ -609,7 +609,7 @@ def test_strange_values_are_a_result_or_a_sentence(tmp_path, place):
             line[place[-1]] = value
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         for run in load.read_runs([tmp_path / "a.jsonl"]):
-            said, parts, _, (markdown, latex) = sound([run], write._texts)
+            said, parts, _, (markdown, latex) = sound([run], write.texts)
             assert bool(said[0].problem) != bool(parts)
             assert all(line.isprintable() for text in [*markdown, *latex] for line in text.splitlines())
 
@@ -633,7 +633,7 @@ def fuzz(root, cases, seed):
         missing_runs.no_runs([root / "a.jsonl"])
         for run in load.read_runs([root / "a.jsonl"]):
             assert run.problem.isprintable() and run.label.isprintable()
-            runs, _, _, (markdown, _) = sound([bench, run], write._texts)
+            runs, _, _, (markdown, _) = sound([bench, run], write.texts)
             assert runs[0].finished  # the honest one beside it
             assert all(line.isprintable() for text in markdown for line in text.splitlines())
             finished += runs[1].finished

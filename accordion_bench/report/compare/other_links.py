@@ -18,9 +18,7 @@ def on_link(arm: Arm, bandwidth: float) -> Network:
     return Network(**{key: value for key, value in own.items() if key != "_target_"}).at(bandwidth)
 
 
-def modelled_seconds(
-    arm: Arm, bandwidths: Sequence[float], epochs: Sequence[int] | None = None
-) -> NDArray[np.float64]:
+def modelled_seconds(arm: Arm, bandwidths: Sequence[float], epochs: Sequence[int] | None = None) -> NDArray[np.float64]:
     """Modelled time on other links: T = T_compute + what of communication is not hidden there.
 
     Args:

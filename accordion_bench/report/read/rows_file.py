@@ -67,7 +67,7 @@ def made_of(rows: Sequence[dict[str, Any]]) -> Files:
             kept.pop()
         kept.append({key: value for key, value in row.items() if key != "run"})
     first, run = rows[0], rows[0]["run"]
-    return Files(_config(first, kept), _environment(run), _summary(run, kept), kept)
+    return Files(_config(first, kept), _environment(run), summary_of(run, kept), kept)
 
 
 def cut_short(path: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -142,7 +142,13 @@ def _environment(run: Mapping[str, Any]) -> dict[str, Any]:
     return {"gpus": gpus, **run}
 
 
-def _summary(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary_of(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What summary.json would say after these rows.
+
+    Args:
+        run: `workers`, and `processes` and `parameters` where they are known.
+        rows: at least one.
+    """
     judged, last = _judged(rows), rows[-1]
     values = [(row[judged.name], row["epoch"]) for row in rows if is_number(row.get(judged.name))]
     best, best_epoch = judged.worst, None

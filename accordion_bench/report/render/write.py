@@ -15,13 +15,13 @@ from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions, figures, latex
 from accordion_bench.report.render.absent import left_out, notes
 from accordion_bench.report.render.draw import draw
+from accordion_bench.report.render.formats import FORMATS
 from accordion_bench.report.render.page import Section, missing, page
 from accordion_bench.report.render.publish import replacing
 from accordion_bench.report.render.sound import sound
 from accordion_bench.report.render.spreadsheet import csv
 from accordion_bench.report.render.table import aligned, cells, markdown
 
-FORMATS = ("md", "csv", "latex", "html")
 TABLES = ("table.md", "table.csv", "table.tex", "report.html")
 
 
@@ -46,7 +46,7 @@ def write(
     Raises:
         OSError: the folder takes no files; the report that was there is as it was.
     """
-    runs, parts, repeats, (texts, latex_texts) = sound(runs, _texts)
+    runs, parts, repeats, (said, latex_texts) = sound(runs, texts)
     absent = left_out(runs, repeats, folders)
     without_page = missing() if "html" in formats else ""
     with replacing(out) as new:
@@ -55,7 +55,7 @@ def write(
         sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
         if failed := [why for found in drawn for why in found.failed] + failed:
             absent = {**absent, "Figures that could not be drawn": failed}
-        text = "\n\n".join([*texts, *notes(absent)]) + "\n"
+        text = "\n\n".join([*said, *notes(absent)]) + "\n"
         if "md" in formats:
             _write(new / "table.md", text)
             _write(new / "README.md", readme(text, sections, across))
@@ -69,7 +69,7 @@ def write(
     return "\n".join(filter(None, [text, where, without_page]))
 
 
-def _texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
+def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
     """The answers and each setting as Markdown, and as LaTeX; with all else that looks at every run."""
     for arms in parts:
         provenance([run for arm in arms for run in arm.runs])

@@ -76,7 +76,7 @@ def fuzz(root: Path, cases: int, seed: int) -> dict[str, int]:
         run = load.read_run(folder)
         assert run.problem.isprintable() and run.label.isprintable()
         if run.finished:
-            runs, _, _, (markdown, _) = sound([run], write._texts)
+            runs, _, _, (markdown, _) = sound([run], write.texts)
             assert all(line.isprintable() for text in markdown for line in text.splitlines())
             run = runs[0]
         assert time.monotonic() - start < SECONDS

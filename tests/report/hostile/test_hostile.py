@@ -43,7 +43,7 @@ def test_a_folder_from_a_stranger_is_a_result_or_a_sentence(name, tmp_path, payl
     folder = corpus.make(tmp_path / "runs", name)
     start = time.monotonic()
     run = load.read_run(folder)
-    said, parts, _, (markdown, latex) = sound([run], write._texts)
+    said, parts, _, (markdown, latex) = sound([run], write.texts)
     assert time.monotonic() - start < SECONDS
     assert not payload.exists()
     for text in [run.name, run.label, run.problem, *texts_of([run.config, run.environment, run.summary])]:

@@ -94,17 +94,25 @@ def _may_build(config: dict[str, Any], group: str) -> bool:
 def _shapes(task_json: str) -> tuple[Any, ...]:
     """The trained tensors of a model for a data set: runs that differ in their compressor share them.
 
-    Shapes alone: the tensors take no memory.
+    Shapes alone: the tensors take no memory, and no values. For random ones without memory torch would import its
+    compiler, which takes longer than all else in a report.
     """
     import torch
+    from torch.overrides import TorchFunctionMode
 
     from accordion_bench.config.components import build_model
     from accordion_bench.options.instantiate import build
     from accordion_bench.plan import TensorSpec
     from accordion_bench.tensors.keyed_rng import kept_rng
 
+    class NoValues(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function.__name__ == "normal_":  # a tensor's, or that of torch.nn.init
+                return args[0] if args else kwargs["tensor"]
+            return function(*args, **(kwargs or {}))
+
     task = json.loads(task_json)
-    with kept_rng(), torch.device("meta"):
+    with kept_rng(), torch.device("meta"), NoValues():
         model = build_model(task["model"], build(task["dataset"], "dataset"))
     return tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
 

@@ -39,10 +39,12 @@ class Section:
     Args:
         arms: of it.
         figures: PNG files, drawn of these arms.
+        running: runs of the setting that go on, each as an arm: curves, in no table and no other figure.
     """
 
     arms: Sequence[Arm]
     figures: Sequence[Path]
+    running: Sequence[Arm] = ()
 
 
 def missing() -> str:
@@ -53,13 +55,16 @@ def missing() -> str:
     return f"no report.html: it needs {' and '.join(absent)}; type pip install 'accordion-bench[report]'"
 
 
-def page(sections: Sequence[Section], across: Sequence[Path], absent: dict[str, Sequence[str]]) -> str:
+def page(
+    sections: Sequence[Section], across: Sequence[Path], absent: dict[str, Sequence[str]], follow: str = ""
+) -> str:
     """The whole page.
 
     Args:
         sections: one per setting.
         across: PNG files of figures that compare settings.
         absent: heading -> lines, for what is in no mean.
+        follow: the script of a page that follows its runs, see `serve`; "" = a page that stays as it is.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
@@ -70,18 +75,18 @@ def page(sections: Sequence[Section], across: Sequence[Path], absent: dict[str, 
     files = PackageLoader(__package__, "")
     templates = Environment(loader=files, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     own = {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
-    scripts = [get_plotlyjs(), own["page.js"]] if sections else []
+    scripts = ([get_plotlyjs(), own["page.js"]] if sections else []) + ([follow] if follow else [])
     return templates.get_template("page.html").render(
         title=f"{counted(len(runs), 'run')} in {counted(count, 'arm')}",
-        policy=policy(scripts),
+        policy=policy(scripts) + ("; connect-src 'self'" if follow else ""),
         style=own["page.css"],
         scripts=scripts,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         sections=[_setting(number, section) for number, section in enumerate(sections, 1)],
-        data=[_data(section.arms, most) for section in sections],
+        data=[_data(section, most) for section in sections],
         across=[_picture(png) for png in across],
         absent=absent,
-        facts=facts(runs),
+        facts=facts(runs) if runs else {},
         commands=own_commands(runs),
     )
 
@@ -95,12 +100,15 @@ def policy(scripts: Sequence[str]) -> str:
 
 def _setting(number: int, section: Section) -> dict[str, Any]:
     """What the template says of one setting."""
-    arms = section.arms
+    arms, shown = section.arms, [*section.arms, *section.running]
+    legend = [(arm.label, swatch(look)) for arm, look in zip(shown, looks(shown), strict=True)]
+    common = {"name": f"setting-{number}", "heading": captions.heading(shown[0]), "legend": legend}
+    if not arms:
+        return {**common, "answers": ["No run has finished yet."], "arms": []}
     return {
-        "name": f"setting-{number}",
-        "heading": captions.heading(arms[0]),
+        **common,
         "answers": verdicts(arms),
-        "arms": [(arm.label, swatch(look)) for arm, look in zip(arms, looks(arms), strict=True)],
+        "arms": legend[: len(arms)],
         "columns": columns(tidy(arms)),
         "seeds": seeds(arms),
         "several": several(arms),
@@ -123,14 +131,17 @@ def _runs(arms: Sequence[Arm]) -> list[list[str]]:
     return rows
 
 
-def _data(arms: Sequence[Arm], most: int) -> dict[str, Any]:
+def _data(section: Section, most: int) -> dict[str, Any]:
     """What the page's script draws of one setting."""
-    named = zip(arms, looks(arms), strict=True)
+    arms, shown = section.arms, [*section.arms, *section.running]
     return {
-        **curves(arms, most),
+        **curves(shown, most),
         "arms": [
-            {"label": arm.label, "colour": look.colour, "symbol": look.symbol, "dash": look.dash, "n": arm.n}
-            for arm, look in named
+            {
+                **{"label": arm.label, "n": arm.n, "running": number >= len(arms)},
+                **{"colour": look.colour, "symbol": look.symbol, "dash": look.dash},
+            }
+            for number, (arm, look) in enumerate(zip(shown, looks(shown), strict=True))
         ],
         "target": parts.to_target(arms),
         "steps": parts.step_times(arms),

@@ -46,7 +46,7 @@ class Setting {
     this.figures = [];
     this.legend();
     this.controls();
-    this.table();
+    if (section.querySelector(".sortable")) this.table();
     const grid = section.querySelector(".figures");
     this.add(grid, "whole", data.metric.label, () => this.curves());
     this.add(grid, "", "After the last epoch, and what it has cost", () => this.ends());
@@ -166,6 +166,11 @@ class Setting {
     return this.data.arms.map((arm, number) => ({ ...arm, ...this.curve(number), number })).filter(arm => !this.hidden.has(arm.number));
   }
 
+  // those that have come to their end: what goes on is a curve and nothing else
+  ended() {
+    return this.visible().filter(arm => !arm.running);
+  }
+
   // the numbers of an arm, decoded when they are first needed
   curve(number) {
     const curve = this.data.curves[number];
@@ -251,7 +256,7 @@ class Setting {
 
   ends() {
     const key = this.axis === "epoch" ? this.data.axes[1]?.key : this.axis;
-    const all = this.visible(), shown = key ? all.filter(arm => this.on(arm, key)) : [];
+    const all = this.ended(), shown = key ? all.filter(arm => this.on(arm, key)) : [];
     if (!key || (all.length && !shown.length)) return null;
     const [low, high] = this.span(shown), traces = [];
     for (const arm of shown) {
@@ -290,7 +295,7 @@ class Setting {
   }
 
   target() {
-    const shown = this.visible(), rows = shown.map(arm => ({ label: arm.label, colour: arm.colour, ...this.data.target.rows[arm.number] }));
+    const shown = this.ended(), rows = shown.map(arm => ({ label: arm.label, colour: arm.colour, ...this.data.target.rows[arm.number] }));
     const longest = Math.max(...rows.map(row => (row.mean ?? 0) + (row.half ?? 0)), 1e-9);
     const value = row => [row.mean === null ? "" : `${digits(row.mean)}${row.half === null ? "" : ` ± ${digits(row.half)}`} s`, row.beside].filter(Boolean).join(", ");
     const places = rows.map((_, i) => i), hovertext = rows.map(row => `<b>${lines(row.label, 48)}</b><br>${value(row)}`);
@@ -303,7 +308,7 @@ class Setting {
   }
 
   steps() {
-    const shown = this.visible(), steps = this.data.steps;
+    const shown = this.ended(), steps = this.data.steps;
     const traces = steps.parts.map(part => ({ type: "bar", orientation: "h", name: part.name, meta: "steps", marker: { color: part.colour, line: { color: "#ffffff", width: 1 } },
       y: shown.map((_, i) => i), x: shown.map(arm => part.values[arm.number]), hoverinfo: "text", textposition: "none",
       text: shown.map(arm => [`<b>${lines(arm.label, 48)}</b>`, `${part.name}: ${digits(part.values[arm.number])} ms`, steps.beside[arm.number]].filter(Boolean).join("<br>")) }));

@@ -1,0 +1,3 @@
+"""What tables and the page can be written as."""
+
+FORMATS = ("md", "csv", "latex", "html")

@@ -1,0 +1,184 @@
+"""The report as a page that follows runs while they go on: python -m accordion_bench.report --serve RUNS.
+
+For this machine alone: it listens on 127.0.0.1, answers only who has asked for localhost, and knows two addresses, the
+page and its version. No path of a request is ever one of a file.
+"""
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.report.read.load import FILES, Run, find_runs, read_run
+from accordion_bench.report.read.missing_runs import no_runs
+from accordion_bench.report.read.printable import printable
+from accordion_bench.report.read.running import is_running
+from accordion_bench.report.render.live import live_page
+
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")  # that a browser may have asked for: another name that leads here is not ours
+LEAST = 2.0  # seconds between two questions of a page
+SHARE = 10  # of the time that a page takes to build, so many times pass until the next: runs need the machine
+WAIT = 10  # seconds, after which a connection that says nothing is closed
+FOLLOW = Path(__file__).with_name("follow.js").read_text(encoding="utf-8")
+
+Stamp = tuple[tuple[int, int] | None, ...]
+
+
+class Followed:
+    """The page of the runs under some paths, built again when one of them has changed.
+
+    Args:
+        paths: run folders, files of metrics rows, or folders that contain some, now or later.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+        self._read: dict[Path, tuple[Stamp, Run]] = {}
+        self._built, self._page, self._pause = "", "", LEAST
+        self._alone = threading.Lock()
+
+    def version(self) -> str:
+        """Other runs, or other things known of them, have another one."""
+        with self._alone:
+            return self._look()[0]
+
+    def page(self) -> str:
+        """The page as of now."""
+        with self._alone:
+            version, ended, running = self._look()
+            if version != self._built:
+                start = time.monotonic()
+                # of the page before: how long this one takes is only known in the end
+                known = f'"use strict";\nconst version = "{version}", pause = {1000 * self._pause:.0f};\n'
+                self._page = live_page(ended, running, no_runs(self.paths), known + FOLLOW)
+                self._built, self._pause = version, max(LEAST, SHARE * (time.monotonic() - start))
+            return self._page
+
+    def _look(self) -> tuple[str, list[Run], list[Run]]:
+        """The version, the runs that have ended, and those that go on; only what has changed is read."""
+        found = {path: stamp(path) for path in find_runs(self.paths)}
+        known = self._read
+        self._read = {
+            path: known[path] if path in known and known[path][0] == now else (now, read_run(path))
+            for path, now in found.items()
+        }
+        runs = [run for _, run in self._read.values()]
+        goes_on = [is_running(run) for run in runs]
+        seen = [(os.fspath(path), now, on) for (path, now), on in zip(found.items(), goes_on, strict=True)]
+        version = hashlib.sha256(repr(seen).encode()).hexdigest()
+        ended = [run for run, on in zip(runs, goes_on, strict=True) if not on]
+        return version, ended, [run for run, on in zip(runs, goes_on, strict=True) if on]
+
+
+def stamp(path: Path) -> Stamp:
+    """When the files of a run were last written, and how long they are: with other contents, another one."""
+
+    def of_file(file: Path) -> tuple[int, int] | None:
+        try:
+            seen = os.stat(file)
+        except OSError:
+            return None
+        return seen.st_mtime_ns, seen.st_size
+
+    return tuple(map(of_file, [path / name for name in (*FILES, "done")] if os.path.isdir(path) else [path]))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET of the page and of its version, and nothing else."""
+
+    server: "Server"
+    timeout = WAIT
+
+    def do_GET(self) -> None:
+        """Answer."""
+        answers = {"/": (self.server.followed.page, "html"), "/version": (self.server.followed.version, "plain")}
+        if self.headers.get("Host", "").partition(":")[0].lower() not in NAMES:
+            self._send(HTTPStatus.FORBIDDEN, f"The address must be http://localhost:{self.server.server_port}/.\n")
+        elif self.path not in answers:
+            self._send(HTTPStatus.NOT_FOUND, "There is nothing here but the page / and its /version.\n")
+        else:
+            make, kind = answers[self.path]
+            try:
+                self._send(HTTPStatus.OK, make(), kind)
+            except ConnectionError:
+                raise
+            except Exception as error:  # of a stranger's runs, or a full disk: the server goes on
+                why = printable(f"{type(error).__name__}: {error}", longest=500)
+                self._send(HTTPStatus.INTERNAL_SERVER_ERROR, f"The page could not be built: {why}\n")
+
+    def _send(self, status: HTTPStatus, text: str, kind: str = "plain") -> None:
+        body = text.encode("utf-8")
+        self.send_response(status)
+        headers = {
+            "Content-Type": f"text/{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": "frame-ancestors 'none'",  # beside the page's own
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A request says nothing on the terminal."""
+
+
+class Server(ThreadingHTTPServer):
+    """The server of one page.
+
+    Args:
+        followed: its page.
+        port: 0 = any that is free.
+
+    Raises:
+        OSError: the port is not to be had.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, followed: Followed, port: int) -> None:
+        self.followed = followed
+        super().__init__((HOST, port), Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that has gone needs no answer."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError | TimeoutError):
+            print(printable(f"a request failed: {type(error).__name__}: {error}", longest=500), file=sys.stderr)
+
+
+def serve(paths: Sequence[str], port: int) -> None:
+    """Serve the page of some runs until Ctrl-C.
+
+    Args:
+        paths: see `Followed`.
+        port: 0 = any that is free.
+
+    Raises:
+        ConfigError: the port is not to be had.
+    """
+    if not 0 <= port <= 65535:
+        raise ValueRefused("--port", "a number from 0 (any that is free) to 65535", port, 8765)
+    try:
+        server = Server(Followed(paths), port)
+    except OSError as error:
+        why = f"{port}: {error.strerror}"
+        raise ConfigError(f"--port must be a free port of this machine, got {why}; type --port=0 for any") from None
+    with server:
+        print(f"http://localhost:{server.server_port}/ follows the runs; Ctrl-C ends it", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nended: the page in the browser stays as it is")

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from accordion_bench.attaching.exempt import exempt_names
 from accordion_bench.attaching.loop_position import UNKNOWN
 from accordion_bench.attaching.own_parameters import trained_parameters, trained_specs, unwrapped
 from accordion_bench.attaching.passed import Passed
+from accordion_bench.attaching.users_functions import answer
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.methods.build import Methods, build_methods
 from accordion_bench.methods.chosen import Chosen
@@ -87,6 +89,7 @@ def checked_arguments(passed: Passed, workers: int) -> Checked:
     if setting.clip_mean and methods.wrapped.compressor.traits.owns:
         rule = "before where the compressor takes the step itself, because its update is no gradient"
         raise ValueRefused("clip_at", rule, "after", "before")
+    methods.sync.refuse_tensors(trained_specs(inner))
     methods.plan_for(trained_specs(inner))
     return Checked(inner, wrapper, named, exempted, methods, setting, _to_agree_on(chosen, passed, exempted, named))
 
@@ -110,15 +113,20 @@ def _refuse_kinds(passed: Passed) -> None:
         raise ConfigError(f"model must be a torch.nn.Module, got {passed.model!r}; pass the module that is trained")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}; pass that of the model")
-    if schedule is not None and not callable(schedule):
-        raise ConfigError(
-            f"schedule must be a function from a time in epochs to a learning rate, got {schedule!r}; pass schedule="
-            "lambda epoch: 0.1 if epoch < 30 else 0.01, say"
-        )
+    if schedule is not None:
+        found = answer("schedule", schedule, 0.0) if callable(schedule) else None
+        if not isinstance(found, Real):
+            got = f"one that says {found!r}" if callable(schedule) else repr(schedule)
+            raise ConfigError(
+                f"schedule must be a function from a time in epochs to a learning rate, got {got}; pass schedule="
+                "lambda epoch: 0.1 if epoch < 30 else 0.01, say"
+            )
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise ConfigError(f"scaler must be a torch.amp.GradScaler, got {scaler!r}; pass scaler=None without one")
     if overlap is not None:
         checks.boolean("overlap", overlap)
+    if passed.name is not None and not isinstance(passed.name, str):
+        raise ValueRefused("name", "text", passed.name, "my arm")
     checks.number("warmup_epochs", passed.warmup_epochs, at_least=0, instead=5)
 
 

@@ -84,6 +84,8 @@ def _node(group: str, named: Named) -> tuple[str, Config]:
         )
     name, given = next(iter(named.items())) if isinstance(named, Mapping) else (named, {})
     node = read_options(_file(group, name))
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"{group}.{name} must be {{option: value}}, got {given!r}; pass {group}={{{name!r}: {{}}}}")
     for key in given or {}:
         if key not in node or key == "_target_":
             raise _unknown(f"{group}.{name}.{key}", [node], ())

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from accordion_bench.attaching.own_parameters import plain_name
+from accordion_bench.attaching.users_functions import answer
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 
@@ -21,13 +22,13 @@ def exempt_names(exempt: Exempt, model: nn.Module) -> frozenset[str]:
         model: whose parameters.
 
     Raises:
-        ConfigError: a word is unknown, or it is neither.
+        ConfigError: a word is unknown, it is neither, or the function raises an error.
     """
     if exempt is None:
         return frozenset()
     if callable(exempt):
         named = ((plain_name(name), param) for name, param in model.named_parameters())
-        return frozenset(name for name, param in named if exempt(name, param))
+        return frozenset(name for name, param in named if answer("exempt", exempt, name, param))
     words = [word.strip() for word in exempt.split(",")] if isinstance(exempt, str) else []
     if not words or any(word not in WORDS for word in words):
         unknown = next((word for word in words if word not in WORDS), exempt)

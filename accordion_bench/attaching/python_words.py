@@ -8,6 +8,7 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 
 TYPED = re.compile(r"(?<![\w.])([a-z_]\w*(?:\.\w+)*)=(\[[^\]]*\]|[^\s,;)]+)")
 OWNED = re.compile(r"\b(?:compressor|sync)\.(?=[a-z_])")
+OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}  # that methods ask for
 VALUES = {"null": "None", "true": "True", "false": "False"}
 
 
@@ -49,8 +50,10 @@ def _argument(key: str, value: object) -> str:
     if group == "adaptive" and option:
         policy, _, option = option.partition(".")
         return f"adaptive={{{policy!r}: {{{option!r}: {value!r}}}}}"
+    if group == "optimizer" and option:
+        return f"{option}={value!r} to the optimizer"
     if group == "optimizer":
-        return f"{option}={value!r} to the optimizer" if option else "a torch.optim.SGD"
+        return f"a torch.optim.{OPTIMIZERS[value]}" if value in OPTIMIZERS else f"an optimizer {value}"
     return "another schedule" if key == "schedule" else f"{key}={value!r}"
 
 

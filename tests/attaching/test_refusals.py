@@ -50,6 +50,9 @@ ONE_PROCESS: dict[str, Case] = {
     "compressor must be one name with its options, got {'powersgd': {}, 'topk': {}}; pass compressor={'NAME': {}}": (
         lambda m, o: ab.attach(m, o, compressor={"powersgd": {}, "topk": {}})
     ),
+    "compressor.topk must be {option: value}, got 0.1; pass compressor={'topk': {}}": (
+        lambda m, o: ab.attach(m, o, compressor={"topk": 0.1})  # type: ignore[dict-item]
+    ),
     "rnak is no option; pass rank=..., options here are rank, min_compression_rate, ": (
         lambda m, o: ab.attach(m, o, compressor="powersgd", rnak=2)
     ),
@@ -112,6 +115,13 @@ ONE_PROCESS: dict[str, Case] = {
     "schedule must be a function from a time in epochs to a learning rate, got 0.1; pass schedule=lambda epoch: ": (
         lambda m, o: ab.attach(m, o, schedule=0.1)  # type: ignore[arg-type]
     ),
+    "schedule must be a function from a time in epochs to a learning rate, got one that says None; pass schedule=": (
+        lambda m, o: ab.attach(m, o, schedule=lambda epoch: None)  # type: ignore[arg-type, return-value]
+    ),
+    "schedule must be a function that takes what it is called with, got one that raises TypeError (": (
+        lambda m, o: ab.attach(m, o, schedule=lambda: 0.1)  # type: ignore[arg-type, misc]
+    ),
+    "name must be text, got 3; pass name='my arm'": lambda m, o: ab.attach(m, o, name=3),  # type: ignore[arg-type]
     "overlap must be True or False, got 'yes'; pass overlap=True": (
         lambda m, o: ab.attach(m, o, overlap="yes")  # type: ignore[arg-type]
     ),
@@ -125,6 +135,9 @@ ONE_PROCESS: dict[str, Case] = {
     "exempt='norm'": lambda m, o: ab.attach(m, o, "topk", exempt="norms"),
     "exempt must be made of norm, bias, embedding, or be a function of name and parameter, got ['norm']; pass "
     "exempt='norm,bias'": lambda m, o: ab.attach(m, o, "topk", exempt=["norm"]),  # type: ignore[arg-type]
+    "exempt must be a function that takes what it is called with, got one that raises TypeError (": (
+        lambda m, o: ab.attach(m, o, "topk", exempt=lambda name: True)  # type: ignore[arg-type, misc]
+    ),
     "exempt must be None with scope='model', where tensors travel as one; pass exempt=None": (
         lambda m, o: ab.attach(m, o, "topk", scope="model", exempt="norm")
     ),
@@ -158,11 +171,16 @@ ONE_PROCESS: dict[str, Case] = {
     "momentum of its own; pass compressor='topk', or call ab.attach(model, optimizer)": (
         lambda m, o: ab.local(m, o, "local_sgd", "dgc")
     ),
+    "fragments must be at most 2, because the model has 2 layers, got 9; pass fragments=2": (
+        lambda m, o: ab.local(m, o, "streaming_diloco", fragments=9, period=90)
+    ),
     "delay must be at most period=2, because one average is in flight at a time, got 9; pass delay=2": (
         lambda m, o: ab.local(m, o, "overlap_local_sgd", delay=9)
     ),
     "optimizer must be sgd, because this compressor takes the step itself and leaves the optimizer no gradient, got "
     "torch.optim.adam.Adam; pass a torch.optim.SGD": lambda m, o: ab.attach(m, adam(m), "signum"),
+    "optimizer must be adamw, because this compressor takes the step itself and leaves the optimizer no gradient, got "
+    "torch.optim.SGD; pass a torch.optim.AdamW": lambda m, o: ab.attach(m, o, "onebitadam", freeze_step=3),
     "optimizer must have one momentum for all groups with a compressor that takes the step itself, got several; pass "
     "one group": lambda m, o: ab.attach(m, two_groups(m), "dgc"),
     # what must be known beforehand

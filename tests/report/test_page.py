@@ -165,7 +165,7 @@ def test_the_page_says_everything(report):
             assert re.sub(r"\\([^a-z])", r"\1", line[2:]) in said  # without what Markdown escapes
     assert "(scale=tiny: not the full experiment)" in said
     assert "Unfinished, in no mean" in said and "Repeats of a seed" in said and "lost: does not exist" in said
-    assert "python -m accordion_bench compressor=topk seed=0" in said
+    assert "python -m accordion_bench -m compressor=topk seed=0,1" in said
     assert "commit abc" in " ".join(said.split())
     assert HOSTILE in said
 

@@ -16,7 +16,7 @@ from accordion_bench.report.render import captions, figures, latex
 from accordion_bench.report.render.absent import left_out, notes
 from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.formats import FORMATS
-from accordion_bench.report.render.page import Section, missing, page
+from accordion_bench.report.render.page import FAILED, Section, missing, page
 from accordion_bench.report.render.publish import replacing
 from accordion_bench.report.render.sound import sound
 from accordion_bench.report.render.spreadsheet import csv
@@ -54,7 +54,7 @@ def write(
         across, failed = _across(parts, new, pdf)
         sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
         if failed := [why for found in drawn for why in found.failed] + failed:
-            absent = {**absent, "Figures that could not be drawn": failed}
+            absent = {**absent, FAILED: failed}
         text = "\n\n".join([*said, *notes(absent)]) + "\n"
         if "md" in formats:
             _write(new / "table.md", text)

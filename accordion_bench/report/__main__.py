@@ -12,6 +12,7 @@ from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.report.read import load, missing_runs
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import write
+from accordion_bench.report.render.figures.style import FORMATS, PAPERS, Print
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,7 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
     links = "of the links in figures of modelled time, bit/s or such as 10gbit (%(default)s)"
     parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
-    parser.add_argument("--pdf", action="store_true", help="every figure as PDF, too; a third of the time more")
+    figures = "formats of the figures, some of png,pdf,svg; there is always a PNG (%(default)s)"
+    parser.add_argument("--figures", default="png", metavar="FORMATS", help=figures)
+    parser.add_argument("--pdf", action="store_true", help="short for --figures png,pdf")
+    widths = ", ".join(f"{name} ({inches:g} inches)" for name, inches in PAPERS.items())
+    parser.add_argument("--paper", default="two-column", help=f"width of the figures: {widths} (%(default)s)")
     parser.add_argument("--config-dir", metavar="FOLDER", help="YAML files of your own, whose classes are trusted")
     trust = "import the classes that the run folders name: only of folders whose code you would run"
     parser.add_argument("--trust", action="store_true", help=trust)
@@ -36,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
             add_conf_dir(args.config_dir)
         formats = [checks.choice("--formats", name.strip(), write.FORMATS) for name in args.formats.split(",")]
         bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
+        drawn = [checks.choice("--figures", name.strip(), FORMATS) for name in args.figures.split(",")]
+        drawn += ["pdf"] if args.pdf else []
+        printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn))
     except checks.ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2
@@ -59,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         print(nowhere, file=sys.stderr)
         return 2
     try:
-        print(write.write(runs, args.out, folders, formats, bandwidths, args.pdf))
+        print(write.write(runs, args.out, folders, formats, bandwidths, printed))
     except OSError as error:
         print(_not_written(args.out, error), file=sys.stderr)
         return 2

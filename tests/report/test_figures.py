@@ -1,5 +1,6 @@
 """Figures of the report, from made-up runs: as objects, not as pixels."""
 
+import functools
 import itertools
 import re
 from dataclasses import replace
@@ -27,21 +28,22 @@ WORDS_AS_AXES = ("layer", "method", "method and payload")  # axes whose numbers 
 OF_ENDS = {"accuracy_modelled", "tradeoff", "period", "bits_bucket", "forest"}
 
 
+@functools.cache
+def all_figures(paper):
+    """Every figure of one setting by name, and the one across settings."""
+    with styled(paper):
+        return figures_of(everything()) | {"workers": figures.workers(across())}
+
+
 @pytest.fixture(scope="module", params=PAPERS)
 def printed(request):
-    """(Paper, every figure of one setting by name, and the one across settings)."""
-    with styled(request.param):
-        found = figures_of(everything()) | {"workers": figures.workers(across())}
-        for figure in found.values():
-            figure.draw_without_rendering()
-        yield request.param, found
+    """(Paper, every figure)."""
+    return request.param, all_figures(request.param)
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    """The same on a paper of two columns."""
-    with styled():
-        yield figures_of(everything()) | {"workers": figures.workers(across())}
+    return all_figures("two-column")
 
 
 def texts(figure):
@@ -103,10 +105,9 @@ def test_nothing_is_cut_off_or_on_top_of_another(printed):
     for name, figure in found.items():
         width, height = figure.get_size_inches() * figure.dpi
         renderer = figure.canvas.get_renderer()
-        boxes = [
-            Bbox.union([axes.bbox, axes.xaxis.get_tightbbox(renderer), axes.yaxis.get_tightbbox(renderer)])
-            for axes in figure.axes
-        ]
+        boxes = [axes.bbox for axes in figure.axes]
+        axis_boxes = [[axis.get_tightbbox(renderer) for axis in (axes.xaxis, axes.yaxis)] for axes in figure.axes]
+        boxes = [Bbox.union([box, *filter(None, own)]) for box, own in zip(boxes, axis_boxes, strict=True)]
         boxes += [legend.get_window_extent(renderer) for legend in all_legends(figure)]
         boxes += [text.get_window_extent(renderer) for text in figure.texts if text.get_text()]
         titles = [axes._left_title for axes in figure.axes if axes.get_title("left")]
@@ -273,12 +274,12 @@ def test_what_the_exchange_did_stands_beside_the_step_and_what_was_not_measured_
     arms = arms_of(run(), run("topk", shared=True))
     with styled():
         step, exchange = breakdown(arms).axes
-    assert step.get_xlabel() == "time of a step [ms]" and exchange.get_xlabel() == "time of its exchange [ms]"
+    assert step.get_xlabel() == "step [ms]" and exchange.get_xlabel() == "its exchange [ms]"
     assert [text.get_text() for text in exchange.texts] == ["not measured"]
     assert exchange.texts[0].xy[1] == 1
     with styled():
         (alone,) = breakdown(arms_of(run("topk", shared=True))).axes
-    assert alone.get_xlabel() == "time of a step of all workers, in one process [ms]"
+    assert alone.get_xlabel() == "step of all workers [ms]"
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 21, 30])

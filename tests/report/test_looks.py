@@ -104,10 +104,8 @@ def test_arms_with_the_same_curve_are_all_seen():
     curves.curves(axes, shown, costs, (80, 100))
     lines = [line for line in axes.lines if line.get_gid() == "curve"]
     assert lines[0].get_color() == looks.BLACK and lines[0].get_zorder() < min(line.get_zorder() for line in lines[1:])
-    marks = [
-        line for line in axes.lines if line.get_marker() not in ("None", "", "|", "_") and len(line.get_xdata()) > 1
-    ]
-    places = [set(range(*line.get_markevery()[:1], 24, line.get_markevery()[1])) for line in marks]
+    marks = [line for line in axes.lines if line.get_markevery() is not None]
+    places = [set(range(line.get_markevery()[0], 24, line.get_markevery()[1])) for line in marks]
     assert len(marks) == 4 and all(not a & b for a, b in itertools.combinations(places, 2))
 
 

@@ -13,7 +13,7 @@ GREY = "#555555"  # of small print
 COLOURS = ("#1845FB", "#E69F00", "#BD1F01", "#228833", "#AA4499", "#56B4E9", "#332288", "#661100", "#B9AC70", "#656364")
 # as matplotlib and plotly call them
 SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross"}
-SYMBOLS |= {"X": "x", "p": "pentagon", "*": "star", ">": "triangle-right"}
+SYMBOLS |= {"X": "x", "p": "pentagon", "d": "diamond-tall", ">": "triangle-right"}
 MARKERS = tuple(SYMBOLS)
 # lengths of dashes and gaps, in widths of the line; where one lies on another, a tenth of that is seen through the gaps
 DASHES: tuple[tuple[float, ...], ...] = (

@@ -57,12 +57,11 @@ def breakdown(arms: Sequence[Arm]) -> Figure | None:
     names = [bar.name for bar in rows]
     sheet = sheet_of_rows(names, 2 if beside else 1)
     shared = any(not arm.attached and not communicates(arm) for arm in arms)
-    whose = "a step of all workers, in one process" if shared and not beside else "a step"
     _stack(sheet.panels[0], rows, STEP)
-    sheet.panels[0].set_xlabel(f"time of {whose} [ms]")
+    sheet.panels[0].set_xlabel("step of all workers [ms]" if shared and not beside else "step [ms]")
     for axes in sheet.panels[1:]:
         _stack(axes, rows, EXCHANGE)
-        axes.set_xlabel("time of its exchange [ms]")
+        axes.set_xlabel("its exchange [ms]")
         for y, bar in enumerate(rows):
             if not bar.exchange:
                 axes.annotate("not measured", (0, y), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)

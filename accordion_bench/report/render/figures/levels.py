@@ -64,7 +64,7 @@ def side_by_side(arms: Sequence[Arm], adaptive: Sequence[Arm] = ()) -> Figure:
     for axes, arm in zip(maps, adaptive, strict=True):
         sheet.legends[axes], sheet.titles[axes] = level_map(axes, arm)
     note = footnote(arms, bars=by_bytes) + (without_bytes(arms) if by_bytes else "")
-    beside = " Beside it the level of each layer in each epoch, one seed." if maps else ""
+    beside = " The map: the level of each layer in each epoch, one seed." if maps else ""
     return sheet.finish(f"{heading(arms[0])}; {note}{beside}")
 
 

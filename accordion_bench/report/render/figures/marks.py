@@ -9,18 +9,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from accordion_bench.options.units import human_bytes
-from accordion_bench.report.render.figures.sheet import SMALL, lines
+from accordion_bench.report.render.figures.sheet import SMALL
 from accordion_bench.report.render.looks import Look
 from accordion_bench.runs.metrics import LOSSES, Metric
 
-LETTERS = 44  # of a label in a legend, before it goes on in the next line
+LARGEST, SMALLEST = 8.0, 5.0  # points, of markers
 OUTSIDE = {"x": "<>", "y": "v^"}  # arrows at the low and at the high edge
 
 
 def entry(look: Look, label: str, line: bool = True) -> Line2D:
     """An arm in a legend."""
     point = look.point if not line else {**look.point, "linestyle": look.line}
-    return Line2D([], [], label="\n".join(lines(label, LETTERS)), **point)
+    return Line2D([], [], label=label, **point)
 
 
 def interval_bar(
@@ -43,14 +43,21 @@ def interval_bar(
         axes.plot(*_placed((edge,), (other,), across), **{**options, "markersize": 4, **mark})
 
 
-def end_marker(axes: Axes, x: float, y: float, look: Look, number: str, across: bool = False) -> None:
+def sizes(count: int) -> list[float]:
+    """Of the markers of so many arms, in the order in which they are drawn: what lies below another is larger."""
+    return [LARGEST - (LARGEST - SMALLEST) * i / max(count - 1, 1) for i in range(count)]
+
+
+def end_marker(
+    axes: Axes, x: float, y: float, look: Look, number: str, across: bool = False, size: float = SMALLEST
+) -> None:
     """An arm's own marker; at the edge an arrow with its number where it lies outside of the axes, whose limits are
     final."""
     at, other, (low, high), arrows, _ = _along(axes, x, y, across)
     if not math.isfinite(at):
         return
     if low <= at <= high:
-        axes.plot([x], [y], zorder=5, gid="end", **look.point)
+        axes.plot([x], [y], zorder=5, gid="end", markersize=size, **look.point)
         return
     edge, arrow = (low, arrows[0]) if at < low else (high, arrows[1])
     ((place_x,), (place_y,)) = _placed((edge,), (other,), across)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.figures.limits import end_limits
-from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, interval_bar, metric_label
+from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, interval_bar, metric_label, sizes
 from accordion_bench.report.render.figures.series import ends, interval, metric_of, seeds, several, shown_end
 from accordion_bench.report.render.looks import Look
 
@@ -28,12 +28,12 @@ def points(
     """
     arms = [arm for arm, _ in shown]
     axes.set_ylim(end_limits(arms))
-    for i, (arm, look) in enumerate(shown):
+    for i, ((arm, look), size) in enumerate(zip(shown, sizes(len(shown)), strict=True)):
         before = len(axes.lines)
         x, y = float(np.mean(costs[i])), float(np.mean(ends(arm)))
         interval_bar(axes, x, y, interval(ends(arm)), look.colour)
         interval_bar(axes, x, y, interval(costs[i]), look.colour, across=True)
-        end_marker(axes, x, y, look, shown_end(arm))
+        end_marker(axes, x, y, look, shown_end(arm), size=size)
         for line in axes.lines[before:]:
             line.set_alpha(PALE if i in pale else None)
     axes.set_ylabel(metric_label(metric_of(arms)))

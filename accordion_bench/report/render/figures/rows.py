@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.render.figures.sheet import Sheet, lines
+from accordion_bench.report.render.figures.sheet import LETTER, Sheet, lines
 
-WIDEST = 44  # letters of a name, before it goes on in the next line
+WIDEST = 0.36  # of the paper: names that are longer go on in the next line
 ROW, AXIS = 0.17, 0.55  # inches of a line of text, and of the axis below
 
 
 def name(arm: Arm) -> str:
     """A label as the name of a row: long ones in two lines."""
-    return "\n".join(lines(arm.label, WIDEST))
+    return "\n".join(lines(arm.label, int(WIDEST * mpl.rcParams["figure.figsize"][0] / LETTER)))
 
 
 def sheet_of_rows(names: Sequence[str], panels: int = 1) -> Sheet:

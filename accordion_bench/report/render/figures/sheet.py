@@ -10,13 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.transforms import offset_copy
 
 from accordion_bench.report.render.looks import GREY
 
 WIDE = 5.0  # inches, from which panels stand side by side
 PAD = 0.06  # inches at the edges
 LETTER, LINE, SMALL = 0.054, 0.135, 7  # inches of a small letter and of a line of them; their size in points
-UNDER_AXIS = 4.4  # times the letters' size: how far below its panel a legend stands, under numbers and name
+SAMPLE, LONGEST = 0.55, 44  # inches of a line in a legend with the room around it; letters beside it
+UNDER_AXIS = 0.43  # inches: how far below its panel a legend stands, under numbers and name
 
 
 class Sheet:
@@ -39,6 +41,8 @@ class Sheet:
         FigureCanvasAgg(self.figure)
         grid = self.figure.add_gridspec(rows, self.columns, height_ratios=self.heights)
         self.panels: list[Axes] = [self.figure.add_subplot(grid[divmod(i, self.columns)]) for i in range(count)]
+        for axes in self.panels:
+            axes.tick_params(labelsize=SMALL)  # also of those that come later, when nobody has the style
         self.titles: dict[Axes, str] = {}
         self.legends: dict[Axes, Sequence[Any]] = {}
 
@@ -49,8 +53,8 @@ class Sheet:
             note: small print: what was trained, what lines, bands, markers are.
             handles: of the legend that all panels share. A panel's own are in `legends`, its title in `titles`.
         """
-        above, notes = self._name_panels(), lines(note, int(self.width / LETTER))
-        columns, rows = legend_grid(handles, self.width)
+        above, notes = self._name_panels(), lines(note, int((self.width - 3 * PAD) / LETTER))
+        columns, rows = legend_grid(handles, self.width - 2 * PAD)
         beside = len(self.panels) == 1 and self.width >= WIDE
         under = PAD + LINE * len(notes) + PAD
         foot = under if beside or not handles else under + LINE * rows + PAD
@@ -78,13 +82,20 @@ class Sheet:
             axes.set_title("\n".join(lines(title, int(0.65 * cell / LETTER))))
         needed = [0.0] * len(self.heights)
         for i, axes in enumerate(self.panels):
-            columns, rows = legend_grid(self.legends.get(axes, ()), 0.85 * cell)
-            if rows:
-                under = {"bbox_to_anchor": (0, 0), "borderaxespad": UNDER_AXIS}
-                axes.legend(handles=self.legends[axes], loc="upper left", ncols=columns, **under)
-            titled = LINE * (axes.get_title("left").count("\n") + 1) if axes in self.titles else 0.0
-            needed[i // self.columns] = max(needed[i // self.columns], LINE * rows + titled)
+            rows = self._legend_below(axes, cell) if axes in self.legends else 0
+            titled = axes.get_title("left").count("\n") + 1 if axes in self.titles else 0
+            needed[i // self.columns] = max(needed[i // self.columns], LINE * (rows + titled))
         return sum(needed)
+
+    def _legend_below(self, axes: Axes, cell: float) -> int:
+        """A panel's own legend, no wider than the panel, which is what numbers and name leave; returns its lines."""
+        beside = axes.yaxis.get_tightbbox(FigureCanvasAgg(self.figure).get_renderer())
+        taken = (axes.bbox.x0 - beside.x0) / self.figure.dpi if beside else 0.0
+        columns, rows = legend_grid(self.legends[axes], cell - taken - 3 * PAD)
+        below = offset_copy(axes.transAxes, self.figure, y=-UNDER_AXIS)
+        place: dict[str, Any] = {"bbox_to_anchor": (0, 0), "bbox_transform": below}
+        axes.legend(handles=self.legends[axes], loc="upper left", ncols=columns, **place)
+        return rows
 
 
 def lines(text: str, letters: int) -> list[str]:
@@ -94,12 +105,14 @@ def lines(text: str, letters: int) -> list[str]:
 
 
 def legend_grid(handles: Sequence[Any], width: float) -> tuple[int, int]:
-    """(columns, rows of text) that a legend of this width needs, in inches."""
+    """(columns, rows of text) that a legend of this width needs, in inches; long labels get several lines."""
     if not handles:
         return 1, 0
+    for handle in handles:
+        handle.set_label("\n".join(lines(str(handle.get_label()), min(LONGEST, int((width - SAMPLE) / LETTER)))))
     texts = [str(handle.get_label()) for handle in handles]
     longest = max(len(line) for text in texts for line in text.splitlines())
-    columns = max(1, min(len(handles), int(width / (0.55 + LETTER * longest))))
+    columns = max(1, min(len(handles), int(width / (SAMPLE + LETTER * longest))))
     each = math.ceil(len(texts) / columns)
     rows = [sum(text.count("\n") + 1 for text in texts[i : i + each]) for i in range(0, len(texts), each)]
     return columns, max(rows)

@@ -16,7 +16,7 @@ from accordion_bench.report.render.figures.marks import end_marker, entry, inter
 from accordion_bench.report.render.figures.points import points_note
 from accordion_bench.report.render.figures.series import ends, interval, metric_of, shown_end
 from accordion_bench.report.render.figures.sheet import Sheet
-from accordion_bench.report.render.looks import looks, looks_of
+from accordion_bench.report.render.looks import Look, looks
 
 BITS, BUCKET, PERIOD = "compressor.bits", "compressor.bucket_size", "sync.period"
 AXES = {
@@ -85,21 +85,23 @@ def _figure(arms: Sequence[Arm], swept: dict[str, list[Line]]) -> Figure | None:
     if not shown:
         return None
     sheet = Sheet(len(shown))
-    dense = [arm for arm in arms if arm.dense][:1]
+    dense, of = (
+        [arm for arm in arms if arm.dense][:1],
+        {arm.label: look for arm, look in zip(arms, looks(arms), strict=True)},
+    )
     for axes, (key, lines) in zip(sheet.panels, shown.items(), strict=True):
-        sheet.legends[axes] = draw(axes, lines, key, dense)
+        sheet.legends[axes] = draw(axes, lines, key, [of[points[0][1].label] for _, points in lines], dense)
     band = "; black line and band: dense" if dense else ""
     return sheet.finish(f"{heading(arms[0])}; {points_note(arms)}{band}.")
 
 
-def draw(axes: Axes, lines: Sequence[Line], key: str, dense: Sequence[Arm] = ()) -> list[Any]:
+def draw(axes: Axes, lines: Sequence[Line], key: str, of_lines: Sequence[Look], dense: Sequence[Arm] = ()) -> list[Any]:
     """One line for each method, and one across for dense; returns the entries of the legend."""
     shown = [arm for _, points in lines for _, arm in points]
     values = sorted({_place(value, points) for _, points in lines for value, _ in points})
     whole = {_place(value, points) for _, points in lines for value, _ in points if value == WHOLE}
     numbered(axes, values, [WHOLE if value in whole else f"{value:g}" for value in values])
     axes.set_ylim(end_limits([*shown, *dense]))
-    of_lines = looks_of([(name, name, points[0][1].dense) for name, points in lines])
     shifts = np.geomspace(1 / BESIDE, BESIDE, len(lines)) if len(lines) > 1 else [1.0]
     for (_, points), look, aside in zip(lines, of_lines, shifts, strict=True):
         xs, means = [_place(value, points) * aside for value, _ in points], [float(np.mean(ends(a))) for _, a in points]

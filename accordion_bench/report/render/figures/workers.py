@@ -8,6 +8,7 @@ from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.figures.points import points_note
 from accordion_bench.report.render.figures.sheet import Sheet
 from accordion_bench.report.render.figures.sweeps import Line, draw
+from accordion_bench.report.render.looks import looks_of
 
 
 def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
@@ -24,7 +25,8 @@ def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
         return None
     sheet = Sheet(len(panels))
     for axes, (name, lines) in zip(sheet.panels, panels.items(), strict=True):
-        sheet.legends[axes] = draw(axes, lines, "workers")
+        of_lines = looks_of([(text, points[0][1].runs[0].label, points[0][1].dense) for text, points in lines])
+        sheet.legends[axes] = draw(axes, lines, "workers", of_lines)
         if len(panels) > 1:
             sheet.titles[axes] = name
     shown = [arm for lines in panels.values() for _, points in lines for _, arm in points]

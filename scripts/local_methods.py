@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 
@@ -35,7 +34,7 @@ from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run, read_runs
 from accordion_bench.report.render import absent, captions
-from accordion_bench.report.render.figures.style import STYLE, save
+from accordion_bench.report.render.figures.style import save, styled
 from accordion_bench.report.render.figures.tradeoff import tradeoff
 from accordion_bench.report.render.table import aligned
 from accordion_bench.run_config import RunConfig
@@ -264,8 +263,9 @@ def commands(cells: Sequence[Cell]) -> Iterator[str]:
 
 def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
     """Heading, table, figure, sentences of one setting."""
-    with plt.rc_context(STYLE):
-        png = save(tradeoff(arms), out / f"tradeoff-{setting}", pdf=True)
+    with styled():
+        figure = tradeoff(arms)
+        png = [] if figure is None else [save(figure, out / f"tradeoff-{setting}", ("pdf",))]
     dense = next((arm for arm in arms if arm.dense), None)
     images = arms[0].runs[0].summary["test_size"]
     notes = [
@@ -280,7 +280,7 @@ def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
         [
             f"## {captions.heading(arms[0])}",
             markdown(tidy(arms), dense),
-            f"![{png.stem}]({png.name})",
+            *(f"![{file.stem}]({file.name})" for file in png),
             lists[0],
         ]
         + ([lists[1]] if dense else [])

@@ -48,6 +48,7 @@ class FittedCodebook(Policy):
     Source: Faghri et al. 2020 (arXiv 2010.12460) and its official code.
     """
 
+    spelled = {"alq": "ALQ", "alqn": "ALQ-N", "alqg": "ALQ-G", "amq": "AMQ", "amqn": "AMQ-N"}
     drives = "codebook"
     when = "exchange"
 

@@ -45,6 +45,7 @@ class LGreCo(Policy):
     Source: Alimohammadi et al. 2022 (arXiv 2210.17357) and its published code.
     """
 
+    spelled = {"lgreco": "L-GreCo"}
     refines = True
     when = "exchange"
 

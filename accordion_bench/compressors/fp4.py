@@ -34,6 +34,7 @@ class FP4(DenseCodes):
     DiLoCo (arXiv 2501.18512), whose outer gradients travel in E3M0.
     """
 
+    spelled = {"fp4": "fp4"}
     traits = replace(
         OneShot.traits,
         kernels=("cpu", "cuda"),

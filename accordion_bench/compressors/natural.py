@@ -30,6 +30,7 @@ class Natural(DenseCodes):
     et al. 2019 (arXiv 1905.10988).
     """
 
+    spelled = {"natural": "natural compression"}
     traits = replace(
         OneShot.traits,
         kernels=("cpu", "cuda"),

@@ -32,6 +32,7 @@ class OneBit(OneShot):
     per column, then the bits (1 = negative). Source: Seide et al. 2014.
     """
 
+    spelled = {"onebit": "1-bit SGD"}
     traits = replace(OneShot.traits, kernels=("cpu", "cuda"), collective_reason="signs do not add up in one bit")
 
     @staticmethod

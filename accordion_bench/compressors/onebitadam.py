@@ -39,6 +39,7 @@ class OneBitAdam(Wrapper):
     Source: Tang et al. 2021 (arXiv 2102.02888).
     """
 
+    spelled = {"onebitadam": "1-bit Adam"}
     traits = Traits(
         reduces="other",
         whole_model=True,

@@ -48,6 +48,7 @@ class Quantiser(DenseCodes):
     Ramezani-Kebrya et al. 2021 (NUQSGD, 1908.06077); Faghri et al. 2020 (ALQ, 2010.12460).
     """
 
+    spelled = {"qsgd": "QSGD", "qsgdinf": "QSGDinf", "nuqsgd": "NUQSGD", "trn": "TRN"}
     traits = replace(
         OneShot.traits,
         knob="bits",

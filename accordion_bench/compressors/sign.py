@@ -37,6 +37,12 @@ class Sign(DenseCodes):
     et al. 2021 (2102.02888).
     """
 
+    spelled = {
+        "signsgd": "signSGD",
+        "signum": "Signum",
+        "efsignsgd": "EF-signSGD",
+        "distefblocksgd": "dist-EF-blockSGD",
+    }
     traits = replace(
         OneShot.traits, kernels=("cpu", "cuda"), whole_model=True, collective_reason="signs do not add up in one bit"
     )

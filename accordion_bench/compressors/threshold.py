@@ -50,6 +50,7 @@ class Threshold(Uneven):
     Source: Strom 2015 (absolute); Lin et al. 2018 (arXiv 1712.01887; sampled).
     """
 
+    spelled = {"threshold": "threshold"}
     traits = replace(
         Uneven.traits,
         kernels=("cpu",),

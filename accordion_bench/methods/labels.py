@@ -59,7 +59,7 @@ def scheme_of(config: Config) -> str:
     driven = any(drives(policy) == "period" for policy in policies_of(config).values())
     own = [period for period, _ in node["groups"]] if node.get("groups") else [node.get("period")]
     periods = pair_of(config, "period") or ([] if driven or own == [None] else own)
-    name = getattr(_class(node), "spelled", {}).get(choice, choice.replace("_", " "))
+    name = _name(node, choice)
     said = [name, *([f"H {'/'.join(f'{period:g}' for period in periods)}"] if periods else [])]
     shares = getattr(_class(node), "shares", {})
     for key in [key for key in shares if node.get(key) is not None]:
@@ -134,11 +134,13 @@ def levels_of(config: Config, knob: str) -> list[Any]:
 
 
 def _name(node: Config, choice: str) -> str:
-    """The class's spelling where the class is the choice (PowerSGD, TopK), else the choice (fp16)."""
-    spelled = str(node.get("_target_", "")).rpartition(".")[2]
+    """As the class spells it (`EF-signSGD`), else its name where that is the choice (`TopK`), else the choice."""
     if choice == "none":
         return "dense"
-    return spelled if spelled.lower() == choice.replace("_", "") else choice
+    if (spelled := getattr(_class(node), "spelled", {}).get(choice)) is not None:
+        return str(spelled)
+    of_class = str(node.get("_target_", "")).rpartition(".")[2]
+    return of_class if of_class.lower() == choice.replace("_", "") else choice.replace("_", " ")
 
 
 def _class(node: Config) -> Any:

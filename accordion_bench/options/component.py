@@ -41,10 +41,13 @@ class Component:
         beside: what must stand in other groups, or it is refused, for runs that look at every component: by group its
             options, or the name of another choice.
         of_several_kinds: options that take more kinds of values than that of their default; who uses them checks them.
+        spelled: how reports write it, as its paper does, by the name of its YAML. Others have the name of the class,
+            where the YAML has the same, else that of the YAML without underscores.
     """
 
     beside: Mapping[str, Mapping[str, Any] | str] = {}
     of_several_kinds: frozenset[str] = frozenset()
+    spelled: Mapping[str, str] = {}
 
     @classmethod
     def idle(cls, options: Config, around: Surroundings) -> Idle:

@@ -10,9 +10,9 @@ from pathlib import Path
 from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render.formats import FORMATS
+from accordion_bench.report.render.formats import FIGURES, FORMATS, PAPERS, Print
 
-OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "pdf"), "port"  # options that say how
+OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "figures", "pdf", "paper"), "port"  # options that say how
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,6 +36,9 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             add_conf_dir(args.config_dir)
         formats = [checks.choice("--formats", name.strip(), FORMATS) for name in args.formats.split(",")]
         bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
+        drawn = [checks.choice("--figures", name.strip(), FIGURES) for name in args.figures.split(",")]
+        drawn += ["pdf"] if args.pdf else []
+        printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn))
     except checks.ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2
@@ -65,7 +68,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(nowhere, file=sys.stderr)
         return 2
     try:
-        print(write.write(runs, args.out, folders, formats, bandwidths, args.pdf))
+        print(write.write(runs, args.out, folders, formats, bandwidths, printed))
     except OSError as error:
         print(_not_written(args.out, error), file=sys.stderr)
         return 2
@@ -82,7 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
     links = "of the links in figures of modelled time, bit/s or such as 10gbit (%(default)s)"
     parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
-    parser.add_argument("--pdf", action="store_true", help="every figure as PDF, too; a third of the time more")
+    figures = "formats of the figures, some of png,pdf,svg; there is always a PNG (%(default)s)"
+    parser.add_argument("--figures", default="png", metavar="FORMATS", help=figures)
+    parser.add_argument("--pdf", action="store_true", help="short for --figures png,pdf")
+    widths = ", ".join(f"{name} ({inches:g} inches)" for name, inches in PAPERS.items())
+    parser.add_argument("--paper", default="two-column", help=f"width of the figures: {widths} (%(default)s)")
     followed = "write nothing: a page, on this machine alone, that follows the runs while they go on"
     parser.add_argument("--serve", action="store_true", help=followed)
     port = "of --serve (%(default)s); 0 = any that is free"

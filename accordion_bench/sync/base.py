@@ -62,7 +62,6 @@ class Sync(Component):
         without_averages: why it never averages differences of all parameters over all workers, which a compressor or a
             policy would work on, and ends in an average of everything: `which ...`; "" = it does.
         shares: options that are a share of the coordinates, and how reports write them behind the scheme.
-        spelled: how reports write its schemes, by name of their YAML; others as they are, without underscores.
 
     Attributes:
         gradient_exchange: whether gradients are exchanged at any time of a run.
@@ -82,7 +81,6 @@ class Sync(Component):
     every_local_step: bool = False
     without_averages: str = ""
     shares: Mapping[str, str] = {}
-    spelled: Mapping[str, str] = {}
     gradient_exchange: bool = True
     period: int | None = None
     groups: Sequence[tuple[int, int]] | None = None

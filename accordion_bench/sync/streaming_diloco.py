@@ -48,7 +48,7 @@ class StreamingDiLoCo(LocalSGD):
     """
 
     late = True
-    spelled = {"streaming_diloco": "streaming DiLoCo"}
+    spelled = {"streaming_diloco": "Streaming DiLoCo"}
 
     def __init__(
         self,

@@ -193,7 +193,6 @@ WORDS = {"schedule", "accordion", "signum"}  # also a config group; this project
 ALLOWED = {
     "config/ddp_rules.py": "torch has hooks for these three compressors, and for no others",
     "exchange/ddp.py": "the same",
-    "report/render/colours.py": "one palette for all methods, to be told apart; a new one gets a colour of its own",
     "runs/old_folders.py": "where the classes of version 0.1 have moved",
     "conformance/tensors.py": "the tensors of the kit are gradients on one data set",
     "signals/square_norms.py": "a dense exchange has the mean at hand",

@@ -2,12 +2,11 @@
 
 import itertools
 
-import matplotlib as mpl
 import pytest
 
 from accordion_bench.advising.winners import stretches
 from accordion_bench.report.render.figures import advice as figures
-from accordion_bench.report.render.figures.style import STYLE
+from accordion_bench.report.render.figures.style import styled
 from tests.advising import made_up
 
 
@@ -44,7 +43,7 @@ def test_break_evens_lie_on_the_curve_of_dense_bf16():
 
 @pytest.mark.parametrize("over", [figures.over_bandwidth, figures.over_workers])
 def test_no_text_lies_on_another(over):
-    with mpl.rc_context(STYLE):
+    with styled():
         figure = over(made_up.advice(1e9, noise=0.01))
         figure.canvas.draw()
     axes, renderer = figure.axes[0], figure.canvas.get_renderer()

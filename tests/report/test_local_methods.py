@@ -15,7 +15,7 @@ from accordion_bench.report.compare import grouping, provenance, show, tidy, ver
 from accordion_bench.report.read import load
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, table
-from accordion_bench.report.render.figures import series, style, tradeoff
+from accordion_bench.report.render.figures.tradeoff import tradeoff
 from accordion_bench.runs.folder import RunFolder
 from scripts import local_methods
 from tests.kit import composed, tiny
@@ -121,7 +121,7 @@ def test_modelled_time_is_shown_where_there_is_some(tmp_path):
     assert any(
         "Modelled, not measured" in line and "1 Gbit/s and 50 µs per round" in line for line in captions.captions(found)
     )
-    assert list(tradeoff.modelled(found)) == ["tradeoff"]
+    assert len(tradeoff(found).axes) == 2
 
 
 def test_older_runs_without_it_are_read(tmp_path):
@@ -129,20 +129,10 @@ def test_older_runs_without_it_are_read(tmp_path):
     local(tmp_path)
     found = grouped(tmp_path)
     assert "modelled" not in table.markdown(tidy.tidy(found)) and len(captions.captions(found)) == 3
-    assert tradeoff.modelled(found) == {}
+    assert len(tradeoff(found).axes) == 1
     with_model(run_folder(tmp_path, "powersgd"), 2.0)
     *_, old, new = table.markdown(tidy.tidy(grouped(tmp_path))).splitlines()
     assert old.count(show.NONE) > new.count(show.NONE)
-
-
-def test_an_arm_far_below_is_drawn_with_its_number(tmp_path):
-    with_model(run_folder(tmp_path, accuracy=0.9), 2.0)
-    with_model(run_folder(tmp_path, "topk", accuracy=0.31), 1.0)
-    figure = tradeoff.tradeoff(grouped(tmp_path))
-    left = figure.axes[0]
-    assert [text.get_text() for text in left.texts] == ["↓ 31 %"]
-    assert left.get_ylim()[0] >= 90 - series.WORST - 1
-    style.save(figure, tmp_path / "tradeoff")
 
 
 # ---- the script

@@ -15,9 +15,9 @@ import yaml
 from accordion_bench.network.link_model import Network
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read import load
-from accordion_bench.report.render import colours, figures, page, write
+from accordion_bench.report.render import figures, looks, page, write
 from accordion_bench.report.render.page import build, packed
-from accordion_bench.report.render.page.curves import STOPS, curves, limits
+from accordion_bench.report.render.page.curves import STOPS, curves
 from accordion_bench.report.render.page.swatch import swatch
 from tests.report.test_figures import everything, run
 from tests.report.test_report import accordion, no_figures, run_folder  # noqa: F401
@@ -179,7 +179,7 @@ def test_what_the_page_does_not_draw_itself_is_a_picture_in_it(tmp_path):
     assert shown == [b"norms-digits", b"variance", b"variance"]
     assert found[0]["alt"].startswith("Norms of the summed gradients: resnet8 on digits")
     drawn = [name for name in figures.NAMES if name not in build.INTERACTIVE]
-    assert drawn == ["norms", "variance", "bits_bucket", "period", "workers"]
+    assert drawn == ["norms", "variance", "codebooks", "bits_bucket", "period", "workers"]
 
 
 def test_the_page_draws_every_arm(report):
@@ -250,10 +250,10 @@ def test_a_link_of_its_own_is_a_stop():
 
 def test_an_axis_of_accuracy_is_never_narrower_than_noise(many):
     alike = group([run(), run("fp16", end=0.9001)])[0]
-    bottom, top = limits(alike)
+    bottom, top = curves(alike, 300)["limits"]
     assert top - bottom >= 5
     few = [replace(one, summary={**one.summary, "test_size": 50}) for one in (run(), run("fp16"))]
-    bottom, top = limits(group(few)[0])
+    bottom, top = curves(group(few)[0], 300)["limits"]
     assert top - bottom >= 20  # ten of fifty
 
 
@@ -292,7 +292,7 @@ def test_a_number_that_is_none_is_no_number():
 
 
 def test_every_look_has_a_picture(many):
-    for look in colours.looks(many):
+    for look in looks.looks(many):
         svg = swatch(look)
         assert svg.count("<line ") == 1 and svg.count("<polygon ") == 1 and look.colour in svg
 

@@ -55,7 +55,7 @@ def stub(name: str, arms: object, out: Path, suffix: str, *rest: object) -> Path
 def quick(monkeypatch):
     """Two figures that take no time, drawn in this process."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(figures, "OF_A_SETTING", ("comparison", "pareto"))
+    monkeypatch.setattr(figures, "OF_A_SETTING", ("comparison", "tradeoff"))
     monkeypatch.setattr(figures, "draw_one", stub)
 
 
@@ -69,7 +69,7 @@ def test_a_failure_at_any_write_leaves_the_old_report_whole(tmp_path, quick, mon
     run_folder(tmp_path / "runs", "topk", accuracy=0.8)
     assert report_main([*typed[:2], str(tmp_path / "new")]) == 0
     new = contents(tmp_path / "new")
-    assert new.keys() == TEXTS | {"comparison.png", "pareto.png"} == old.keys() - {"mine.txt"}
+    assert new.keys() == TEXTS | {"comparison.png", "tradeoff.png"} == old.keys() - {"mine.txt"}
     failures = 0
     while True:
         with pytest.MonkeyPatch.context() as patched:
@@ -117,8 +117,8 @@ def test_what_a_killed_report_has_left_is_removed_a_day_later(tmp_path):
 
 def test_a_figure_that_fails_is_told_and_ends_nothing(tmp_path, monkeypatch):
     def draw(name, arms, out, suffix, *rest):
-        if name == "pareto":
-            (out / f"pareto{suffix}.png").touch()  # half of it
+        if name == "tradeoff":
+            (out / f"tradeoff{suffix}.png").touch()  # half of it
             raise ValueError("a\nsurprise\x1b")
         return stub(name, arms, out, suffix)
 
@@ -128,12 +128,12 @@ def test_a_figure_that_fails_is_told_and_ends_nothing(tmp_path, monkeypatch):
     run_folder(tmp_path / "runs", "none")
     run_folder(tmp_path / "runs", "none", epochs=5)
     text = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
-    told = "pareto of resnet8 on digits, 4 workers x 32 samples, {} epochs: ValueError: a surprise?"
+    told = "tradeoff of resnet8 on digits, 4 workers x 32 samples, {} epochs: ValueError: a surprise?"
     assert all(f"- {told.format(epochs)}" in text for epochs in (4, 5))
     assert "- workers: ZeroDivisionError: division by zero" in text
     assert told.format(4) in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     drawn = {path.name.partition("-")[0].removesuffix(".png") for path in (tmp_path / "out").glob("*.png")}
-    assert drawn == set(figures.OF_A_SETTING) - {"pareto"}
+    assert drawn == set(figures.OF_A_SETTING) - {"tradeoff"}
 
 
 def test_a_process_that_is_killed_while_it_draws_takes_no_other_figure_with_it(tmp_path, monkeypatch):
@@ -170,7 +170,7 @@ def report_quickly(*typed: str) -> None:
     """With two figures that take no time, in a process that has nothing else to do."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "sched_getaffinity", lambda _: {0})
-        patched.setattr(figures, "OF_A_SETTING", ("comparison", "pareto"))
+        patched.setattr(figures, "OF_A_SETTING", ("comparison", "tradeoff"))
         patched.setattr(figures, "draw_one", stub)
         assert report_main(list(typed)) == 0
 

@@ -139,7 +139,7 @@ def test_one_file_alone_makes_a_whole_report(tmp_path, capsys):
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "# mine-seed0.jsonl: a training loop of its own\n" in readme
     assert "python -m accordion_bench" not in readme  # nobody has typed that
-    for name in ("comparison", "accuracy_epoch", "accuracy_bytes", "accuracy_time", "tradeoff", "breakdown"):
+    for name in ("comparison", "accuracy_epoch", "accuracy_bytes", "accuracy_time", "breakdown"):
         assert (tmp_path / "out" / f"{name}.png").exists()
     page = (tmp_path / "out" / "report.html").read_text()
     assert "PowerSGD rank 2, attached" in page and "mine-seed0.jsonl" in page

@@ -16,6 +16,7 @@ from accordion_bench.report.compare import arms, grouping, intervals, provenance
 from accordion_bench.report.read import load, missing_runs
 from accordion_bench.report.render import absent, captions, latex, table, write
 from accordion_bench.report.render.draw import Drawn
+from accordion_bench.report.render.formats import Print
 from accordion_bench.runs.metrics import metric
 from tests.report.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
 
@@ -458,6 +459,8 @@ def test_formats(tmp_path, no_figures):  # noqa: F811
     ("option", "value", "told"),
     [
         ("--formats", "md,pdf", "--formats must be one of md, csv, latex, html, got pdf; type --formats="),
+        ("--figures", "png,gif", "--figures must be one of png, pdf, svg, got gif; type --figures="),
+        ("--paper", "a4", "--paper must be one of one-column, two-column, got a4; type --paper="),
         ("--bandwidths", "1e9,fast", "--bandwidths must be a number above 0, got fast; type --bandwidths=1000000000.0"),
         (
             "--out",
@@ -478,12 +481,15 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, option, value, told):
 def test_options_reach_the_figures(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        write, "draw", lambda parts, out, bandwidths, pdf: seen.append((bandwidths, pdf)) or [Drawn([], [])]
+        write, "draw", lambda parts, out, bandwidths, printed: seen.append((bandwidths, printed)) or [Drawn([], [])]
     )
     run_folder(tmp_path / "runs")
     typed = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1mbit,2e9"]
-    assert report_main(typed) == report_main([*typed, "--pdf"]) == 0
-    assert seen == [([1e6, 2e9], False), ([1e6, 2e9], True)]
+    assert report_main(typed) == report_main([*typed, "--pdf", "--paper", "one-column"]) == 0
+    assert report_main([*typed, "--figures", "svg,pdf"]) == 0
+    assert [links for links, _ in seen] == [[1e6, 2e9]] * 3
+    asked = [Print(), Print("one-column", ("png", "pdf")), Print("two-column", ("svg", "pdf"))]
+    assert [printed for _, printed in seen] == asked
 
 
 def test_signs_and_sizes():

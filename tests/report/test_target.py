@@ -52,9 +52,12 @@ def test_without_a_common_target_there_is_nothing_to_tell():
     assert figures_of(mixed, only=FIGURE) == figures_of(arms(target=1.5), only=FIGURE) == {}
 
 
-def test_the_figure_has_a_row_for_each_arm_fastest_first():
-    (axes,) = figures_of(arms(), only=FIGURE)["time_to_target"].axes
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    widths = [bar.get_width() for bar in axes.patches]
-    assert len(names) == 4 and widths == sorted(widths) and len(widths) == 3
-    assert {text.get_text() for text in axes.texts} == {"reached by 1 of 2", "not reached"}
+def test_the_figure_has_a_row_for_each_arm_in_the_order_of_the_table_with_its_number():
+    found = arms()
+    (axes,) = figures_of(found, only=FIGURE)["time_to_target"].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [arm.label for arm in found]
+    seconds = [of.seconds for of in (reached(arm, target_of(found), clock_of(found)) for arm in found)]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([math.fsum(s) / len(s) for s in seconds if s])
+    texts = [text.get_text() for text in axes.texts]
+    assert len(texts) == 4 and [text for text in texts if text.endswith(" s")] == texts[:2]
+    assert texts[2].endswith("s, reached by 1 of 2") and texts[3] == "not reached"

@@ -16,7 +16,7 @@ from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import remarks, write
-from accordion_bench.report.render.colours import looks
+from accordion_bench.report.render.looks import looks
 from accordion_bench.report.render.table import cells
 from tests.kit.figures import figures_of
 from tests.report.test_figures import arms_of, run
@@ -24,7 +24,7 @@ from tests.report.test_report import no_figures  # noqa: F401
 
 HOOK = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks:bf16_compress_hook"
 NULL = ("payload_bytes", "wire_bytes", "rounds", "modelled_seconds", "modelled_comm_seconds", "comm_seconds")
-BY_BYTES = ["accuracy_bytes", "accuracy_wire", "pareto", "accuracy_modelled", "comparison"]
+BY_BYTES = ["accuracy_bytes", "accuracy_wire", "tradeoff", "accuracy_modelled", "comparison"]
 
 
 def hooked(seed: int = 0, hook: str = HOOK, sent: int | None = 4_000_000, **options) -> Run:
@@ -122,7 +122,7 @@ def test_hooks_alone_are_drawn_against_epochs_and_not_on_an_empty_axis_of_bytes(
     (axes,) = found["comparison"].axes
     assert axes.get_xlabel() == "training [epochs]" and len(axes.get_lines()) > 0
     assert all(name.get_text().endswith("not counted") for name in found["forest"].axes[0].get_yticklabels())
-    assert not {"accuracy_bytes", "accuracy_wire", "pareto", "accuracy_modelled"} & found.keys()
+    assert not {"accuracy_bytes", "accuracy_wire", "tradeoff", "accuracy_modelled"} & found.keys()
 
 
 def test_every_form_of_the_report_says_it(tmp_path, no_figures):  # noqa: F811

@@ -16,7 +16,8 @@ from accordion_bench.report.progress import told
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import figures
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.figures import font
+from accordion_bench.report.render.figures import AS_PNG, font
+from accordion_bench.report.render.formats import FIGURES, Print
 
 LONGEST = 180  # letters of the name of a setting in the names of its files
 
@@ -35,14 +36,16 @@ class Drawn(NamedTuple):
 _parts: Sequence[Sequence[Arm]] = ()  # what children find when they are forked: rows of a hundred runs, never pickled
 
 
-def draw(parts: Sequence[Sequence[Arm]], out: Path, bandwidths: Sequence[float], pdf: bool = False) -> list[Drawn]:
+def draw(
+    parts: Sequence[Sequence[Arm]], out: Path, bandwidths: Sequence[float], printed: Print = AS_PNG
+) -> list[Drawn]:
     """Draw every figure of every setting, one in each process at a time.
 
     Args:
         parts: the arms of each setting.
         out: folder.
         bandwidths: bit/s of the links in figures of modelled time.
-        pdf: a PDF beside each PNG.
+        printed: how.
 
     Raises:
         OSError: the folder takes no files.
@@ -50,7 +53,7 @@ def draw(parts: Sequence[Sequence[Arm]], out: Path, bandwidths: Sequence[float],
     global _parts
     _parts = parts
     names, suffixes = figures.OF_A_SETTING, suffixes_of(parts)
-    todo = [(name, i, out, suffix, bandwidths, pdf) for i, suffix in enumerate(suffixes) for name in names]
+    todo = [(name, i, out, suffix, bandwidths, printed) for i, suffix in enumerate(suffixes) for name in names]
     workers = min(len(todo), len(os.sched_getaffinity(0))) if sys.platform == "linux" else 1
     gc.freeze()  # the rows of all runs are millions of objects, which every collection would look through
     try:
@@ -118,10 +121,12 @@ def suffixes_of(parts: Sequence[Sequence[Arm]]) -> list[str]:
     return [f"-{name}{f'-{count + 1}' if count else ''}" for name, count in zip(named, before, strict=True)]
 
 
-def _draw(name: str, number: int, out: Path, suffix: str, bandwidths: Sequence[float], pdf: bool) -> Path | str | None:
+def _draw(
+    name: str, number: int, out: Path, suffix: str, bandwidths: Sequence[float], printed: Print
+) -> Path | str | None:
     """Draw one figure; a sentence where it cannot be drawn: what a stranger's runs hold must not end all others."""
     try:
-        return figures.draw_one(name, _parts[number], out, suffix, bandwidths, pdf)
+        return figures.draw_one(name, _parts[number], out, suffix, bandwidths, printed)
     except OSError:  # the disk is full, say
         raise
     except Exception as error:
@@ -130,7 +135,7 @@ def _draw(name: str, number: int, out: Path, suffix: str, bandwidths: Sequence[f
 
 
 def _remove(out: Path, name: str, suffix: str) -> None:
-    for ending in ("png", "pdf"):
+    for ending in FIGURES:
         (out / f"{name}{suffix}.{ending}").unlink(missing_ok=True)
 
 

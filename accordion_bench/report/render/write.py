@@ -15,7 +15,7 @@ from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions, figures, latex
 from accordion_bench.report.render.absent import left_out, notes
 from accordion_bench.report.render.draw import draw
-from accordion_bench.report.render.formats import FORMATS
+from accordion_bench.report.render.formats import FORMATS, Print
 from accordion_bench.report.render.page import FAILED, Section, missing, page
 from accordion_bench.report.render.publish import replacing
 from accordion_bench.report.render.sound import sound
@@ -31,7 +31,7 @@ def write(
     folders: Sequence[tuple[str, str]] = (),
     formats: Sequence[str] = FORMATS,
     bandwidths: Sequence[float] = figures.BANDWIDTHS,
-    pdf: bool = False,
+    printed: Print = figures.AS_PNG,
 ) -> str:
     """Write everything about some runs; returns the text for stdout.
 
@@ -41,7 +41,7 @@ def write(
         folders: names of those without a run, and why; see `missing_runs.no_runs`.
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
         bandwidths: bit/s of the links in figures of modelled time.
-        pdf: a PDF of every figure beside its PNG.
+        printed: how figures are.
 
     Raises:
         OSError: the folder takes no files; the report that was there is as it was.
@@ -50,8 +50,8 @@ def write(
     absent = left_out(runs, repeats, folders)
     without_page = missing() if "html" in formats else ""
     with replacing(out) as new:
-        drawn = draw(parts, new, bandwidths, pdf)
-        across, failed = _across(parts, new, pdf)
+        drawn = draw(parts, new, bandwidths, printed)
+        across, failed = _across(parts, new, printed)
         sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
         if failed := [why for found in drawn for why in found.failed] + failed:
             absent = {**absent, FAILED: failed}
@@ -76,10 +76,10 @@ def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
     return [*answered(parts), *map(section, parts)], list(map(tex, parts, range(1, len(parts) + 1)))
 
 
-def _across(parts: Sequence[Sequence[Arm]], out: Path, pdf: bool) -> tuple[list[Path], list[str]]:
+def _across(parts: Sequence[Sequence[Arm]], out: Path, printed: Print) -> tuple[list[Path], list[str]]:
     """The figures that compare settings, and a sentence where they cannot be drawn."""
     try:
-        return figures.draw_across(parts, out, pdf), []
+        return figures.draw_across(parts, out, printed), []
     except OSError:  # the disk is full, say
         raise
     except Exception as error:

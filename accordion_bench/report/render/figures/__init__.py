@@ -3,22 +3,23 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.figures.breakdown import breakdown
+from accordion_bench.report.render.figures.codebooks import codebooks
 from accordion_bench.report.render.figures.curves import accuracy_bytes, accuracy_epoch, accuracy_time, accuracy_wire
 from accordion_bench.report.render.figures.forest import forest
 from accordion_bench.report.render.figures.levels import level_maps, side_by_side, with_levels
 from accordion_bench.report.render.figures.links import accuracy_modelled
 from accordion_bench.report.render.figures.norms import norms
-from accordion_bench.report.render.figures.style import STYLE, save
+from accordion_bench.report.render.figures.style import save, styled
 from accordion_bench.report.render.figures.sweeps import bits_bucket, period
 from accordion_bench.report.render.figures.to_target import to_target
-from accordion_bench.report.render.figures.tradeoff import modelled, pareto
+from accordion_bench.report.render.figures.tradeoff import tradeoff
 from accordion_bench.report.render.figures.variance import variance
 from accordion_bench.report.render.figures.workers import workers
+from accordion_bench.report.render.formats import Print
 
 MANY = 10  # arms, beyond which `comparison` has rows instead of curves
 BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s
@@ -31,16 +32,17 @@ OF_A_SETTING = (
     "accuracy_time",
     "accuracy_modelled",
     "time_to_target",
-    "pareto",
     "tradeoff",
     "breakdown",
     "levels",
     "norms",
     "variance",
+    "codebooks",
     "bits_bucket",
     "period",
 )
 NAMES = (*OF_A_SETTING, "workers")
+AS_PNG = Print()
 
 
 def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "", bandwidths: Sequence[float] = BANDWIDTHS) -> list[Path]:
@@ -55,7 +57,7 @@ def draw_one(
     out: Path,
     suffix: str = "",
     bandwidths: Sequence[float] = BANDWIDTHS,
-    pdf: bool = False,
+    printed: Print = AS_PNG,
 ) -> Path | None:
     """Write one figure of one setting; returns the PNG file, or None where the figure would say nothing.
 
@@ -65,11 +67,11 @@ def draw_one(
         out: folder.
         suffix: of the file names.
         bandwidths: bit/s of the links whose modelled time is drawn.
-        pdf: a PDF beside it.
+        printed: how.
     """
-    with mpl.rc_context(STYLE):
+    with styled(printed.paper):
         figure = rooms(arms, bandwidths)[name]()
-        return None if figure is None else save(figure, out / f"{name}{suffix}", pdf)
+        return None if figure is None else save(figure, out / f"{name}{suffix}", printed.formats)
 
 
 def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], Figure | None]]:
@@ -83,25 +85,25 @@ def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callabl
         "accuracy_time": lambda: accuracy_time(arms),
         "accuracy_modelled": lambda: accuracy_modelled(arms, bandwidths),
         "time_to_target": lambda: to_target(arms),
-        "pareto": lambda: pareto(arms),
-        "tradeoff": lambda: modelled(arms).get("tradeoff"),
+        "tradeoff": lambda: tradeoff(arms),
         "breakdown": lambda: breakdown(arms),
         "levels": lambda: level_maps(adaptive) if (adaptive := with_levels(arms)) else None,
         "norms": lambda: norms(arms),
         "variance": lambda: variance(arms),
+        "codebooks": lambda: codebooks(arms),
         "bits_bucket": lambda: bits_bucket(arms),
         "period": lambda: period(arms),
     }
 
 
-def draw_across(settings: Sequence[Sequence[Arm]], out: Path, pdf: bool = False) -> list[Path]:
+def draw_across(settings: Sequence[Sequence[Arm]], out: Path, printed: Print = AS_PNG) -> list[Path]:
     """Write the figures that compare settings; returns the PNG files.
 
     Args:
         settings: the arms of each setting.
         out: folder.
-        pdf: a PDF beside each.
+        printed: how.
     """
-    with mpl.rc_context(STYLE):
+    with styled(printed.paper):
         figure = workers(settings)
-        return [] if figure is None else [save(figure, out / "workers", pdf)]
+        return [] if figure is None else [save(figure, out / "workers", printed.formats)]

@@ -2,26 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from accordion_bench.advising.table import Advice, Regions, Row
 from accordion_bench.advising.verdict import SPOKEN
-from accordion_bench.advising.winners import BASELINES, HALF, Stretch, as_good, stretches
+from accordion_bench.advising.winners import BASELINES, DENSE, HALF, Stretch, as_good, stretches
 from accordion_bench.options.units import human_rate
-from accordion_bench.report.render.colours import BLACK, GREY, LINES, Look, looks_of
-from accordion_bench.report.render.figures.style import SMALL, STYLE, Sheet, entry, save
+from accordion_bench.report.render.figures.marks import entry
+from accordion_bench.report.render.figures.sheet import SMALL, Sheet
+from accordion_bench.report.render.figures.style import save, styled
+from accordion_bench.report.render.looks import BLACK, DASHES, GREY, Look, looks_of
 
 MOST = 8  # curves
 NEAR = 1.1  # times the fastest step: as close as a method must come somewhere to be drawn
 FAR = 100  # times computing alone: where curves leave the panel
 STRIP = 0.06  # of the panel's height: the bar that says who is fastest
+HALF_LOOK = Look(BLACK, "P", (0, DASHES[1]))  # dense bf16
 NARROW = 0.03  # of the axis: too narrow for a letter
 NOTE = (
     "Modelled, not measured. Letters and shades: who is fastest, gains below 2 % and within noise not counted; "
@@ -31,12 +32,10 @@ NOTE = (
 
 def draw_advice(advice: Advice, out: Path) -> list[Path]:
     """Both figures as PNG and PDF; returns the PNG files."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(STYLE):
+    with styled():
         return [
-            save(over_bandwidth(advice), out / "step_over_bandwidth", pdf=True),
-            save(over_workers(advice), out / "step_over_workers", pdf=True),
+            save(over_bandwidth(advice), out / "step_over_bandwidth", ("pdf",)),
+            save(over_workers(advice), out / "step_over_workers", ("pdf",)),
         ]
 
 
@@ -74,7 +73,7 @@ class _Panel:
         self.advice, self.regions, self.found, self.show = advice, regions, found, show
         self.rows = drawn(advice, regions, found)
         self.looks = dict(zip([row.method for row in self.rows], _looks(self.rows), strict=True))
-        self.sheet = Sheet(1, height=2.4)
+        self.sheet = Sheet(1, height=3.0)
         self.axes: Axes = self.sheet.panels[0]
         self.high = self._highest()
         self.unit = ("s", 1.0) if self.high >= 10 else ("ms", 1e3)
@@ -162,7 +161,7 @@ class _Panel:
             if row.method in where:
                 label += f" ({', '.join(where[row.method])})"
             named.append(entry(self.looks[row.method], label))
-        return self.sheet.finish(title, f"{NOTE}{note}.", named)
+        return self.sheet.finish(f"{title}. {NOTE}{note}.", named)
 
 
 def letters(found: Sequence[Stretch]) -> list[str]:
@@ -192,24 +191,9 @@ def _distance(advice: Advice, regions: Regions, row: Row) -> float:
 
 
 def _looks(rows: Sequence[Row]) -> list[Look]:
-    """As in every other figure, by method and level; dense bf16 in black, local methods with long dashes."""
-    found = looks_of([(row.method, _config(row)) for row in rows])
-    own = {HALF: Look(BLACK, "P", "--")}
-    own |= {row.method: replace(look, line=LINES[-1]) for row, look in zip(rows, found, strict=True) if row.local}
-    return [own.get(row.method, look) for row, look in zip(rows, found, strict=True)]
-
-
-def _config(row: Row) -> dict[str, Any]:
-    """The configuration that its overrides stand for, as far as looks go."""
-    config: dict[str, Any] = {"choices": {"compressor": "none", "sync": "every_step"}, "compressor": {}, "sync": {}}
-    for override in row.overrides:
-        key, _, value = override.partition("=")
-        group, dot, option = key.partition(".")
-        if not dot:
-            config["choices"][group] = value
-        elif group in ("compressor", "sync"):
-            config[group][option] = yaml.safe_load(value)
-    return config
+    """As in every other figure; dense bf16 is black, too."""
+    found = looks_of([(row.method, row.method, row.method == DENSE) for row in rows])
+    return [HALF_LOOK if row.method == HALF else look for row, look in zip(rows, found, strict=True)]
 
 
 def _every_step(advice: Advice) -> list[Row]:

@@ -12,96 +12,85 @@ from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.timed import communicates, is_ddp
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.figures.forest import name, named_width
 from accordion_bench.report.render.figures.norms import critical_share
+from accordion_bench.report.render.figures.rows import name, name_rows, sheet_of_rows
 from accordion_bench.report.render.figures.series import seeds
-from accordion_bench.report.render.figures.style import Sheet
+from accordion_bench.report.render.figures.sheet import SMALL
 
 # Tol's light colours (2021) and a purple: these are no methods; neighbours are apart under colour blindness
-PARTS = {
+STEP = {
     "data": "#DDDDDD",
     "compute": "#77AADD",
-    "compute and exchange": "#77AADD",
-    "exchange not hidden": "#EE8866",
+    "compute and exchange, not told apart": "#77AADD",
+    "waiting for the exchange": "#EE8866",
     "update": "#44BB99",
     "policy": "#444444",
-    "encode": "#EEDD88",
-    "communication": "#EE8866",
-    "decode": "#AA4499",
 }
-HATCHES = {"exchange not hidden": "////", "compute and exchange": "////"}
-BESIDE = ("encode", "communication", "decode")  # while the other parts go on
-COLUMNS = {"exchange not hidden": "exposed", "communication": "comm"}  # of other names
+EXCHANGE = {"encode": "#EEDD88", "communication": "#997700", "decode": "#AA4499"}
+PARTS = STEP | EXCHANGE
+DDP = "compute and exchange, not told apart"
+HATCHES = {DDP: "////"}
+COLUMNS = {"waiting for the exchange": "exposed", "communication": "comm"}  # of other names
 
 
 class Bar(NamedTuple):
-    """One row: seconds of a step by part."""
+    """One row: seconds of a step by part; `exchange`: whether its own parts were measured."""
 
     name: str
     parts: dict[str, float]
+    exchange: bool
 
 
 def breakdown(arms: Sequence[Arm]) -> Figure | None:
-    """Milliseconds of a step as stacked bars; below them, thin, what the exchange did at the same time.
+    """Milliseconds of a step as stacked bars; beside it the exchange's own parts, which may go on at the same time.
 
     Arms whose policy distinguishes critical regimes have a bar for each regime, too; loops of somebody's own whose rows
     do not tell their times have none.
     """
     arms = [arm for arm in arms if not arm.attached or arm.runs[0].rows[-1].get("compute_seconds") is not None]
     rows = [bar for arm in arms for bar in bars(arm)]
-    if not any(sum(own.values()) for _, own in rows) or not all(
+    if not any(sum(bar.parts.values()) for bar in rows) or not all(
         "compute_seconds" in arm.runs[0].rows[-1] for arm in arms
     ):
         return None
-    names = [text for text, _ in rows]
-    beside = any(own[part] for _, own in rows for part in BESIDE)
-    rows_of_text = sum(text.count("\n") + 1 for text in names)
-    sheet = Sheet(1, height=max((0.24 if beside else 0.19) * rows_of_text + 0.1, 0.6), width=named_width(names))
-    (axes,) = sheet.panels
-    used = [part for part in PARTS if any(own[part] for _, own in rows)]
-    places = np.arange(len(rows))
-    in_step = [part for part in used if part not in BESIDE]
-    if beside:  # room for a thin bar below each
-        _stack(axes, rows, in_step, places - 0.13, 0.5)
-        _stack(axes, rows, [part for part in used if part in BESIDE], places + 0.27, 0.2)
-    else:
-        _stack(axes, rows, in_step, places, 0.72)
-    axes.set_yticks(places, names)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylabel("method")
-    axes.set_xlabel("time of a step [ms]")
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
+    beside = any(bar.exchange for bar in rows)
+    names = [bar.name for bar in rows]
+    sheet = sheet_of_rows(names, 2 if beside else 1)
+    shared = any(not arm.attached and not communicates(arm) for arm in arms)
+    _stack(sheet.panels[0], rows, STEP)
+    sheet.panels[0].set_xlabel("step of all workers [ms]" if shared and not beside else "step [ms]")
+    for axes in sheet.panels[1:]:
+        _stack(axes, rows, EXCHANGE)
+        axes.set_xlabel("its exchange [ms]")
+        for y, bar in enumerate(rows):
+            if not bar.exchange:
+                axes.annotate("not measured", (0, y), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)
+    if len(sheet.panels) == 2 and sheet.columns == 2:
+        sheet.panels[1].tick_params(labelleft=False)
+        sheet.panels[1].set_ylabel("")
+    note = f"{heading(arms[0])}; {seeds(arms)}; mean over the steps after step 1, and over the seeds."
+    used = [part for part in PARTS if any(bar.parts[part] for bar in rows)]
     handles = [Patch(facecolor=PARTS[p], edgecolor="white", hatch=HATCHES.get(p), label=p) for p in used]
-    return sheet.finish(heading(arms[0]), f"{seeds(arms)}; {_told(arms, rows, beside)}.", handles)
+    return sheet.finish(note, handles)
 
 
-def _stack(axes: Axes, rows: Sequence[Bar], parts: Sequence[str], places: Any, height: float) -> None:
+def _stack(axes: Axes, rows: Sequence[Bar], colours: dict[str, str]) -> None:
+    """One bar per row: these parts, one after the other."""
     start = np.zeros(len(rows))
-    for part in parts:
-        lengths = np.array([1000 * own[part] for _, own in rows])
-        style: dict[str, Any] = {"color": PARTS[part], "edgecolor": "white", "linewidth": 0.5}
-        axes.barh(places, lengths, left=start, height=height, hatch=HATCHES.get(part), **style)
+    for part, colour in colours.items():
+        lengths = np.array([1000 * bar.parts[part] for bar in rows])
+        bar: dict[str, Any] = {"color": colour, "edgecolor": "white", "linewidth": 0.5, "hatch": HATCHES.get(part)}
+        axes.barh(np.arange(len(rows)), lengths, left=start, height=0.72, **bar)
         start += lengths
-
-
-def _told(arms: Sequence[Arm], rows: Sequence[Bar], beside: bool) -> str:
-    told = "mean over the steps after step 1, and over the seeds"
-    if beside:
-        told += "; thin: what the exchange has done, hidden by the backward pass or not"
-    if any(not arm.attached and not communicates(arm) for arm in arms):
-        told += "; workers share a process: all of them are in a step, and no communication"
-    if any(is_ddp(arm.config) for arm in arms):
-        told += "; DDP waits inside the backward pass, so that its exchange cannot be told from computation"
-    if len(rows) > len(arms):
-        told += "; critical: a policy took most layers as critical"
-    return told
+    name_rows(axes, [bar.name for bar in rows])
+    axes.set_xlim(0, 1.04 * (start.max() or 1.0))
+    axes.set_ylabel("method")
 
 
 def bars(arm: Arm) -> list[Bar]:
     """The arm as a whole; then each regime, where its policy distinguishes two and both have occurred."""
-    found = [Bar(name(arm), parts(arm))]
+    measured = any(run.rows[-1].get("comm_seconds") is not None for run in arm.runs)
+    found = [Bar(name(arm), parts(arm), measured)]
     shares = [critical_share(run) for run in arm.runs]
     critical = [None if share is None else {e for e, part in enumerate(share) if part > 0.5} for share in shares]
     for text, inside in (("critical epochs", True), ("other epochs", False)):
@@ -111,7 +100,7 @@ def bars(arm: Arm) -> list[Bar]:
             if epochs is not None and 0 < len(epochs) < len(run.rows)
         ]
         if chosen:
-            found.append(Bar(f"… {text}", _mean([split(run, epochs) for run, epochs in chosen])))
+            found.append(Bar(f"… {text}", _mean([split(run, epochs) for run, epochs in chosen]), measured))
     return found
 
 
@@ -129,10 +118,10 @@ def split(run: Run, epochs: Collection[int]) -> dict[str, float]:
         steps += (row.get("step") or 0) - (before.get("step") or 1)
         for part in PARTS:
             key = f"{COLUMNS.get(part, part)}_seconds"
-            if part not in BESIDE or measured:
+            if part in STEP or measured:
                 found[part] += (row.get(key) or 0.0) - (before.get(key) or 0.0)
     if ddp:
-        found["compute and exchange"], found["compute"] = found["compute"], 0.0
+        found[DDP], found["compute"] = found["compute"], 0.0
     return {part: spent / max(steps, 1) for part, spent in found.items()}
 
 

@@ -11,22 +11,24 @@ from matplotlib.figure import Figure
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.render.captions import heading, without_bytes
-from accordion_bench.report.render.colours import Look, looks
+from accordion_bench.report.render.figures.limits import apart, curve_limits
+from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, entry, interval_bar, metric_label
 from accordion_bench.report.render.figures.series import (
     Array,
     column,
     ends,
     interval,
     metric_of,
-    score_limits,
     scores,
     seeds,
     several,
+    shown_end,
 )
-from accordion_bench.report.render.figures.style import Sheet, bytes_axis, entry, interval_bar, metric_label
+from accordion_bench.report.render.figures.sheet import Sheet
+from accordion_bench.report.render.looks import Look, looks
 
 TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
-IN_A_PANEL = 7  # of that many, besides dense
+MARKS = 4  # small markers on a curve
 EPOCHS = "training [epochs]"
 PAYLOAD = "payload of a worker [bytes, log scale]"
 WIRE = "sent by a worker's link [bytes, log scale]"
@@ -60,52 +62,51 @@ def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
 
 def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bool = True) -> Figure | None:
     """One panel, or several with dense in each where there are many arms."""
-    shown = [pair for pair in _drawn(arms) if "bytes" not in label or pair[0].sends()]
+    shown = [pair for pair in zip(arms, looks(arms), strict=True) if "bytes" not in label or pair[0].sends()]
     if not shown or too_short(arms):
         return None
     parts = panes(shown)
-    sheet = Sheet(len(parts), height=2.1)
+    sheet = Sheet(len(parts))
     limits, xs = limits_of(shown), {arm.label: x(arm) for arm, _ in shown}
     for axes, part in zip(sheet.panels, parts, strict=True):
-        curves(axes, part, xs, limits, bars)
-        axes.set_xlabel(label)
         if "bytes" in label:
             sent_axis(axes, shown, xs, limits)
+        curves(axes, part, xs, limits, bars)
+        axes.set_xlabel(label)
     note = footnote(arms, bars) + (without_bytes(arms) if "bytes" in label else "")
-    return sheet.finish(heading(arms[0]), note, handles(shown))
+    return sheet.finish(f"{heading(arms[0])}; {note}", handles(shown))
 
 
 def curves(
-    axes: Axes,
-    shown: Sequence[Drawn],
-    costs: Mapping[str, Array],
-    limits: tuple[float, float] | None = None,
-    bars: bool = True,
+    axes: Axes, shown: Sequence[Drawn], costs: Mapping[str, Array], limits: tuple[float, float], bars: bool = True
 ) -> None:
     """One curve per arm: mean over the seeds epoch by epoch, band = their range, marker = end with 95 % t-interval.
+
+    Dense lies below all others, whose dashes let what is below them show through.
 
     Args:
         axes: to draw on.
         shown: arms with their looks.
         costs: by label, an arm's values [seeds, epochs] on the other axis.
-        limits: of the metric's axis; None = those of the arms.
+        limits: of the metric's axis.
         bars: whether intervals are drawn.
     """
-    arms = [arm for arm, _ in shown]
+    axes.set_ylim(limits)
     for i, (arm, look) in enumerate(shown):
         xs, ys = costs[arm.label].mean(axis=0), scores(arm)
         mean, last = ys.mean(axis=0), ends(arm)
-        every = max(len(xs) // 4, 1)
-        some = {**look.point, "linestyle": look.line, "markevery": (i * every // len(shown), every), "markersize": 3}
-        axes.plot(xs, mean, zorder=2, **some)
+        every = max(len(xs) // MARKS, 1)
+        axes.plot(xs, mean, color=look.colour, linestyle=look.line, zorder=2 if arm.dense else 3, gid="curve")
+        some = {**look.point, "markevery": (i * every // len(shown), every), "markersize": 3.5}
+        axes.plot(xs, mean, zorder=4, **some)
         if arm.n > 1:
             low, high = ys.min(axis=0), ys.max(axis=0)
             axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
+        x, y = float(xs[-1]), float(np.mean(last))
         if bars:
-            interval_bar(axes, xs[-1], float(np.mean(last)), interval(last), color=look.colour, zorder=3)
-        axes.plot(xs[-1:], [np.mean(last)], zorder=4, **look.point)
-    axes.set_ylim(limits or limits_of(shown))
-    axes.set_ylabel(metric_label(metric_of(arms)))
+            interval_bar(axes, x, y, interval(last), look.colour)
+        end_marker(axes, x, y, look, shown_end(arm))
+    axes.set_ylabel(metric_label(metric_of([arm for arm, _ in shown])))
     axes.grid()
 
 
@@ -122,38 +123,40 @@ def sent_axis(axes: Axes, shown: Sequence[Drawn], costs: Mapping[str, Array], li
 
 
 def limits_of(shown: Sequence[Drawn]) -> tuple[float, float]:
-    """(bottom, top) of the metric's axis for these arms."""
+    """(low, high) of the metric's axis for these arms."""
     arms = [arm for arm, _ in shown]
-    return score_limits(arms, [scores(arm).mean(axis=0) for arm in arms])
+    return curve_limits(arms, [scores(arm).mean(axis=0) for arm in arms])
 
 
 def panes(shown: Sequence[Drawn]) -> list[list[Drawn]]:
-    """Arms by panel: all in one, or a few in each with dense ones in all; arms of one colour stay together."""
+    """Arms by panel: all in one, or a few in each, of one colour each, with dense ones in all."""
     if len(shown) <= TOGETHER:
         return [list(shown)]
-    dense = [pair for pair in shown if pair[0].dense]
-    colours = list(dict.fromkeys(look.colour for _, look in shown))
-    rest = sorted((pair for pair in shown if not pair[0].dense), key=lambda pair: colours.index(pair[1].colour))
-    size = math.ceil(len(rest) / math.ceil(len(rest) / IN_A_PANEL))
-    return [dense + rest[i : i + size] for i in range(0, len(rest), size)]
+    dense = [pair for pair in shown if pair[0].dense][: TOGETHER // 2]
+    rest = [pair for pair in shown if pair not in dense]
+    most = len(dense) + math.ceil(len(rest) / math.ceil(len(rest) / (TOGETHER - len(dense))))
+    found: list[list[Drawn]] = []
+    for arm, look in rest:
+        room = (pane for pane in found if len(pane) < most and look.colour not in {other.colour for _, other in pane})
+        pane = next(room, None)
+        if pane is None:
+            found.append(pane := [*dense])
+        pane.append((arm, look))
+    return found
 
 
 def handles(shown: Sequence[Drawn], line: bool = True) -> list[Any]:
     """The legend: every arm with the metric after its last epoch."""
-    show = metric_of([arm for arm, _ in shown]).show
-    return [entry(look, f"{arm.label}: {show(arm.mean('metric'))}", line) for arm, look in shown]
+    return [entry(look, f"{arm.label}: {shown_end(arm)}", line) for arm, look in shown]
 
 
 def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
     """Seeds, and what lines, bands and markers are."""
-    lines = "lines: mean over the seeds; bands: their range" if several(arms) else "no intervals"
+    lines = "; lines: mean over the seeds; bands: their range" if several(arms) else ""
     if several(arms) and bars:
-        lines += "; bars: Student's 95 % t-interval"
-    return f"{seeds(arms)}; {lines}; large markers: after the last epoch; early epochs may be cut off."
-
-
-def _drawn(arms: Sequence[Arm]) -> list[Drawn]:
-    return list(zip(arms, looks(arms), strict=True))
+        lines += "; bars: Student's 95 % t-interval, arrows: it goes on outside"
+    cut = "; early epochs are cut off" if apart(arms) else ""
+    return f"{seeds(arms)}{lines}; large markers: after the last epoch{cut}."
 
 
 def too_short(arms: Sequence[Arm]) -> bool:

@@ -9,9 +9,12 @@ from matplotlib.figure import Figure
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.show import show_bytes
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.colours import looks
-from accordion_bench.report.render.figures.series import ends, interval, metric_of, seeds, several
-from accordion_bench.report.render.figures.style import PANEL, Sheet, interval_bar, lines, metric_label
+from accordion_bench.report.render.figures.limits import end_limits
+from accordion_bench.report.render.figures.marks import end_marker, interval_bar, metric_label
+from accordion_bench.report.render.figures.points import points_note
+from accordion_bench.report.render.figures.rows import name, name_rows, sheet_of_rows
+from accordion_bench.report.render.figures.series import ends, interval, metric_of, shown_end
+from accordion_bench.report.render.looks import looks
 
 
 def forest(arms: Sequence[Arm]) -> Figure:
@@ -21,39 +24,24 @@ def forest(arms: Sequence[Arm]) -> Figure:
     """
     rows = sorted(zip(arms, looks(arms), strict=True), key=lambda row: _bytes(row[0]))
     names = [f"{name(arm)}   {show_bytes(arm.mean('payload_bytes')):>8}" for arm, _ in rows]
-    rows_of_text = sum(text.count("\n") + 1 for text in names)
-    sheet = Sheet(1, height=max(0.17 * rows_of_text + 0.1, 1.2), width=named_width(names))
+    sheet = sheet_of_rows(names)
     (axes,) = sheet.panels
+    name_rows(axes, names)
+    axes.set_xlim(end_limits(arms))
     for y, (arm, look) in enumerate(rows):
-        last, error = ends(arm), interval(ends(arm))
-        mean = float(np.mean(last))
-        interval_bar(axes, mean, y, error, across=True, color=look.colour, zorder=2)
-        axes.plot([mean], [y], zorder=3, **look.point)
+        mean, half = float(np.mean(ends(arm))), interval(ends(arm))
+        interval_bar(axes, mean, y, half, look.colour, across=True)
+        end_marker(axes, mean, y, look, shown_end(arm), across=True)
         if arm.dense:
             axes.axvline(mean, color="black", linewidth=0.6, zorder=1)
-            axes.axvspan(mean - (error or 0), mean + (error or 0), color="black", alpha=0.07, linewidth=0, zorder=0)
-    axes.set_yticks(range(len(rows)), names)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+            axes.axvspan(mean - (half or 0), mean + (half or 0), color="black", alpha=0.07, linewidth=0, zorder=0)
     axes.set_ylabel("method and payload")
     axes.set_xlabel(metric_label(metric_of(arms)))
-    axes.grid(axis="x")
     dense = "; line and band: dense" if any(arm.dense for arm in arms) else ""
-    bars = "; bars: Student's 95 % t-interval" if several(arms) else ""
-    return sheet.finish(heading(arms[0]), f"{seeds(arms)}; after the last epoch{bars}{dense}.")
+    return sheet.finish(f"{heading(arms[0])}; {points_note(arms)}{dense}.")
 
 
 def _bytes(arm: Arm) -> float:
     """By which rows are sorted: what is not counted at the end."""
     payload = arm.mean("payload_bytes")
     return math.inf if math.isnan(payload) else payload
-
-
-def name(arm: Arm) -> str:
-    """A label as the name of a row: long ones in two lines."""
-    return "\n".join(lines(arm.label, 60))
-
-
-def named_width(names: Sequence[str]) -> float:
-    """The width in inches of a panel whose rows have these names."""
-    longest = max(len(line) for text in names for line in text.splitlines())
-    return min(2 * PANEL, max(PANEL, 2.2 + 0.057 * longest))

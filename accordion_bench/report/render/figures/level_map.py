@@ -161,7 +161,7 @@ def level_map(axes: Axes, arm: Arm) -> tuple[list[Any], str]:
     axes.set_xlabel("training [epochs]")
     axes.set_ylabel("layer")
     handles = _handles(run, colours, [level for level in used if dense[level]], bool(decided))
-    return handles, f"{arm.label}: level of each layer, seed {run.seed}"
+    return handles, arm.label
 
 
 def _colours(run: Run, used: list[float]) -> dict[float, Any]:

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from accordion_bench.options.units import human_rate
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.other_links import modelled_seconds
 from accordion_bench.report.render.captions import heading, hidden, without_bytes
-from accordion_bench.report.render.colours import looks
 from accordion_bench.report.render.figures.curves import TOGETHER, curves, footnote, handles, limits_of, too_short
 from accordion_bench.report.render.figures.points import points, points_note, time_axis
-from accordion_bench.report.render.figures.style import Sheet
+from accordion_bench.report.render.figures.sheet import Sheet
+from accordion_bench.report.render.looks import looks
 
 
 def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figure | None:
@@ -26,21 +27,21 @@ def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figur
     shown = [pair for pair in sending if np.isfinite(times[pair[0].label]).all()]
     if len(shown) < 2 or too_short(arms):
         return None
-    sheet = Sheet(len(bandwidths), height=2.0)
-    limits, many, at_edge = limits_of(shown), len(shown) > TOGETHER, False
+    sheet = Sheet(len(bandwidths))
+    limits, many = limits_of(shown), len(shown) > TOGETHER
     for i, (axes, bandwidth) in enumerate(zip(sheet.panels, bandwidths, strict=True)):
         of = {arm.label: times[arm.label][i] for arm, _ in shown}
         costs = [of[arm.label][:, -1].tolist() for arm, _ in shown]
+        time_axis(axes, costs)
         if many:
-            at_edge = points(axes, shown, costs)
+            points(axes, shown, costs)
         else:
             curves(axes, shown, of, limits)
-        time_axis(axes, costs)
-        sheet.titles[axes] = f"{bandwidth / 1e9:g} Gbit/s"
+        sheet.titles[axes] = human_rate(bandwidth)
     latencies = sorted({f"{arm.config['network']['latency'] * 1e6:g}" for arm, _ in shown})
-    told = (
-        "Modelled, not measured: measured computation of one worker + 8 x wire bytes / bandwidth + rounds x "
-        f"{' or '.join(latencies)} µs, {hidden([arm for arm, _ in shown])}; "
-        f"{points_note(arms, at_edge=at_edge) + '.' if many else footnote(arms)}"
+    note = (
+        f"{heading(arms[0])}; {points_note(arms) + '.' if many else footnote(arms)} Modelled, not measured: measured "
+        f"computation of one worker + 8 x wire bytes / bandwidth + rounds x {' or '.join(latencies)} µs, "
+        f"{hidden([arm for arm, _ in shown])}.{without_bytes(arms)}"
     )
-    return sheet.finish(heading(arms[0]), told + without_bytes(arms), handles(shown, not many))
+    return sheet.finish(note, handles(shown, not many))

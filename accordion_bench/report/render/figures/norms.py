@@ -16,7 +16,8 @@ from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.level_map import shown
 from accordion_bench.report.render.figures.levels import MAPS
-from accordion_bench.report.render.figures.style import Sheet, log_axis
+from accordion_bench.report.render.figures.marks import log_axis
+from accordion_bench.report.render.figures.sheet import Sheet
 
 SHADE = "#E69F00"
 NAMED = 8  # layers up to which each one stands in the legend
@@ -29,15 +30,14 @@ def norms(arms: Sequence[Arm]) -> Figure | None:
     shown = adaptive + [arm for arm in known if arm.dense] if adaptive else known
     if not shown:
         return None
-    sheet = Sheet(min(len(shown), MAPS), height=1.9)
+    sheet = Sheet(min(len(shown), MAPS))
     for axes, arm in zip(sheet.panels, shown, strict=False):
         sheet.legends[axes] = _panel(axes, arm)
         sheet.titles[axes] = arm.label
     left_out = f" {len(shown) - MAPS} more arms have norms, too." if len(shown) > MAPS else ""
     return sheet.finish(
-        heading(arms[0]),
-        "Norm of worker 0's gradients, or what the policy looks at, summed over an epoch; one seed. Shaded: critical "
-        f"regimes, the darker the more layers are in one.{left_out}",
+        f"{heading(arms[0])}; one seed of each arm. Norm of worker 0's gradients, or what the policy looks at, summed "
+        f"over an epoch. Shaded: critical regimes, the darker the more layers are in one.{left_out}"
     )
 
 

@@ -1,69 +1,50 @@
 """Where arms end: one marker each."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.render.colours import Look
-from accordion_bench.report.render.figures.series import ends, floor, interval, metric_of, seeds, several
-from accordion_bench.report.render.figures.style import SMALL, bytes_axis, interval_bar, metric_label
+from accordion_bench.report.render.figures.limits import end_limits
+from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, interval_bar, metric_label, sizes
+from accordion_bench.report.render.figures.series import ends, interval, metric_of, seeds, several, shown_end
+from accordion_bench.report.render.looks import Look
 
 BYTES = "sent by a worker's link [bytes, log scale]"
+PALE = 0.3  # opacity of an arm that another one beats
 
 
 def points(
-    axes: Axes,
-    shown: Sequence[tuple[Arm, Look]],
-    costs: Sequence[Sequence[float]],
-    bars: bool = True,
-    on_front: Collection[int] | None = None,
-) -> bool:
-    """One marker per arm at its mean cost and its metric after the last epoch.
+    axes: Axes, shown: Sequence[tuple[Arm, Look]], costs: Sequence[Sequence[float]], pale: Collection[int] = ()
+) -> None:
+    """One marker per arm at its mean cost and its metric after the last epoch, with both intervals.
 
     Args:
-        axes: to draw on.
+        axes: to draw on; the limits of the costs are final.
         shown: arms with their looks.
         costs: of each arm, one per seed.
-        bars: whether intervals are drawn.
-        on_front: numbers of the arms that are not pale; None = all.
-
-    Returns:
-        whether an arm is too bad for its place, and drawn at the edge with its number.
+        pale: numbers of the arms that are drawn pale.
     """
     arms = [arm for arm, _ in shown]
-    of, arrow = metric_of(arms), worse(arms)
-    means = [float(np.mean(ends(arm))) for arm in arms]
-    best = max(means) if of.higher_is_better else min(means)
-    worst, highest = floor(of, best), max(float(np.mean(own)) for own in costs)
-    for i, (arm, look) in enumerate(shown):
-        at, y = float(np.mean(costs[i])), means[i]
-        errors = [interval(ends(arm)), interval(costs[i])]
-        if of.better(worst, y):
-            number = f"{y:.0f} %" if of.percent else f"{y:.3g}"
-            right = at < 0.6 * highest  # there is room
-            place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "ha": "left" if right else "right"}
-            axes.annotate(f"{arrow} {number}", (at, worst), (5 if right else -5, 0), fontsize=SMALL, **place)
-            y, errors = worst, []
-        for across, half in enumerate(errors if bars else ()):
-            interval_bar(axes, at, y, half, across=bool(across), color=look.colour, alpha=0.6, zorder=2)
-        axes.plot([at], [y], zorder=3, alpha=1.0 if on_front is None or i in on_front else 0.35, **look.point)
-    bottom, top = axes.get_ylim()
-    if of.percent:
-        axes.set_ylim(max(bottom, worst - 1), min(top, 100.5))
-    elif not of.higher_is_better:
-        axes.set_ylim(max(bottom, 0), min(top, 1.02 * worst))
-    axes.set_ylabel(metric_label(of))
+    axes.set_ylim(end_limits(arms))
+    for i, ((arm, look), size) in enumerate(zip(shown, sizes(len(shown)), strict=True)):
+        before = len(axes.lines)
+        x, y = float(np.mean(costs[i])), float(np.mean(ends(arm)))
+        interval_bar(axes, x, y, interval(ends(arm)), look.colour)
+        interval_bar(axes, x, y, interval(costs[i]), look.colour, across=True)
+        end_marker(axes, x, y, look, shown_end(arm), size=size)
+        for line in axes.lines[before:]:
+            line.set_alpha(PALE if i in pale else None)
+    axes.set_ylabel(metric_label(metric_of(arms)))
     axes.grid()
-    return any(of.better(worst, mean) for mean in means)
 
 
 def sent_axis(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
     """Bytes, from the fewest to the most."""
     means = [float(np.mean(of)) for of in costs]
     bytes_axis(axes, min(means), max(means))
+    axes.set_xlim(min(means) / 1.3, max(means) * 1.3)
     axes.set_xlabel(BYTES)
 
 
@@ -73,17 +54,7 @@ def time_axis(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
     axes.set_xlabel("modelled time [s]")
 
 
-def worse(arms: Sequence[Arm]) -> str:
-    """An arrow to where worse arms are."""
-    return "↓" if metric_of(arms).higher_is_better else "↑"
-
-
-def points_note(arms: Sequence[Arm], bars: bool = True, at_edge: bool = False) -> str:
-    """Seeds, and what markers, bars and arrows are."""
-    text = f"{seeds(arms)}; after the last epoch"
-    if bars and several(arms):
-        text += "; bars: Student's 95 % t-interval"
-    if at_edge:
-        arrow = worse(arms)
-        text += f"; {arrow}: further {'down' if arrow == '↓' else 'up'}, at this number"
-    return text
+def points_note(arms: Sequence[Arm]) -> str:
+    """Seeds, and what markers and bars are."""
+    bars = "; bars: Student's 95 % t-interval, arrows: it goes on outside" if several(arms) else ""
+    return f"{seeds(arms)}; after the last epoch{bars}"

@@ -1,7 +1,8 @@
 """The metric along one option: bits, bucket size, period H, number of workers."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,9 +11,12 @@ from matplotlib.figure import Figure
 from accordion_bench.methods.labels import drives, label, policies_of
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.colours import is_number, looks
-from accordion_bench.report.render.figures.series import ends, interval, metric_of, seeds, several
-from accordion_bench.report.render.figures.style import Sheet, entry, interval_bar, metric_label, numbered
+from accordion_bench.report.render.figures.limits import end_limits
+from accordion_bench.report.render.figures.marks import end_marker, entry, interval_bar, metric_label, numbered
+from accordion_bench.report.render.figures.points import points_note
+from accordion_bench.report.render.figures.series import ends, interval, metric_of, shown_end
+from accordion_bench.report.render.figures.sheet import Sheet
+from accordion_bench.report.render.looks import Look, looks
 
 BITS, BUCKET, PERIOD = "compressor.bits", "compressor.bucket_size", "sync.period"
 AXES = {
@@ -80,53 +84,44 @@ def _figure(arms: Sequence[Arm], swept: dict[str, list[Line]]) -> Figure | None:
     shown = {key: lines for key, lines in swept.items() if any(len(points) > 1 for _, points in lines)}
     if not shown:
         return None
-    sheet = Sheet(len(shown), height=2.1)
-    dense = [arm for arm in arms if arm.dense][:1]
+    sheet = Sheet(len(shown))
+    dense, of = (
+        [arm for arm in arms if arm.dense][:1],
+        {arm.label: look for arm, look in zip(arms, looks(arms), strict=True)},
+    )
     for axes, (key, lines) in zip(sheet.panels, shown.items(), strict=True):
-        handles = draw(axes, lines, key)
-        for arm in dense:
-            _dense(axes, arm)
-            handles.append(entry(looks(dense)[0], arm.label))
-        sheet.legends[axes] = handles
-    return sheet.finish(heading(arms[0]), note(arms, bool(dense)))
+        sheet.legends[axes] = draw(axes, lines, key, [of[points[0][1].label] for _, points in lines], dense)
+    band = "; black line and band: dense" if dense else ""
+    return sheet.finish(f"{heading(arms[0])}; {points_note(arms)}{band}.")
 
 
-def draw(axes: Axes, lines: Sequence[Line], key: str) -> list[Any]:
-    """One line for each method; returns the entries of the legend."""
-    first = [points[0][1] for _, points in lines]
+def draw(axes: Axes, lines: Sequence[Line], key: str, of_lines: Sequence[Look], dense: Sequence[Arm] = ()) -> list[Any]:
+    """One line for each method, and one across for dense; returns the entries of the legend."""
+    shown = [arm for _, points in lines for _, arm in points]
     values = sorted({_place(value, points) for _, points in lines for value, _ in points})
-    shifts = np.geomspace(1 / BESIDE, BESIDE, len(lines)) if len(lines) > 1 else [1.0]
-    for (_, points), look, aside in zip(lines, looks(first), shifts, strict=True):
-        xs, ys = [_place(value, points) for value, _ in points], [ends(arm) for _, arm in points]
-        xs, means = [x * aside for x in xs], [float(np.mean(y)) for y in ys]
-        for x, mean, y in zip(xs, means, ys, strict=True):
-            interval_bar(axes, x, mean, interval(y), color=look.colour, zorder=2)
-        axes.plot(xs, means, zorder=3, **{**look.point, "linestyle": look.line})
     whole = {_place(value, points) for _, points in lines for value, _ in points if value == WHOLE}
     numbered(axes, values, [WHOLE if value in whole else f"{value:g}" for value in values])
+    axes.set_ylim(end_limits([*shown, *dense]))
+    shifts = np.geomspace(1 / BESIDE, BESIDE, len(lines)) if len(lines) > 1 else [1.0]
+    for (_, points), look, aside in zip(lines, of_lines, shifts, strict=True):
+        xs, means = [_place(value, points) * aside for value, _ in points], [float(np.mean(ends(a))) for _, a in points]
+        axes.plot(xs, means, color=look.colour, linestyle=look.line, zorder=3, gid="curve")
+        for x, mean, (_, arm) in zip(xs, means, points, strict=True):
+            interval_bar(axes, x, mean, interval(ends(arm)), look.colour)
+            end_marker(axes, x, mean, look, shown_end(arm))
+    for arm in dense:
+        _dense(axes, arm)
     axes.set_xlabel(AXES[key])
-    of, (bottom, top) = metric_of(first), axes.get_ylim()
-    if of.percent:
-        axes.set_ylim(max(bottom, 0), min(top, 100.5))
-    axes.set_ylabel(metric_label(of))
+    axes.set_ylabel(metric_label(metric_of(shown)))
     axes.grid()
-    return [entry(look, name) for (name, _), look in zip(lines, looks(first), strict=True)]
+    entries = [entry(look, name) for (name, _), look in zip(lines, of_lines, strict=True)]
+    return entries + [entry(look, arm.label) for arm, look in zip(dense, looks(dense), strict=True)]
 
 
 def _dense(axes: Axes, arm: Arm) -> None:
     mean, half = float(np.mean(ends(arm))), interval(ends(arm)) or 0.0
-    (bottom, top), of = axes.get_ylim(), metric_of([arm])
     axes.axhline(mean, color="black", linewidth=0.8, zorder=1)
     axes.axhspan(mean - half, mean + half, color="black", alpha=0.07, linewidth=0, zorder=0)
-    bottom, top = min(bottom, mean - 1.1 * half), max(top, mean + 1.1 * half)
-    axes.set_ylim(bottom, min(top, 100.5) if of.percent else top)
-
-
-def note(arms: Sequence[Arm], band: bool = True) -> str:
-    """Small print of a sweep."""
-    bars = "; bars: Student's 95 % t-interval" if several(arms) else ""
-    dense = "; band: dense" if band else ""
-    return f"{seeds(arms)}; after the last epoch{bars}{dense}."
 
 
 def _driven(arm: Arm, what: str) -> bool:
@@ -142,3 +137,8 @@ def _shown(value: Any) -> str:
     if value is None:
         return WHOLE
     return f"{value:g}" if is_number(value) else str(value)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether an option is a number: not a word, nor absent, nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

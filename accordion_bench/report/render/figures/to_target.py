@@ -7,45 +7,56 @@ from matplotlib.figure import Figure
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.target import clock_of, mean, reached, target_of
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.colours import looks
-from accordion_bench.report.render.figures.forest import name, named_width
+from accordion_bench.report.render.figures.marks import interval_bar
+from accordion_bench.report.render.figures.rows import name, name_rows, sheet_of_rows
 from accordion_bench.report.render.figures.series import interval, seeds, several
-from accordion_bench.report.render.figures.style import SMALL, Sheet, interval_bar
+from accordion_bench.report.render.figures.sheet import SMALL
+from accordion_bench.report.render.looks import looks
 from accordion_bench.runs.metrics import metric
+
+ROOM = 1.35  # times the longest bar: for the number beside it
 
 
 def to_target(arms: Sequence[Arm]) -> Figure | None:
-    """Seconds until the target, fastest at the top; None where the runs have no common target, or none reached it."""
+    """Seconds until the target, in the table's order: the seeds rank no arm.
+
+    None where the runs have no common target, or none reached it.
+    """
     target, column = target_of(arms), clock_of(arms)
     if target is None or len(arms) < 2:
         return None
-    found = {arm.label: reached(arm, target, column).seconds for arm in arms}
-    if not any(found.values()):
+    found = [reached(arm, target, column).seconds for arm in arms]
+    if not any(found):
         return None
-    pairs = zip(arms, looks(arms), strict=True)
-    rows = sorted(pairs, key=lambda row: mean(found[row[0].label]) if found[row[0].label] else float("inf"))
-    names = [name(arm) for arm, _ in rows]
-    rows_of_text = sum(text.count("\n") + 1 for text in names)
-    sheet = Sheet(1, height=max(0.17 * rows_of_text + 0.1, 1.2), width=named_width(names))
+    names = [name(arm) for arm in arms]
+    sheet = sheet_of_rows(names)
     (axes,) = sheet.panels
-    longest = max(mean(own) for own in found.values() if own)
-    for y, (arm, look) in enumerate(rows):
-        own = found[arm.label]
+    name_rows(axes, names)
+    axes.set_xlim(0, ROOM * max(mean(own) + (interval(own) or 0) for own in found if own))
+    for y, (arm, look, own) in enumerate(zip(arms, looks(arms), found, strict=True)):
         if own:
             axes.barh(y, mean(own), height=0.6, color=look.colour, alpha=0.85, zorder=2)
-            interval_bar(axes, mean(own), y, interval(own), across=True, color="black", zorder=3)
-        if len(own) < arm.n:
-            text = f"reached by {len(own)} of {arm.n}" if own else "not reached"
-            axes.text(0.02 * longest, y, text, va="center", fontsize=SMALL, color="white" if own else "black", zorder=4)
+            interval_bar(axes, mean(own), y, interval(own), "#777777", across=True)
         if arm.dense and own:
             axes.axvline(mean(own), color="black", linewidth=0.6, zorder=1)
-    axes.set_yticks(range(len(rows)), names)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(left=0)
+        end = mean(own) + (interval(own) or 0) if own else 0
+        axes.annotate(
+            _told(own, arm.n), (end, y), (4, 0), textcoords="offset points", va="center", fontsize=SMALL, zorder=4
+        )
     axes.set_ylabel("method")
     how = "measured" if column == "seconds" else "modelled"
     axes.set_xlabel(f"{how} time to {metric(arms[0].metric).show(target)} [s]")
-    axes.grid(axis="x")
     dense = "; line: dense" if any(arm.dense for arm in arms) else ""
-    bars = "; bars: Student's 95 % t-interval" if several(arms) else ""
-    return sheet.finish(heading(arms[0]), f"{seeds(arms)}; to the end of the first epoch that reached it{bars}{dense}.")
+    bars = "; with Student's 95 % t-interval" if several(arms) else ""
+    return sheet.finish(
+        f"{heading(arms[0])}; {seeds(arms)}; to the end of the first epoch that reached it{bars}{dense}."
+    )
+
+
+def _told(seconds: Sequence[float], seeds: int) -> str:
+    """`12.3 ± 0.4 s`, and how many seeds have come there, where not all have."""
+    if not seconds:
+        return "not reached"
+    half = interval(seconds)
+    text = f"{mean(seconds):.3g}" + (f" ± {half:.2g}" if half else "") + " s"
+    return text if len(seconds) == seeds else f"{text}, reached by {len(seconds)} of {seeds}"

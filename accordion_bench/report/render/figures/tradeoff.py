@@ -1,4 +1,4 @@
-"""What bytes and modelled time buy: one marker per arm, and which arms no other one beats in both."""
+"""What bytes and modelled time buy: one marker per arm, and which arms others are shown to beat."""
 
 from collections.abc import Sequence
 
@@ -6,79 +6,83 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.intervals import difference
 from accordion_bench.report.compare.show import show_link
 from accordion_bench.report.render.captions import heading, without_bytes
-from accordion_bench.report.render.colours import Look, looks
+from accordion_bench.report.render.figures.limits import better
+from accordion_bench.report.render.figures.marks import entry
 from accordion_bench.report.render.figures.points import points, points_note, sent_axis, time_axis
-from accordion_bench.report.render.figures.series import ends, metric_of
-from accordion_bench.report.render.figures.style import Sheet, entry
+from accordion_bench.report.render.figures.series import ends, several
+from accordion_bench.report.render.figures.sheet import Sheet
+from accordion_bench.report.render.looks import looks
 
 AXES = {"wire_bytes": sent_axis, "modelled_seconds": time_axis}
 
 
-def modelled(arms: Sequence[Arm]) -> dict[str, Figure]:
-    """The figure of modelled time, where all arms have it."""
-    known = all(arm.values("modelled_seconds") for arm in arms) and any(arm.sends() for arm in arms)
-    return {"tradeoff": tradeoff(arms)} if known else {}
+def tradeoff(arms: Sequence[Arm]) -> Figure | None:
+    """The metric after the last epoch against bytes on the wire, and against modelled time where all arms have it.
 
-
-def tradeoff(arms: Sequence[Arm]) -> Figure:
-    """The metric after the last epoch against bytes on the wire, and against modelled time: one marker per arm.
-
+    Pale: arms that another one beats. A line: the front, where intervals separate its arms.
     Arms that send nothing, like the one-worker control, have no place on either axis.
     """
-    shown = _shown(arms)
-    sheet = Sheet(2, height=2.4)
-    at_edge = False
-    for axes, (x, name_axis) in zip(sheet.panels, AXES.items(), strict=True):
-        costs = [arm.values(x) for arm, _ in shown]
-        at_edge = points(axes, shown, costs)
-        name_axis(axes, costs)
-    note = f"{points_note(arms, at_edge=at_edge)}. Modelled, not measured: {_links(shown)}.{without_bytes(arms)}"
-    return sheet.finish(heading(arms[0]), note, _handles(shown))
-
-
-def pareto(arms: Sequence[Arm]) -> Figure | None:
-    """The same with the Pareto front: arms on it are not beaten by any arm that sends less, or needs less time."""
-    shown = _shown(arms)
-    if len(shown) < 2:
+    shown = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
+    placed = [arm for arm, _ in shown]
+    if len(placed) < 2:
         return None
-    xs = ["wire_bytes"]
-    if all(arm.values("modelled_seconds") for arm, _ in shown):
-        xs.append("modelled_seconds")
-    sheet = Sheet(len(xs), height=2.4)
-    at_edge = False
+    xs = [x for x in AXES if all(arm.values(x) for arm in placed)]
+    sheet, fronts = Sheet(len(xs)), {x: front(placed, x) for x in xs}
     for axes, x in zip(sheet.panels, xs, strict=True):
-        costs = [arm.values(x) for arm, _ in shown]
-        places = [(arm.mean(x), float(np.mean(ends(arm)))) for arm, _ in shown]
-        on_front = front(arms, places)
-        corners = sorted(places[i] for i in on_front)
-        axes.step(*zip(*corners, strict=True), where="post", color="#777777", linewidth=1, zorder=1)
-        at_edge = points(axes, shown, costs, bars=False, on_front=on_front)
+        costs = [arm.values(x) for arm in placed]
         AXES[x](axes, costs)
-    model = f" Modelled, not measured: {_links(shown)}." if len(xs) > 1 else ""
-    note = f"{points_note(arms, False, at_edge)}; line: Pareto front of the means; pale: beaten by another arm.{model}"
-    note += without_bytes(arms)
-    return sheet.finish(heading(arms[0]), note, _handles(shown))
+        points(axes, shown, costs, pale=beaten(placed, x))
+        corners = [(arm.mean(x), float(np.mean(ends(arm)))) for arm in fronts[x]]
+        if len(corners) > 1:
+            axes.step(*zip(*corners, strict=True), where="post", color="#777777", linewidth=1, zorder=1, gid="front")
+    model = f" Modelled, not measured: {_links(placed)}." if len(xs) > 1 else ""
+    note = f"{heading(arms[0])}; {points_note(arms)}{_ranked(placed, fronts)}.{model}{without_bytes(arms)}"
+    return sheet.finish(note, [entry(look, arm.label, line=False) for arm, look in shown])
 
 
-def front(arms: Sequence[Arm], places: Sequence[tuple[float, float]]) -> set[int]:
-    """Which (cost, metric) no other one beats: none costs at most as much and is at least as good, and differs."""
-    of = metric_of(arms)
+def beaten(arms: Sequence[Arm], cost: str) -> list[int]:
+    """The numbers of arms beside which another one is shown to be better, and costs no more.
 
-    def beaten(cost: float, score: float) -> bool:
-        return any(c <= cost and of.reaches(s, score) and (c, s) != (cost, score) for c, s in places)
-
-    return {i for i, place in enumerate(places) if not beaten(*place)}
-
-
-def _shown(arms: Sequence[Arm]) -> list[tuple[Arm, Look]]:
-    return [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
+    Args:
+        cost: a column of the summary.
+    """
+    return [i for i, arm in enumerate(arms) if any(better(other, arm) and _at_most(other, arm, cost) for other in arms)]
 
 
-def _handles(shown: Sequence[tuple[Arm, Look]]) -> list[object]:
-    return [entry(look, arm.label, line=False) for arm, look in shown]
+def front(arms: Sequence[Arm], cost: str) -> list[Arm]:
+    """By rising cost the arms that are shown to be better than every one that costs no more.
+
+    Args:
+        cost: a column of the summary.
+    """
+    cheaper = {arm.label: [other for other in arms if other is not arm and not _less(arm, other, cost)] for arm in arms}
+    buys = [arm for arm in arms if all(better(arm, other) for other in cheaper[arm.label])]
+    return sorted(buys, key=lambda arm: arm.mean(cost))
 
 
-def _links(shown: Sequence[tuple[Arm, Look]]) -> str:
-    return "; ".join(sorted({show_link(arm.config["network"]) for arm, _ in shown}))
+def _less(arm: Arm, other: Arm, cost: str) -> bool:
+    """Whether an arm is shown to cost less than another: bytes that are the same at every seed have no noise."""
+    found = difference(arm.values(cost), other.values(cost))
+    return found.gap < 0 and (found.constant or bool(found.shown))
+
+
+def _at_most(arm: Arm, other: Arm, cost: str) -> bool:
+    """Whether an arm is shown to cost less than another, or costs exactly the same."""
+    return _less(arm, other, cost) or arm.values(cost) == other.values(cost)
+
+
+def _ranked(arms: Sequence[Arm], fronts: dict[str, list[Arm]]) -> str:
+    """What pale markers and the line are, or why there are none."""
+    if not several(arms):
+        return ""  # said beside the seeds
+    pale = "; pale: another arm is shown better, and costs no more" if any(beaten(arms, x) for x in fronts) else ""
+    if any(len(corners) > 1 for corners in fronts.values()):
+        return f"{pale}; line: arms that are shown better than all that cost less"
+    return f"{pale}; no front: no arm is shown better than all that cost less"
+
+
+def _links(arms: Sequence[Arm]) -> str:
+    return "; ".join(sorted({show_link(arm.config["network"]) for arm in arms}))

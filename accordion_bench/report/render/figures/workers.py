@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.render.figures.style import Sheet
-from accordion_bench.report.render.figures.sweeps import Line, draw, note
+from accordion_bench.report.render.figures.points import points_note
+from accordion_bench.report.render.figures.sheet import Sheet
+from accordion_bench.report.render.figures.sweeps import Line, draw
+from accordion_bench.report.render.looks import looks_of
 
 
 def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
@@ -21,13 +23,14 @@ def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
     panels = {name: lines for name, arms in tasks.items() if (lines := by_method(arms))}
     if not panels:
         return None
-    sheet = Sheet(len(panels), height=2.1)
+    sheet = Sheet(len(panels))
     for axes, (name, lines) in zip(sheet.panels, panels.items(), strict=True):
-        sheet.legends[axes] = draw(axes, lines, "workers")
+        of_lines = looks_of([(text, points[0][1].runs[0].label, points[0][1].dense) for text, points in lines])
+        sheet.legends[axes] = draw(axes, lines, "workers", of_lines)
         if len(panels) > 1:
             sheet.titles[axes] = name
     shown = [arm for lines in panels.values() for _, points in lines for _, arm in points]
-    return sheet.finish("; ".join(panels), note(shown, band=False))
+    return sheet.finish(f"{'; '.join(panels)}; {points_note(shown)}.")
 
 
 def task(arm: Arm) -> str:

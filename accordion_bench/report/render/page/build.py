@@ -18,8 +18,8 @@ from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions
-from accordion_bench.report.render.colours import looks
 from accordion_bench.report.render.figures.series import seeds, several
+from accordion_bench.report.render.looks import looks
 from accordion_bench.report.render.page import parts
 from accordion_bench.report.render.page.columns import columns
 from accordion_bench.report.render.page.curves import curves
@@ -32,7 +32,7 @@ SCRIPTS = ("words.js", "table.js", "figures.js", "page.js")
 FAILED = "Figures that could not be drawn"
 INTERACTIVE = {  # what the page draws itself
     *("comparison", "forest", "accuracy_epoch", "accuracy_bytes", "accuracy_wire", "accuracy_time"),
-    *("accuracy_modelled", "time_to_target", "pareto", "tradeoff", "breakdown", "levels"),
+    *("accuracy_modelled", "time_to_target", "tradeoff", "breakdown", "levels"),
 }
 
 

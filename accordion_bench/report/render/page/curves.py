@@ -13,12 +13,12 @@ from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.other_links import modelled_seconds
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.render.captions import hidden
-from accordion_bench.report.render.figures.series import Array, column, ends, metric_of, score_limits, scores
-from accordion_bench.report.render.figures.style import metric_label
+from accordion_bench.report.render.figures.limits import curve_limits, least_span
+from accordion_bench.report.render.figures.marks import metric_label
+from accordion_bench.report.render.figures.series import Array, column, ends, metric_of, scores
 from accordion_bench.report.render.page.packed import packed, rows, thinned
 
 STOPS = [digit * 10.0**power for power in range(6, 11) for digit in (1, 2, 5)] + [1e11]  # bit/s, of the slider
-POINTS, SAMPLES = 5.0, 10  # an axis of accuracy spans at least so many points, or so many of the evaluated samples
 
 # key -> short name of the switch, name, unit, note
 AXES = {
@@ -56,7 +56,7 @@ def curves(arms: Sequence[Arm], most: int) -> dict[str, Any]:
             "least": least_span(arms),
             "most": 100.5 if of.percent else None,
         },
-        "limits": limits(arms),
+        "limits": curve_limits(arms, [scores(arm).mean(axis=0) for arm in arms]),
         "axes": axes,
         "stops": [{"bandwidth": stop, "name": human_rate(stop)} for stop in stops],
         "stop": stops.index(own),
@@ -110,21 +110,6 @@ def on_links(arm: Arm, stops: Sequence[float], epochs: Sequence[int]) -> Array |
         return None
     seconds = modelled_seconds(arm, stops, epochs).mean(axis=1)
     return seconds if np.isfinite(seconds).all() else None
-
-
-def least_span(arms: Sequence[Arm]) -> float:
-    """What an axis of the metric spans at least, so that a few samples do not look like a difference."""
-    if not metric_of(arms).percent:
-        return 0.0
-    sizes = [size for arm in arms if isinstance(size := arm.runs[0].summary.get("test_size"), int) and size > 0]
-    return max(POINTS, 100 * SAMPLES / min(sizes)) if sizes else POINTS
-
-
-def limits(arms: Sequence[Arm]) -> tuple[float, float]:
-    """(bottom, top) of the metric's axis."""
-    bottom, top = score_limits(arms, [scores(arm).mean(axis=0) for arm in arms])
-    missing = max(least_span(arms) - (top - bottom), 0.0) / 2
-    return (bottom - missing, top + missing) if missing else (bottom, top)
 
 
 def formula(arms: Sequence[Arm]) -> str:

@@ -11,7 +11,7 @@ from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.target import clock_of, mean, reached, target_of
 from accordion_bench.report.compare.timed import communicates
-from accordion_bench.report.render.figures.breakdown import BESIDE, PARTS, parts
+from accordion_bench.report.render.figures.breakdown import EXCHANGE, STEP, parts
 from accordion_bench.report.render.figures.level_map import LADDER, levels_by_layer, shown
 from accordion_bench.report.render.figures.levels import MAPS, with_levels
 from accordion_bench.report.render.page.packed import packed, rows, thinned
@@ -48,11 +48,11 @@ def step_times(arms: Sequence[Arm]) -> dict[str, Any] | None:
     if any("compute_seconds" not in arm.runs[0].rows[-1] for arm in arms):
         return None
     found = [{part: 1000 * seconds for part, seconds in parts(arm).items()} for arm in arms]
-    used = [part for part in PARTS if part not in BESIDE and any(own[part] for own in found)]
+    used = [part for part in STEP if any(own[part] for own in found)]
     if not used:
         return None
     return {
-        "parts": [{"name": part, "colour": PARTS[part], "values": [own[part] for own in found]} for part in used],
+        "parts": [{"name": part, "colour": STEP[part], "values": [own[part] for own in found]} for part in used],
         "beside": [_beside(own) for own in found],
         "note": _told(arms),
     }
@@ -60,7 +60,7 @@ def step_times(arms: Sequence[Arm]) -> dict[str, Any] | None:
 
 def _beside(own: dict[str, float]) -> str:
     """What an exchange has done, hidden or not: it is no part of the bar."""
-    done = [f"{part} {own[part]:.3g} ms" for part in BESIDE if own[part]]
+    done = [f"{part} {own[part]:.3g} ms" for part in EXCHANGE if own[part]]
     return f"exchange in all, hidden or not: {', '.join(done)}" if done else ""
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.markers import MarkerStyle
 
-from accordion_bench.report.render.colours import Look
+from accordion_bench.report.render.looks import Look
 
 WIDTH, HEIGHT, RADIUS = 34, 14, 5  # pixels
 DASHES = {"solid": "", "dash": "7 5", "dot": "2 3", "dashdot": "7 4 2 4", "longdash": "12 5", "longdashdot": "12 4 2 4"}

@@ -1,0 +1,159 @@
+"""How arms are drawn: each in its own way, the same in every report, also for those who see fewer colours."""
+
+import itertools
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from accordion_bench.report.render import looks
+from accordion_bench.report.render.figures import curves
+from accordion_bench.report.render.figures.breakdown import EXCHANGE, PARTS, STEP
+from accordion_bench.report.render.figures.level_map import DENSE, LADDER
+from accordion_bench.report.render.looks import Look, looks_of, wishes
+from tests.kit.figures import arms_of, everything, run
+
+NAMES = [f"method {i}" for i in range(40)]
+
+
+def named(*names):
+    return [(name, name, name == "dense") for name in names]
+
+
+@pytest.mark.parametrize("count", [1, 5, 10, 11, 40, 300])
+def test_no_two_arms_have_the_same_look(count):
+    found = looks_of(named(*(f"method {i}" for i in range(count))))
+    assert len(set(found)) == count
+    assert len({look.colour for look in found[:10]}) == min(count, 10) or count > 10
+    if count <= 10:
+        for part in ("colour", "marker", "line", "symbol", "dash"):
+            assert len({getattr(look, part) for look in found}) == count, part
+
+
+def test_looks_do_not_depend_on_the_order():
+    arms = everything()
+    assert looks.looks(arms[::-1]) == looks.looks(arms)[::-1]
+
+
+def test_only_an_arm_of_the_same_first_wish_takes_an_arms_colour():
+    """Alone an arm has its first wish; beside others it keeps it, unless one before it has the same."""
+    for me in NAMES[12:24]:
+        (alone,) = looks_of(named(me))
+        assert alone.colour == looks.COLOURS[wishes(me)[0]]
+        for company in itertools.combinations(NAMES[:12], 3):
+            beside = looks_of(named(me, *company))[0]
+            rivals = [name for name in company if wishes(name)[0] == wishes(me)[0] and name < me]
+            assert (beside == alone) != bool(rivals)
+
+
+def test_wishes_are_spread_over_all_colours():
+    first = [wishes(f"method {i}")[0] for i in range(1000)]
+    assert np.bincount(first, minlength=len(looks.COLOURS)).min() > 60
+
+
+def test_dense_is_black_and_solid_and_nothing_else_is():
+    arms = everything()
+    for arm, look in zip(arms, looks.looks(arms), strict=True):
+        assert (look.colour == looks.BLACK) == (look.line == "-") == arm.dense
+    two = looks_of([("dense, batch 128", "dense", True), ("dense, batch 256", "dense", True)])
+    assert {look.colour for look in two} == {looks.BLACK} and len(set(two)) == 2
+
+
+def test_levels_of_one_method_are_arms_of_their_own():
+    arms = arms_of(*(run("powersgd", rank=rank) for rank in (1, 2, 4, 8)), run("powersgd", adaptive="accordion"))
+    assert len({look.colour for look in looks.looks(arms)}) == 5
+
+
+def test_twins_have_the_wishes_of_their_name():
+    arms = arms_of(*(run("topk", error_feedback=on) for on in (True, False)))
+    first, second = sorted(zip((arm.label for arm in arms), looks.looks(arms), strict=True))
+    wished = wishes("TopK 10 %")
+    assert [look.colour for _, look in (first, second)] == [looks.COLOURS[i] for i in wished[:2]]
+
+
+def test_plotly_knows_every_symbol_and_dash():
+    go = pytest.importorskip("plotly.graph_objects")
+    for look in [*looks_of(named("dense", *NAMES)), Look(looks.BLACK, "P", "-", "none")]:
+        go.Scatter(marker={"symbol": look.symbol}, line={"dash": look.dash, "color": look.colour})  # else ValueError
+
+
+# ---- what lies below another
+
+
+def covered(dash, phase):
+    """Which tenths of a width of a line are drawn, over its whole length of 200 widths."""
+    on = np.concatenate([np.full(round(10 * length), i % 2 == 0) for i, length in enumerate(dash)])
+    return np.resize(np.roll(on, phase), 2000)
+
+
+def test_a_curve_below_another_shows_through_its_gaps():
+    for below, above in itertools.permutations(looks.DASHES, 2):
+        seen = covered(below, 0) & ~covered(above, 0)
+        assert seen.mean() > 0.09, (below, above)
+    assert min((~covered(dash, 0)).mean() for dash in looks.DASHES) > 0.1  # of dense, which is solid and below all
+
+
+def test_arms_with_the_same_curve_are_all_seen():
+    arms = arms_of(run(), run("powersgd", rank=1), run("powersgd", rank=2), run("topk"))
+    shown = list(zip(arms, looks.looks(arms), strict=True))
+    axes = Figure().subplots()
+    costs = {arm.label: np.arange(1.0, 25.0)[None] for arm in arms}
+    for arm in arms:
+        arm.runs[0].rows[:] = [{**arm.runs[0].rows[-1], "epoch": i} for i in range(24)]
+    curves.curves(axes, shown, costs, (80, 100))
+    lines = [line for line in axes.lines if line.get_gid() == "curve"]
+    assert lines[0].get_color() == looks.BLACK and lines[0].get_zorder() < min(line.get_zorder() for line in lines[1:])
+    marks = [line for line in axes.lines if line.get_markevery() is not None]
+    places = [set(range(line.get_markevery()[0], 24, line.get_markevery()[1])) for line in marks]
+    assert len(marks) == 4 and all(not a & b for a, b in itertools.combinations(places, 2))
+
+
+# ---- colours
+
+# Machado, Oliveira, Fernandes (2009): what is left of linear RGB without one kind of cones
+VISION = {
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+    "full": np.eye(3),
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def linear(colour):
+    rgb = np.array(mpl.colors.to_rgb(colour))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(colour, vision):
+    """CIE L*a*b* of a colour as somebody sees it."""
+    xyz = TO_XYZ @ np.clip(np.array(vision) @ linear(colour), 0, 1) / [0.9505, 1, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+PALETTES = {
+    "arms": (looks.BLACK, "#FFFFFF", *looks.COLOURS),
+    "levels": (DENSE, mpl.colormaps[LADDER](0.15), mpl.colormaps[LADDER](0.75)),
+    "step": tuple(dict.fromkeys(STEP.values())),
+    "exchange": tuple(EXCHANGE.values()),
+}
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("palette", PALETTES)
+def test_colours_are_apart_under_colour_blindness(palette, vision):
+    """A difference of 2.3 in L*a*b* can just be seen; parts of a bar need only differ from their neighbours."""
+    seen = [lab(colour, VISION[vision]) for colour in PALETTES[palette]]
+    pairs = itertools.pairwise(seen) if palette in ("step", "exchange") else itertools.combinations(seen, 2)
+    assert min(float(np.linalg.norm(a - b)) for a, b in pairs) > 15
+
+
+def test_no_two_parts_share_a_colour_but_those_of_which_a_bar_has_one():
+    assert len(set(PARTS.values())) == len(PARTS) - 1
+
+
+def test_thin_lines_can_be_seen_on_white():
+    luminance = [float(TO_XYZ[1] @ linear(colour)) for colour in looks.COLOURS]
+    assert min(1.05 / (value + 0.05) for value in luminance) > 2.2  # WCAG's contrast

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from accordion_bench.report.render.figures import font
@@ -41,6 +42,8 @@ def save(figure: Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> Pat
         stem: of the files, without their ending.
         formats: some of FORMATS; a PNG is always written.
     """
-    for ending in sorted({"png", *formats}, key=FORMATS.index):
-        figure.savefig(stem.with_name(f"{stem.name}.{ending}"), metadata=UNDATED.get(ending))
-    return stem.with_name(f"{stem.name}.png")
+    png = stem.with_name(f"{stem.name}.png")
+    FigureCanvasAgg(figure).print_png(png)  # savefig would draw it twice, to lay out what has its place already
+    for ending in sorted({*formats} - {"png"}):
+        figure.savefig(stem.with_name(f"{stem.name}.{ending}"), metadata=UNDATED[ending])
+    return png

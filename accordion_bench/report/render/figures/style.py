@@ -4,10 +4,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from accordion_bench.report.render.figures import font
-from accordion_bench.report.render.formats import FIGURES, PAPERS
+from accordion_bench.report.render.formats import PAPERS
 
 UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same runs give the same file
 
@@ -26,6 +27,8 @@ def save(figure: Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> Pat
         stem: of the files, without their ending.
         formats: some of FIGURES; a PNG is always written.
     """
-    for ending in sorted({"png", *formats}, key=FIGURES.index):
-        figure.savefig(stem.with_name(f"{stem.name}.{ending}"), metadata=UNDATED.get(ending))
-    return stem.with_name(f"{stem.name}.png")
+    png = stem.with_name(f"{stem.name}.png")
+    FigureCanvasAgg(figure).print_png(png)  # savefig would draw it twice, to lay out what has its place already
+    for ending in sorted({*formats} - {"png"}):
+        figure.savefig(stem.with_name(f"{stem.name}.{ending}"), metadata=UNDATED[ending])
+    return png

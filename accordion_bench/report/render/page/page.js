@@ -257,7 +257,7 @@ class Setting {
   ends() {
     const key = this.axis === "epoch" ? this.data.axes[1]?.key : this.axis;
     const all = this.ended(), shown = key ? all.filter(arm => this.on(arm, key)) : [];
-    if (!key || (all.length && !shown.length)) return null;
+    if (!key || (all.length && !shown.length) || this.data.arms.every(arm => arm.running)) return null;
     const [low, high] = this.span(shown), traces = [];
     for (const arm of shown) {
       const x = this.on(arm, key), last = x.length - 1, [mean, half] = arm.end;

@@ -10,9 +10,9 @@ from pathlib import Path
 from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render.formats import FORMATS
+from accordion_bench.report.render.formats import FIGURES, FORMATS
 
-OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "pdf"), "port"  # options that say how
+OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "figures", "pdf"), "port"  # options that say how
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,6 +36,8 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             add_conf_dir(args.config_dir)
         formats = [checks.choice("--formats", name.strip(), FORMATS) for name in args.formats.split(",")]
         bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
+        typed = (args.figures or "png").split(",") + ["pdf"] * args.pdf
+        drawn = [checks.choice("--figures", name.strip(), FIGURES) for name in typed]
     except checks.ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2
@@ -65,7 +67,8 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(nowhere, file=sys.stderr)
         return 2
     try:
-        print(write.write(runs, args.out, folders, formats, bandwidths, args.pdf))
+        every = args.figures is not None or args.pdf
+        print(write.write(runs, args.out, folders, formats, bandwidths, "pdf" in drawn, every))
     except OSError as error:
         print(_not_written(args.out, error), file=sys.stderr)
         return 2
@@ -82,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
     links = "of the links in figures of modelled time, bit/s or such as 10gbit (%(default)s)"
     parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
-    parser.add_argument("--pdf", action="store_true", help="every figure as PDF, too; a third of the time more")
+    every = "every figure as a file: some of png,pdf; else those of README.md and those that the page does not draw"
+    parser.add_argument("--figures", metavar="FORMATS", help=every)
+    parser.add_argument("--pdf", action="store_true", help="short for --figures png,pdf")
     followed = "write nothing: a page, on this machine alone, that follows the runs while they go on"
     parser.add_argument("--serve", action="store_true", help=followed)
     port = "of --serve (%(default)s); 0 = any that is free"

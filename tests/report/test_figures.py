@@ -170,7 +170,7 @@ def test_every_figure_is_written_as_png_and_pdf(tmp_path, drawn, monkeypatch):
     assert set(drawn) == set(figures.NAMES)
     made = {name: lambda name=name: drawn[name] if name in ("comparison", "norms") else None for name in drawn}
     monkeypatch.setattr(figures, "rooms", lambda *_: made)
-    ((pngs, failed),) = draw([everything()], tmp_path, figures.BANDWIDTHS, pdf=True)
+    ((pngs, failed),) = draw([everything()], tmp_path, figures.OF_A_SETTING, figures.BANDWIDTHS, pdf=True)
     assert failed == []
     pngs += figures.draw_across(across(), tmp_path, pdf=True)
     assert [png.name for png in pngs] == ["comparison.png", "norms.png", "workers.png"]

@@ -14,7 +14,7 @@ import yaml
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, intervals, provenance, show, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import captions, latex, table, write
+from accordion_bench.report.render import captions, figures, latex, page, table, write
 from accordion_bench.report.render.draw import Drawn
 from accordion_bench.runs.metrics import metric
 from tests.report.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
@@ -475,14 +475,24 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, option, value, told):
 
 
 def test_options_reach_the_figures(tmp_path, monkeypatch):
+    """Every figure is a file where formats are typed, or there is no page; else those that the page does not draw."""
     seen = []
     monkeypatch.setattr(
-        write, "draw", lambda parts, out, bandwidths, pdf: seen.append((bandwidths, pdf)) or [Drawn([], [])]
+        write,
+        "draw",
+        lambda parts, out, names, bandwidths, pdf: seen.append((names, bandwidths, pdf)) or [Drawn([], [])],
     )
     run_folder(tmp_path / "runs")
     typed = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1mbit,2e9"]
-    assert report_main(typed) == report_main([*typed, "--pdf"]) == 0
-    assert seen == [([1e6, 2e9], False), ([1e6, 2e9], True)]
+    for more in ([], ["--figures", "png"], ["--figures", "pdf"], ["--pdf"], ["--formats", "md"]):
+        assert report_main([*typed, *more]) == 0
+    monkeypatch.setattr(write, "missing", lambda: "no plotly")
+    assert report_main(typed) == 0
+    every = list(figures.OF_A_SETTING)
+    few = [name for name in every if name == "comparison" or name not in page.INTERACTIVE]
+    assert [names for names, _, _ in seen] == [few, every, every, every, every, every]
+    assert [pdf for _, _, pdf in seen] == [False, False, True, True, False, False]
+    assert all(bandwidths == [1e6, 2e9] for _, bandwidths, _ in seen) and "norms" in few and "pareto" not in few
 
 
 def test_signs_and_sizes():

@@ -1,3 +1,4 @@
-"""What tables and the page can be written as."""
+"""What tables, the page and figures can be written as."""
 
 FORMATS = ("md", "csv", "latex", "html")
+FIGURES = ("png", "pdf")

@@ -131,8 +131,8 @@ def _texts(rows: Sequence[Row]) -> list[Column]:
     names = {"seeds": "seeds", "batch_size": "batch size", "network": "modelled network", "baseline": "against"}
     found = []
     for key, name in names.items():
-        cells = ["" if pd.isna(row[key]) else str(row[key]) for row in rows]
-        found.append(Column(key, name, "", [Cell(text, text or NONE) for text in cells], more=True))
+        texts: list[str] = ["" if pd.isna(row[key]) else str(row[key]) for row in rows]
+        found.append(Column(key, name, "", [Cell(each, each or NONE) for each in texts], more=True))
     return found
 
 

@@ -1,7 +1,7 @@
 """Numbers as short text: 32-bit floats in base64, which the page reads as typed arrays."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +15,7 @@ def packed(values: ArrayLike) -> str:
     return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode()
 
 
-def rows(values: Sequence[ArrayLike]) -> list[str]:
+def rows(values: Iterable[ArrayLike]) -> list[str]:
     """Rows of numbers, each by itself."""
     return [packed(row) for row in values]
 

@@ -80,7 +80,8 @@ def _level_map(number: int, arm: Arm, most: int) -> dict[str, Any]:
     run = arm.runs[0]
     by_layer = levels_by_layer(run)
     used = sorted({level for row in by_layer.values() for level in row if level is not None})
-    place = {level: float(i) for i, level in enumerate(used)}
+    place: dict[float | None, float] = {level: float(i) for i, level in enumerate(used)}
+    colours = [mpl.colormaps[LADDER](0.15 + 0.6 * i / max(len(used) - 1, 1)) for i in range(len(used))]
     kept = thinned(len(run.rows), most)
     knob = knob_of(run.config["compressor"])
     return {
@@ -89,6 +90,6 @@ def _level_map(number: int, arm: Arm, most: int) -> dict[str, Any]:
         "layers": [shown(layer) for layer in by_layer],
         "epochs": packed(np.array(kept) + 1),
         "names": [show_level(knob, level) for level in used],
-        "colours": [mpl.colors.to_hex(mpl.colormaps[LADDER](0.15 + 0.6 * i / max(len(used) - 1, 1))) for i in place.values()],
+        "colours": list(map(mpl.colors.to_hex, colours)),
         "places": rows([[place.get(row[epoch], np.nan) for epoch in kept] for row in by_layer.values()]),
     }

@@ -1,7 +1,6 @@
 """How an arm is drawn, as a small picture beside its name."""
 
-import math
-
+import numpy as np
 from matplotlib.markers import MarkerStyle
 
 from accordion_bench.report.render.colours import Look
@@ -17,9 +16,8 @@ def swatch(look: Look) -> str:
     outline = marker.get_path().transformed(marker.get_transform())
     fill = "#ffffff" if look.symbol.endswith("-open") else look.colour
     shapes = []
-    for polygon in outline.to_polygons():
-        largest = max(math.hypot(x, y) for x, y in polygon) or 1.0
-        scale = RADIUS / largest
+    for polygon in map(np.asarray, outline.to_polygons()):
+        scale = RADIUS / np.hypot(*polygon.T).max()
         points = " ".join(f"{WIDTH / 2 + scale * x:.1f},{HEIGHT / 2 - scale * y:.1f}" for x, y in polygon)
         shapes.append(f'<polygon points="{points}" fill="{fill}" stroke="{look.colour}"/>')
     line = f'<line x1="0" y1="{HEIGHT // 2}" x2="{WIDTH}" y2="{HEIGHT // 2}" stroke="{look.colour}" stroke-width="2"'

@@ -64,7 +64,7 @@ for part in $parts; do
         ;;
     report)
         for folder in "$runs"/*; do
-            "$python" -m accordion_bench.report "$folder" --out "results/time_to_accuracy/${folder#"$runs"/}"
+            "$python" -m accordion_bench.report "$folder" --out "results/time_to_accuracy/${folder#"$runs"/}" --figures png
         done
         ;;
     esac

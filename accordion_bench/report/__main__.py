@@ -36,7 +36,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             add_conf_dir(args.config_dir)
         formats = [checks.choice("--formats", name.strip(), FORMATS) for name in args.formats.split(",")]
         bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
-        drawn = [checks.choice("--figures", name.strip(), FIGURES) for name in args.figures.split(",")]
+        drawn = [checks.choice("--figures", name.strip(), FIGURES) for name in (args.figures or "png").split(",")]
         drawn += ["pdf"] if args.pdf else []
         printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn))
     except checks.ConfigError as refused:
@@ -68,7 +68,8 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(nowhere, file=sys.stderr)
         return 2
     try:
-        print(write.write(runs, args.out, folders, formats, bandwidths, printed))
+        every = args.figures is not None or args.pdf or args.paper != Print().paper
+        print(write.write(runs, args.out, folders, formats, bandwidths, printed, every))
     except OSError as error:
         print(_not_written(args.out, error), file=sys.stderr)
         return 2
@@ -85,11 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
     links = "of the links in figures of modelled time, bit/s or such as 10gbit (%(default)s)"
     parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
-    figures = "formats of the figures, some of png,pdf,svg; there is always a PNG (%(default)s)"
-    parser.add_argument("--figures", default="png", metavar="FORMATS", help=figures)
+    every = "every figure as a file: some of png,pdf,svg; else those of README.md and those that the page does not draw"
+    parser.add_argument("--figures", metavar="FORMATS", help=every)
     parser.add_argument("--pdf", action="store_true", help="short for --figures png,pdf")
     widths = ", ".join(f"{name} ({inches:g} inches)" for name, inches in PAPERS.items())
-    parser.add_argument("--paper", default="two-column", help=f"width of the figures: {widths} (%(default)s)")
+    parser.add_argument("--paper", default=Print().paper, help=f"width of every figure: {widths} (%(default)s)")
     followed = "write nothing: a page, on this machine alone, that follows the runs while they go on"
     parser.add_argument("--serve", action="store_true", help=followed)
     port = "of --serve (%(default)s); 0 = any that is free"

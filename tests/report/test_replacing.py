@@ -55,7 +55,7 @@ def stub(name: str, arms: object, out: Path, suffix: str, *rest: object) -> Path
 def quick(monkeypatch):
     """Two figures that take no time, drawn in this process."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(figures, "OF_A_SETTING", ("comparison", "tradeoff"))
+    monkeypatch.setattr(figures, "OF_A_SETTING", ("comparison", "norms"))
     monkeypatch.setattr(figures, "draw_one", stub)
 
 
@@ -69,7 +69,7 @@ def test_a_failure_at_any_write_leaves_the_old_report_whole(tmp_path, quick, mon
     run_folder(tmp_path / "runs", "topk", accuracy=0.8)
     assert report_main([*typed[:2], str(tmp_path / "new")]) == 0
     new = contents(tmp_path / "new")
-    assert new.keys() == TEXTS | {"comparison.png", "tradeoff.png"} == old.keys() - {"mine.txt"}
+    assert new.keys() == TEXTS | {"comparison.png", "norms.png"} == old.keys() - {"mine.txt"}
     failures = 0
     while True:
         with pytest.MonkeyPatch.context() as patched:
@@ -170,7 +170,7 @@ def report_quickly(*typed: str) -> None:
     """With two figures that take no time, in a process that has nothing else to do."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "sched_getaffinity", lambda _: {0})
-        patched.setattr(figures, "OF_A_SETTING", ("comparison", "tradeoff"))
+        patched.setattr(figures, "OF_A_SETTING", ("comparison", "norms"))
         patched.setattr(figures, "draw_one", stub)
         assert report_main(list(typed)) == 0
 

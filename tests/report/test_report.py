@@ -451,7 +451,7 @@ def test_a_report_end_to_end(tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "levels-7.png").touch()  # of another report
-    assert report_main([str(tmp_path / "runs"), "--out", str(out)]) == 0
+    assert report_main([str(tmp_path / "runs"), "--out", str(out), "--figures", "png"]) == 0
     assert "Accordion (TopK 99/10 %)" in capsys.readouterr().out
     stems = ("accuracy_bytes", "accuracy_time", "levels", "comparison")
     figures = {f"{stem}.png" for stem in stems}

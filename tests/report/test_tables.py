@@ -14,7 +14,7 @@ import yaml
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, grouping, intervals, provenance, show, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import absent, captions, latex, table, write
+from accordion_bench.report.render import absent, captions, figures, latex, page, table, write
 from accordion_bench.report.render.draw import Drawn
 from accordion_bench.report.render.formats import Print
 from accordion_bench.runs.metrics import metric
@@ -479,17 +479,31 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, option, value, told):
 
 
 def test_options_reach_the_figures(tmp_path, monkeypatch):
+    """Every figure is a file where formats are typed, or there is no page; else those that the page does not draw."""
     seen = []
     monkeypatch.setattr(
-        write, "draw", lambda parts, out, bandwidths, printed: seen.append((bandwidths, printed)) or [Drawn([], [])]
+        write,
+        "draw",
+        lambda parts, out, names, bandwidths, printed: seen.append((names, bandwidths, printed)) or [Drawn([], [])],
     )
     run_folder(tmp_path / "runs")
     typed = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1mbit,2e9"]
-    assert report_main(typed) == report_main([*typed, "--pdf", "--paper", "one-column"]) == 0
-    assert report_main([*typed, "--figures", "svg,pdf"]) == 0
-    assert [links for links, _ in seen] == [[1e6, 2e9]] * 3
-    asked = [Print(), Print("one-column", ("png", "pdf")), Print("two-column", ("svg", "pdf"))]
-    assert [printed for _, printed in seen] == asked
+    for more in (
+        [],
+        ["--figures", "png"],
+        ["--figures", "svg,pdf"],
+        ["--pdf", "--paper", "one-column"],
+        ["--formats", "md"],
+    ):
+        assert report_main([*typed, *more]) == 0
+    monkeypatch.setattr(write, "missing", lambda: "no plotly")
+    assert report_main(typed) == 0
+    every = list(figures.OF_A_SETTING)
+    few = [name for name in every if name == "comparison" or name not in page.INTERACTIVE]
+    assert [names for names, _, _ in seen] == [few, every, every, every, every, every]
+    asked = [Print(), Print(), Print(formats=("svg", "pdf")), Print("one-column", ("png", "pdf")), Print(), Print()]
+    assert [printed for *_, printed in seen] == asked
+    assert all(bandwidths == [1e6, 2e9] for _, bandwidths, _ in seen) and "norms" in few and "tradeoff" not in few
 
 
 def test_signs_and_sizes():

@@ -12,9 +12,12 @@ import pytest
 
 from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.report.render.page.curves import AXES as PAGE_AXES
 from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.metrics import METRICS
 from accordion_bench.trackers.base import scalars
-from accordion_bench.trackers.wandb import Wandb
+from accordion_bench.trackers.tensorboard import TensorBoard
+from accordion_bench.trackers.wandb import AXES, CURVES, Wandb
 from tests.kit import tiny
 from tests.runs.test_resume import stopping_after
 
@@ -163,6 +166,54 @@ def test_refused(options, told):
 def test_scalars():
     row = {"a": 1, "b": None, "c": True, "d": "x", "plan": {"levels": {"fc.weight": 2}, "codebooks": {"2": [0, 1]}}}
     assert scalars(row) == {"a": 1, "plan/levels/fc.weight": 2}
+
+
+class Recorder:
+    """Stands in for a SummaryWriter and for wandb's run: (name, value) by step."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, dict[str, float]] = {}
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.told.setdefault(step, {})[name] = value
+
+    def log(self, values: dict[str, float], step: int, commit: bool) -> None:
+        assert commit and step not in self.told
+        self.told[step] = dict(values)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_both_have_the_names_units_and_steps_of_the_rows(metric):
+    """Bytes and seconds as in metrics.jsonl, the metric by its own name; what is null, a list or a text is nowhere."""
+    rows = [
+        {
+            **{"epoch": epoch, "step": 10 * epoch + 10, metric: 0.5 + epoch, "test_loss": 1.5},
+            **{"payload_bytes": 1000 + epoch, "wire_bytes": 2**40, "seconds": 3.25, "modelled_seconds": 1e-3},
+            **{"comm_seconds": None, "seconds_by_bucket": [[1, 2, 3, []]], "plan": {"levels": {"fc.weight": 2}}},
+        }
+        for epoch in range(2)
+    ]
+    board, wandb = TensorBoard(), Wandb()
+    for tracker, place in ((board, "writer"), (wandb, "run")):
+        setattr(tracker, place, recorder := Recorder())
+        for row in rows:
+            tracker.log(row)
+        wanted = {
+            row["step"]: {
+                **{key: row[key] for key in ("epoch", "step", metric, "test_loss", *AXES)},
+                "plan/levels/fc.weight": 2,
+            }
+            for row in rows
+        }
+        assert recorder.told == wanted
+
+
+def test_curves_may_be_drawn_against_what_the_page_draws_them_against():
+    assert set(AXES) == set(PAGE_AXES)
+    assert {*METRICS, "train_loss", "test_loss"} <= set(CURVES)
 
 
 def test_tensorboard(tmp_path):

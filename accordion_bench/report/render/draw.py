@@ -37,13 +37,18 @@ _parts: Sequence[Sequence[Arm]] = ()  # what children find when they are forked:
 
 
 def draw(
-    parts: Sequence[Sequence[Arm]], out: Path, bandwidths: Sequence[float], printed: Print = AS_PNG
+    parts: Sequence[Sequence[Arm]],
+    out: Path,
+    names: Sequence[str],
+    bandwidths: Sequence[float],
+    printed: Print = AS_PNG,
 ) -> list[Drawn]:
-    """Draw every figure of every setting, one in each process at a time.
+    """Draw some figures of every setting, one in each process at a time.
 
     Args:
         parts: the arms of each setting.
         out: folder.
+        names: of the figures, some of `figures.OF_A_SETTING`.
         bandwidths: bit/s of the links in figures of modelled time.
         printed: how.
 
@@ -52,7 +57,7 @@ def draw(
     """
     global _parts
     _parts = parts
-    names, suffixes = figures.OF_A_SETTING, suffixes_of(parts)
+    suffixes = suffixes_of(parts)
     todo = [(name, i, out, suffix, bandwidths, printed) for i, suffix in enumerate(suffixes) for name in names]
     workers = min(len(todo), len(os.sched_getaffinity(0))) if sys.platform == "linux" else 1
     gc.freeze()  # the rows of all runs are millions of objects, which every collection would look through

@@ -16,12 +16,13 @@ from accordion_bench.report.render import captions, figures, latex
 from accordion_bench.report.render.absent import left_out, notes
 from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.formats import FORMATS, Print
-from accordion_bench.report.render.page import FAILED, Section, missing, page
+from accordion_bench.report.render.page import FAILED, INTERACTIVE, Section, missing, page
 from accordion_bench.report.render.publish import replacing
 from accordion_bench.report.render.sound import sound
 from accordion_bench.report.render.spreadsheet import csv
 from accordion_bench.report.render.table import aligned, cells, markdown
 
+FIRST = "comparison"  # the figure that README.md shows
 TABLES = ("table.md", "table.csv", "table.tex", "report.html")
 
 
@@ -32,6 +33,7 @@ def write(
     formats: Sequence[str] = FORMATS,
     bandwidths: Sequence[float] = figures.BANDWIDTHS,
     printed: Print = figures.AS_PNG,
+    every: bool = True,
 ) -> str:
     """Write everything about some runs; returns the text for stdout.
 
@@ -42,6 +44,7 @@ def write(
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
         bandwidths: bit/s of the links in figures of modelled time.
         printed: how figures are.
+        every: also the figures that the page draws itself, as files.
 
     Raises:
         OSError: the folder takes no files; the report that was there is as it was.
@@ -49,8 +52,9 @@ def write(
     runs, parts, repeats, (said, latex_texts) = sound(runs, texts)
     absent = left_out(runs, repeats, folders)
     without_page = missing() if "html" in formats else ""
+    names = names_of(every or "html" not in formats or bool(without_page))
     with replacing(out) as new:
-        drawn = draw(parts, new, bandwidths, printed)
+        drawn = draw(parts, new, names, bandwidths, printed)
         across, failed = _across(parts, new, printed)
         sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
         if failed := [why for found in drawn for why in found.failed] + failed:
@@ -67,6 +71,15 @@ def write(
             _write(new / "report.html", page(sections, across, absent))
     where = f"tables and figures: {printable(str(out), longest=4096)}"
     return "\n".join(filter(None, [text, where, without_page]))
+
+
+def names_of(every: bool) -> list[str]:
+    """The figures of a setting that are drawn as files.
+
+    Args:
+        every: also those that the page draws itself.
+    """
+    return [name for name in figures.OF_A_SETTING if every or name == FIRST or name not in INTERACTIVE]
 
 
 def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
@@ -116,7 +129,7 @@ def readme(text: str, sections: Sequence[Section], across: Sequence[Path]) -> st
     """The tables, the figures that compare arms, and where they come from."""
     parts = [text.rstrip()]
     if sections:
-        pngs = [png for section in sections for png in section.figures if png.name.startswith("comparison")]
+        pngs = [png for section in sections for png in section.figures if png.name.startswith(FIRST)]
         parts += [f"![{png.stem}]({png.name})" for png in (*pngs, *across)]
         parts.append(provenance([run for section in sections for arm in section.arms for run in arm.runs]))
     return "\n\n".join(parts) + "\n"

@@ -1,7 +1,7 @@
 """Time to a fixed metric value: `target`, at the end of the first epoch that reached it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from accordion_bench.report.compare.arms import Arm
@@ -39,14 +39,14 @@ def reached(arm: Arm, target: float, column: str) -> Reached:
     return Reached([row[column] for row in rows], [_bytes_of(row) for row in rows])
 
 
-def _bytes_of(row: dict[str, Any]) -> float:
+def _bytes_of(row: Mapping[str, Any]) -> float:
     payload = row.get("payload_bytes")
     return math.nan if payload is None else payload
 
 
 def first_row(
-    rows: Sequence[dict[str, Any]], judged: Metric, selected_by: str, target: float, column: str
-) -> dict[str, Any] | None:
+    rows: Sequence[Mapping[str, Any]], judged: Metric, selected_by: str, target: float, column: str
+) -> Mapping[str, Any] | None:
     """The first row that reaches the target in the column it goes by, where the time is known."""
     found = (row for row in rows if row.get(selected_by) is not None and judged.reaches(row[selected_by], target))
     row = next(found, None)

@@ -3,12 +3,14 @@
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from
+from accordion_bench.report.each import each
 from accordion_bench.report.read.load import Run
+from accordion_bench.report.read.rows import Rows
 
 # of a configuration and an environment, what a step's computation hangs on beside its samples
 COMPUTES = (
@@ -45,7 +47,8 @@ def at_common_speed(runs: Sequence[Run]) -> list[Run]:
         if is_shared(run):
             alike[what_computes(run)].append(run)
     common = {key: Common.of(members) for key, members in alike.items() if len(members) > 1}
-    return [_at_speed(run, common.get(what_computes(run)) if is_shared(run) else None) for run in runs]
+    pairs = [(run, common.get(what_computes(run)) if is_shared(run) else None) for run in runs]
+    return each(_at_speed, pairs, "comparing")
 
 
 class Common(NamedTuple):
@@ -96,39 +99,60 @@ def _spread(run: Run) -> float:
     return most.spread / most.wait if most else 0.0
 
 
-def _at_speed(run: Run, common: Common | None) -> Run:
+def _at_speed(pair: tuple[Run, Common | None]) -> Run:
+    run, common = pair
     if not run.rows or any(run.rows[-1].get(key) is None for key in ("seconds_by_phase", *MODELLED)):
         return run
     own, slowness = _computing(run), 1.0
     if common:  # the steps that most runs have, and of those the most frequent in this one
         samples = max(own, key=lambda samples: (common.compute[samples][0], own[samples][0]))
         slowness = own[samples][1] / common.compute[samples][1]
-    rows = [_remodelled(run, row, slowness, common) for row in run.rows]
+    last = run.rows[-1]
+    whole = Whole(
+        {(part, str(phase)): seconds for part, phase, _, seconds in last["seconds_by_phase"]},
+        exchanges_from(last["seconds_by_bucket"]),
+        Network(**{key: value for key, value in run.config["network"].items() if key != "_target_"}),
+        slowness,
+    )
+    changed = [_remodelled(run, row, whole, common) for row in run.rows[:-1]]
+    changed.append(_remodelled(run, last, whole, common) if common else last)
+    rows = Rows.of(run.rows).replaced(**{key: [row.get(key) for row in changed] for key in MODELLED})
     kept = {key: rows[-1][key] for key in MODELLED if key in run.summary}
     summary = {**run.summary, **kept, "modelled_slowness": slowness}
     return replace(run, rows=rows, summary={**summary, "own_modelled_seconds": run.summary.get("modelled_seconds")})
 
 
-def _remodelled(run: Run, row: dict[str, Any], slowness: float, common: Common | None) -> dict[str, Any]:
-    """A row with the medians of the whole run, at another speed."""
-    last = run.rows[-1]
-    known = all(row.get(key) is not None for key in ("seconds_by_phase", *MODELLED, *SENT))
-    if not known or (row is last and not common):
+class Whole(NamedTuple):
+    """What is known of a run when it has ended.
+
+    usual: seconds of a step by part and phase.
+    exchanges: until its end.
+    network: that it was modelled on.
+    slowness: over the runs that compute the same.
+    """
+
+    usual: dict[tuple[str, str], float]
+    exchanges: Sequence[Exchanges]
+    network: Network
+    slowness: float
+
+
+def _remodelled(run: Run, row: Mapping[str, Any], whole: Whole, common: Common | None) -> Mapping[str, Any]:
+    """The modelled columns of a row with the medians of the whole run, at another speed."""
+    if any(row.get(key) is None for key in ("seconds_by_phase", *MODELLED, *SENT)):
         return row
     local_workers = run.summary["workers"] // run.summary.get("processes", 1)
-    usual = {(part, str(phase)): seconds for part, phase, _, seconds in last["seconds_by_phase"]}
     now = row["seconds_by_phase"]
-    later = sum(steps * (usual.get((part, str(phase)), own) - own) for part, phase, steps, own in now)
+    later = sum(steps * (whole.usual.get((part, str(phase)), own) - own) for part, phase, steps, own in now)
     own = row["modelled_seconds"] - row["modelled_exposed_seconds"] + later / local_workers
-    kinds = _in_hindsight(exchanges_from(row["seconds_by_bucket"]), exchanges_from(last["seconds_by_bucket"]))
+    kinds = _in_hindsight(exchanges_from(row["seconds_by_bucket"]), whole.exchanges)
     if common:
-        kinds = [_at(slowness, common.spread, kind) for kind in kinds]
-    options = {key: value for key, value in run.config["network"].items() if key != "_target_"}
+        kinds = [_at(whole.slowness, common.spread, kind) for kind in kinds]
     wire_bytes, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in SENT)
-    exposed = Network(**options).exposed(kinds, wire_bytes, rounds, run.summary["workers"])
-    modelled = {"modelled_seconds": own / slowness + exposed, "modelled_exposed_seconds": exposed}
+    exposed = whole.network.exposed(kinds, wire_bytes, rounds, run.summary["workers"])
     as_read = [[*kind[:3], [list(bucket) for bucket in kind.buckets], kind.spread] for kind in kinds]
-    return {**row, **modelled, "seconds_by_bucket": as_read}
+    seconds = own / whole.slowness + exposed
+    return {"modelled_seconds": seconds, "modelled_exposed_seconds": exposed, "seconds_by_bucket": as_read}
 
 
 def _in_hindsight(kinds: Sequence[Exchanges], last: Sequence[Exchanges]) -> list[Exchanges]:

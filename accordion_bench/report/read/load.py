@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ import yaml
 
 from accordion_bench.methods.labels import label
 from accordion_bench.options import trusted
-from accordion_bench.report.progress import told
+from accordion_bench.report.each import each
 from accordion_bench.report.read import rows_file
 from accordion_bench.report.read.completeness import problem, problem_of_rows
 from accordion_bench.report.read.printable import TEXT, needs_no_look, plain, printable
+from accordion_bench.report.read.rows import Rows
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.old_folders import in_todays_words
 from accordion_bench.runs.secrets import masked, masked_command
@@ -57,7 +58,7 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: Sequence[Mapping[str, Any]] = ()
     problem: str = ""
     attached: bool = False
 
@@ -131,7 +132,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     """Every run found under `paths`."""
     with _no_collection():
         folders = find_runs(paths)
-        return [read_run(path) for path in told(folders, len(folders), "reading")]
+        return each(read_run, folders, "reading")
 
 
 @contextlib.contextmanager
@@ -168,7 +169,7 @@ def _read_folder(path: Path) -> Run:
     config = masked(in_todays_words(config))
     rows = _rows(path / METRICS_FILE, refused)
     why = refused[0] if refused else problem(config, summary, rows, os.path.exists(path / "done"))
-    return Run(path, config, _shown(environment), summary, rows, printable(why, longest=500))
+    return Run(path, config, _shown(environment), summary, Rows.of(rows), printable(why, longest=500))
 
 
 def _read_file(path: Path) -> Run:
@@ -181,7 +182,7 @@ def _read_file(path: Path) -> Run:
     config, environment, summary, rows = rows_file.made_of(found)
     config, summary = masked(in_todays_words(config)), masked(summary)
     why = rows_file.cut_short(path, found) or problem_of_rows(config, summary, rows, path.name)
-    return Run(path, config, _shown(environment), summary, rows, printable(why, longest=500), attached=True)
+    return Run(path, config, _shown(environment), summary, Rows.of(rows), printable(why, longest=500), attached=True)
 
 
 def _shown(environment: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Gradient norms by layer, and the critical regimes that a policy has seen in them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -51,7 +51,7 @@ def norms_by_layer(run: Run) -> tuple[list[int], dict[str, list[float]]]:
     return [epoch for epoch, _ in rows], {layer: [own.get(layer, np.nan) for _, own in rows] for layer in layers}
 
 
-def _noted(row: dict[str, Any]) -> dict[str, float]:
+def _noted(row: Mapping[str, Any]) -> dict[str, float]:
     """Norms in the decision of a row; of the whole model where a policy looks at no single layers."""
     for decision in (row.get("decisions") or {}).values():
         if isinstance(decision, dict) and decision.get("norm"):

@@ -342,6 +342,7 @@ def test_codebooks_are_drawn_where_a_policy_has_moved_them():
     fitted, fixed = arms
     assert levels_by_epoch(fitted.runs[0]) == {"2": [[0.2, 1.0]] * 2 + [[pytest.approx(0.3), 1.0]] * 4}
     assert levels_by_epoch(fixed.runs[0]) == {}
-    (axes,) = figures_of(arms, only=["codebooks"])["codebooks"].axes
+    with styled():
+        (axes,) = figures_of(arms, only=["codebooks"])["codebooks"].axes
     assert axes.get_title("left") == "ALQ (QSGD 2 bits), 2 bits" and len(axes.lines) == 2
     assert sorted(max(line.get_ydata()) for line in axes.lines) == pytest.approx([0.3, 1.0])

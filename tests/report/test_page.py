@@ -171,7 +171,7 @@ def test_the_page_says_everything(report):
 
 
 def test_what_the_page_does_not_draw_itself_is_a_picture_in_it(tmp_path):
-    for name in ("pareto", "norms-digits", "variance"):
+    for name in ("tradeoff", "norms-digits", "variance"):
         (tmp_path / f"{name}.png").write_bytes(name.encode())
     pngs = sorted(tmp_path.iterdir())
     found = Page(page.page([page.Section(group([run()])[0], pngs)], [tmp_path / "variance.png"], {})).all("img")

@@ -129,7 +129,7 @@ def test_a_file_and_a_run_folder_with_the_same_rows_have_the_same_numbers(tmp_pa
 
 def test_one_file_alone_makes_a_whole_report(tmp_path, capsys):
     file = rows_file(tmp_path / "mine-seed0.jsonl")
-    assert report_main([str(file), "--out", str(tmp_path / "out")]) == 0
+    assert report_main([str(file), "--out", str(tmp_path / "out"), "--figures", "png"]) == 0
     out, err = capsys.readouterr()
     assert err == f"reading the runs in {file}\n" and "Figures that could not be drawn" not in out
     assert "## Net on unknown data, 4 workers x 32 samples, 4 epochs" in out

@@ -23,7 +23,6 @@ from accordion_bench.report.render.table import cells
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.runs.metrics import metric
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed
 from tests.kit.processes import forked
@@ -184,7 +183,7 @@ def test_rows_summary_and_report(tmp_path, capsys):
     told = " ".join(captions.captions(arms))
     assert "Bits per byte: after the last epoch" in told and "2 to the power of it is the perplexity per byte" in told
     assert ", 1,100 training bytes" in captions.heading(arms[0])
-    assert metric_label(metric("bits_per_byte")) == "test bits per byte [-], lower is better"
+    assert metric_label(arms) == "validation bits per byte [-], lower is better"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_error_is_the_mean_over_seeds():
     found = arms(measured(0, seconds=10.0, modelled_seconds=11.0), measured(1, seconds=10.0, modelled_seconds=10.6))
     heading, row = against_model(found).cells
     assert heading[-3:] == ["measured", "modelled", "error"]
-    assert row == ["dense", "2", "0.1 Gbit/s and 100 µs per round", "10 s", "10.8 s", "+8.0 ± 25.4 %"]
+    assert row == ["dense", "2", "100 Mbit/s and 100 µs per round", "10 s", "10.8 s", "+8.0 ± 25.4 %"]
     (one,) = arms(measured(seconds=10.0, modelled_seconds=9.68))
     assert against_model([one]).cells[1][-1] == "-3.2 %"
 

@@ -28,7 +28,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """A page of two settings: nine arms with two seeds that have everything, and two with one seed."""
+    """A page of two settings: ten arms with three seeds that have everything, and two with one seed."""
     single = group([run(workers=2), run("fp16", workers=2, end=0.88)])[0]
     sections = [page.Section(everything(), []), page.Section(single, [])]
     made = tmp_path_factory.mktemp("page") / "report.html"
@@ -80,7 +80,7 @@ def test_it_opens_without_a_complaint_and_asks_nobody(shown, file):
     shown.tab.evaluate("drawAll()")
     assert shown.plots().count() == 5 and shown.plots("#setting-2").count() == 3
     assert shown.complaints == [] and set(shown.asked) == {file.as_uri()}
-    assert shown.tab.title() == "accordion_bench: 20 runs in 11 arms"
+    assert shown.tab.title() == "accordion_bench: 32 runs in 12 arms"
 
 
 def test_a_browser_would_complain(browser, tmp_path):
@@ -102,16 +102,16 @@ def test_what_is_far_away_is_not_drawn_yet(browser, file):
 
 def test_one_legend_switches_an_arm_in_every_figure(shown):
     before = {kind: shown.named(kind) for kind in ("curve", "end")}
-    assert all("PowerSGD rank 2" in names and len(names) == 9 for names in before.values())
+    assert all("PowerSGD rank 2" in names and len(names) == 10 for names in before.values())
     bars = "plots => plots.flatMap(plot => plot.data).filter(one => one.type === 'bar').map(one => one.y.length)"
-    assert set(shown.plots().evaluate_all(bars)) == {9}
+    assert set(shown.plots().evaluate_all(bars)) == {10}
     entry = shown.first.locator(".legend").get_by_role("button", name="PowerSGD rank 2", exact=True)
     entry.click()
     assert entry.get_attribute("aria-pressed") == "false"
     for kind, names in before.items():
         left = shown.named(kind)
-        assert len(left) == 8 and "PowerSGD rank 2" not in left and set(left) < set(names)
-    assert set(shown.plots().evaluate_all(bars)) == {8}
+        assert len(left) == 9 and "PowerSGD rank 2" not in left and set(left) < set(names)
+    assert set(shown.plots().evaluate_all(bars)) == {9}
     assert shown.first.locator("tr.off").count() == 1
     entry.click()
     assert {kind: shown.named(kind) for kind in before} == before and shown.first.locator("tr.off").count() == 0
@@ -162,7 +162,7 @@ def test_the_table_is_sorted_and_filtered(shown):
     for direction in ("ascending", "descending"):
         head.locator("button").click()
         found = table.locator("tbody tr").evaluate_all(values % column)
-        assert head.get_attribute("aria-sort") == direction and len(found) == 9
+        assert head.get_attribute("aria-sort") == direction and len(found) == 10
         assert found == sorted(found, reverse=direction == "descending")
     table.locator("th button").first.click()
     names = table.locator("tbody th").all_inner_texts()
@@ -177,7 +177,7 @@ def test_the_table_is_sorted_and_filtered(shown):
 
 def test_the_mouse_is_told_value_interval_and_seeds(wide):
     told = wide.plots().first.evaluate("plot => plot.data.find(trace => trace.meta === 'curve').text[5]")
-    assert told.startswith("<b>dense</b><br>epoch 6<br>") and "± " in told and "(95 %, n = 2)" in told
+    assert told.startswith("<b>dense</b><br>epoch 6<br>") and "± " in told and "(95 %, n = 3)" in told
     assert "<br>seed 0: " in told and "<br>seed 1: " in told
 
 

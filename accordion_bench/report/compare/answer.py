@@ -86,7 +86,10 @@ def _too(leanest: Rival, others: Sequence[Rival]) -> list[str]:
 
 
 def _worse(lose: Sequence[Rival]) -> list[str]:
-    return _clause([f"{one.label} is worse by {one.loss()}" for one in lose])
+    told = [f"{one.label} is worse by {one.loss()}" for one in lose]
+    if len(told) <= MOST + 1:
+        return _clause(told)
+    return [f"{', '.join(told[:MOST])}; {len(told) - MOST} more are worse, too"]
 
 
 def _open(undecided: Sequence[Rival]) -> list[str]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accordion_bench.options.units import human_bytes
+from accordion_bench.options.units import human_bytes, human_rate
 from accordion_bench.report.compare.intervals import Difference
 from accordion_bench.runs.metrics import Metric
 
@@ -100,10 +100,10 @@ def show_floats(count: float) -> str:
 
 def show_link(network: dict[str, Any]) -> str:
     """`1 Gbit/s and 50 µs per round`, with jitter and the slowest link where there are any."""
-    text = f"{network['bandwidth'] / 1e9:g} Gbit/s and {network['latency'] * 1e6:g} µs per round"
+    text = f"{human_rate(network['bandwidth'])} and {network['latency'] * 1e6:g} µs per round"
     jitter, slow = network.get("jitter"), network.get("slow_bandwidth")
     text += f", {jitter * 1e6:g} µs of jitter" if jitter else ""
-    return text + (f", the slowest {slow / 1e9:g} Gbit/s" if slow else "")
+    return text + (f", the slowest {human_rate(slow)}" if slow else "")
 
 
 def show_bytes(count: float) -> str:

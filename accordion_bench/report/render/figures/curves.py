@@ -18,7 +18,6 @@ from accordion_bench.report.render.figures.series import (
     column,
     ends,
     interval,
-    metric_of,
     scores,
     seeds,
     several,
@@ -106,7 +105,7 @@ def curves(
         if bars:
             interval_bar(axes, x, y, interval(last), look.colour)
         end_marker(axes, x, y, look, shown_end(arm))
-    axes.set_ylabel(metric_label(metric_of([arm for arm, _ in shown])))
+    axes.set_ylabel(metric_label([arm for arm, _ in shown]))
     axes.grid()
 
 

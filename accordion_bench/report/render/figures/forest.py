@@ -13,7 +13,7 @@ from accordion_bench.report.render.figures.limits import end_limits
 from accordion_bench.report.render.figures.marks import end_marker, interval_bar, metric_label
 from accordion_bench.report.render.figures.points import points_note
 from accordion_bench.report.render.figures.rows import name, name_rows, sheet_of_rows
-from accordion_bench.report.render.figures.series import ends, interval, metric_of, shown_end
+from accordion_bench.report.render.figures.series import ends, interval, shown_end
 from accordion_bench.report.render.looks import looks
 
 
@@ -36,7 +36,7 @@ def forest(arms: Sequence[Arm]) -> Figure:
             axes.axvline(mean, color="black", linewidth=0.6, zorder=1)
             axes.axvspan(mean - (half or 0), mean + (half or 0), color="black", alpha=0.07, linewidth=0, zorder=0)
     axes.set_ylabel("method and payload")
-    axes.set_xlabel(metric_label(metric_of(arms)))
+    axes.set_xlabel(metric_label(arms))
     dense = "; line and band: dense" if any(arm.dense for arm in arms) else ""
     return sheet.finish(f"{heading(arms[0])}; {points_note(arms)}{dense}.")
 

@@ -12,7 +12,7 @@ from accordion_bench.report.render.figures.series import Array, ends, interval, 
 from accordion_bench.runs.metrics import Metric
 
 WORST = 20  # points below the best arm: worse ones stand at the edge, with their number
-TIMES_WORST = 1.5  # the same for metrics without an upper end, as a factor
+TIMES_WORST = 2.0  # the same for metrics without an upper end, as a factor
 POINTS, IMAGES = 5, 10  # that an axis of accuracy spans at least, whichever is more
 SHARE = 0.05  # of the best value, that other axes span at least
 MOST = 100.5  # percent

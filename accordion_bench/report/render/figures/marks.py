@@ -9,9 +9,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from accordion_bench.options.units import human_bytes
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.render.figures.series import metric_of
 from accordion_bench.report.render.figures.sheet import SMALL
 from accordion_bench.report.render.looks import Look
-from accordion_bench.runs.metrics import LOSSES, Metric
+from accordion_bench.runs.metrics import LOSSES
 
 LARGEST, SMALLEST = 8.0, 5.0  # points, of markers
 OUTSIDE = {"x": "<>", "y": "v^"}  # arrows at the low and at the high edge
@@ -104,7 +106,9 @@ def numbered(axes: Axes, values: Sequence[float], names: Sequence[str]) -> None:
     axes.set_xlim(values[0] / 1.3, values[-1] * 1.3)
 
 
-def metric_label(metric: Metric) -> str:
-    """The name of an axis: `test accuracy [%]`, `test perplexity [-], lower is better`."""
-    name = metric.words if metric.name in LOSSES else f"test {metric.words}"
-    return f"{name} [{metric.unit or '-'}]" + ("" if metric.higher_is_better else ", lower is better")
+def metric_label(arms: Sequence[Arm]) -> str:
+    """The name of an axis: `test accuracy [%]`, `validation bits per byte [-], lower is better`."""
+    of = metric_of(arms)
+    split = "validation" if (arms[0].config.get("dataset") or {}).get("metric_split") == "valid" else "test"
+    name = of.words if of.name in LOSSES else f"{split} {of.words}"
+    return f"{name} [{of.unit or '-'}]" + ("" if of.higher_is_better else ", lower is better")

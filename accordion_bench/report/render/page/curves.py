@@ -50,7 +50,7 @@ def curves(arms: Sequence[Arm], most: int) -> dict[str, Any]:
     of = metric_of(arms)
     return {
         "metric": {
-            "label": metric_label(of),
+            "label": metric_label(arms),
             "unit": of.unit,
             "digits": 2 if of.percent else 4,
             "least": least_span(arms),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accordion_bench.config.compose import compose
-from accordion_bench.report.compare.arms import group, settings
+from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from accordion_bench.report.render.draw import draw

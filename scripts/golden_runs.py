@@ -98,6 +98,14 @@ COMPRESSORS = {
     ),
     "atomo": images("compressor=atomo", "epochs=2"),
     "demo": images("compressor=demo", "optimizer.momentum=0", "optimizer.lr=0.002", *LINEAR),
+    "fp4": images("compressor=fp4"),
+    "topk_chunk": images(
+        *("compressor=topk", "compressor.chunk=8", "compressor.value_bits=2", "compressor.clip=median"),
+        *("compressor.density=0.05", "compressor.residual_decay=0.95"),
+    ),
+    "ef21": images("compressor=topk", "compressor.error_feedback=ef21", "optimizer.momentum=0"),
+    "acpsgd": images("compressor=acpsgd"),
+    "dion": images("compressor=dion", "optimizer=adamw", "optimizer.lr=0.002", *LINEAR),
     "onebitadam": images("compressor=onebitadam", "optimizer=adamw", "optimizer.lr=0.002", "compressor.freeze_step=4"),
 }
 
@@ -174,6 +182,9 @@ SCHEMES = {
         on_rounding=FITTED,
     ),
     "diloco": images("adaptive=diloco", "sync.period=4", "optimizer=adamw", "optimizer.lr=0.001", *LINEAR),
+    "streaming_diloco": images("sync=streaming_diloco", "sync.period=4", "sync.delay=1", *HEAVY_BALL),
+    "sparta": images("sync=sparta", "sync.sparta=0.05", *HEAVY_BALL),
+    "noloco": images("sync=noloco", "sync.period=2", *HEAVY_BALL),
     "zerooneadam": images(
         *("sync=zerooneadam", "optimizer=adamw", "optimizer.lr=0.002", "sync.freeze_step=4", "sync.refreshes=1"),
         *("sync.doubling_steps=2", "sync.longest_period=2"),

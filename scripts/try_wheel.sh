@@ -18,7 +18,8 @@ cd "$there"
 unset PYTHONPATH
 env/bin/accordion-bench --version
 env/bin/accordion-bench epochs=1 compressor=powersgd
-env/bin/python -m accordion_bench.report results/runs
+env/bin/python -m accordion_bench.report results/runs | tee said
+grep "no report.html.*type pip install 'accordion-bench\[report\]'" said
 env/bin/python - <<'PYTHON'
 from importlib.resources import files
 from importlib.util import find_spec
@@ -44,4 +45,7 @@ if grep --quiet "$faster" said; then
     echo "with numba nothing more must be asked for" >&2
     exit 1
 fi
+"$uv" pip install --quiet --python env/bin/python --constraint "$constraints" "accordion-bench[report] @ file://$wheel"
+env/bin/python -m accordion_bench.report results/runs
+test -s results/report/report.html
 echo "the wheel works: $(basename "$wheel")"

@@ -17,7 +17,7 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
 GROWS = (
-    "compressor.error_feedback=true keeps what an unbiased compressor has lost, maybe more than there was: the "
+    "compressor.error_feedback=true keeps what was lost, and this compressor may lose more than there was: the "
     "residual can grow without end (qsgd at its defaults: to 3,000 gradients in 100 steps)"
 )
 

@@ -17,7 +17,7 @@ from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.selection import EXPECTED, stride_of
 from accordion_bench.tensors.kernels.index_codes import END, Codes, add_entries, messages, write_entries
-from accordion_bench.tensors.kernels.rows import N, Rows
+from accordion_bench.tensors.kernels.rows import N, Rows, sent_to_rows
 from accordion_bench.tensors.kernels.top import (
     Chosen,
     choose_from,
@@ -68,11 +68,8 @@ def add_sparse_(
         divisor: of all coordinates; 1 = none.
     """
     rows, tensors = len(targets_R[0]), len(targets_R)
-    each = len(message_A) // rows
-    senders = np.arange(rows)[:, None, None] + rows * np.arange(each)  # of each row
-    at = (
-        message_A.data_ptr() + message_A.stride(0) * senders + np.array(starts, np.int64)[:, None]
-    )  # row, tensor, sender
+    at = sent_to_rows(message_A, starts, rows)
+    each = at.shape[2]
     codes = codes_of(tuple(x_R.shape[1] for x_R in targets_R), tuple(kept), rows)
     codes = Codes(*(column.repeat(each) for column in codes))
     table = messages(at, np.tile(kept, rows).repeat(each), codes)

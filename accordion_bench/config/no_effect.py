@@ -119,6 +119,5 @@ def _cut(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
 def _growing(config: RunConfig) -> list[str]:
     """A warning where error feedback wraps what is no contraction."""
     compressor = wrapped_compressor(config.compressor).compressor
-    feeds_back = config.compressor.get("error_feedback") is True and "error_feedback" not in compressor.traits.takes
-    loses = config.choices["compressor"] != "none"
-    return [GROWS] if feeds_back and compressor.traits.unbiased and loses else []
+    feeds_back = config.compressor.get("error_feedback") is True
+    return [GROWS] if feeds_back and not compressor.traits.is_contraction else []

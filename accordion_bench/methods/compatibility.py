@@ -30,14 +30,13 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
         needs_levels(policy_name, policy, compressor, name)
         needs_gradients(policy_name, policy, sync, chosen.sync_name)
         needs_all_tensors(policy_name, policy, sync, chosen.sync_name)
-    if sync.without_averages and name != "none":
+    own_messages = sync.messages() is not None
+    leaves_nothing = "which has messages of its own" if own_messages else sync.without_averages
+    if leaves_nothing and name != "none":
         raise ConfigError(
-            f"compressor must be none with sync={chosen.sync_name}, {sync.without_averages}, got {name}; type "
-            "compressor=none"
+            f"compressor must be none with sync={chosen.sync_name}, {leaves_nothing}, got {name}; type compressor=none"
         )
-    if sync.messages() is not None:
-        needs_no_compressor(chosen)
-    elif sync.local:
+    if sync.local and not own_messages:
         differences = pseudo_gradient_compressor(chosen.compressor, name)
         if sync.quorum is not None:
             among_some(differences, name)
@@ -60,15 +59,6 @@ def among_some(wrapped: Wrapped, name: str) -> None:
         raise ConfigError(
             f"compressor must send messages of a fixed size to all where sync.quorum leaves late workers out, got "
             f"{name}, {why}; type compressor=topk, or sync.quorum=null"
-        )
-
-
-def needs_no_compressor(chosen: Chosen) -> None:
-    """A scheme that says itself what is sent leaves a compressor nothing to do."""
-    if chosen.compressor_name != "none":
-        raise ConfigError(
-            f"compressor must be none with sync={chosen.sync_name}, which has messages of its own, got "
-            f"{chosen.compressor_name}; type compressor=none"
         )
 
 

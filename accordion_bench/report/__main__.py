@@ -43,7 +43,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 2
     print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
     from accordion_bench.report.read import load, missing_runs  # what follows takes seconds to import
-    from accordion_bench.report.render import write
+    from accordion_bench.report.render import absent, write
 
     if args.config_dir is not None or args.trust:
         import_from_here()
@@ -52,8 +52,8 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.serve:
         return _served(args.runs, args.port)
     folders = missing_runs.no_runs(args.runs)
-    for name, why in folders:
-        print(f"warning: {name}: {why}", file=sys.stderr)
+    for said in absent.first(absent.skipped(folders)):
+        print(f"warning: {said}", file=sys.stderr)
     runs = load.read_runs(args.runs)
     if not runs:
         print(

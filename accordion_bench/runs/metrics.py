@@ -12,7 +12,7 @@ class Metric:
         name: the column in metrics.jsonl.
         higher_is_better: direction.
         percent: a share in [0, 1], written in percent.
-        points: what differences of it are counted in.
+        points: what differences of it are counted in; "" where its own numbers are all there is.
         counted: what a data set's `subset` counts where it is evaluated.
         least, typical: what a target is at least where it is no share, and an example of one.
     """
@@ -20,7 +20,7 @@ class Metric:
     name: str
     higher_is_better: bool
     percent: bool
-    points: str = "points"
+    points: str = ""
     counted: str = "samples"
     least: float = 0.0
     typical: float = 0.9
@@ -65,7 +65,7 @@ def split_of(column: str) -> str:
 PERPLEXITY = Metric("perplexity", False, False, counted="words", least=1.0, typical=100)
 # of bytes; their perplexity is 2 to the power of it, and has another name than that of words, which is no byte's
 BITS_PER_BYTE = Metric("bits_per_byte", False, False, "bits", "bytes", typical=2.5)
-METRICS = {m.name: m for m in (Metric("accuracy", True, True), PERPLEXITY, BITS_PER_BYTE)}
+METRICS = {m.name: m for m in (Metric("accuracy", True, True, "points"), PERPLEXITY, BITS_PER_BYTE)}
 # what a loop of somebody's own is judged by where its rows have no metric
 LOSSES = {m.name: m for m in (Metric("test_loss", False, False), Metric("train_loss", False, False))}
 

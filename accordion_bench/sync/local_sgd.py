@@ -16,7 +16,6 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.on_cpu import copy_on_cpu
-from accordion_bench.comm.replicas import Replicas
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
@@ -25,12 +24,12 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts
 from accordion_bench.position import Rate
+from accordion_bench.sync.attendance import attended
 from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.buffers import BUFFERS, treat_buffers
-from accordion_bench.sync.drawn_lateness import DrawnLateness
 from accordion_bench.sync.every_step import EveryStep
+from accordion_bench.sync.exact_average import exact_average
 from accordion_bench.sync.groups import Tier, checked_groups, refuse_groups, tiers
-from accordion_bench.sync.late_processes import LateProcesses
 from accordion_bench.sync.outer import OUTER, Average
 from accordion_bench.sync.quorum import Quorum, refuse_in_run, refuse_quorum
 from accordion_bench.sync.sparse_average import SparseAverage
@@ -211,7 +210,8 @@ class LocalSGD(Sync):
         self.inner.fork()
         self.tiers = tiers(self.runner, self.groups, self.split)
         self.every_step = EveryStep()  # and its residuals are given up
-        self.attendance = self.attended()
+        everyone, late = self.tiers[-1].groups[0].exchange, (self.quorum, self.grace, self.lateness)
+        self.attendance = attended(self.context, everyone, self.outer, self.buffers, *late)
         self.forked = True
 
     def sparse_average(self, comm: Comm) -> SparseAverage:
@@ -225,24 +225,6 @@ class LocalSGD(Sync):
 
     def between(self) -> list[Exchange]:
         return [self.sparse] if self.sparse else []
-
-    def attended(self) -> Quorum | None:
-        """How workers are late; None where averagings are of all.
-
-        Raises:
-            ConfigError: processes cannot tell each other who has come.
-        """
-        if self.quorum is None or self.quorum >= self.comm.workers:
-            return None
-        parts = self.context, self.tiers[-1].groups[0].exchange, self.outer, self.buffers
-        if self.lateness is not None:
-            return DrawnLateness(*parts, self.quorum, self.lateness, self.runner.seed)
-        if self.context.store is None or self.comm.device.type != "cpu":
-            raise ConfigError(
-                f"sync.quorum needs a run over comm=gloo on CPUs, where processes can be late, got {self.quorum}"
-                " elsewhere; type sync.lateness=0.1 to draw who is late, or sync.quorum=null"
-            )
-        return LateProcesses(*parts, self.quorum, self.grace)
 
     def exchanges(self) -> list[Placed]:
         if not self.forked:
@@ -293,6 +275,7 @@ class LocalSGD(Sync):
         self.since += 1
         self.count += self.switched()
         if self.sparse is not None and self.count:
+            self.land()  # one collective at a time
             self.clock.waits(self.sparse.kind)
             self.sparse.average_(self.axis.replicas, self.position.step)
             self.clock.lap("exposed")
@@ -403,13 +386,3 @@ class LocalSGD(Sync):
             group = next(group for group in groups if row in group.rows)
             for name, value in zip(self.names, group.anchor, strict=True):
                 value.copy_(state["anchors"][size][name])
-
-
-@torch.no_grad()
-def exact_average(axis: Replicas) -> None:
-    """z <- mean x_w, uncompressed; x_w <- z."""
-    everyone = range(axis.comm.local_workers)
-    means = axis.comm.all_reduce_mean(axis.differences(axis.shared, everyone))
-    torch._foreach_sub_(axis.shared, means)
-    axis.restart(axis.shared, everyone)
-    axis.comm.clock.lap("exposed")

@@ -12,8 +12,9 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import RunFacts
 from accordion_bench.sync.buffers import treat_buffers
+from accordion_bench.sync.exact_average import exact_average
 from accordion_bench.sync.groups import Group, Tier
-from accordion_bench.sync.local_sgd import LocalSGD, exact_average
+from accordion_bench.sync.local_sgd import LocalSGD
 from accordion_bench.sync.pair_exchange import PairExchange
 
 

@@ -1,6 +1,6 @@
 """Overlap Local-SGD and CoCoD-SGD: averages are used some steps late, to travel behind the computation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,11 @@ from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import RunFacts
+from accordion_bench.sync.base import SyncContext
 from accordion_bench.sync.buffers import treat_buffers
-from accordion_bench.sync.local_sgd import LocalSGD, exact_average
+from accordion_bench.sync.exact_average import exact_average
+from accordion_bench.sync.in_flight import InFlight
+from accordion_bench.sync.local_sgd import LocalSGD
 from accordion_bench.tensors.same_shape import Blocks
 
 
@@ -67,8 +70,6 @@ class OverlapLocalSGD(LocalSGD):
             raise ValueRefused("merge_alpha", rule, merge_alpha, 0.6)
         if merge == "cocod" and beta:
             raise ValueRefused("beta", "0 with merge=cocod", beta, 0)
-        self.in_flight: list[Tensor] = []
-        self.landing: Callable[[], list[Tensor]] | None = None  # of an exchange that has not been waited for
         self.momentum_W: list[Tensor] = []
         self.launched_W: list[Tensor] = []
         self.finished = False
@@ -88,6 +89,10 @@ class OverlapLocalSGD(LocalSGD):
             raise ValueRefused("sync.merge_alpha", rule, 1, 0.6)
         super().refuse_driven(drivers, run)
 
+    def begin(self, context: SyncContext) -> None:
+        self.in_flight = InFlight(context.runner)
+        super().begin(context)
+
     def fork(self) -> None:
         super().fork()
         axis = self.axis
@@ -98,11 +103,11 @@ class OverlapLocalSGD(LocalSGD):
             self.launched_W = Blocks(axis.specs, rows, axis.shared[0]).tensors
             self.note_launched()
         # the average of equal workers, launched at the start
-        self.in_flight = [torch.zeros_like(value) for value in axis.shared]
+        self.in_flight.updates = [torch.zeros_like(value) for value in axis.shared]
 
     def after_local_step(self) -> CompletedExchange | None:
         period = self.period or 1
-        if (self.in_flight or self.landing) and self.since >= min(self.delay or period, period):
+        if self.in_flight and self.since >= min(self.delay or period, period):
             self.use()
         return self.launch() if self.since >= period else None
 
@@ -119,30 +124,16 @@ class OverlapLocalSGD(LocalSGD):
             for moved, v_W in zip(moved_W, self.momentum_W, strict=True):
                 torch.mul(v_W, gamma, out=moved)
         self.since = 0
-        if self.runner.may_launch:
-            if self.comm.local_workers > 1:  # the storage of gradients, which the next step needs
-                moved_W = [x_W.clone() for x_W in moved_W]
-            self.landing = self.runner.launch(self.exchange, moved_W)
-            return None
-        completed = self.runner.run([self.exchange], [moved_W])
-        (self.in_flight,) = completed.updates
-        return completed
+        return self.in_flight.launch(self.exchange, moved_W)
 
     def land(self) -> None:
-        """Wait for what has been launched."""
-        if self.landing is not None:
-            self.clock.lap("update")
-            self.in_flight, self.landing = self.landing(), None
-            self.clock.lap("exposed")
+        self.in_flight.land()
 
     @torch.no_grad()
     def use(self) -> None:
         """Let the workers know of the average that was launched last."""
         axis = self.axis
-        self.clock.event("use")
-        self.land()
-        torch._foreach_sub_(axis.shared, self.in_flight)
-        self.in_flight = []
+        torch._foreach_sub_(axis.shared, self.in_flight.take())
         if self.merge == "cocod":
             for row, replica in enumerate(axis.replicas):
                 values = [x.data for x in replica]
@@ -163,17 +154,17 @@ class OverlapLocalSGD(LocalSGD):
         """Drop what is in flight, then one exact average."""
         self.land()
         if self.forked and self.final:
-            self.in_flight = []
+            self.in_flight.drop()
             exact_average(self.axis)
             self.finished = True
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "in_flight": dict(zip(self.names, self.in_flight, strict=False))}
+        return {**super().state_dict(), "in_flight": dict(zip(self.names, self.in_flight.updates, strict=False))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if state["forked"]:
-            self.in_flight = [value.to(self.comm.device) for value in state["in_flight"].values()]
+            self.in_flight.load(state["in_flight"].values())
 
     def worker_state(self, row: int) -> dict[str, Any]:
         kept = {"momentum": self.momentum_W, "launched": self.launched_W}

@@ -1,6 +1,6 @@
 """Streaming DiLoCo: a fragment of the model at a time, averaged while the workers go on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,11 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.sync.base import SyncContext
+from accordion_bench.sync.exact_average import exact_average
 from accordion_bench.sync.fragments import fragments as fragments_of
 from accordion_bench.sync.fragments import layers_of
-from accordion_bench.sync.local_sgd import LocalSGD, exact_average
+from accordion_bench.sync.in_flight import InFlight
+from accordion_bench.sync.local_sgd import LocalSGD
 from accordion_bench.sync.outer import OUTER
 
 
@@ -28,7 +30,8 @@ class StreamingDiLoCo(LocalSGD):
 
     D travels while the workers go on (`comm.overlap`); with policies, which look at what has arrived, it is waited for.
     Every coordinate is averaged once in H steps, so that bytes are DiLoCo's; the largest fragment is the peak. P = 1,
-    tau = 0, a = 0 is DiLoCo. What is in flight at the end of the run is dropped.
+    tau = 0, a = 0 is DiLoCo. What is in flight at the end of the run is dropped. With `sparta`, which exchanges in
+    every step, D travels beside one step only.
 
     Args:
         period: H, steps between two averagings of a coordinate; a multiple of P; longer = fewer bytes.
@@ -39,6 +42,7 @@ class StreamingDiLoCo(LocalSGD):
         switch_step: S, synchronous steps before; null = until the first decay of the learning rate.
         outer_lr, outer_momentum, outer_nesterov: see `OuterSGD`; each fragment has a momentum of its own.
         final: leave the mean behind after the last step.
+        sparta: see `LocalSGD`.
 
     Source: Douillard et al. 2025 (arXiv 2501.18512).
     """
@@ -57,13 +61,14 @@ class StreamingDiLoCo(LocalSGD):
         outer_momentum: float = 0.9,
         outer_nesterov: bool = True,
         final: bool = True,
+        sparta: float | None = None,
     ) -> None:
         outer: dict[str, Any] = {
             "outer_lr": outer_lr,
             "outer_momentum": outer_momentum,
             "outer_nesterov": outer_nesterov,
         }
-        super().__init__(period, switch_step, outer_optimizer="sgd", final=final, **outer)
+        super().__init__(period, switch_step, outer_optimizer="sgd", final=final, sparta=sparta, **outer)
         self.fragments = checks.integer("fragments", fragments, at_least=1, instead=2)
         self.delay = checks.integer("delay", delay, at_least=0, instead=5)
         self.mixing = checks.number("mixing", mixing, at_least=0, at_most=1, instead=0.5)
@@ -73,8 +78,6 @@ class StreamingDiLoCo(LocalSGD):
         self.in_parts: list[Exchange] = []
         self.outers = [self.outer, *(OUTER["sgd"](**outer) for _ in range(1, fragments))]
         self.tensors: list[list[int]] = []  # of each fragment, by index
-        self.in_flight: list[Tensor] = []
-        self.landing: Callable[[], list[Tensor]] | None = None  # of an exchange that has not been waited for
         self.finished = False
 
     @classmethod
@@ -118,6 +121,7 @@ class StreamingDiLoCo(LocalSGD):
         self.refuse_tensors(context.axis.specs)
         self.tensors = fragments_of(context.axis.specs, self.fragments)
         self.split = self.tensors if self.partial else None
+        self.in_flight = InFlight(context.runner)
         super().begin(context)
 
     def fork(self) -> None:
@@ -152,31 +156,17 @@ class StreamingDiLoCo(LocalSGD):
         """Send what the workers have moved a fragment; returns the exchange where it was waited for."""
         part, own = self.parts[self.turn], self.tensors[self.turn]
         moved_W = self.axis.differences(self.anchor(own), range(self.comm.local_workers), own)
-        if self.delay and self.runner.may_launch:
-            if self.comm.local_workers > 1:  # the storage of gradients, which the next step needs
-                moved_W = [x_W.clone() for x_W in moved_W]
-            self.landing = self.runner.launch(part, moved_W)
-            return None
-        completed = self.runner.run([part], [moved_W])
-        (self.in_flight,) = completed.updates
-        return completed
+        return self.in_flight.launch(part, moved_W, late=self.delay > 0)
 
     def land(self) -> None:
-        """Wait for what has been launched."""
-        if self.landing is not None:
-            self.clock.lap("update")
-            self.in_flight, self.landing = self.landing(), None
-            self.clock.lap("exposed")
+        self.in_flight.land()
 
     @torch.no_grad()
     def use(self) -> None:
         """The outer step of a fragment; the workers learn of it."""
         own = self.tensors[self.turn]
         z = self.anchor(own)
-        self.clock.event("use")
-        self.land()
-        self.outers[self.turn].step(z, self.in_flight, self.round_lr)
-        self.in_flight = []
+        self.outers[self.turn].step(z, self.in_flight.take(), self.round_lr)
         if self.mixing:
             self.axis.pull(z, 1 - self.mixing, own)
         else:
@@ -191,8 +181,7 @@ class StreamingDiLoCo(LocalSGD):
 
     def finish(self) -> None:
         """Drop what is in flight, then one exact average; none where an averaging of the whole model was the last."""
-        self.land()
-        self.in_flight = []
+        self.in_flight.drop()
         if self.meets:
             super().finish()
         elif self.forked and self.final:
@@ -214,12 +203,12 @@ class StreamingDiLoCo(LocalSGD):
             outer.load_state_dict(known, self.anchor(own))
 
     def state_dict(self) -> dict[str, Any]:
-        flying = zip(self.named[self.turn], self.in_flight, strict=False)
+        flying = zip(self.named[self.turn], self.in_flight.updates, strict=False)
         return {**super().state_dict(), "in_flight": dict(flying)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.in_flight = [value.to(self.comm.device) for value in state["in_flight"].values()]
+        self.in_flight.load(state["in_flight"].values())
 
     @property
     def named(self) -> list[list[str]]:

@@ -24,7 +24,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import RunFacts
 from accordion_bench.position import Rate
 from accordion_bench.sync.base import Placed, Sync, SyncContext
-from accordion_bench.sync.local_sgd import exact_average
+from accordion_bench.sync.exact_average import exact_average
 from accordion_bench.tensors.same_shape import Blocks
 
 

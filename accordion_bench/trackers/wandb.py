@@ -112,7 +112,7 @@ class Wandb(Tracker):
         """The report's figures of this run alone, which is not marked as done yet."""
         import wandb
 
-        from accordion_bench.report.compare.arms import group
+        from accordion_bench.report.compare.grouping import group
         from accordion_bench.report.read.load import read_run
         from accordion_bench.report.render.figures import draw_all
 

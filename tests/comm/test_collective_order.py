@@ -26,6 +26,8 @@ SMALL = "comm.bucket_cap_mb=0.0005"  # several buckets, which leave during the b
 TINY = "model._target_=tests.kit.tiny.Net"
 ACCORDION = ["adaptive=accordion", "adaptive.accordion.interval=1", "adaptive.accordion.eta=0.25"]
 
+STREAMING = ["sync=streaming_diloco", "sync.period=6", "sync.delay=2"]
+
 # processes, options, whether it is in the default suite; all have evaluation, BatchNorm's statistics, checkpoints
 RUNS = {
     "buckets": (2, [TINY, SMALL, "compressor=none"], False),
@@ -36,6 +38,7 @@ RUNS = {
     "fitted codebooks": (2, ["compressor=nuqsgd", "adaptive=alq"], False),
     "local steps": (2, ["sync=local_sgd", "compressor=topk"], False),
     "sparse averages": (2, ["sync=diloco", "sync.period=3", "sync.sparta=0.1"], False),
+    "sparse averages and fragments": (2, [*STREAMING, "sync.sparta=0.1"], False),
     "pairs": (2, ["sync=noloco", "sync.period=3"], False),
     "groups": (4, ["sync=hierarchical", "sync.groups=[[1,2],[3,4]]", "compressor=topk"], False),
     "groups in groups": (4, ["sync=hierarchical", "sync.groups=[[1,2],[2,4]]"], True),

@@ -250,3 +250,15 @@ def test_residuals_of_signs_stay_bounded():
     for step in range(50):
         exchange(gradients(step=step).tensors, StepInfo(plan, step, 0.1))
     assert all(float(e.norm()) < 20 * float(e.numel()) ** 0.5 for e in residuals(exchange).values())
+
+
+def test_the_residual_of_natural_stays_below_a_gradient():
+    """||e|| <= sqrt(1/8) (||g|| + ||e||) in the mean, so that it settles below 0.55 ||g||."""
+    exchange, plan = exchange_for("natural", 4, error_feedback=True)
+    largest = 0.0
+    for step in range(200):
+        tensors = gradients(step=step).tensors
+        largest = max(largest, *(float(x.norm()) for x in tensors))
+        exchange(tensors, StepInfo(plan, step, 0.1))
+    kept = [float(e.norm()) for e in residuals(exchange).values()]
+    assert 0 < max(kept) < 0.55 * largest

@@ -429,6 +429,18 @@ def test_a_fitted_codebook_leaves_the_bits_alone(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    "compressor, warned",
+    [("qsgd", True), ("terngrad", True), ("natural", False), ("randomk", False), ("none", False), ("fp4", False)],
+)
+def test_error_feedback_is_warned_of_where_more_may_be_lost_than_there_was(compressor, warned, capsys):
+    overrides = [f"compressor={compressor}", *(["compressor.error_feedback=true"] if compressor != "none" else [])]
+    with pytest.raises(AssertionError, match="not refused"):
+        train.run(composed.cfg(*overrides), command.typed(overrides))
+    assert ("this compressor may lose more than there was" in capsys.readouterr().err) == warned
+
+
 def test_a_batch_that_grows_may_need_micro_batches(capsys):
     overrides = [BATCH, "micro_batch_size=64", f"{BATCH_KEY}.factor=4", f"{BATCH_KEY}.eta=0.2"]
     with pytest.raises(AssertionError, match="not refused"):

@@ -9,7 +9,7 @@ from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import dense_bytes
 from accordion_bench.exchange.dense_share import goes_dense, why_dense
 from accordion_bench.plan import TensorSpec
-from accordion_bench.report.compare.arms import group
+from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read.load import read_run
 from accordion_bench.report.render import captions
 from accordion_bench.runs.folder import RunFolder

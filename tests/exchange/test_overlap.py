@@ -113,9 +113,9 @@ def test_overlap_under_everything_else(tmp_path, overrides, workers, left_early)
 def test_averages_in_flight_equal_averages_computed_at_once(tmp_path, merge, workers):
     overrides = ["sync=overlap_local_sgd", "sync.period=3", "sync.delay=2", "compressor=topk", *merge]
     a, b = (trained(tmp_path, on, *overrides, workers=workers, steps=7) for on in (True, False))
-    assert a.sync.landing is not None and b.sync.landing is None
+    assert a.sync.in_flight.landing is not None and b.sync.in_flight.landing is None
     a.sync.land()
-    for x, y in zip(a.sync.in_flight, b.sync.in_flight, strict=True):
+    for x, y in zip(a.sync.in_flight.updates, b.sync.in_flight.updates, strict=True):
         assert torch.equal(x, y)
     same(a, b)
     for ours, theirs in zip(a.axis.replicas, b.axis.replicas, strict=True):
@@ -127,12 +127,26 @@ def test_averages_in_flight_equal_averages_computed_at_once(tmp_path, merge, wor
 def test_a_fragment_in_flight_equals_one_averaged_at_once(tmp_path, overrides, workers):
     scheme = ["sync=streaming_diloco", "sync.period=6", "sync.fragments=2", "sync.delay=2", *overrides]
     a, b = (trained(tmp_path, on, *scheme, workers=workers, steps=5) for on in (True, False))
-    assert a.sync.landing is not None and b.sync.landing is None
+    assert a.sync.in_flight.landing is not None and b.sync.in_flight.landing is None
     a.sync.land()
-    assert all(map(torch.equal, a.sync.in_flight, b.sync.in_flight)) and len(a.sync.in_flight) == len(a.sync.tensors[1])
+    ours, theirs = a.sync.in_flight.updates, b.sync.in_flight.updates
+    assert all(map(torch.equal, ours, theirs)) and len(ours) == len(a.sync.tensors[1])
     same(a, b)
     for ours, theirs in zip(a.axis.replicas, b.axis.replicas, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_fragment_lands_before_the_next_sparse_average(tmp_path, workers):
+    """Collectives are made one at a time; the same parameters and bytes come of it."""
+    scheme = ["sync=streaming_diloco", "sync.period=8", "sync.fragments=2", "sync.delay=2", "sync.sparta=0.1"]
+    flying: list[bool] = []
+    a = trained(tmp_path, True, *scheme, workers=workers, steps=2)
+    for _ in range(4):
+        flying.append(a.sync.in_flight.landing is not None)
+        a.train_step()
+    assert flying == [True, False, False, False]
+    same(a, trained(tmp_path, False, *scheme, workers=workers, steps=6))
 
 
 def test_overlap_of_a_language_model(tmp_path, left_early):

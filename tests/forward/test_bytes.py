@@ -13,7 +13,7 @@ from accordion_bench.config.validate import validate
 from accordion_bench.models.gpt import GPT
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
-from accordion_bench.report.compare.arms import group
+from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import read_runs

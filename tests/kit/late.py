@@ -1,5 +1,6 @@
 """A run with a quorum in several processes, of which some are late: what each of them sees of it."""
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,13 @@ def connected(rank: int, processes: int, address: str, port: int) -> SealedStore
 
 
 def trained(
-    rank: int, cfg: dict, folder: Path, store: SealedStore, naps: Mapping[tuple[int, int], float], pace: float = 0.0
+    rank: int,
+    cfg: dict,
+    folder: Path,
+    store: SealedStore,
+    naps: Mapping[tuple[int, int], float],
+    pace: float = 0.0,
+    stop: int | None = None,
 ) -> dict[str, Any]:
     """Train in one of several processes with one worker each.
 
@@ -36,6 +43,7 @@ def trained(
         store: of all processes.
         naps: seconds that a process sleeps before a step, by rank and step.
         pace: seconds that all sleep before every step.
+        stop: all processes stop after so many steps; None = at the end. A folder with a checkpoint goes on from there.
 
     Returns:
         `who` took part, by number of the averaging, each as rank, current and samples; `steps` that this process had
@@ -58,12 +66,16 @@ def trained(
         return found
 
     def later() -> None:
+        if run.position.step == stop:
+            raise KeyboardInterrupt
         time.sleep(pace + naps.get((rank, run.position.step), 0.0))
         train_step()
         replicas[:] = local.replicas(run)[0]
 
     arrivals.come, run.train_step = noted, later  # type: ignore[method-assign]
-    run.fit()
+    run.load_newest()
+    with contextlib.suppress(KeyboardInterrupt):
+        run.fit()
     return {
         "who": who,
         "steps": steps,

@@ -15,6 +15,8 @@ from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.distinct import draw_distinct
 from accordion_bench.training.trainer import Trainer
 from tests.kit import tiny
 
@@ -165,6 +167,18 @@ def assign(models: list[list[Tensor]], values: list[Tensor]) -> None:
     for own in models:
         for x, value in zip(own, values, strict=True):
             x.copy_(value)
+
+
+@torch.no_grad()
+def average_drawn(trainer: Trainer, models: list[list[Tensor]], share: float, step: int) -> None:
+    """A sparse average of a step, which has a number from 0 on."""
+    numel = sum(spec.numel for spec in trainer.axis.specs)
+    generator = keyed_rng.generator(trainer.runner.seed, "sparse average", step)
+    drawn = draw_distinct(numel, int(share * numel), generator)
+    rows = torch.stack([torch.cat([x.detach().flatten() for x in own]) for own in models])
+    rows[:, drawn] = rows[:, drawn].mean(0)
+    for own, row in zip(models, rows, strict=True):
+        assign([own], [part.view_as(x) for part, x in zip(row.split([x.numel() for x in own]), own, strict=True)])
 
 
 def twin(trainer: Trainer, after_step: Callable, kind=torch.optim.SGD, **optimizer) -> list[list[Tensor]]:

@@ -135,6 +135,13 @@ def test_networks_of_the_accordion_paper(name, classes, parameters, tensors):
     assert sum(spec.ndim > 1 for spec in specs) == tensors
 
 
+def test_a_narrow_vgg_is_as_deep():
+    outputs = [16] * 2 + [32] * 2 + [64] * 4 + [128] * 8
+    inputs = [3, *outputs[:-1]]
+    convolutions = sum(9 * i * o + 3 * o for i, o in zip(inputs, outputs, strict=True))  # bias, BatchNorm's two
+    assert size(model("vgg19", width=16)) == (convolutions + 129 * 10, 17)
+
+
 @pytest.mark.parametrize("name", ["densenet", "vgg16", "vgg19"])
 def test_smallest_image(name):
     network = model(name).eval()
@@ -233,6 +240,7 @@ def test_a_gate_of_squeeze_and_excitation_weighs_channels():
             {"classifier": "papers"},
             "model.classifier must be one of linear, paper, got papers; type model.classifier=paper",
         ),
+        ("vgg16", {"width": 0}, "model.width must be an integer of at least 1, got 0; type model.width=64"),
         ("senet18", {"stage4": 8}, "model.stage4 must be an integer of at least 16, got 8; type model.stage4=512"),
         ("densenet", {"growth": 0}, "model.growth must be an integer of at least 1, got 0; type model.growth=12"),
         (

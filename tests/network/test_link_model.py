@@ -14,7 +14,7 @@ from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.report.compare.arms import group
+from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.other_links import modelled_seconds
 from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.load import read_run

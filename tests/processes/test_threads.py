@@ -88,7 +88,7 @@ def test_the_report_warns_of_unequal_circumstances():
     alike = arm("dense", threads=2, load=0.5), arm("topk", threads=2, load=2.4)
     assert provenance.unequal(alike) == []
     assert provenance.unequal([alike[0], arm("topk", threads=1, load=0.5)]) == [
-        "The arms differ in threads per process (dense 2, topk 1): so do their times."
+        "The arms differ in threads per process (dense 2 and topk 1): so do their times."
     ]
     assert provenance.unequal([alike[0], replace(alike[1], runs=arm("topk", threads=2, load=4.5).runs)]) == [
         "Other work ran beside some arms (mean load at the start from 0.5, dense, to 4.5, topk, on 4 cores): "

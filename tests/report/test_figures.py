@@ -17,7 +17,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report.compare.arms import group, settings
+from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.compare.other_links import modelled_seconds
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import colours, figures

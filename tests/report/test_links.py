@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from accordion_bench.report.compare.arms import group, lab_text
+from accordion_bench.report.compare.arms import lab_text
+from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.link_tables import describes_its_link
 from tests.report.test_figures import run
 

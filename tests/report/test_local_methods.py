@@ -11,7 +11,7 @@ import pytest
 from accordion_bench import __main__ as command
 from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report.compare import arms, provenance, show, tidy, verdicts
+from accordion_bench.report.compare import grouping, provenance, show, tidy, verdicts
 from accordion_bench.report.read import load
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, table
@@ -86,7 +86,7 @@ def test_two_periods_are_no_levels():
 def test_a_preset_is_its_scheme(tmp_path):
     local(tmp_path, preset=True, period=8)
     local(tmp_path, preset=False, period=8)
-    found, repeats = arms.group(load.read_runs([tmp_path]))
+    found, repeats = grouping.group(load.read_runs([tmp_path]))
     assert [arm.label for arm in found] == ["local SGD, H 8"] and len(repeats) == 1
 
 
@@ -101,7 +101,7 @@ def test_the_scheme_is_compared_not_warned_of(tmp_path):
 
 def test_the_dense_command_is_synchronous(tmp_path):
     typed = "python -m accordion_bench sync=local_sgd sync.period=4 epochs=4"
-    (arm,) = arms.group([Run(tmp_path, {"seed": 0, "choices": {}}, {"command": typed}, {"workers": 4})])[0]
+    (arm,) = grouping.group([Run(tmp_path, {"seed": 0, "choices": {}}, {"command": typed}, {"workers": 4})])[0]
     expected = "python -m accordion_bench compressor=none adaptive=none epochs=4 seed=0"
     assert provenance.dense_command(arm) == expected
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from accordion_bench.network.link_model import Network
-from accordion_bench.report.compare.arms import group
+from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read import load
 from accordion_bench.report.render import colours, figures, page, write
 from accordion_bench.report.render.page import build, packed
@@ -82,9 +82,8 @@ def test_the_page_is_well_formed(report):
     page = Page(text)
     ids = [attrs["id"] for _, attrs in page.seen if "id" in attrs]
     assert len(ids) == len(set(ids))
-    assert {attrs["href"] for attrs in page.all("a")} == {
-        f"#{name}" for name in ids if name != "data"
-    }  # the contents name every section
+    sections = {f"#{name}" for name in ids if name != "data"}
+    assert {attrs["href"] for attrs in page.all("a")} == sections  # the contents name every one
     assert all(attrs.get("alt") for attrs in page.all("img"))
     assert len(page.all("table")) == len(page.all("caption")) == len(page.all("thead"))
     assert [len(page.all(tag)) for tag in ("title", "h1", "main", "nav")] == [1, 1, 1, 1]
@@ -105,6 +104,12 @@ def scripts(text):
 
 def without_library(text):
     return text.replace(scripts(text)[0], "")
+
+
+def without_scripts(text):
+    for script in scripts(text):
+        text = text.replace(script, "")
+    return text
 
 
 def data_of(text):
@@ -131,7 +136,7 @@ def test_only_the_scripts_of_the_page_may_run(report):
     (policy,) = (attrs["content"] for attrs in Page(text).all("meta") if "http-equiv" in attrs)
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts(text)]
     allowed = " ".join(f"'sha256-{each}'" for each in hashes)
-    assert len(hashes) == 2
+    assert len(hashes) == 5
     assert policy == f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -160,7 +165,7 @@ def test_the_page_says_everything(report):
             assert re.sub(r"\\([^a-z])", r"\1", line[2:]) in said  # without what Markdown escapes
     assert "(scale=tiny: not the full experiment)" in said
     assert "Unfinished, in no mean" in said and "Repeats of a seed" in said and "lost: does not exist" in said
-    assert "python -m accordion_bench compressor=topk seed=0" in said
+    assert "python -m accordion_bench -m compressor=topk seed=0,1" in said
     assert "commit abc" in " ".join(said.split())
     assert HOSTILE in said
 
@@ -170,10 +175,8 @@ def test_what_the_page_does_not_draw_itself_is_a_picture_in_it(tmp_path):
         (tmp_path / f"{name}.png").write_bytes(name.encode())
     pngs = sorted(tmp_path.iterdir())
     found = Page(page.page([page.Section(group([run()])[0], pngs)], [tmp_path / "variance.png"], {})).all("img")
-    assert [base64.b64decode(attrs["src"].partition(",")[2]) for attrs in found] == [
-        b"norms-digits",
-        *2 * [b"variance"],
-    ]
+    shown = [base64.b64decode(attrs["src"].partition(",")[2]) for attrs in found]
+    assert shown == [b"norms-digits", b"variance", b"variance"]
     assert found[0]["alt"].startswith("Norms of the summed gradients: resnet8 on digits")
     drawn = [name for name in figures.NAMES if name not in build.INTERACTIVE]
     assert drawn == ["norms", "variance", "bits_bucket", "period", "workers"]
@@ -181,8 +184,8 @@ def test_what_the_page_does_not_draw_itself_is_a_picture_in_it(tmp_path):
 
 def test_the_page_draws_every_arm(report):
     data = data_of(report.read_text())
-    assert [[arm["label"] for arm in setting["arms"]] for setting in data][0] == ["dense", "Accordion (TopK 99/10 %)"]
     first = data[0]
+    assert [arm["label"] for arm in first["arms"]] == ["dense", "Accordion (TopK 99/10 %)"]
     assert [axis["key"] for axis in first["axes"]] == ["epoch", "payload_bytes", "wire_bytes"]
     assert [len(levels["layers"]) for levels in first["levels"]] == [3]
     assert floats(first["curves"][0]["x"]["payload_bytes"]).tolist() == [250, 500, 750, 1000]
@@ -257,8 +260,8 @@ def test_an_axis_of_accuracy_is_never_narrower_than_noise(many):
 def test_one_seed_ranks_nothing():
     single = page.page([page.Section(group([run(), run("fp16")])[0], [])], [], {})
     several = page.page([page.Section(group([run(), run(seed=1)])[0], [])], [], {})
-    assert "One seed: nothing is ranked" in Page(single).text.replace(scripts(single)[1], "")
-    assert "One seed: nothing is ranked" not in Page(several).text.replace(scripts(several)[1], "")
+    assert "One seed: nothing is ranked" in Page(without_scripts(single)).text
+    assert "One seed: nothing is ranked" not in Page(without_scripts(several)).text
 
 
 def test_no_label_leaves_its_place():
@@ -266,7 +269,18 @@ def test_no_label_leaves_its_place():
     choices = {**strange.config["choices"], "arm": HOSTILE}
     made, _ = group([replace(strange, config={**strange.config, "choices": choices}), strange])
     text = page.page([page.Section(made, [])], [], {HOSTILE: [HOSTILE]})
-    assert len(Page(text).all("script")) == 3 and "<b>" not in without_library(text).replace(scripts(text)[1], "")
+    assert len(Page(text).all("script")) == 6 and "<b>" not in without_scripts(text)
+
+
+def test_what_cannot_be_drawn_is_told_and_ends_nothing(monkeypatch):
+    """One figure of a stranger's runs, or all of them."""
+    for broken in ("levels", "step_times"):
+        monkeypatch.setattr(build.parts, broken, lambda *_: 1 / 0)
+    one = page.page([page.Section(group([run()])[0], [])], [], {page.FAILED: ["norms"]})
+    assert data_of(one)[0]["levels"] is None and "levels of resnet8 on digits" in Page(one).text
+    monkeypatch.setattr(build, "curves", lambda *_: 1 / 0)
+    none = Page(page.page([page.Section(group([run()])[0], [])], [], {}))
+    assert "curves of resnet8 on digits" in none.text and "ZeroDivisionError" in none.text
 
 
 def test_a_number_that_is_none_is_no_number():

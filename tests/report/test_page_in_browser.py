@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from accordion_bench.report.compare.arms import group
+from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.render import page
 from tests.report.test_figures import everything, run
 
@@ -58,7 +58,7 @@ class Shown:
 
     def curve(self, number=0):
         """The x values of a curve."""
-        found = "plot => [...plot.data.filter(trace => trace.meta === 'curve')[%d].x]" % number
+        found = f"plot => [...plot.data.filter(trace => trace.meta === 'curve')[{number}].x]"
         return self.plots().first.evaluate(found)
 
 
@@ -103,7 +103,7 @@ def test_what_is_far_away_is_not_drawn_yet(browser, file):
 def test_one_legend_switches_an_arm_in_every_figure(shown):
     before = {kind: shown.named(kind) for kind in ("curve", "end")}
     assert all("PowerSGD rank 2" in names and len(names) == 9 for names in before.values())
-    bars = "plots => plots.flatMap(plot => plot.data).filter(trace => trace.type === 'bar').map(trace => trace.y.length)"
+    bars = "plots => plots.flatMap(plot => plot.data).filter(one => one.type === 'bar').map(one => one.y.length)"
     assert set(shown.plots().evaluate_all(bars)) == {9}
     entry = shown.first.locator(".legend").get_by_role("button", name="PowerSGD rank 2", exact=True)
     entry.click()
@@ -168,7 +168,8 @@ def test_the_table_is_sorted_and_filtered(shown):
     names = table.locator("tbody th").all_inner_texts()
     assert names == sorted(names, key=str.lower)
     shown.first.locator(".filter").fill("qsgd")
-    assert [name.lower().startswith("qsgd") for name in table.locator("tbody tr:visible th").all_inner_texts()] == [True] * 3
+    left = table.locator("tbody tr:visible th").all_inner_texts()
+    assert len(left) == 3 and all(name.lower().startswith("qsgd") for name in left)
     assert not table.locator("th[data-key=wire_bytes]").is_visible()
     shown.first.locator(".more-columns").check()
     assert table.locator("th[data-key=wire_bytes]").is_visible()
@@ -240,6 +241,7 @@ def test_paper_has_every_figure_and_no_controls(wide):
     wide.tab.emulate_media(media="print")
     wide.tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert not wide.tab.locator(".controls:visible").count() and not wide.tab.locator("details:visible").count()
-    widths = wide.tab.locator(".js-plotly-plot .main-svg:first-child").evaluate_all("all => all.map(one => +one.getAttribute('width'))")
+    drawn = wide.tab.locator(".js-plotly-plot .main-svg:first-child")
+    widths = drawn.evaluate_all("all => all.map(one => +one.getAttribute('width'))")
     assert len(widths) == 8 and set(widths) == {680}
     assert wide.tab.pdf(prefer_css_page_size=True).startswith(b"%PDF")

@@ -11,9 +11,9 @@ from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, intervals, provenance, tidy, verdicts
+from accordion_bench.report.compare import answer, arms, grouping, intervals, provenance, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import captions, figures, table, write
+from accordion_bench.report.render import absent, captions, figures, remarks, table, write
 from accordion_bench.report.render.figures import level_map
 from accordion_bench.runs.folder import RunFolder
 
@@ -118,7 +118,7 @@ def calendar(**options):
 
 
 def grouped(root):
-    return arms.group(load.read_runs([root]))[0]
+    return grouping.group(load.read_runs([root]))[0]
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_interrupted_run_says_where_it_stopped(tmp_path):
         json.dumps({"stopped_by": "Interrupted", "reason": "Ctrl-C", "payload_bytes": 3})
     )
     (run,) = load.read_runs([path])
-    assert captions.unfinished([run]) == [
+    assert absent.unfinished([run]) == [
         f"{path.name} (dense, seed 0): stopped by Interrupted; epoch 4 of 4 was the last"
     ]
 
@@ -256,7 +256,7 @@ def test_runs_that_differ_only_in_seed_are_one_arm(tmp_path):
 def test_a_repeated_seed_counts_once(tmp_path):
     run_folder(tmp_path, accuracy=0.5, started="2026-01-02")
     older = run_folder(tmp_path, accuracy=0.9, started="2026-01-01")
-    (arm,), repeats = arms.group(load.read_runs([tmp_path]))
+    (arm,), repeats = grouping.group(load.read_runs([tmp_path]))
     assert (arm.n, arm.mean("metric")) == (1, 0.5)
     assert [run.path for run in repeats] == [older]
 
@@ -315,7 +315,7 @@ def test_dense_baseline_is_the_nearest_of_the_same_setting(tmp_path):
     run_folder(tmp_path, "none", optimizer__lr=0.2, epochs=5)
     found = grouped(tmp_path)
     assert arms.baseline(found[-1], found).config["optimizer"]["lr"] == 0.2
-    assert len(arms.settings(found)) == 2
+    assert len(grouping.settings(found)) == 2
 
 
 # ---- table and words
@@ -336,7 +336,8 @@ def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
     for seed in (0, 1):
         run_folder(tmp_path, "powersgd", payload=100, seed=seed, command=typed)
     found = grouped(tmp_path)
-    (sentence,) = verdicts.verdicts(found)
+    (sentence,) = answer.answers(found)
+    assert verdicts.verdicts(found) == []
     assert "nothing is said about accuracy, bytes or time against dense" in sentence
     assert "python -m accordion_bench -m compressor=none adaptive=none epochs=4 seed=0,1" in sentence
     numbers = tidy.tidy(found).iloc[0]
@@ -499,11 +500,11 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_p
 def test_runs_that_have_learned_nothing_are_told(tmp_path):
     (folder,) = [run_folder(tmp_path, "none")]
     (arm,) = grouped(tmp_path)
-    assert captions.not_learned([arm]) == []
+    assert remarks.not_learned([arm]) == []
     file = folder / "summary.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "not_learned": "the accuracy is that of a guess"}))
     (arm,) = grouped(tmp_path)
-    assert captions.not_learned([arm]) == ["dense: in 1 of 1 run the accuracy is that of a guess."]
+    assert remarks.not_learned([arm]) == ["dense: in 1 of 1 run the accuracy is that of a guess."]
 
 
 def test_no_run_is_refused_with_what_to_type(tmp_path, capsys):

@@ -11,9 +11,9 @@ import pytest
 from accordion_bench.options import trusted
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, provenance, tidy, verdicts
+from accordion_bench.report.compare import arms, grouping, provenance, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import captions, figures, write
+from accordion_bench.report.render import captions, figures, remarks, write
 from accordion_bench.report.render.sound import sound
 from accordion_bench.runs import untrusted
 from tests.report.hostile.test_fuzz import damaged
@@ -105,7 +105,7 @@ def read(path):
 
 def parts_of(*paths):
     """The arms of each setting."""
-    return arms.settings(arms.group(load.read_runs(paths))[0])
+    return grouping.settings(grouping.group(load.read_runs(paths))[0])
 
 
 def labels_of(*paths):
@@ -172,7 +172,7 @@ def test_what_the_user_has_passed_may_stand_beside_the_run(tmp_path):
 def test_files_without_a_seed_count_once(tmp_path):
     for name in "ab":
         rows_file(tmp_path / f"{name}.jsonl", about(seed=None))
-    (arm,), repeats = arms.group(load.read_runs([tmp_path]))
+    (arm,), repeats = grouping.group(load.read_runs([tmp_path]))
     assert arm.seeds == [None] and [run.name for run in repeats] == ["a.jsonl"]
 
 
@@ -426,7 +426,7 @@ def test_accuracy_in_percent_is_refused(tmp_path):
 def test_a_file_is_finished_from_its_first_row_on(tmp_path):
     run = read(rows_file(tmp_path / "a.jsonl", epochs=1))
     assert run.finished and run.config["epochs"] == 1
-    assert "Not known here" in captions.attached(parts_of(tmp_path / "a.jsonl")[0])[0]
+    assert "Not known here" in remarks.attached(parts_of(tmp_path / "a.jsonl")[0])[0]
 
 
 def test_rows_that_say_of_how_many_epochs_they_are(tmp_path):

@@ -17,7 +17,7 @@ import yaml
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report import serve
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare.arms import group, settings
+from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.compare.running import arm_so_far, beside
 from accordion_bench.report.read import load, running
 from accordion_bench.report.render.live import live_page

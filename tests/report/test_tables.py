@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, intervals, provenance, show, tidy, verdicts
+from accordion_bench.report.compare import arms, grouping, intervals, provenance, show, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import captions, figures, latex, page, table, write
+from accordion_bench.report.render import absent, captions, figures, latex, page, table, write
 from accordion_bench.report.render.draw import Drawn
 from accordion_bench.runs.metrics import metric
 from tests.report.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
@@ -117,14 +117,15 @@ def test_lower_perplexity_is_better(tmp_path):
         perplexed(tmp_path, 105 + seed / 20, seed=seed, compressor="topk")
         perplexed(tmp_path, 90 + seed / 20, seed=seed, compressor="powersgd")
     better, worse = verdicts.verdicts(grouped(tmp_path))
-    assert "perplexity 7.95 points above dense; worse by more than noise" in worse
-    assert "perplexity 7.05 points below dense; better by more than noise" in better
+    assert "perplexity 7.95 above dense; worse by more than noise" in worse
+    assert "perplexity 7.05 below dense; better by more than noise" in better
     assert "images" not in worse and "%" not in worse.replace("95 %", "").replace("TopK 10 %", "")
     numbers_ = tidy.tidy(grouped(tmp_path))
     assert numbers_["perplexity"].tolist() == pytest.approx([97.1, 90.05, 105.05])
     assert set(numbers_["metric"]) == {"perplexity"} and "accuracy" not in numbers_
     text = table.markdown(numbers_)
     assert "perplexity, final" in text and "97.1 ± 0.25" in text
+    assert "points" not in text + better + worse
     evaluated = captions.captions(grouped(tmp_path))[0]
     assert evaluated.startswith("Perplexity: after the last epoch") and "Lower is better." in evaluated
 
@@ -154,7 +155,7 @@ def test_scales_are_never_compared(tmp_path):
     run_folder(tmp_path)  # of an older version: no scale
     run_folder(tmp_path, "powersgd", scale="full")
     run_folder(tmp_path, "topk", scale="tiny")
-    full, tiny = arms.settings(grouped(tmp_path))
+    full, tiny = grouping.settings(grouped(tmp_path))
     assert [arm.label for arm in full] == ["dense", "PowerSGD rank 2"]
     assert "scale" not in captions.heading(full[0])
     assert captions.heading(tiny[0]).endswith("(scale=tiny: not the full experiment)")
@@ -187,7 +188,7 @@ def test_batch_sizes_are_compared_inside_an_experiment(tmp_path):
         policy = {"accordion_batch": node("adaptive", "accordion_batch")}
         preset(tmp_path, arm="accordion", seed=seed, adaptive=policy, payload=180, accuracy=0.9 + seed / 700)
     found = grouped(tmp_path)
-    assert len(arms.settings(found)) == 1
+    assert len(grouping.settings(found)) == 1
     dense = found[0]
     assert [arm.label for arm in found] == [
         "dense, batch 128",
@@ -223,7 +224,7 @@ def test_a_control_of_one_worker_stands_beside_its_method(tmp_path, no_figures):
     counted(preset(tmp_path / "runs", arm="dense"), 3e11)
     method(tmp_path / "runs")
     counted(preset(tmp_path / "runs", "powersgd", arm="powersgd"), 2e11)
-    (setting,) = arms.settings(grouped(tmp_path / "runs"))
+    (setting,) = grouping.settings(grouped(tmp_path / "runs"))
     names = [arm.label for arm in setting]
     assert names == ["dense", "dense, 1 worker", "PowerSGD rank 2", "TopK 10 %", "TopK 10 %, 1 worker"]
     assert [arm.control for arm in setting] == [False, True, False, False, True]
@@ -247,11 +248,11 @@ def test_other_runs_of_one_worker_do_not(tmp_path):
     one_worker(tmp_path, arm="control", experiment="another")
     edited(run_folder(tmp_path, "qsgd", workers=1), "summary.json", workers=1)
     method(tmp_path)
-    assert [len(setting) for setting in arms.settings(grouped(tmp_path))] == [3, 1]
+    assert [len(setting) for setting in grouping.settings(grouped(tmp_path))] == [3, 1]
     one_worker(tmp_path, "randomk", arm="randomk_one_worker")
-    assert [len(setting) for setting in arms.settings(grouped(tmp_path))] == [3, 2]
+    assert [len(setting) for setting in grouping.settings(grouped(tmp_path))] == [3, 2]
     method(tmp_path, epochs=8)
-    assert [len(setting) for setting in arms.settings(grouped(tmp_path))] == [4, 1, 1]
+    assert [len(setting) for setting in grouping.settings(grouped(tmp_path))] == [4, 1, 1]
 
 
 def test_batch_sizes_of_different_experiments_are_not(tmp_path):
@@ -259,7 +260,7 @@ def test_batch_sizes_of_different_experiments_are_not(tmp_path):
     large(tmp_path, experiment="another")
     run_folder(tmp_path, batch_size=64)
     found = grouped(tmp_path)
-    assert len(arms.settings(found)) == 3
+    assert len(grouping.settings(found)) == 3
     assert [arm.label for arm in found] == ["dense"] * 3
 
 
@@ -267,7 +268,7 @@ def test_runs_by_hand_join_an_experiment_of_their_batch(tmp_path):
     run_folder(tmp_path)
     preset(tmp_path, "powersgd", arm="small")
     large(tmp_path)
-    assert len(arms.settings(grouped(tmp_path))) == 1
+    assert len(grouping.settings(grouped(tmp_path))) == 1
 
 
 def test_each_batch_size_has_its_own_dense_run(tmp_path):
@@ -358,7 +359,7 @@ def test_cells_of_a_sweep_without_a_run_are_named(tmp_path, no_figures):  # noqa
         "seed=4: failed in sweep.jsonl",
     ]
     for given in ([runs], [here, runs / "sweep.jsonl"]):
-        assert captions.skipped(missing_runs.no_runs(given)) == expected
+        assert absent.skipped(missing_runs.no_runs(given)) == expected
 
 
 STRANGE = (None, "x", -1, [1], {"a": 1}, True)
@@ -378,7 +379,7 @@ def test_no_strange_value_ends_the_report(tmp_path, name, every, no_figures):  #
             (path / name).write_text(dump({**good, key: value}))
             run = load.read_run(path)
             if run.problem:  # then only this line looks at it
-                assert path.name in captions.unfinished([run])[0], (key, value)
+                assert path.name in absent.unfinished([run])[0], (key, value)
             else:
                 text = write.write([dense, run], tmp_path / "out")
                 assert "| dense " in text, (key, value)
@@ -395,7 +396,7 @@ def test_no_strange_row_ends_the_report(tmp_path, column):
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (run,) = load.read_runs([tmp_path])
         assert run.problem, value
-        assert captions.unfinished([run])
+        assert absent.unfinished([run])
 
 
 # ---- LaTeX

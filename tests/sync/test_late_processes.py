@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests.kit import late, local
 from tests.kit.local import deviation
@@ -110,6 +111,37 @@ def test_whoever_is_late_whenever_all_agree(tmp_path, compressor):
     assert local.all_equal([own["shared"] for own in found])
     assert len({tuple(a[0] for a in who) for who in took.values()}) >= 3  # not always the same
     assert all(any(own and rank == a[0] for own in took.values() for a in own) for rank in range(THREE))
+
+
+def each_part(rank: int, port: int, cfg: dict, parts: list[tuple[Path, int | None]], naps: dict) -> None:
+    """Runs in these folders, one after another, until so many steps."""
+    store = late.connected(rank, THREE, "127.0.0.1", port)
+    for folder, stop in parts:
+        found = late.trained(rank, cfg, folder, store.under(f"{folder.name}/"), naps, stop=stop)
+        torch.save(found, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_in_new_processes_is_the_same(tmp_path):
+    """Bit for bit, where the same processes are late: one while a checkpoint is written, another one after it."""
+    scheme = ["sync=diloco", "sync.period=3", "sync.quorum=2", "sync.grace=3", "compressor=topk"]
+    cfg, naps = local.cfg_for(tmp_path, *scheme, "epochs=2", "checkpoint.every=5"), {(2, 1): 8.0, (1, 8): 8.0}
+    straight, stopped = (RunFolder.create(str(tmp_path), name, cfg).path for name in ("straight", "stopped"))
+    together(THREE, each_part, free_port(), cfg, [(straight, None), (stopped, 7)], naps)
+    together(THREE, each_part, free_port(), cfg, [(stopped, None)], naps)
+    for rank in range(THREE):
+        whole, rest = (torch.load(folder / f"{rank}.pt", weights_only=False) for folder in (straight, stopped))
+        took, took_then = ([who for who in found["who"].values() if who] for found in (whole, rest))
+        expected = [who for who in ([0, 1], [0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2]) if rank in who]
+        assert [[a[0] for a in who] for who in took] == expected  # the first one was before the checkpoint
+        assert took_then == (took if rank == 2 else took[1:])
+        for key in ("replica", "shared"):
+            assert all(map(torch.equal, rest[key], whole[key])), (rank, key)
+        for key in ("counts", "averagings", "took_part"):
+            assert rest[key] == whole[key], (rank, key)
+    assert rest["averagings"] == 5 and rest["took_part"] == 13
 
 
 def test_without_a_store_late_workers_must_be_drawn(tmp_path):

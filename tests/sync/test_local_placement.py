@@ -37,6 +37,9 @@ RUNS = {
     "streaming": ["sync=streaming_diloco", "sync.period=6", "sync.delay=2", "compressor=topk"],
     "sparta": ["sync=sparta", "sync.sparta=0.1"],
     "diloco with sparta": ["sync=diloco", "sync.period=5", "sync.sparta=0.1"],
+    "streaming with sparta": [
+        *("sync=streaming_diloco", "sync.period=6", "sync.delay=2", "sync.sparta=0.1", "sync.mixing=0"),
+    ],
     "noloco": ["sync=noloco", "sync.period=5"],
     "late workers": ["sync=diloco", "sync.period=5", "sync.quorum=2", "sync.lateness=0.5"],
     "late workers with topk": ["sync=slowmo", "sync.period=5", "sync.quorum=2", "sync.lateness=0.5", "compressor=topk"],

@@ -70,7 +70,7 @@ def test_without_momentum_the_next_consensus_is_the_mean_of_the_pulled_back(tmp_
 
     def watch(trainer):
         if trainer.position.step % 3 == 0:
-            coming = [z - d for z, d in zip(trainer.axis.shared, trainer.sync.in_flight, strict=True)]
+            coming = [z - d for z, d in zip(trainer.axis.shared, trainer.sync.in_flight.updates, strict=True)]
             apart.append(deviation(coming, local.mean(local.replicas(trainer))))
             moved.append(deviation(coming, trainer.axis.shared))
 

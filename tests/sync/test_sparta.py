@@ -108,17 +108,9 @@ def test_with_all_coordinates_it_is_parameter_averaging_in_each_step(tmp_path):
 @pytest.mark.parametrize("options", [["optimizer=sgd"], ["optimizer=adamw", "optimizer.lr=0.01"]])
 def test_equals_explicit_lists(tmp_path, options):
     run = trainer_for(tmp_path, SPARTA, "sync.sparta=0.2", *options)
-    numel, seed = sum(spec.numel for spec in run.axis.specs), run.runner.seed
 
-    @torch.no_grad()
     def some(taken, lr, models, optimizers):
-        drawn = draw_distinct(numel, int(0.2 * numel), keyed_rng.generator(seed, "sparse average", taken - 1))
-        rows = flat(models)
-        rows[:, drawn] = rows[:, drawn].mean(0)
-        for own, row in zip(models, rows, strict=True):
-            local.assign(
-                [own], [part.view_as(x) for part, x in zip(row.split([x.numel() for x in own]), own, strict=True)]
-            )
+        local.average_drawn(run, models, 0.2, taken - 1)
 
     adamw = {"kind": torch.optim.AdamW, "betas": (0.9, 0.999), "weight_decay": run.config.optimizer["weight_decay"]}
     expected = local.twin(run, some, **(adamw if "adamw" in options[0] else {}))
@@ -181,19 +173,12 @@ def test_synchronous_steps_first(tmp_path):
 def test_beside_diloco_equals_explicit_lists(tmp_path):
     options = ["sync=diloco", "sync.period=4", "sync.sparta=0.2", "sync.outer_nesterov=false"]
     run = trainer_for(tmp_path, *options)
-    numel, seed = sum(spec.numel for spec in run.axis.specs), run.runner.seed
     z = [x.detach().clone() for x in run.axis.params]
     buffer: list = [None] * len(z)
 
     @torch.no_grad()
     def step(taken, lr, models, optimizers):
-        drawn = draw_distinct(numel, int(0.2 * numel), keyed_rng.generator(seed, "sparse average", taken - 1))
-        rows = flat(models)
-        rows[:, drawn] = rows[:, drawn].mean(0)
-        for own, row in zip(models, rows, strict=True):
-            local.assign(
-                [own], [part.view_as(x) for part, x in zip(row.split([x.numel() for x in own]), own, strict=True)]
-            )
+        local.average_drawn(run, models, 0.2, taken - 1)
         if taken % 4 == 0:
             for i, mean in enumerate(local.mean(models)):
                 moved = z[i] - mean

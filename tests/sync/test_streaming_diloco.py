@@ -91,6 +91,23 @@ def test_equals_explicit_lists(tmp_path, period, fragments, delay, mixing, worke
     assert deviation(run.axis.shared, local.mean(models)) < SAME and local.all_equal(local.replicas(run))
 
 
+@pytest.mark.parametrize("fragments, delay", [(2, 2), (3, 0)])
+def test_beside_sparse_averages_equals_explicit_lists(tmp_path, fragments, delay):
+    """They come before what a slot does in that step."""
+    run = trainer_for(tmp_path, DEEP, *of(6, fragments, delay, 0.5), "sync.sparta=0.2")
+    fragment, z = reference(run, 6, delay, 0.5)
+
+    def after_step(taken, lr, models, optimizers):
+        local.average_drawn(run, models, 0.2, taken - 1)
+        fragment(taken, lr, models, optimizers)
+
+    models = local.twin(run, after_step)
+    last: list = []
+    local.fitted(run, lambda t: last.__setitem__(slice(None), [local.replicas(t), [x.clone() for x in t.axis.shared]]))
+    assert max(deviation(ours, plain) for ours, plain in zip(last[0], models, strict=True)) < SAME
+    assert deviation(last[1], z) < SAME
+
+
 def test_mixing_0_is_a_restart_and_1_is_never_pulled(tmp_path):
     """With 1 every worker trains alone, whatever travels."""
     kept: dict[int, list] = {0: [], 1: []}
@@ -183,6 +200,13 @@ def test_nobody_learns_of_the_others_before_the_arrival(tmp_path):
     assert deviation([plain[3][i] for i in second], [poisoned[3][i] for i in second]) == 0
 
 
+def test_bytes_beside_sparse_averages(tmp_path):
+    typed = [f"{DEEP}Float", *of(6, 2, 2, 0.5)]
+    alone = trained(tmp_path / "alone", *typed).comm.ledger.counts["payload"]
+    run = trained(tmp_path / "beside", *typed, "sync.sparta=0.1")
+    assert run.comm.ledger.counts["payload"] == alone + 24 * 4 * 4 * run.sync.sparse.kept  # steps, workers, bytes
+
+
 # ---- in between, and the end
 
 
@@ -216,6 +240,7 @@ def test_an_average_at_the_end_is_told_where_there_is_one(tmp_path):
 ARMS = {
     "dense": [],
     "residuals": ["compressor=topk"],
+    "sparse averages, too": ["sync.sparta=0.2"],
     "adamw, whole": ["optimizer=adamw", "optimizer.lr=0.01", "sync.mixing=0"],
 }
 TWELVE = ["epochs=1", "dataset.train_size=192"]  # steps

@@ -1,29 +1,21 @@
-"""Arms: runs that differ only in their seed; and which of them may be compared."""
+"""Arms: runs that differ only in their seed; and the dense one that each is compared with."""
 
-import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from accordion_bench.methods.labels import drives, is_dense, policies_of
-from accordion_bench.report.read.common_speed import at_common_speed
 from accordion_bench.report.read.load import Run, flat
-from accordion_bench.report.read.printable import printable
 from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
 from accordion_bench.runs.reuse import without
 
-LONGEST = 500  # letters of a label with everything that tells it from others
 # what does not change what a run computes
 FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target")
-# what must be equal before two arms are compared at all; batch sizes may differ inside one experiment
-SETTING = ("model", "dataset", "workers", "epochs", "scale")
 # what is compared: nobody needs to be told that these differ from dense
 METHOD = ("compressor", "sync", "adaptive", "batch_size", "attached")
 HOOK = ("comm.hook", "comm.hook_state", "comm.hook_options")
-# of a data set: with which its name alone does not say what is trained on and evaluated
-PART_OF_DATA = ("dataset.subset", "dataset.validation", "dataset.limit_eval")
 
 
 @dataclass(frozen=True)
@@ -160,168 +152,6 @@ def lab_text(lab: dict[str, Any]) -> str:
     cuts = [f"host {host} cut for {seconds:g} s" for host, seconds in lab.get("cuts", [])]
     delay = [f"{1000 * lab['delay']:g} ms"] if lab.get("delay") else []
     return ", ".join([f"links of {speed(lab.get('rate'))}", *delay, *slow, *cuts])
-
-
-def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
-    """Finished runs as arms in the order of their first run, and the runs that repeat a seed of their arm.
-
-    Of several runs with one seed the newest counts: repeats are no new evidence, and would make intervals too small.
-    Modelled times are brought to one speed, over all of them.
-    """
-    arms: dict[str, dict[Any, Run]] = {}
-    repeats = []
-    for run in at_common_speed([run for run in runs if run.finished]):
-        same = [run.summary.get("metric_name"), fingerprint(run)]
-        seeds = arms.setdefault(json.dumps(same, sort_keys=True), {})
-        newest, *older = sorted(filter(None, [run, seeds.get(run.seed)]), key=_started, reverse=True)
-        seeds[run.seed] = newest
-        repeats += older
-    grouped = [tuple(sorted(seeds.values(), key=lambda run: run.seed or 0)) for seeds in arms.values()]
-    return _told_apart(_placed([Arm(members[0].label, members) for members in grouped])), repeats
-
-
-def _started(run: Run) -> tuple[str, str]:
-    return run.environment.get("started", ""), run.path.name
-
-
-def _placed(arms: Sequence[Arm]) -> list[Arm]:
-    """Each arm with its setting: one batch size, or those that one experiment compares; then labels say the batch.
-
-    A control stands in the setting of the arms that it is for, a loop of somebody's own in that of the bench's runs
-    that train the same.
-    """
-    rooms: list[set[tuple[str, str]]] = []
-    doors = [_doors(arm) for arm in arms]
-    for own in doors:
-        joined = [room for room in rooms if room & own]
-        rooms = [room for room in rooms if not room & own] + [own.union(*joined)]
-    homes = [next(i for i, room in enumerate(rooms) if room & own) for own in doors]
-    beside = [_beside_bench(arm, arms, homes) if arm.attached else None for arm in arms]
-    homes = [own if other is None else other for own, other in zip(homes, beside, strict=True)]
-    controlled = [_controlled(arm, arms, homes) for arm in arms]
-    placed = []
-    for arm, home, for_home in zip(arms, homes, controlled, strict=True):
-        control = for_home is not None
-        home = home if for_home is None else for_home
-        together = [other for i, other in enumerate(arms) if homes[i] == home and controlled[i] is None]
-        batches = sorted({size for other in together if (size := other.config.get("batch_size"))})
-        label = f"{arm.label}, 1 worker" if control and "1 worker" not in arm.label else arm.label
-        label = f"{label}, {arm.batch_text}" if len(batches) > 1 else label
-        setting = json.dumps(sorted(rooms[home]))
-        placed.append(replace(arm, label=label, setting=setting, batches=tuple(batches), control=control))
-    return placed
-
-
-def _beside_bench(arm: Arm, arms: Sequence[Arm], homes: Sequence[int]) -> int | None:
-    """Where the bench's runs are that train what a loop of somebody's own trains; None where it is not one setting."""
-    found = {home for other, home in zip(arms, homes, strict=True) if not other.attached and _trains_as(arm, other)}
-    return found.pop() if len(found) == 1 else None
-
-
-def _trains_as(arm: Arm, bench: Arm) -> bool:
-    """Whether a loop says of itself what is true of the bench's runs: model, data set, workers, batch size, epochs.
-
-    A model is the same by its name in the bench, or by its class and number of parameters.
-    """
-    own, theirs = arm.config, bench.config
-    if arm.metric != bench.metric or arm.workers != bench.workers or own["epochs"] != theirs["epochs"]:
-        return False
-    if own["batch_size"] is None or own["batch_size"] != theirs["batch_size"]:
-        return False
-    if own["dataset"]["name"] != bench.chosen("dataset") or bench.scale != "full":
-        return False
-    if any(bench.options.get(key) for key in PART_OF_DATA):
-        return False
-    name, sizes = own["model"]["name"], {own["model"]["parameters"], bench.runs[0].summary.get("parameters")}
-    if name == bench.chosen("model"):
-        return len(sizes - {None}) < 2
-    spelled = str((theirs.get("model") or {}).get("_target_")).rpartition(".")[2]
-    return name == spelled and len(sizes) == 1 and None not in sizes
-
-
-def _controlled(arm: Arm, arms: Sequence[Arm], homes: Sequence[int]) -> int | None:
-    """Where the arms are that one worker is the control of: its experiment's others, which share one setting.
-
-    None where it is no control: a sweep over numbers of workers has its name with more of them, too.
-    """
-    name, experiment = arm.chosen("arm"), arm.chosen("experiment")
-    if arm.workers > 1 or not name or not experiment:
-        return None
-    many = [
-        (other, home)
-        for other, home in zip(arms, homes, strict=True)
-        if other.workers > 1 and other.chosen("experiment") == experiment and _task(other) == _task(arm)
-    ]
-    found = {home for _, home in many}
-    return found.pop() if len(found) == 1 and name not in {other.chosen("arm") for other, _ in many} else None
-
-
-def _task(arm: Arm) -> list[Any]:
-    """What is trained, whatever the number of workers and of epochs."""
-    return [arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING if key not in ("workers", "epochs"))]
-
-
-def _doors(arm: Arm) -> set[tuple[str, str]]:
-    """What leads into the same setting: the batch size, and the experiments of an arm."""
-    same = json.dumps([arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING)], sort_keys=True)
-    experiments = {(run.config.get("choices") or {}).get("experiment") for run in arm.runs}
-    return {(same, f"batch_size {arm.config.get('batch_size')}"), *((same, str(name)) for name in experiments if name)}
-
-
-def _told_apart(arms: list[Arm]) -> list[Arm]:
-    """Where arms of one setting share a label, add their names in the experiment, or the options that differ."""
-    result = []
-    for arm in arms:
-        twins = [other for other in arms if (other.label, other.setting) == (arm.label, arm.setting)]
-        if len(twins) == 1:
-            result.append(arm)
-            continue
-        names = [twin.chosen("arm") for twin in twins]
-        told = arm.chosen("arm") if all(names) and len(set(names)) == len(names) else _differing(arm, twins)
-        result.append(replace(arm, label=printable(", ".join(filter(None, [arm.label, told])), LONGEST)))
-    return result
-
-
-def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
-    """Options that tell an arm from its twins: `lr=0.1, error_feedback=True`; not those of most of them."""
-    own = arm.options
-    leaves = [twin.options for twin in twins]
-    keys = sorted({key for leaf in leaves for key in leaf.keys() | own.keys() if leaf.get(key) != own.get(key)})
-    usual = {key: [leaf.get(key) for leaf in leaves].count(own.get(key)) > len(leaves) / 2 for key in keys}
-    keys = [key for key in keys if not usual[key]]
-    short = [key.rpartition(".")[2] for key in keys]
-    names = short if len(set(short)) == len(short) else keys
-    network = [f"modelled on {arm.chosen('network')}"] if any(key.startswith("network.") for key in keys) else []
-    told = [
-        str(own.get(key)) if key == "link" and own.get(key) else f"{name}={own.get(key)}"
-        for name, key in zip(names, keys, strict=True)
-        if not (network and key.startswith("network.") and network != ["modelled on custom"])
-    ]
-    return ", ".join([*(network if network != ["modelled on custom"] else []), *told])
-
-
-def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Arms that may be compared with each other: same metric, model, data, workers, epochs, scale and (see `_placed`)
-    batch; each control of one worker after the arm from which it differs least."""
-    found: dict[str, list[Arm]] = {}
-    for arm in arms:
-        found.setdefault(arm.setting, []).append(arm)
-    return [_beside(members) for members in found.values()]
-
-
-def _beside(arms: Sequence[Arm]) -> list[Arm]:
-    """The bench's arms first; each control after the arm of the setting from which it differs in the fewest options."""
-    ordered = sorted((arm for arm in arms if not arm.control), key=lambda arm: arm.attached)
-    for control in reversed([arm for arm in arms if arm.control]):
-        others = [other for other in ordered if not other.control]
-        nearest = min(others, key=lambda other: len(_unequal(control, other)), default=control)
-        ordered.insert(ordered.index(nearest) + 1 if others else 0, control)
-    return ordered
-
-
-def _unequal(arm: Arm, other: Arm) -> list[str]:
-    """The options in which two arms differ."""
-    return [key for key in arm.options.keys() | other.options.keys() if arm.options.get(key) != other.options.get(key)]
 
 
 def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from accordion_bench.report.compare.arms import Arm, baseline, group, settings
-from accordion_bench.report.compare.show import NO_DIFFERENCE, signed, size
-from accordion_bench.report.compare.tidy import against
+from accordion_bench.report.compare.arms import Arm, baseline
+from accordion_bench.report.compare.grouping import group, settings
+from accordion_bench.report.compare.ranking import against
+from accordion_bench.report.compare.show import NO_DIFFERENCE, show_gap
 from accordion_bench.report.read.load import read_runs
 from accordion_bench.runs.metrics import metric
 
@@ -42,7 +43,6 @@ def known_accuracies(paths: Sequence[Path], model: str, workers: int) -> dict[st
 def told(arm: Arm, dense: Arm, begin: str = "") -> str:
     """`-0.28 ± 1.31 points, n = 3 (resnet20 on digits, 4 workers)`."""
     judged, found = metric(arm.metric), against(arm, dense)
-    gap = signed(judged, found.gap) + (f" ± {size(judged, found.half)}" if found.shown is not None else "")
     same = f"{NO_DIFFERENCE}: " if found.shown is False else ""
     where = f"{arm.chosen('model')} on {arm.chosen('dataset')}, {arm.workers} workers"
-    return f"{begin}{same}{gap} {judged.points}, n = {arm.n} ({where})"
+    return f"{begin}{same}{show_gap(judged, found)}, n = {arm.n} ({where})"

@@ -9,6 +9,7 @@ from typing import Any
 
 from accordion_bench.report.compare.arms import HOOK, Arm
 from accordion_bench.report.compare.markdown import inline
+from accordion_bench.report.compare.show import listed, show_seeds
 from accordion_bench.report.read.load import Run
 
 
@@ -40,7 +41,7 @@ def facts(runs: Sequence[Run]) -> dict[str, str]:
     for run in runs:
         versions |= {f"{name} {version}": None for name, version in (run.environment.get("versions") or {}).items()}
     return {
-        "runs": f"{len(runs)}; seeds: {', '.join(dict.fromkeys(str(run.seed) for run in runs))}",
+        "runs": f"{len(runs)}; seeds: {show_seeds([run.seed for run in runs])}",
         "commit": said("commit"),
         "hardware": "; ".join(dict.fromkeys(machine(run) for run in runs)),
         "versions": ", ".join([f"Python {said('python')}", *versions]),
@@ -48,9 +49,26 @@ def facts(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def own_commands(runs: Sequence[Run]) -> list[str]:
-    """What was typed for some runs, each command once; of a loop of somebody's own the file, as a comment."""
-    told = (f"# {run.name}: a training loop of its own" if run.attached else command(run) for run in runs)
-    return list(dict.fromkeys(told))
+    """What was typed for some runs, as one where only the seed differs; of an own loop the file, as a comment."""
+    own = list(dict.fromkeys(f"# {run.name}: a training loop of its own" for run in runs if run.attached))
+    alike: dict[tuple[Any, ...], list[Run]] = {}
+    for run in [run for run in runs if not run.attached]:
+        words = _typed(run)
+        others = [word for word in words if _key(word) != "seed"]
+        alike.setdefault((len(words) > len(others), *others), []).append(run)
+    return own + [_as_one(members) for members in alike.values()]
+
+
+def _as_one(runs: Sequence[Run]) -> str:
+    """The command of runs that were typed alike but for their seeds."""
+    typed = list(dict.fromkeys(map(command, runs)))
+    if len(typed) == 1:
+        return typed[0]
+    words = _typed(runs[0])
+    others = [word for word in words if _key(word) != "seed"]
+    seeds = [word.partition("=")[2] for run in runs for word in _typed(run) if _key(word) == "seed"]
+    sweep = [] if {"-m", "--multirun"} & set(words) else ["-m"]
+    return shlex.join(["python", "-m", "accordion_bench", *sweep, *others, f"seed={','.join(dict.fromkeys(seeds))}"])
 
 
 def command(run: Run) -> str:
@@ -96,7 +114,7 @@ def _unequal_threads(arms: Sequence[Arm]) -> list[str]:
     said = {arm.label: sorted({str(run.environment.get("threads") or "unknown") for run in arm.runs}) for arm in arms}
     if len(set(map(tuple, said.values()))) == 1:
         return []
-    each = ", ".join(f"{label} {' and '.join(counts)}" for label, counts in said.items())
+    each = listed([f"{label} {' and '.join(counts)}" for label, counts in said.items()])
     return [f"The arms differ in threads per process ({each}): so do their times."]
 
 

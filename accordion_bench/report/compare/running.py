@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from accordion_bench.report.compare.arms import Arm, group
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.running import how_far, so_far
 

@@ -1,15 +1,17 @@
 """How numbers are written, wherever they stand: `9.19x less`, `-0.28 ± 1.31`, `1 Gbit/s and 50 µs per round`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accordion_bench.options.units import human_bytes
+from accordion_bench.report.compare.intervals import Difference
 from accordion_bench.runs.metrics import Metric
 
 NONE = "–"
 NOT_COUNTED = "not counted"
 NO_DIFFERENCE = "no difference shown"
+MANY = 10  # names or numbers in a row, of which more are only counted
 BILLIONS = 1e10  # floats, from which the paper counts in billions
 
 Row = Mapping[Any, Any]
@@ -41,6 +43,38 @@ def signed(judged: Metric, gap: float) -> str:
 def size(judged: Metric, gap: float) -> str:
     """A difference without its sign: `0.28`, `1.3`."""
     return signed(judged, abs(gap)).removeprefix("+")
+
+
+def show_gap(judged: Metric, found: Difference) -> str:
+    """A difference with its interval: `-0.28 ± 1.31 points`, `+7.95 ± 0.41` where nothing counts it; `-0.28 points`."""
+    half = "" if math.isnan(found.half) else f" ± {size(judged, found.half)}"
+    return in_points(judged, signed(judged, found.gap) + half)
+
+
+def in_points(judged: Metric, number: str) -> str:
+    """A written difference with what it is counted in: points of accuracy, bits; of a perplexity nothing."""
+    return f"{number} {judged.points}".rstrip()
+
+
+def listed(items: Sequence[str], most: int = MANY) -> str:
+    """`a`, `a and b`, `a, b and 3 more`.
+
+    Args:
+        items: one at least.
+        most: that are shown; a single one beyond it is, too.
+    """
+    shown = list(items) if len(items) <= most + 1 else [*items[:most], f"{len(items) - most:,} more"]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+
+
+def show_seeds(seeds: Sequence[int | None]) -> str:
+    """`0, 1, 2`; of many that follow each other `0 to 999`, of others how many they are."""
+    different = list(dict.fromkeys(seeds))
+    if len(different) <= MANY:
+        return ", ".join(map(str, different))
+    known = [seed for seed in different if seed is not None]
+    follow = len(known) == len(different) == max(known) - min(known) + 1
+    return f"{min(known)} to {max(known)}" if follow else f"{len(different):,} different ones"
 
 
 def show_times(times_less: float) -> str:

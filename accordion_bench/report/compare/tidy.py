@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 
 from accordion_bench.report.compare.arms import Arm, baseline
-from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, difference, half_width, standard_error
-from accordion_bench.report.compare.provenance import machine
-from accordion_bench.report.compare.timed import communicates
+from accordion_bench.report.compare.intervals import difference, half_width, standard_error
+from accordion_bench.report.compare.ranking import against
+from accordion_bench.report.compare.timed import communicates, unlike
 
 
 def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
@@ -51,24 +51,17 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
                 "exposed_seconds": arm.mean("exposed_seconds"),
                 "comm_seconds": arm.mean("comm_seconds"),
                 "seconds_over_dense": _seconds_over(arm, dense),
-                "seconds_within_noise": _within_noise(arm, dense, "seconds"),
+                "seconds_within_noise": within_noise(arm, dense, "seconds"),
                 "network": config["choices"].get("network", ""),
                 "modelled_seconds": arm.mean("modelled_seconds"),
                 "modelled_seconds_ci95": half_width(arm.values("modelled_seconds")),
                 "modelled_comm_seconds": arm.mean("modelled_comm_seconds"),
-                "modelled_seconds_over_dense": _over(arm, linked, "modelled_seconds"),
-                "modelled_seconds_within_noise": _within_noise(arm, linked, "modelled_seconds"),
+                "modelled_seconds_over_dense": over(arm, linked, "modelled_seconds"),
+                "modelled_seconds_within_noise": within_noise(arm, linked, "modelled_seconds"),
                 "baseline": dense.label if dense else "",
             }
         )
     return pd.DataFrame(rows)
-
-
-def against(arm: Arm, dense: Arm | None) -> Difference:
-    """The metric of an arm minus that of its baseline, paired by seed where both have the same seeds."""
-    if dense is None or dense is arm:
-        return NO_DIFFERENCE
-    return difference(arm.values("metric"), dense.values("metric"), (tuple(arm.seeds), tuple(dense.seeds)))
 
 
 def _judged(arm: Arm, dense: Arm | None) -> dict[str, Any]:
@@ -106,18 +99,18 @@ def _seconds_over(arm: Arm, dense: Arm | None) -> float:
     """Ratio of measured times; NaN where they do not compare: communication measured in one only."""
     if dense is None or communicates(arm) != communicates(dense):
         return math.nan
-    return _over(arm, dense, "seconds")
+    return over(arm, dense, "seconds")
 
 
-def _over(arm: Arm, dense: Arm | None, column: str) -> float:
-    """Ratio of times; NaN where a side has none, or another machine."""
-    if dense is None or len({machine(run) for run in (*arm.runs, *dense.runs)}) > 1:
+def over(arm: Arm, dense: Arm | None, column: str) -> float:
+    """Ratio of times; NaN where a side has none, another machine or other threads."""
+    if dense is None or unlike([arm, dense]):
         return math.nan
     return arm.mean(column) / dense.mean(column) if dense.mean(column) else math.nan
 
 
-def _within_noise(arm: Arm, dense: Arm | None, column: str) -> bool:
-    """Whether the times of two arms cannot be told apart: a seed shares no work on the machine, so Welch's interval."""
-    if dense is None or arm is dense or not arm.values(column) or not dense.values(column):
+def within_noise(arm: Arm, dense: Arm | None, column: str) -> bool:
+    """Whether times that compare cannot be told apart: a seed shares no work on the machine, so Welch's interval."""
+    if dense is None or arm is dense or math.isnan(over(arm, dense, column)):
         return False
     return difference(arm.values(column), dense.values(column)).shown is False

@@ -1,8 +1,10 @@
-"""What the measured times of an arm hold."""
+"""What the measured times of arms hold, and whether they compare."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.provenance import machine
 
 
 def is_ddp(config: dict[str, Any]) -> bool:
@@ -13,3 +15,18 @@ def is_ddp(config: dict[str, Any]) -> bool:
 def communicates(arm: Arm) -> bool:
     """Whether measured times hold communication: one worker in each process."""
     return bool(arm.values("comm_seconds")) or is_ddp(arm.config)
+
+
+def shares_process(arm: Arm) -> bool:
+    """Whether its workers share a process, so that nothing went over a link; of somebody's own loop nobody knows."""
+    return not arm.attached and not communicates(arm)
+
+
+def unlike(arms: Iterable[Arm]) -> str:
+    """Why no times of these arms compare, to stand behind `because`; "" where nothing is known against it."""
+    runs = [run for arm in arms for run in arm.runs]
+    if len({machine(run) for run in runs}) > 1:
+        return "the runs come from different machines"
+    if len({run.environment.get("threads") for run in runs} - {None}) > 1:
+        return "the runs differ in threads per process"
+    return ""

@@ -1,18 +1,16 @@
-"""What is said about a table: its heading, what its numbers are, and what is in no mean."""
+"""What is said about a table: its heading, and what its numbers are."""
 
 from collections.abc import Sequence
 
-from accordion_bench.comm.samples import MATTERS
-from accordion_bench.methods.labels import hook_of
-from accordion_bench.options.units import counted, human_bytes
+from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.provenance import machine, unequal
-from accordion_bench.report.compare.show import show_link
+from accordion_bench.report.compare.show import listed, show_link
 from accordion_bench.report.compare.tidy import tidy
-from accordion_bench.report.compare.timed import communicates
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.compare.timed import shares_process
+from accordion_bench.report.render import remarks
 from accordion_bench.report.render.table import paper_reference
-from accordion_bench.runs.metrics import LOSSES, METRICS, metric, split_of
+from accordion_bench.runs.metrics import metric, split_of
 
 SPEED_TOLD = 0.05  # how far from the common speed runs are named
 
@@ -57,42 +55,10 @@ def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
         arms: of the setting.
         paper: of the table that holds only what papers show.
     """
-    lines = [evaluated(arms, paper), sent(arms, paper), *uncounted(arms), *went_dense(arms), time(arms, paper)]
-    lines += [*outliers(arms), *attached(arms), *not_learned(arms)]
+    lines = [evaluated(arms, paper), sent(arms, paper), time(arms, paper), *remarks.remarks(arms)]
     lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]
     if experiments := sorted({arm.chosen("experiment") for arm in arms} - {""}):
         lines.append(f"Experiment: {'; '.join(experiments)}.")
-    return lines
-
-
-def attached(arms: Sequence[Arm]) -> list[str]:
-    """Which arms are loops of somebody's own, and what nobody but they can know."""
-    own = [arm for arm in arms if arm.attached]
-    if not own:
-        return []
-    text = (
-        "Attached: training loops of somebody's own, which have written their rows by comm.metrics(). Model, data, "
-        f"{own[0].metric.replace('_', ' ')} and epochs are what they say. Not known here: their other options, what "
-        "was typed, and whether they have come to their end."
-    )
-    if any(arm.values("modelled_seconds") for arm in own):
-        text += " Their modelled time starts from their own computation, which is brought to no common speed."
-    if own[0].metric in LOSSES:
-        text += f" Their rows have none of {', '.join(METRICS)}: they are judged by {own[0].metric.replace('_', ' ')}."
-    if any(arm.config["dataset"]["name"] is None for arm in own):
-        text += " They do not name their data set (comm.metrics(dataset=...)): it may differ from arm to arm."
-    if any(arm.batch is None for arm in own):
-        text += " They do not tell their samples per step (comm.metrics(batch_size=...)): these may differ, too."
-    return [text]
-
-
-def not_learned(arms: Sequence[Arm]) -> list[str]:
-    """Arms of which a run has learned nothing, with what that run has said."""
-    lines = []
-    for arm in arms:
-        told = [said for run in arm.runs if isinstance(said := run.summary.get("not_learned"), str)]
-        if told:
-            lines.append(f"{arm.label}: in {len(told)} of {counted(arm.n, 'run')} {told[0]}.")
     return lines
 
 
@@ -128,31 +94,18 @@ def sent(arms: Sequence[Arm], paper: bool = False) -> str:
     return f"{text}; {'' if paper else 'both '}against the measured {measured}."
 
 
-def uncounted(arms: Sequence[Arm]) -> list[str]:
-    """Which arms are hooks of somebody else's, whose bytes nobody has counted, and what stands in their place."""
-    told = []
-    for arm in [arm for arm in arms if hook_of(arm.config)]:
-        measured = "no interface measured"
-        if arm.values("link_sent_bytes"):
-            measured = f"{human_bytes(arm.mean('link_sent_bytes'))} by its interface"
-        told.append(f"{arm.label} ({measured})")
-    if not told:
-        return []
-    return [f"Not counted: {'; '.join(told)}. Nobody but a hook of somebody else's knows what it sends."]
-
-
 def without_bytes(arms: Sequence[Arm]) -> str:
     """The end of a footnote: which arms have no place on an axis of bytes, or of time that is modelled from them."""
     labels = [arm.label for arm in arms if not arm.counted]
-    return f" Not counted, so not shown: {'; '.join(labels)}." if labels else ""
+    return f" Not counted, so not shown: {listed(labels)}." if labels else ""
 
 
 def time(arms: Sequence[Arm], paper: bool = False) -> str:
     """What the measured times hold, and which of them do not compare."""
     exchange = "" if paper else "; exchange: the part that is codec and communication"
     text = f"Time: training, without evaluation and warm-up{exchange}."
-    if shared := [arm.label for arm in arms if not arm.attached and not communicates(arm)]:
-        whose = "The" if len(shared) == len(arms) else f"{', '.join(shared)}: the"
+    if shared := [arm.label for arm in arms if shares_process(arm)]:
+        whose = "The" if len(shared) == len(arms) else f"{listed(shared)}: the"
         text += f" {whose} workers share a process: no communication time was measured; time is compute and codec only."
     if max(arm.n for arm in arms) == 1:
         text += " One run per arm: other work on the machine is in its time."
@@ -160,31 +113,6 @@ def time(arms: Sequence[Arm], paper: bool = False) -> str:
     if len(machines) > 1:
         text += f" The runs come from different machines ({'; '.join(machines)}); only times of one machine compare."
     return " ".join([text, *unequal(arms)])
-
-
-def outliers(arms: Sequence[Arm]) -> list[str]:
-    """Which measured times hold stalls of the machine that matter: a hundredth of the training time or more."""
-    found = []
-    for arm in arms:
-        seconds, steps = (sum(arm.values(name)) for name in ("outlier_seconds", "outlier_seconds_count"))
-        if seconds >= MATTERS * sum(arm.values("seconds")) > 0:
-            found.append(f"{arm.label} {counted(int(steps), 'step')}, {seconds:.3g} s")
-    if not found:
-        return []
-    return [
-        "Outliers, steps that took three times what is usual or longer, and what they took beyond it, over all seeds: "
-        f"{'; '.join(found)}. They are in measured time and in no modelled time."
-    ]
-
-
-def went_dense(arms: Sequence[Arm]) -> list[str]:
-    """Which arms were to compress and sent what they had dense, why, and what would have helped."""
-    found: dict[str, list[str]] = {}
-    for arm in arms:
-        notes = [run.summary.get("went_dense") for run in arm.runs]
-        for sentence in dict.fromkeys(text for note in notes if isinstance(note, dict) for text in note):
-            found.setdefault(sentence, []).append(arm.label)
-    return [f"{', '.join(labels)}: {sentence}." for sentence, labels in found.items()]
 
 
 def modelled(arms: Sequence[Arm]) -> list[str]:
@@ -206,10 +134,10 @@ def speeds(arms: Sequence[Arm]) -> str:
     if not slowness:
         return ""
     far = [f"{label} {1 / factor:.2f}x" for label, factor in slowness.items() if abs(factor - 1) >= SPEED_TOLD]
-    told = f" (what multiplied times: {', '.join(far)})" if far else ""
+    told = f" (what multiplied times: {listed(far)})" if far else ""
     older = [arm.label for arm in arms if arm.label not in slowness]
     but = (
-        f" Not so {', '.join(older)}: run by an older version, whose times are means with the machine's noise."
+        f" Not so {listed(older)}: run by an older version, whose times are means with the machine's noise."
         if older
         else ""
     )
@@ -224,7 +152,7 @@ def hidden(arms: Sequence[Arm]) -> str:
     older = [arm.label for arm in arms if not arm.values("modelled_exposed_seconds")]
     if len(older) == len(arms):
         return "without overlap"
-    but = f" (without overlap for {', '.join(older)})" if older else ""
+    but = f" (without overlap for {listed(older)})" if older else ""
     return f"as far as the backward pass does not hide it{but}"
 
 
@@ -249,24 +177,3 @@ def figure(stem: str) -> str:
     """What a figure shows, by the name of its file."""
     name = stem.partition("-")[0]
     return FIGURES.get(name, name.replace("_", " "))
-
-
-def unfinished(runs: Sequence[Run]) -> list[str]:
-    """One line for each run that is in no mean."""
-    lines = []
-    for run in runs:
-        epochs = run.config.get("epochs", "?")
-        done = 0 if run.last_epoch is None else run.last_epoch + 1
-        last = f"epoch {done} of {epochs} was the last" if done else f"no epoch of {epochs} was finished"
-        lines.append(f"{run.name} ({run.label}, seed {run.seed}): {run.problem}; {last}")
-    return lines
-
-
-def repeated(runs: Sequence[Run]) -> list[str]:
-    """One line for each run whose seed a newer run of the same arm has."""
-    return [f"{run.name} ({run.label}, seed {run.seed})" for run in runs]
-
-
-def skipped(folders: Sequence[tuple[str, str]]) -> list[str]:
-    """One line for each folder or cell without a run."""
-    return [f"{name}: {why}" for name, why in folders]

@@ -6,9 +6,10 @@ from itertools import zip_longest
 from accordion_bench.report.compare.running import arm_so_far, beside
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.running import how_far
+from accordion_bench.report.render.absent import left_out
 from accordion_bench.report.render.page import Section, page
 from accordion_bench.report.render.sound import sound
-from accordion_bench.report.render.write import left_out, texts
+from accordion_bench.report.render.write import texts
 
 
 def live_page(

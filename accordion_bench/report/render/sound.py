@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from accordion_bench.report.compare.arms import Arm, group, settings
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.printable import printable
 

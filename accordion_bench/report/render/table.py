@@ -51,7 +51,9 @@ def _judged(table: pd.DataFrame, paper: bool) -> list[Column]:
     if not paper:
         columns.append(("best", lambda row: show_value(judged, row[f"best_{name}"])))
     if (table["baseline"] != "").any():
-        columns.append((f"minus dense, {judged.points}", lambda row: show_difference(judged, row)))
+        columns.append(
+            (", ".join(filter(None, ["minus dense", judged.points])), lambda row: show_difference(judged, row))
+        )
     return columns
 
 

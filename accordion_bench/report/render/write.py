@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.markdown import inline, line
 from accordion_bench.report.compare.provenance import provenance
@@ -12,9 +13,10 @@ from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions, figures, latex
+from accordion_bench.report.render.absent import left_out, notes
 from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.formats import FORMATS
-from accordion_bench.report.render.page import INTERACTIVE, Section, missing, page
+from accordion_bench.report.render.page import FAILED, INTERACTIVE, Section, missing, page
 from accordion_bench.report.render.publish import replacing
 from accordion_bench.report.render.sound import sound
 from accordion_bench.report.render.spreadsheet import csv
@@ -56,7 +58,7 @@ def write(
         across, failed = _across(parts, new, pdf)
         sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
         if failed := [why for found in drawn for why in found.failed] + failed:
-            absent = {**absent, "Figures that could not be drawn": failed}
+            absent = {**absent, FAILED: failed}
         text = "\n\n".join([*said, *notes(absent)]) + "\n"
         if "md" in formats:
             _write(new / "table.md", text)
@@ -81,10 +83,10 @@ def names_of(every: bool) -> list[str]:
 
 
 def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
-    """Each setting as Markdown and as LaTeX; with all else that looks at every run."""
+    """The answers and each setting as Markdown, and as LaTeX; with all else that looks at every run."""
     for arms in parts:
         provenance([run for arm in arms for run in arm.runs])
-    return list(map(section, parts)), list(map(tex, parts, range(1, len(parts) + 1)))
+    return [*answered(parts), *map(section, parts)], list(map(tex, parts, range(1, len(parts) + 1)))
 
 
 def _across(parts: Sequence[Sequence[Arm]], out: Path, pdf: bool) -> tuple[list[Path], list[str]]:
@@ -101,6 +103,12 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
+def answered(parts: Sequence[Sequence[Arm]]) -> list[str]:
+    """The answer of each setting as Markdown, a paragraph each; with the setting's name where there are several."""
+    named = [f"**{inline(captions.heading(arms[0]))}.** " if len(parts) > 1 else "" for arms in parts]
+    return [f"{name}{line(' '.join(answers(arms)))}" for name, arms in zip(named, parts, strict=True)]
+
+
 def section(arms: Sequence[Arm]) -> str:
     """Heading, table, verdicts and captions of one setting, as Markdown."""
     lists = ["\n".join(f"- {line(said)}" for said in lines) for lines in (verdicts(arms), captions.captions(arms))]
@@ -115,23 +123,6 @@ def tex(arms: Sequence[Arm], number: int) -> str:
     """The table of one setting as papers print it, as LaTeX."""
     caption = " ".join([f"{captions.heading(arms[0])}.", *captions.captions(arms, paper=True)])
     return latex.table(cells(tidy(arms), paper=True), caption, f"accordion-bench-{number}")
-
-
-def left_out(
-    runs: Sequence[Run], repeats: Sequence[Run], folders: Sequence[tuple[str, str]]
-) -> dict[str, Sequence[str]]:
-    """Heading -> lines, for what is in no mean."""
-    found = {
-        "Unfinished, in no mean": captions.unfinished([run for run in runs if not run.finished]),
-        "Repeats of a seed, in no mean (the newest run counts)": captions.repeated(repeats),
-        "Skipped: no run in it": captions.skipped(folders),
-    }
-    return {heading: lines for heading, lines in found.items() if lines}
-
-
-def notes(absent: dict[str, Sequence[str]]) -> list[str]:
-    """What is in no mean, as Markdown."""
-    return [f"{heading}:\n\n" + "\n".join(f"- {line(said)}" for said in lines) for heading, lines in absent.items()]
 
 
 def readme(text: str, sections: Sequence[Section], across: Sequence[Path]) -> str:

@@ -38,3 +38,15 @@ class Rows:
         self.table[1:, TILE] = (-(-self.table[:-1, N] // SIZE)).cumsum()
         self.tiles = int(self.table[-1, TILE])
         self.dtype = np.float32 if rows_W[0].dtype == torch.float32 else np.float64
+
+
+def sent_to_rows(message_A: Tensor, starts: Sequence[int], rows: int) -> np.ndarray:
+    """Addresses of messages [A, B] whose sender a adds to row a mod R: int64 [R, T, A / R].
+
+    Args:
+        message_A: bytes, one line for each sender.
+        starts: where in a line the message of each tensor begins.
+        rows: R.
+    """
+    senders = np.arange(rows)[:, None, None] + rows * np.arange(len(message_A) // rows)
+    return message_A.data_ptr() + message_A.stride(0) * senders + np.array(starts, np.int64)[:, None]

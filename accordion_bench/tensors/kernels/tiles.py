@@ -15,6 +15,7 @@ from torch import Tensor
 
 from accordion_bench.tensors.kernels.compiled import array_at, bits_of, compiled, f32, f64, i64, owner, u8, u32, u64
 from accordion_bench.tensors.kernels.index_codes import value_at, word_at
+from accordion_bench.tensors.kernels.rows import sent_to_rows
 from accordion_bench.tensors.kernels.table import addresses
 from accordion_bench.tensors.kernels.threads import over_tiles
 from accordion_bench.tensors.kernels.top import collect, kth_largest, limits
@@ -71,9 +72,7 @@ def add_tiles(
         alpha: factor, as float32.
         divisor: of all coordinates; 1 = none.
     """
-    rows, table = len(targets_R[0]), table_of(targets_R, shapes)
-    senders = np.arange(rows)[:, None, None] + rows * np.arange(len(message_A) // rows)  # of each row
-    at = message_A.data_ptr() + message_A.stride(0) * senders + np.array(starts, np.int64)[:, None]
+    at, table = sent_to_rows(message_A, starts, len(targets_R[0])), table_of(targets_R, shapes)
     ordered = np.ascontiguousarray(at.reshape(-1, at.shape[2]))  # row and tensor, sender
     like = torch.empty(0, dtype=targets_R[0].dtype).numpy()
     over_tiles(_add, int(table[-1, TILE]), table, like, ordered, f32(alpha), like.dtype.type(divisor))

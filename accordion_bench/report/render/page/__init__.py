@@ -1,5 +1,5 @@
 """The report as one interactive HTML page that loads nothing else."""
 
-from accordion_bench.report.render.page.build import INTERACTIVE, Section, missing, page
+from accordion_bench.report.render.page.build import FAILED, INTERACTIVE, Section, missing, page
 
-__all__ = ["INTERACTIVE", "Section", "missing", "page"]
+__all__ = ["FAILED", "INTERACTIVE", "Section", "missing", "page"]

@@ -4,17 +4,19 @@ import base64
 import hashlib
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.units import counted
+from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.provenance import facts, own_commands
 from accordion_bench.report.compare.target import beside_tables
 from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import verdicts
+from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions
 from accordion_bench.report.render.colours import looks
 from accordion_bench.report.render.figures.series import seeds, several
@@ -26,6 +28,8 @@ from accordion_bench.report.render.page.swatch import swatch
 from accordion_bench.runs.metrics import metric
 
 NEEDS = ("plotly", "jinja2")
+SCRIPTS = ("words.js", "table.js", "figures.js", "page.js")
+FAILED = "Figures that could not be drawn"
 INTERACTIVE = {  # what the page draws itself
     *("comparison", "forest", "accuracy_epoch", "accuracy_bytes", "accuracy_wire", "accuracy_time"),
     *("accuracy_modelled", "time_to_target", "pareto", "tradeoff", "breakdown", "levels"),
@@ -74,16 +78,19 @@ def page(
     most = most_points(count)
     files = PackageLoader(__package__, "")
     templates = Environment(loader=files, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    own = {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
-    scripts = ([get_plotlyjs(), own["page.js"]] if sections else []) + ([follow] if follow else [])
+    scripts = [*([get_plotlyjs(), *map(_own, SCRIPTS)] if sections else []), *([follow] if follow else [])]
+    failed: list[str] = []
+    data = [_data(section, most, failed) for section in sections]
+    if failed:
+        absent = {**absent, FAILED: [*absent.get(FAILED, ()), *failed]}
     return templates.get_template("page.html").render(
         title=f"{counted(len(runs), 'run')} in {counted(count, 'arm')}",
         policy=policy(scripts) + ("; connect-src 'self'" if follow else ""),
-        style=own["page.css"],
+        style=_own("page.css"),
         scripts=scripts,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         sections=[_setting(number, section) for number, section in enumerate(sections, 1)],
-        data=[_data(section, most) for section in sections],
+        data=data,
         across=[_picture(png) for png in across],
         absent=absent,
         facts=facts(runs) if runs else {},
@@ -107,7 +114,8 @@ def _setting(number: int, section: Section) -> dict[str, Any]:
         return {**common, "answers": ["No run has finished yet."], "arms": []}
     return {
         **common,
-        "answers": verdicts(arms),
+        "answers": answers(arms),
+        "verdicts": verdicts(arms),
         "arms": legend[: len(arms)],
         "columns": columns(tidy(arms)),
         "seeds": seeds(arms),
@@ -131,22 +139,41 @@ def _runs(arms: Sequence[Arm]) -> list[list[str]]:
     return rows
 
 
-def _data(section: Section, most: int) -> dict[str, Any]:
-    """What the page's script draws of one setting."""
+def _data(section: Section, most: int, failed: list[str]) -> dict[str, Any] | None:
+    """What the page's scripts draw of one setting; None, and a sentence, where its curves cannot be drawn."""
     arms, shown = section.arms, [*section.arms, *section.running]
+
+    def attempt(name: str, make: Callable[[], Any]) -> Any:
+        """What a stranger's runs hold must not end all others."""
+        try:
+            return make()
+        except Exception as error:
+            why = f"{name} of {captions.heading(shown[0])}: {type(error).__name__}: {error}"
+            failed.append(printable(why, longest=500))
+            return None
+
+    drawn = attempt("curves", lambda: curves(shown, most))
+    if drawn is None:
+        return None
+    named = [
+        {
+            **{"label": arm.label, "n": arm.n, "running": number >= len(arms)},
+            **{"colour": look.colour, "symbol": look.symbol, "dash": look.dash},
+        }
+        for number, (arm, look) in enumerate(zip(shown, looks(shown), strict=True))
+    ]
     return {
-        **curves(shown, most),
-        "arms": [
-            {
-                **{"label": arm.label, "n": arm.n, "running": number >= len(arms)},
-                **{"colour": look.colour, "symbol": look.symbol, "dash": look.dash},
-            }
-            for number, (arm, look) in enumerate(zip(shown, looks(shown), strict=True))
-        ],
-        "target": parts.to_target(arms),
-        "steps": parts.step_times(arms),
-        "levels": parts.levels(arms, most),
+        **drawn,
+        "arms": named,
+        "target": attempt("time to target", lambda: parts.to_target(arms)),
+        "steps": attempt("times of a step", lambda: parts.step_times(arms)),
+        "levels": attempt("levels", lambda: parts.levels(arms, most)),
     }
+
+
+def _own(name: str) -> str:
+    """A file of this package."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def _picture(png: Path) -> tuple[str, str]:

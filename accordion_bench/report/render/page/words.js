@@ -1,0 +1,40 @@
+// How numbers and names are written.
+"use strict";
+
+const INK = "#1b1b1b", GRID = "#e3e3e3";
+const NARROW = 700;  // pixels of the window, below which there is one column
+
+const floats = text => new Float32Array(Uint8Array.from(atob(text), letter => letter.charCodeAt(0)).buffer);
+// for plotly, which knows tags
+const plain = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const make = (tag, text = "") => Object.assign(document.createElement(tag), { textContent: text });
+const digits = value => Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en") : `${+value.toPrecision(3)}`;
+const narrow = () => window.innerWidth <= NARROW;
+
+function size(bytes) {
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (bytes < 1000) return `${digits(bytes)} ${unit}`;
+    bytes /= 1000;
+  }
+  return `${digits(bytes)} TB`;
+}
+
+// the numbers of a logarithmic axis: powers of ten, or closer where the axis is short
+function ticks(low, high) {
+  const parts = high < 5 * low ? [1, 1.5, 2, 3, 4, 5, 7] : high < 200 * low ? [1, 2, 5] : [1], found = [];
+  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
+    found.push(...parts.map(part => part * 10 ** power));
+  }
+  return found.filter(value => value >= low && value <= high);
+}
+
+// a name in lines of about so many letters
+function lines(text, letters) {
+  const found = [""];
+  for (const word of text.split(" ")) {
+    const longer = `${found[found.length - 1]} ${word}`.trim();
+    if (longer.length > letters && found[found.length - 1]) found.push(word);
+    else found[found.length - 1] = longer;
+  }
+  return plain(found.join("\n")).replace(/\n/g, "<br>");
+}

@@ -1,0 +1,83 @@
+"""python -m scripts.claims CLAIM: runs what is missing of a claim, within a time, and goes on there next time.
+
+    python -m scripts.claims gpt --data DATA --minutes 60     # run, record, archive
+    python -m scripts.claims gpt --minutes 0                  # no runs: the tables from what there is
+
+Rates first: each arm of a table is tried at the same few learning rates with a seed that is counted nowhere. Then the
+seeds that count, each arm at the rate that ended best in the validation split.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from accordion_bench.report.__main__ import main as write_report
+from scripts.claims import archive, records
+from scripts.claims.launch import Budget, run
+from scripts.claims.outcome import Outcome, best_rates, outcome
+from scripts.claims.plan import RUNS, Cell, Plan, Table, names, read_plan
+from scripts.claims.tables import write_rates
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        "scripts.claims", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("claim", choices=names())
+    parser.add_argument("--data", default="data", help="folder with cifar-10-batches-py and wikitext-2 (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=60, help="for the runs (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each (%(default)s)")
+    parser.add_argument("--tables", nargs="+", metavar="TABLE", help="some of the claim's; else all, in their order")
+    parser.add_argument("--dry", action="store_true", help="list what is missing, run nothing")
+    typed = parser.parse_args()
+    plan = read_plan(typed.claim)
+    archive.unpack(plan.claim)
+    deadline = time.monotonic() + 60 * typed.minutes
+    chosen = [table for table in plan.tables if table.name in (typed.tables or [table.name])]
+    if typed.dry:
+        for table in chosen:
+            for cell in planned(plan, table):
+                print(f"{cell.name}: {outcome(cell).status}")
+        return
+    for table in chosen:
+        jobs = 1 if table.lab else typed.jobs  # hosts share the processors already
+        budget = Budget(jobs, deadline)
+        run(plan.tune_cells(table), typed.data, budget, records.record)
+        run(plan.count_cells(table, rates_of(plan, table)), typed.data, budget, records.record)
+    finish(plan)
+
+
+def rates_of(plan: Plan, table: Table) -> dict[str, float]:
+    """The rate of each arm of a table, as far as it was chosen."""
+    source = plan.table(table.rates_from) if table.rates_from is not None else table
+    if not source.tunes:
+        return {arm: source.grid(arm)[0] for arm in source.arms}
+    return best_rates(map(outcome, plan.tune_cells(source)))
+
+
+def planned(plan: Plan, table: Table) -> list[Cell]:
+    """All runs of a table that can be told by now."""
+    return [*plan.tune_cells(table), *plan.count_cells(table, rates_of(plan, table))]
+
+
+def finish(plan: Plan) -> None:
+    """Record, archive and report what there is."""
+    for table in plan.tables:
+        of_table = list(map(outcome, planned(plan, table)))
+        for found in of_table:
+            records.record(found)
+        report(plan, table, of_table)
+    archive.pack(plan.claim, [outcome(cell) for table in plan.tables for cell in planned(plan, table)])
+
+
+def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
+    """The table's report from the runs that count, and its rates beside it."""
+    out = archive.archive_of(plan.claim).parent / table.name
+    if any(found.status == "done" and found.cell.phase == "count" for found in outcomes):
+        write_report([str(RUNS / plan.claim / table.name / "count"), "--out", str(out), "--formats", "md,csv"])
+        write_rates(table, outcomes, rates_of(plan, table), out / "rates.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What became of a cell: its run folder, its metric, and which rate was best."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from accordion_bench.report.read.load import Run, find_runs, read_run
+from accordion_bench.runs.metrics import metric
+from scripts.claims.plan import Cell
+
+DIVERGED = "NonFinite"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A cell and the run that came furthest; None = not started."""
+
+    cell: Cell
+    run: Run | None
+
+    @property
+    def status(self) -> str:
+        """`done`, `diverged`, `unfinished`, or `not started`."""
+        if self.run is None:
+            return "not started"
+        if self.run.finished:
+            return "done"
+        return "diverged" if self.run.summary.get("stopped_by") == DIVERGED else "unfinished"
+
+    @property
+    def ended(self) -> bool:
+        """Whether another start would add nothing."""
+        return self.status in ("done", "diverged")
+
+    @property
+    def chosen_by(self) -> float:
+        """The metric after the last epoch, of the validation split where there is one; of a run that is done."""
+        assert self.run is not None
+        summary = self.run.summary
+        return float(summary.get(summary.get("selected_by", ""), summary["metric"]))
+
+    @property
+    def hash(self) -> str:
+        """Of the run's metrics: what tells this run from every other."""
+        if self.run is None:
+            return ""
+        file = self.run.path / "metrics.jsonl"
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+
+
+def outcome(cell: Cell, root: Path = Path()) -> Outcome:
+    """Look at a cell's folder.
+
+    Args:
+        cell: planned.
+        root: what its folder is relative to.
+    """
+    found = [read_run(path) for path in find_runs([root / cell.folder])] if (root / cell.folder).is_dir() else []
+    return Outcome(cell, max(found, key=lambda run: (run.finished, len(run.rows)), default=None))
+
+
+def best_rates(outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """The rate of each arm whose tuning run ended best, by the validation split; of arms all of whose tuning runs have
+    ended, one of them at least with a metric."""
+    by_arm: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        by_arm.setdefault(one.cell.arm, []).append(one)
+    chosen = {}
+    for arm, tried in by_arm.items():
+        scores = {one.cell.rate: one.chosen_by for one in tried if one.status == "done"}
+        if not scores or not all(one.ended for one in tried):
+            continue
+        judged = metric(next(one.run.summary["metric_name"] for one in tried if one.run and one.status == "done"))
+        best = max if judged.higher_is_better else min
+        chosen[arm] = best(scores, key=lambda rate: scores[rate])
+    return chosen

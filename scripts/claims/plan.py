@@ -1,0 +1,150 @@
+"""What a claim needs: its tables, arms, rates and seeds, from a YAML file of `plans`, as a list of runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PLANS = Path(__file__).parent / "plans"
+RUNS = Path("results/runs/claims")  # of all claims
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Args:
+        claim, table, arm: where it belongs.
+        phase: `tune` (which rate; one seed, never counted) or `count`.
+        rate: learning rate.
+        seed: of the run.
+        overrides: what is typed, but for the folders of runs and data.
+        lab: options of netlab, for a run on several hosts behind links; none = in one process.
+    """
+
+    claim: str
+    table: str
+    arm: str
+    phase: str
+    rate: float
+    seed: int
+    overrides: tuple[str, ...]
+    lab: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where its run folder is, alone."""
+        return RUNS / self.claim / self.table / self.phase / f"{self.arm}-{self.rate:g}-{self.seed}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}, {self.phase}, {self.arm}, rate {self.rate:g}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is compared.
+
+    Args:
+        name: of the table.
+        arms: name -> overrides.
+        rates: the same grid for all arms.
+        own_rates: arm -> another grid, as long, where steps have another unit, such as those of signs.
+        tune_seed: of the runs that choose; in no mean.
+        tuning: overrides of those runs only.
+        rates_from: another table, whose choice holds here, too; None = this one tunes.
+        seeds: of the runs that count.
+        overrides: of all runs.
+        lab: options of netlab; such runs are made one at a time.
+    """
+
+    name: str
+    arms: Mapping[str, Sequence[str]]
+    rates: Sequence[float]
+    own_rates: Mapping[str, Sequence[float]]
+    tune_seed: int
+    tuning: Sequence[str]
+    rates_from: str | None
+    seeds: Sequence[int]
+    overrides: Sequence[str]
+    lab: Sequence[str]
+
+    @property
+    def tunes(self) -> bool:
+        """Whether its own runs choose its rates: one rate needs no choice."""
+        return self.rates_from is None and len(self.rates) > 1
+
+    def grid(self, arm: str) -> Sequence[float]:
+        """The rates that an arm is tried at."""
+        return self.own_rates.get(arm, self.rates)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A claim: its name, and its tables in the order in which they are run."""
+
+    claim: str
+    tables: Sequence[Table]
+
+    def table(self, name: str) -> Table:
+        return next(table for table in self.tables if table.name == name)
+
+    def tune_cells(self, table: Table) -> list[Cell]:
+        """The runs that choose a table's rates; none where another table chooses, or one rate is given."""
+        if not table.tunes:
+            return []
+        return [
+            self._cell(table, arm, "tune", rate, table.tune_seed, table.tuning)
+            for arm in table.arms
+            for rate in table.grid(arm)
+        ]
+
+    def count_cells(self, table: Table, rates: Mapping[str, float]) -> list[Cell]:
+        """The runs that count, every arm's first seed first; arms without a rate have none."""
+        return [
+            self._cell(table, arm, "count", rates[arm], seed, ())
+            for seed in table.seeds
+            for arm in table.arms
+            if arm in rates
+        ]
+
+    def _cell(self, table: Table, arm: str, phase: str, rate: float, seed: int, more: Sequence[str]) -> Cell:
+        typed = (*table.overrides, *table.arms[arm], *more, f"optimizer.lr={rate:g}", f"seed={seed}")
+        return Cell(self.claim, table.name, arm, phase, rate, seed, typed, tuple(table.lab))
+
+
+def read_plan(claim: str) -> Plan:
+    """The plan of a claim.
+
+    Raises:
+        SystemExit: there is none of that name.
+    """
+    file = PLANS / f"{claim}.yaml"
+    if not file.is_file():
+        raise SystemExit(f"CLAIM must be one of {', '.join(names())}, got {claim}")
+    told: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return Plan(claim, [_table(name, {**told, **own}, told["always"]) for name, own in told["tables"].items()])
+
+
+def names() -> list[str]:
+    """The claims that have a plan."""
+    return sorted(file.stem for file in PLANS.glob("*.yaml"))
+
+
+def _table(name: str, told: Mapping[str, Any], always: Sequence[str]) -> Table:
+    listed = told["arms"]
+    arms = {arm: listed[arm] for arm in told.get("only", listed)}
+    return Table(
+        name=name,
+        arms=arms,
+        rates=told["rates"],
+        own_rates=told.get("own_rates", {}),
+        tune_seed=told.get("tune_seed", 100),
+        tuning=told.get("tuning", []),
+        rates_from=told.get("rates_from"),
+        seeds=told["seeds"],
+        overrides=[*always, *told.get("overrides", [])],
+        lab=told.get("lab", []),
+    )

@@ -1,0 +1,71 @@
+"""results/records.csv: every run that was ever counted or chose a rate, failures included; lines are only added."""
+
+import csv
+import shlex
+from pathlib import Path
+from typing import Any
+
+from scripts.claims.launch import command
+from scripts.claims.outcome import Outcome
+
+FILE = Path("results/records.csv")
+JUDGED = ("metric_name", "metric", "selected_by", "best_metric", "test_at_best")
+SPENT = ("steps", "payload_bytes", "wire_bytes", "rounds", "seconds", "modelled_seconds")
+COLUMNS = (
+    *("claim", "table", "phase", "arm", "rate", "seed", "status", "started", "commit", "processor"),
+    *JUDGED,
+    *SPENT,
+    *("run_hash", "command"),
+)
+
+
+def record(found: Outcome, file: Path = FILE) -> None:
+    """Add the line of a run that has ended, once.
+
+    Args:
+        found: of a cell; nothing is written where its run has not ended.
+        file: of the records.
+    """
+    if not found.ended or found.hash in recorded(file):
+        return
+    new = not file.is_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", newline="", encoding="utf-8") as lines:
+        writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row(found))
+
+
+def recorded(file: Path = FILE) -> set[str]:
+    """The hashes of the runs that have a line."""
+    if not file.is_file():
+        return set()
+    with file.open(newline="", encoding="utf-8") as lines:
+        return {row["run_hash"] for row in csv.DictReader(lines)}
+
+
+def row(found: Outcome) -> dict[str, Any]:
+    """One line."""
+    cell, run = found.cell, found.run
+    assert run is not None
+    summary, seen = run.summary, run.environment
+    return {
+        "claim": cell.claim,
+        "table": cell.table,
+        "phase": cell.phase,
+        "arm": cell.arm,
+        "rate": f"{cell.rate:g}",
+        "seed": cell.seed,
+        "status": found.status,
+        "started": seen.get("started", ""),
+        "commit": seen.get("commit", "")[:12],
+        "processor": seen.get("processor", ""),
+        **{column: _number(summary.get(column)) for column in (*JUDGED, *SPENT)},
+        "run_hash": found.hash,
+        "command": shlex.join(["python", *command(cell)]),
+    }
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)

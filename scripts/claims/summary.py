@@ -1,0 +1,173 @@
+"""python -m scripts.claims.summary gpt pydocs-4 --links links: one table and one figure of a claim from its records.
+
+Each arm's metric with its interval, its difference to dense and to its control of one worker, what its link sends, and
+the time of the whole training behind links: modelled, and measured as steps x the time of a step in a table with a lab.
+"""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from accordion_bench.options.units import human_bytes
+from accordion_bench.report.compare.intervals import Difference, difference, half_width
+from accordion_bench.report.render.table import aligned
+from accordion_bench.runs.metrics import Metric, metric
+from scripts.claims.records import FILE
+
+CONTROL = "_one_worker"  # ends the name of an arm's control
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser("scripts.claims.summary", description=__doc__)
+    parser.add_argument("claim")
+    parser.add_argument("table")
+    parser.add_argument("--links", help="the table of the claim whose runs were made behind links")
+    parser.add_argument("--dense", default="dense", help="the arm that others are compared with (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("results/claims"), help="folder of all claims (%(default)s)")
+    typed = parser.parse_args()
+    rows = summary(pd.read_csv(FILE), typed.claim, typed.table, typed.links, typed.dense)
+    out = typed.out / typed.claim / typed.table
+    out.mkdir(parents=True, exist_ok=True)
+    judged = metric(rows["metric_name"].iloc[0])
+    text = aligned(cells(rows, judged))
+    (out / "summary.md").write_text(text + "\n", encoding="utf-8")
+    rows.to_csv(out / "summary.csv", index=False, float_format="%.6g")
+    draw(rows, judged, out / "summary.png")
+    print(text)
+
+
+def summary(records: pd.DataFrame, claim: str, table: str, links: str | None, dense: str) -> pd.DataFrame:
+    """One row per arm of a table, those that count only.
+
+    Args:
+        records: all of them.
+        claim, table: which.
+        links: the table that was measured behind links; None = no measured times.
+        dense: the arm that others are compared with.
+
+    Returns:
+        columns arm, n, rate, metric_name, metric, half, test, gap, gap_half, shown, control_gap, control_half,
+        control_shown, wire_bytes, rounds, steps, modelled_seconds, link_seconds; NaN where there is none.
+    """
+    of = records[(records.claim == claim) & (records.table == table) & (records.phase == "count")]
+    step = _link_steps(records, claim, links)
+    rows = []
+    for arm, runs in of.groupby("arm", sort=False):
+        done = runs[runs.status == "done"].sort_values("seed")
+        if done.empty:
+            rows.append({"arm": arm, "n": 0, "diverged": len(runs)})
+            continue
+        to_dense, to_control = (_against(done, of, other) for other in (dense, f"{arm}{CONTROL}"))
+        rows.append(
+            {
+                "arm": arm,
+                "n": len(done),
+                "diverged": len(runs) - len(done),
+                "rate": done.rate.iloc[0],
+                "metric_name": done.metric_name.iloc[0],
+                "metric": done.metric.mean(),
+                "half": half_width(list(done.metric)),
+                "test": done.test_at_best.mean(),
+                **_told("", to_dense),
+                **_told("control_", to_control),
+                "wire_bytes": done.wire_bytes.mean(),
+                "rounds": done.rounds.mean(),
+                "steps": done.steps.mean(),
+                "modelled_seconds": done.modelled_seconds.mean(),
+                "link_seconds": step.get(arm, math.nan) * done.steps.mean(),
+            }
+        )
+    return pd.DataFrame(rows).sort_values("metric", na_position="last", ignore_index=True)
+
+
+def _link_steps(records: pd.DataFrame, claim: str, links: str | None) -> dict[str, float]:
+    """Seconds of a step of each arm behind links: of the last run that was made."""
+    found = records[(records.claim == claim) & (records.table == links) & (records.status == "done")]
+    return {str(arm): runs.seconds.iloc[-1] / runs.steps.iloc[-1] for arm, runs in found.groupby("arm")}
+
+
+def _against(done: pd.DataFrame, of: pd.DataFrame, other: str) -> Difference | None:
+    """An arm's metric minus another's, over the seeds that both have."""
+    theirs = of[(of.arm == other) & (of.status == "done")]
+    both = done.merge(theirs, on="seed", suffixes=("", "_of_other")).sort_values("seed")
+    if both.empty or (done.arm == other).any():
+        return None
+    seeds = tuple(both.seed)
+    return difference(list(both.metric), list(both.metric_of_other), (seeds, seeds))
+
+
+def _told(prefix: str, found: Difference | None) -> dict[str, float | bool | None]:
+    if found is None:
+        return {f"{prefix}gap": math.nan, f"{prefix}gap_half": math.nan, f"{prefix}shown": None}
+    return {f"{prefix}gap": found.gap, f"{prefix}gap_half": found.half, f"{prefix}shown": found.shown}
+
+
+def cells(rows: pd.DataFrame, judged: Metric) -> list[list[str]]:
+    """The table as text."""
+    head = ["arm", "n", "rate", f"{judged.words}, validation", "test", "minus dense", "minus one worker"]
+    head += ["wire", "rounds", "modelled time", "measured time"]
+    found = [head]
+    for row in rows.to_dict("records"):
+        if not row["n"]:
+            found.append([row["arm"], "0", *["diverged"], *["–"] * (len(head) - 3)])
+            continue
+        found.append(
+            [
+                row["arm"],
+                f"{row['n']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else ""),
+                f"{row['rate']:g}",
+                f"{judged.scaled(row['metric']):.3f}{_half(judged, row['half'])}",
+                f"{judged.scaled(row['test']):.3f}",
+                _gap(judged, row, ""),
+                _gap(judged, row, "control_"),
+                human_bytes(row["wire_bytes"]),
+                f"{row['rounds']:,.0f}",
+                f"{row['modelled_seconds']:.0f} s",
+                "–" if math.isnan(row["link_seconds"]) else f"{row['link_seconds']:.0f} s",
+            ]
+        )
+    return found
+
+
+def _gap(judged: Metric, row: dict[Any, Any], prefix: str) -> str:
+    """`+0.12 ± 0.03`; with `not shown` where the interval holds 0."""
+    gap, half, shown = (row[f"{prefix}{name}"] for name in ("gap", "gap_half", "shown"))
+    if math.isnan(gap):
+        return "–"
+    text = f"{judged.scaled(gap):+.3f}{_half(judged, half)}"
+    return text if shown or math.isnan(half) else f"{text}, not shown"
+
+
+def _half(judged: Metric, half: float) -> str:
+    return "" if math.isnan(half) else f" ± {judged.scaled(half):.3f}"
+
+
+def draw(rows: pd.DataFrame, judged: Metric, file: Path) -> None:
+    """The metric against what a link sends and against the time behind links, with intervals."""
+    sends = rows[(rows.n > 0) & (rows.wire_bytes > 0)].reset_index(drop=True)
+    axes = [("wire_bytes", "sent by a worker's link [bytes]"), ("modelled_seconds", "modelled time [s]")]
+    if sends.link_seconds.notna().any():
+        axes.append(("link_seconds", "measured steps behind links x steps [s]"))
+    figure, panels = plt.subplots(1, len(axes), figsize=(3.6 * len(axes), 4.2), sharey=True, layout="constrained")
+    for panel, (column, name) in zip(panels, axes, strict=True):
+        for i, row in enumerate(sends.to_dict("records")):
+            look = {"color": f"C{i % 10}", "marker": "osD^v"[i // 3 % 5], "markersize": 5}
+            half = 0.0 if math.isnan(row["half"]) else judged.scaled(row["half"])
+            panel.errorbar(row[column], judged.scaled(row["metric"]), half, label=row["arm"], linestyle="", **look)
+        panel.set_xscale("log")
+        panel.set_xlabel(name)
+        panel.grid(alpha=0.25)
+    panels[0].set_ylabel(f"{judged.words}, validation, after training")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+    )
+    figure.savefig(file, dpi=130)
+
+
+if __name__ == "__main__":
+    main()

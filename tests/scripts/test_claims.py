@@ -1,0 +1,159 @@
+"""Claims: what a plan asks for, which rate is chosen, what is recorded, and that an archive gives runs again."""
+
+import csv
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from accordion_bench.config.compose import compose
+from accordion_bench.config.validate import validate
+from accordion_bench.processes.placement import place
+from accordion_bench.report.read.load import Run
+from accordion_bench.run_config import RunConfig
+from scripts.claims import archive, plan, records
+from scripts.claims.launch import command
+from scripts.claims.outcome import Outcome, best_rates, outcome
+from tests.report.test_report import run_folder
+
+TABLE = {
+    "always": ["model=resnet8"],
+    "arms": {"dense": [], "topk": ["compressor=topk"]},
+    "rates": [0.1, 0.2],
+    "tune_seed": 7,
+    "tuning": ["epochs=2"],
+    "seeds": [1, 2, 3],
+}
+
+
+def planned(**told):
+    """A claim of one table."""
+    return plan.Plan("tried", [plan._table("one", {**TABLE, **told}, TABLE["always"])])
+
+
+def ran(root, cell, accuracy, **summary):
+    """A finished run in a cell's folder."""
+    path = run_folder(root / cell.folder, seed=cell.seed, accuracy=accuracy)
+    file = path / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **summary}))
+    return path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("claim", plan.names())
+def test_every_plan_can_run(claim):
+    """Each arm of each table is a configuration that is not refused."""
+    whole = plan.read_plan(claim)
+    for table in whole.tables:
+        cells = whole.tune_cells(table) + whole.count_cells(table, {arm: table.grid(arm)[0] for arm in table.arms})
+        assert {cell.arm for cell in cells} == set(table.arms)
+        for cell in {cell.arm: cell for cell in cells}.values():
+            hosts = ["comm=gloo", f"comm.processes={cell.lab[cell.lab.index('--hosts') + 1]}"] if cell.lab else []
+            config = RunConfig.from_dict(compose([*cell.overrides, *hosts, "hydra.mode=RUN"]))
+            assert config.optimizer["lr"] == cell.rate and config.seed == cell.seed
+            validate(config, place(config))
+
+
+def test_tuning_is_short_and_on_a_seed_of_its_own():
+    cells = planned().tune_cells(planned().tables[0])
+    assert [(cell.arm, cell.rate) for cell in cells] == [(a, r) for a in ("dense", "topk") for r in (0.1, 0.2)]
+    assert {cell.seed for cell in cells} == {7} and all("epochs=2" in cell.overrides for cell in cells)
+
+
+def test_what_counts_takes_the_chosen_rate_every_arm_once_before_the_second_seed():
+    cells = planned().count_cells(planned().tables[0], {"dense": 0.1, "topk": 0.2})
+    assert [(cell.arm, cell.rate, cell.seed) for cell in cells[:3]] == [
+        ("dense", 0.1, 1),
+        ("topk", 0.2, 1),
+        ("dense", 0.1, 2),
+    ]
+    assert len(cells) == 6 and not any("epochs=2" in cell.overrides for cell in cells)
+    assert len({cell.folder for cell in cells}) == 6
+
+
+def test_an_arm_without_a_rate_waits():
+    assert {cell.arm for cell in planned().count_cells(planned().tables[0], {"topk": 0.2})} == {"topk"}
+
+
+@pytest.mark.parametrize("told", [{"rates": [0.1]}, {"rates_from": "other"}])
+def test_one_rate_or_another_tables_needs_no_tuning(told):
+    assert planned(**told).tune_cells(planned(**told).tables[0]) == []
+
+
+def test_the_best_of_the_validation_split_is_chosen(here):
+    claim = planned()
+    for cell, accuracy in zip(claim.tune_cells(claim.tables[0]), (0.8, 0.7, 0.6, 0.9), strict=True):
+        ran(here, cell, accuracy)
+    found = [outcome(cell) for cell in claim.tune_cells(claim.tables[0])]
+    assert best_rates(found) == {"dense": 0.1, "topk": 0.2}
+
+
+def test_less_is_better_for_perplexity():
+    claim = planned()
+    found = [
+        Outcome(cell, Run(Path("run"), summary={"metric_name": "perplexity", "metric": value}))
+        for cell, value in zip(claim.tune_cells(claim.tables[0]), (90.0, 80.0, 70.0, 75.0), strict=True)
+    ]
+    assert best_rates(found) == {"dense": 0.2, "topk": 0.1}
+
+
+def test_a_rate_that_diverged_is_not_chosen_and_one_that_is_missing_is_waited_for(here):
+    claim = planned()
+    cells = claim.tune_cells(claim.tables[0])
+    (ran(here, cells[0], 0.99, stopped_by="NonFinite") / "done").unlink()
+    for cell in cells[1:3]:
+        ran(here, cell, 0.5)
+    assert outcome(cells[0]).status == "diverged" and outcome(cells[3]).status == "not started"
+    assert best_rates(map(outcome, cells)) == {"dense": 0.2}
+
+
+def test_a_run_is_recorded_once_with_the_command_that_makes_it_again(here):
+    cell = planned().count_cells(planned().tables[0], {"dense": 0.1})[0]
+    ran(here, cell, 0.9)
+    for _ in range(2):
+        records.record(outcome(cell))
+    with open("results/records.csv", newline="") as lines:
+        (row,) = csv.DictReader(lines)
+    assert row["status"] == "done" and float(row["metric"]) == 0.9 and row["run_hash"] == outcome(cell).hash
+    assert shlex.split(row["command"]) == ["python", *command(cell)]
+    assert "model=resnet8" in row["command"] and "seed=1" in row["command"]
+
+
+def test_what_has_not_ended_is_not_recorded(here):
+    cell = planned().count_cells(planned().tables[0], {"dense": 0.1})[0]
+    records.record(outcome(cell))
+    (ran(here, cell, 0.9) / "done").unlink()
+    records.record(outcome(cell))
+    assert not records.FILE.exists()
+
+
+def test_an_archive_gives_the_runs_again(here):
+    cell = planned().count_cells(planned().tables[0], {"dense": 0.1})[0]
+    path = ran(here, cell, 0.9)
+    (path / "checkpoint").mkdir()
+    (path / "checkpoint" / "big.pt").write_bytes(b"0" * 1000)
+    archive.pack("tried", [outcome(cell)])
+    path.rename(here / "before")
+    assert outcome(cell).status == "not started"
+    archive.unpack("tried")
+    again = outcome(cell)
+    assert again.status == "done" and not (again.run.path / "checkpoint").exists()
+    assert again.run.rows == [json.loads(line) for line in (here / "before" / "metrics.jsonl").open()]
+
+
+def test_a_run_behind_links_is_started_by_netlab():
+    claim = planned(lab=["--hosts", "2"], rates=[0.1])
+    (cell, *_) = claim.count_cells(claim.tables[0], {"dense": 0.1})
+    assert command(cell)[:5] == ["-m", "accordion_bench.netlab", "--hosts", "2", "--"]
+    assert command(cell)[-1] == "hydra.mode=RUN"
+
+
+def test_no_such_claim():
+    with pytest.raises(SystemExit, match=r"CLAIM must be one of .*gpt.*, got nothing"):
+        plan.read_plan("nothing")

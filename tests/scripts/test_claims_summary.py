@@ -1,0 +1,66 @@
+"""The summary of a claim: means, paired differences, controls and times behind links, from records alone."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from accordion_bench.runs.metrics import metric
+from scripts.claims import summary
+
+JUDGED = {"metric_name": "bits_per_byte", "selected_by": "valid_bits_per_byte"}
+
+
+def line(arm, seed, value, table="one", phase="count", status="done", **more):
+    """One line of records.csv."""
+    spent = {"wire_bytes": 1e6, "rounds": 10, "steps": 100, "seconds": 20.0, "modelled_seconds": 30.0}
+    key = {"claim": "tried", "table": table, "phase": phase, "arm": arm, "rate": 0.1, "seed": seed, "status": status}
+    return {**key, **JUDGED, "metric": value, "test_at_best": value + 0.1, **spent, **more}
+
+
+RECORDS = pd.DataFrame(
+    [
+        *(line("dense", seed, 2.0 + 0.1 * seed) for seed in (1, 2, 3)),
+        *(line("diloco", seed, 2.5 + 0.1 * seed + 0.01 * (seed == 2)) for seed in (3, 1, 2)),
+        *(line("diloco_one_worker", seed, 2.4 + 0.1 * seed, wire_bytes=0.0) for seed in (1, 2, 3)),
+        *(line("lost", seed, math.nan, status="diverged") for seed in (1, 2, 3)),
+        line("dense", 100, 9.0, phase="tune"),
+        line("dense", 1, 9.0, table="links", steps=10, seconds=5.0),
+    ]
+)
+
+
+@pytest.fixture
+def rows():
+    return summary.summary(RECORDS, "tried", "one", "links", "dense").set_index("arm")
+
+
+def test_means_are_of_what_counts(rows):
+    assert rows.loc["dense", "metric"] == pytest.approx(2.2) and rows.loc["dense", "test"] == pytest.approx(2.3)
+    assert list(rows.n) == [3, 3, 3, 0] and rows.loc["lost", "diverged"] == 3
+
+
+def test_differences_are_paired_by_seed(rows):
+    gaps = [0.5, 0.51, 0.5]
+    mean = sum(gaps) / 3
+    deviation = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / 2)
+    assert rows.loc["diloco", "gap"] == pytest.approx(mean)
+    assert rows.loc["diloco", "gap_half"] == pytest.approx(4.302653 * deviation / math.sqrt(3), rel=1e-6)
+    assert rows.loc["diloco", "shown"] and rows.loc["diloco", "control_gap"] == pytest.approx(mean - 0.4)
+    assert math.isnan(rows.loc["dense", "gap"])
+
+
+def test_time_behind_links_is_steps_times_the_measured_step(rows):
+    assert rows.loc["dense", "link_seconds"] == pytest.approx(50.0) and math.isnan(rows.loc["diloco", "link_seconds"])
+
+
+def test_the_table_says_what_is_not_shown_and_what_diverged(rows):
+    near = pd.DataFrame([*(line("dense", s, 2.0) for s in (1, 2)), line("bf16", 1, 2.1), line("bf16", 2, 1.8)])
+    (_, first, second) = summary.cells(summary.summary(near, "tried", "one", None, "dense"), metric("bits_per_byte"))
+    assert "not shown" in first[5] and second[5] == "–" and first[-1] == "–"
+    assert summary.cells(rows.reset_index(), metric("bits_per_byte"))[-1][:3] == ["lost", "0", "diverged"]
+
+
+def test_the_figure_has_every_arm_that_sends(rows, tmp_path):
+    summary.draw(rows.reset_index(), metric("bits_per_byte"), tmp_path / "summary.png")
+    assert (tmp_path / "summary.png").stat().st_size > 5000

@@ -164,7 +164,7 @@ class Figures {
   ends() {
     const key = this.axis === "epoch" ? this.data.axes[1]?.key : this.axis, arms = this.ended();
     const shown = key ? arms.filter(arm => this.on(arm, key) && arm.end[0] !== null) : [];
-    if (!key || (arms.length && !shown.length)) return null;
+    if (!key || (arms.length && !shown.length) || this.data.arms.every(arm => arm.running)) return null;
     const range = this.span(shown), bars = shown.some(arm => arm.end[1] !== null);
     const notes = [bars ? "Bars: Student's 95 % t-interval; a triangle at the edge: it goes on." : "",
       this.unranked(arms), this.apart(arms, key)];

@@ -1,6 +1,6 @@
 """Modelled time of runs on links of other bandwidths than their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def modelled_seconds(arm: Arm, bandwidths: Sequence[float], epochs: Sequence[int
     return np.array(found).swapaxes(0, 1)
 
 
-def _of_rows(rows: Sequence[dict[str, Any]], links: Sequence[Network], workers: int) -> NDArray[np.float64]:
+def _of_rows(rows: Sequence[Mapping[str, Any]], links: Sequence[Network], workers: int) -> NDArray[np.float64]:
     """Seconds [links, rows]. Most rows of a run have the same exchanges, only more of them: each is modelled once."""
     seconds = np.full((len(links), len(rows)), np.nan)
     known = [place for place, row in enumerate(rows) if all(row.get(name) is not None for name in NEEDED)]

@@ -1,15 +1,20 @@
 """Run folders as tidy tables, statistics and figures.
 
-from accordion_bench.report import load_metrics, load_runs
-load_metrics(["results/runs"])     # one row per run and epoch
+import accordion_bench as ab
+ab.report.load_metrics("results/runs")          # one row per run and epoch
+ab.report.compare("results/runs")               # one row per arm, with intervals
+ab.report.figure("results/runs", "comparison")  # as matplotlib draws it
 """
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from accordion_bench.report.read.load import load_metrics, load_runs
+import accordion_bench.report.compare  # noqa: F401  first: imported later, the package would take the function's place
+from accordion_bench.report.api import compare, figure
 
-__all__ = ["load_metrics", "load_runs"]
+if TYPE_CHECKING:
+    from accordion_bench.report.read.load import load_metrics, load_runs, read_runs
+
+__all__ = ["compare", "figure", "load_metrics", "load_runs", "read_runs"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from accordion_bench.runs.reuse import without
 FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target")
 # what is compared: nobody needs to be told that these differ from dense
 METHOD = ("compressor", "sync", "adaptive", "batch_size", "attached")
+NAMED = ("arm", "compressor", "adaptive", "sync")  # of a loop of somebody's own, which need not tell its options
 HOOK = ("comm.hook", "comm.hook_state", "comm.hook_options")
 
 
@@ -28,6 +29,7 @@ class Arm:
         setting: one text for everything that must be equal before arms are compared.
         batches: batch sizes per worker of all arms of the setting, without its controls.
         control: this is an experiment's control of one worker, in the setting of the arms that it is for.
+        apart: what tells its setting from another one with the same model, data, workers, batch and epochs; "" = none.
     """
 
     label: str
@@ -35,6 +37,7 @@ class Arm:
     setting: str = ""
     batches: tuple[int, ...] = ()
     control: bool = False
+    apart: str = ""
 
     @property
     def n(self) -> int:
@@ -134,7 +137,7 @@ def fingerprint(run: Run) -> dict[str, Any]:
     kept["adaptive"] = policies_of(run.config)  # a preset changes no result: its scheme stands under sync
     kept["scale"] = run.config.get("scale") or "full"
     if run.attached:
-        kept["attached"] = run.config["choices"].get("arm") or True
+        kept["attached"] = {name: run.config["choices"].get(name) for name in NAMED}
     if isinstance(lab := run.environment.get("netlab"), dict):
         kept["link"] = lab_text(lab)
     if "processes" in run.summary:  # a launcher's are in no configuration

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench.report.compare.arms import Arm, fingerprint
+from accordion_bench.report.compare.show import listed
 from accordion_bench.report.read.common_speed import at_common_speed
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.printable import printable
@@ -32,7 +33,8 @@ def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
         seeds[run.seed] = newest
         repeats += older
     grouped = [tuple(sorted(seeds.values(), key=lambda run: run.seed or 0)) for seeds in arms.values()]
-    return _told_apart(_placed([Arm(members[0].label, members) for members in grouped])), repeats
+    placed = _placed([Arm(members[0].label, members) for members in grouped])
+    return _told_apart(_with_settings_told_apart(placed)), repeats
 
 
 def _started(run: Run) -> tuple[str, str]:
@@ -145,6 +147,32 @@ def _doors(arm: Arm) -> set[tuple[str, str]]:
     same = json.dumps([arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING)], sort_keys=True)
     experiments = {(run.config.get("choices") or {}).get("experiment") for run in arm.runs}
     return {(same, f"batch_size {arm.config.get('batch_size')}"), *((same, str(name)) for name in experiments if name)}
+
+
+def _with_settings_told_apart(arms: Sequence[Arm]) -> list[Arm]:
+    """Where two settings have the same heading, each arm with the options of model and data in which they differ."""
+    firsts: dict[str, Arm] = {}
+    for arm in arms:
+        if not arm.control:
+            firsts.setdefault(arm.setting, arm)
+    alike: dict[tuple[Any, ...], list[Arm]] = {}
+    for first in firsts.values():
+        shown = [first.options.get(key) for key in ("dataset.subset", "dataset.validation")]
+        task = (first.chosen("model"), first.chosen("dataset"), first.config["epochs"], first.workers, first.scale)
+        alike.setdefault((*task, first.batches, str(shown)), []).append(first)
+    apart = {first.setting: _apart(first, twins) for twins in alike.values() if len(twins) > 1 for first in twins}
+    return [replace(arm, apart=apart.get(arm.setting, "")) for arm in arms]
+
+
+def _apart(arm: Arm, twins: Sequence[Arm]) -> str:
+    """`dataset.augment=False`, `perplexity`; of a loop of somebody's own, whose options nobody knows, `attached`."""
+    if arm.attached:
+        return "attached"
+    twins = [twin for twin in twins if not twin.attached]
+    keys = {key for twin in twins for key in _unequal(arm, twin) if key.startswith(("model.", "dataset."))}
+    told = [f"{key}={arm.options.get(key)}" for key in sorted(keys)]
+    told += [arm.metric.replace("_", " ")] if len({twin.metric for twin in twins}) > 1 else []
+    return printable(listed(told, 3)) if told else ""
 
 
 def _told_apart(arms: list[Arm]) -> list[Arm]:

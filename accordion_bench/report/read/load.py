@@ -24,6 +24,7 @@ from accordion_bench.runs.secrets import masked, masked_command
 
 METRICS_FILE = "metrics.jsonl"
 FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")
+Paths = str | Path | Iterable[str | Path]  # one path, or several
 DEEPEST = 50  # folders inside each other that are looked into
 ENVIRONMENT = {
     "command": str,
@@ -97,10 +98,10 @@ class Run:
         return epoch if isinstance(epoch, int) else None
 
 
-def find_runs(paths: Iterable[str | Path]) -> list[Path]:
+def find_runs(paths: Paths) -> list[Path]:
     """The run folders and files of metrics rows among `paths` and at any depth inside, each once, in this order."""
     found: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         for run in _inside(path):
             found.setdefault(Path(os.path.realpath(run)), run)
     return list(found.values())
@@ -128,7 +129,7 @@ def _inside(path: Path) -> list[Path]:
     return found
 
 
-def read_runs(paths: Iterable[str | Path]) -> list[Run]:
+def read_runs(paths: Paths) -> list[Run]:
     """Every run found under `paths`."""
     with _no_collection():
         folders = find_runs(paths)
@@ -147,7 +148,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def trust_classes(paths: Iterable[str | Path]) -> None:
+def trust_classes(paths: Paths) -> None:
     """Trust the classes that the runs under `paths` name: their labels and level maps import them from now on."""
     for path in find_runs(paths):
         config = _mapping(path / "config.yaml", [])
@@ -221,7 +222,7 @@ def _rows(file: Path, refused: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def load_runs(paths: Iterable[str | Path]) -> pd.DataFrame:
+def load_runs(paths: Paths) -> pd.DataFrame:
     """One row per run: where it stands, its label and seed, the summary, and the configuration by dotted keys.
 
     Args:
@@ -241,7 +242,7 @@ def load_runs(paths: Iterable[str | Path]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def load_metrics(paths: Iterable[str | Path]) -> pd.DataFrame:
+def load_metrics(paths: Paths) -> pd.DataFrame:
     """One row per run and epoch: `run`, `label`, `seed`, `finished`, and every column of metrics.jsonl.
 
     Args:

@@ -45,7 +45,15 @@ def heading(arm: Arm) -> str:
     part = f", {subset:,} training {metric(arm.metric).counted}" if isinstance(subset, int) else ""
     if validation := arm.options.get("dataset.validation"):
         part += f", {validation:,} of the training samples held out"
-    return f"{task}, {workers}, {counted(config['epochs'], 'epoch')}{part}{scale}"
+    apart = f", {arm.apart}" if arm.apart else ""
+    return f"{task}, {workers}, {counted(config['epochs'], 'epoch')}{part}{apart}{scale}"
+
+
+def headings(parts: Sequence[Sequence[Arm]]) -> list[str]:
+    """Of each setting, numbered where nothing tells two apart."""
+    found = [heading(arms[0]) for arms in parts]
+    before = [found[:i].count(name) for i, name in enumerate(found)]
+    return [f"{name} ({count + 1})" if count else name for name, count in zip(found, before, strict=True)]
 
 
 def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:

@@ -47,8 +47,9 @@ def at_common_speed(runs: Sequence[Run]) -> list[Run]:
         if is_shared(run):
             alike[what_computes(run)].append(run)
     common = {key: Common.of(members) for key, members in alike.items() if len(members) > 1}
-    pairs = [(run, common.get(what_computes(run)) if is_shared(run) else None) for run in runs]
-    return each(_at_speed, pairs, "comparing")
+    pairs = [(run, common.get(what_computes(run)) if is_shared(run) else None) for run in runs if _is_modelled(run)]
+    remodelled = iter(each(_at_speed, pairs, "comparing"))
+    return [next(remodelled) if _is_modelled(run) else run for run in runs]
 
 
 class Common(NamedTuple):
@@ -99,10 +100,13 @@ def _spread(run: Run) -> float:
     return most.spread / most.wait if most else 0.0
 
 
+def _is_modelled(run: Run) -> bool:
+    """Whether its rows say what the model starts from; those of older versions do not."""
+    return bool(run.rows) and all(run.rows[-1].get(key) is not None for key in ("seconds_by_phase", *MODELLED))
+
+
 def _at_speed(pair: tuple[Run, Common | None]) -> Run:
     run, common = pair
-    if not run.rows or any(run.rows[-1].get(key) is None for key in ("seconds_by_phase", *MODELLED)):
-        return run
     own, slowness = _computing(run), 1.0
     if common:  # the steps that most runs have, and of those the most frequent in this one
         samples = max(own, key=lambda samples: (common.compute[samples][0], own[samples][0]))

@@ -195,9 +195,9 @@ def whole(folder: Path, out: Path) -> Whole:
 def memory_of(pid: int) -> float:
     """MB of a process and those that it has started, proportionally where they share some; 0 where nobody tells."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
         own = next((int(line.split()[1]) / 1000 for line in lines if line.startswith("Pss:")), 0.0)
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
         return own + sum(map(memory_of, map(int, children)))
     return 0.0
 

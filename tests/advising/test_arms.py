@@ -25,7 +25,7 @@ def test_every_compressor_and_every_local_scheme_is_there():
 def test_names_are_those_of_reports_and_all_differ():
     names = [arm.name for arm in ARMS]
     assert len(set(names)) == len(names)
-    assert {"dense", "bf16", "PowerSGD rank 4", "TopK 0.1 %", "signum", "DiLoCo", "local SGD", "SlowMo"} <= set(names)
+    assert {"dense", "bf16", "PowerSGD rank 4", "TopK 0.1 %", "Signum", "DiLoCo", "local SGD", "SlowMo"} <= set(names)
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)

@@ -164,7 +164,7 @@ def test_a_method_that_takes_the_step_itself_refuses_another_optimizer():
     adamw = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "betas": [0.9, 0.999], "weight_decay": 0.01}
     costs, left_out = measured_methods([arm_of("signum", optimizer=adamw), arm_of("topk", optimizer=adamw)], SPECS)
     assert [cost.name for cost in costs] == ["TopK 10 %"]
-    assert left_out["signum"].startswith("optimizer must be sgd, because this compressor takes the step itself")
+    assert left_out["Signum"].startswith("optimizer must be sgd, because this compressor takes the step itself")
 
 
 def test_what_does_not_fit_into_memory_is_left_out(monkeypatch):

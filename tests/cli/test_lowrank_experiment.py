@@ -14,7 +14,7 @@ ARMS = {
     "dense": "dense",
     "dense_bf16": "bf16",
     "lowrank_powersgd": "PowerSGD rank 4",
-    "lowrank_acpsgd": "ACPSGD rank 4",
+    "lowrank_acpsgd": "ACP-SGD rank 4",
     "lowrank_dion": "Dion rank 16",
 }
 

@@ -15,6 +15,7 @@ from tests.kit.paths import ROOT
 
 ONCE, TWICE = ["--rounds", "1"], ["--rounds", "2"]
 SMALLEST = {
+    "claims": ["gpt", "--dry"],
     "bench_against": [".", *ONCE, "--seconds", "0.1"],
     "bench_checkpoint": [],
     "bench_codec": ["--floats", "1", "--only", "topk", *ONCE],

@@ -52,7 +52,7 @@ def curves(arms: Sequence[Arm], most: int) -> dict[str, Any]:
         "metric": {
             "label": metric_label(arms),
             "unit": of.unit,
-            "digits": 2 if of.percent else 4,
+            "decimals": 2 if of.percent else 4,
             "least": least_span(arms),
             "most": 100.5 if of.percent else None,
         },

@@ -55,8 +55,8 @@ class Figures {
   // ---- words
 
   show(value) {
-    const { digits, unit } = this.data.metric;
-    return unit ? `${value.toFixed(digits)} ${unit}` : `${+value.toPrecision(digits)}`;
+    const { decimals, unit } = this.data.metric;
+    return unit ? `${value.toFixed(decimals)} ${unit}` : `${+value.toPrecision(decimals)}`;
   }
 
   about(key) {

@@ -169,7 +169,7 @@ def test_the_table_is_sorted_and_filtered(shown):
     assert names == sorted(names, key=str.lower)
     shown.first.locator(".filter").fill("qsgd")
     left = table.locator("tbody tr:visible th").all_inner_texts()
-    assert len(left) == 3 and all(name.lower().startswith("qsgd") for name in left)
+    assert len(left) == 4 and all("qsgd" in name.lower() for name in left)
     assert not table.locator("th[data-key=wire_bytes]").is_visible()
     shown.first.locator(".more-columns").check()
     assert table.locator("th[data-key=wire_bytes]").is_visible()

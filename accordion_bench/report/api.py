@@ -46,16 +46,14 @@ def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> 
     Raises:
         ConfigError: there is no such kind or setting, or these runs have nothing to show in it; a ValueError.
     """
-    from matplotlib import rc_context
-
     from accordion_bench.report.render import figures
-    from accordion_bench.report.render.figures.style import STYLE
+    from accordion_bench.report.render.figures.style import styled
 
     checks.choice("kind", kind, figures.NAMES)
     found = _settings(runs)
     if not found:
         raise checks.ConfigError("runs must be some of which one has finished, got none; type figure('results/runs')")
-    with rc_context(STYLE):
+    with styled():
         if kind == "workers":
             drawn = figures.workers(list(found.values()))
         else:

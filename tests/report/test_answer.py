@@ -8,7 +8,7 @@ from scipy.special import stdtrit
 
 from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.ranking import Standing, beaten, separated, standing
+from accordion_bench.report.compare.ranking import Standing, apart, beaten, standing
 from accordion_bench.report.read.load import Run
 from tests.report.test_report import grouped, run_folder
 from tests.report.test_tables import edited, one_worker, perplexed, preset
@@ -203,23 +203,23 @@ def test_beaten_needs_a_shown_difference(tmp_path):
     """An arm that sends more and has a lower mean is not beaten until the intervals say so."""
     arm(tmp_path / "noise")
     arm(tmp_path / "noise", "powersgd", 0.899, payload=2000)
-    assert beaten(grouped(tmp_path / "noise"), "wire_bytes") == set() and not separated(grouped(tmp_path / "noise"))
+    assert beaten(grouped(tmp_path / "noise"), "wire_bytes") == [] and not apart(grouped(tmp_path / "noise"))
     arm(tmp_path / "shown")
     arm(tmp_path / "shown", "powersgd", 0.85, payload=2000)
     arm(tmp_path / "shown", "topk", 0.85, payload=100)
     found = grouped(tmp_path / "shown")
-    assert [found[i].label for i in beaten(found, "wire_bytes")] == ["PowerSGD rank 2"] and separated(found)
+    assert [found[i].label for i in beaten(found, "wire_bytes")] == ["PowerSGD rank 2"] and apart(found)
 
 
 def test_one_seed_beats_nobody(tmp_path):
     arm(tmp_path, seeds=1)
     arm(tmp_path, "powersgd", 0.5, payload=2000, seeds=1)
-    assert beaten(grouped(tmp_path), "wire_bytes") == set() and not separated(grouped(tmp_path))
+    assert beaten(grouped(tmp_path), "wire_bytes") == [] and not apart(grouped(tmp_path))
 
 
 def test_noise_of_time_beats_nobody(tmp_path):
     for seed, extra in enumerate((0.0, 0.5, 1.0)):
         run_folder(tmp_path, seed=seed, accuracy=0.9 + SPREAD[seed], seconds=2 + extra)
         run_folder(tmp_path, "topk", seed=seed, accuracy=0.8 + SPREAD[seed] + OWN[seed], seconds=2.1 + extra)
-    assert beaten(grouped(tmp_path), "seconds") == set()
-    assert beaten(grouped(tmp_path), "wire_bytes") == {1}
+    assert beaten(grouped(tmp_path), "seconds") == []
+    assert beaten(grouped(tmp_path), "wire_bytes") == [1]

@@ -9,10 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.intervals import half_width
+from accordion_bench.report.compare.ranking import beaten, front
 from accordion_bench.report.render.figures import limits, marks
 from accordion_bench.report.render.figures.series import ends
 from accordion_bench.report.render.figures.style import styled
-from accordion_bench.report.render.figures.tradeoff import beaten, front, tradeoff
+from accordion_bench.report.render.figures.tradeoff import tradeoff
 from accordion_bench.report.render.looks import looks
 from accordion_bench.runs.metrics import METRICS
 from tests.kit.figures import arms_of, figures_of, run

@@ -1,5 +1,6 @@
 """Which arms may be ranked: those that intervals over the seeds separate. No mean by itself ranks anything."""
 
+import itertools
 from collections.abc import Sequence
 from enum import Enum
 
@@ -45,31 +46,42 @@ def standing(arm: Arm, dense: Arm) -> Standing:
     return Standing.KEEPS if loss + half <= margin else Standing.UNDECIDED
 
 
-def separated(arms: Sequence[Arm]) -> bool:
-    """Whether intervals separate any two arms: only then may a figure zoom in on what is between them."""
+def apart(arms: Sequence[Arm]) -> bool:
+    """Whether the intervals separate any two arms."""
     several = [arm for arm in arms if arm.n > 1]
-    return any(against(arm, other).shown for i, arm in enumerate(several) for other in several[:i])
+    return any(against(arm, other).shown for arm, other in itertools.combinations(several, 2))
 
 
-def beaten(arms: Sequence[Arm], cost: str) -> set[int]:
-    """Numbers of the arms that another one beats: it is shown better, and costs no more.
+def beaten(arms: Sequence[Arm], cost: str) -> list[int]:
+    """The numbers of arms beside which another one is shown to be better, and costs no more.
 
     Args:
-        arms: of one setting.
-        cost: a column of summary.json, such as `wire_bytes` or `modelled_seconds`; who has none neither beats nor is
-            beaten.
+        cost: a column of the summary.
     """
-    several = [(i, arm) for i, arm in enumerate(arms) if arm.n > 1 and arm.values(cost)]
-    return {
+    return [
         i
-        for i, arm in several
-        if any(
-            _costs_no_more(other, arm, cost) and shown_better(other, arm) for _, other in several if other is not arm
-        )
-    }
+        for i, arm in enumerate(arms)
+        if any(shown_better(other, arm) and _at_most(other, arm, cost) for other in arms)
+    ]
 
 
-def _costs_no_more(arm: Arm, other: Arm, cost: str) -> bool:
-    """Whether an arm costs less and noise does not explain it, or exactly as much."""
+def front(arms: Sequence[Arm], cost: str) -> list[Arm]:
+    """By rising cost the arms that are shown to be better than every one that costs no more.
+
+    Args:
+        cost: a column of the summary.
+    """
+    cheaper = {arm.label: [other for other in arms if other is not arm and not _less(arm, other, cost)] for arm in arms}
+    buys = [arm for arm in arms if all(shown_better(arm, other) for other in cheaper[arm.label])]
+    return sorted(buys, key=lambda arm: arm.mean(cost))
+
+
+def _less(arm: Arm, other: Arm, cost: str) -> bool:
+    """Whether an arm is shown to cost less than another: bytes that are the same at every seed have no noise."""
     found = difference(arm.values(cost), other.values(cost))
-    return found.gap == 0 or (found.gap < 0 and found.shown is not False)
+    return found.gap < 0 and (found.constant or bool(found.shown))
+
+
+def _at_most(arm: Arm, other: Arm, cost: str) -> bool:
+    """Whether an arm is shown to cost less than another, or costs exactly the same."""
+    return _less(arm, other, cost) or arm.values(cost) == other.values(cost)

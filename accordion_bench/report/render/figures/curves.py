@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.ranking import apart
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.render.captions import heading, without_bytes
-from accordion_bench.report.render.figures.limits import apart, curve_limits
+from accordion_bench.report.render.figures.limits import curve_limits
 from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, entry, interval_bar, metric_label
 from accordion_bench.report.render.figures.series import (
     Array,

@@ -1,13 +1,12 @@
 """How far the axis of the metric reaches: never so little that noise looks like a difference."""
 
-import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.tidy import against
+from accordion_bench.report.compare.ranking import apart
 from accordion_bench.report.render.figures.series import Array, ends, interval, metric_of
 from accordion_bench.runs.metrics import Metric
 
@@ -16,17 +15,6 @@ TIMES_WORST = 2.0  # the same for metrics without an upper end, as a factor
 POINTS, IMAGES = 5, 10  # that an axis of accuracy spans at least, whichever is more
 SHARE = 0.05  # of the best value, that other axes span at least
 MOST = 100.5  # percent
-
-
-def better(arm: Arm, other: Arm) -> bool:
-    """Whether the 95 % interval of their difference shows an arm better than another."""
-    found = against(arm, other)
-    return bool(found.shown) and metric_of([arm]).better(found.gap, 0)
-
-
-def apart(arms: Sequence[Arm]) -> bool:
-    """Whether the intervals separate any two arms."""
-    return any(against(arm, other).shown for arm, other in itertools.combinations(arms, 2))
 
 
 def least_span(arms: Sequence[Arm]) -> float:

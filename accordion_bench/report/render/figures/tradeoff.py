@@ -6,10 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.intervals import difference
+from accordion_bench.report.compare.ranking import beaten, front
 from accordion_bench.report.compare.show import show_link
 from accordion_bench.report.render.captions import heading, without_bytes
-from accordion_bench.report.render.figures.limits import better
 from accordion_bench.report.render.figures.marks import entry
 from accordion_bench.report.render.figures.points import points, points_note, sent_axis, time_axis
 from accordion_bench.report.render.figures.series import ends, several
@@ -41,37 +40,6 @@ def tradeoff(arms: Sequence[Arm]) -> Figure | None:
     model = f" Modelled, not measured: {_links(placed)}." if len(xs) > 1 else ""
     note = f"{heading(arms[0])}; {points_note(arms)}{_ranked(placed, fronts)}.{model}{without_bytes(arms)}"
     return sheet.finish(note, [entry(look, arm.label, line=False) for arm, look in shown])
-
-
-def beaten(arms: Sequence[Arm], cost: str) -> list[int]:
-    """The numbers of arms beside which another one is shown to be better, and costs no more.
-
-    Args:
-        cost: a column of the summary.
-    """
-    return [i for i, arm in enumerate(arms) if any(better(other, arm) and _at_most(other, arm, cost) for other in arms)]
-
-
-def front(arms: Sequence[Arm], cost: str) -> list[Arm]:
-    """By rising cost the arms that are shown to be better than every one that costs no more.
-
-    Args:
-        cost: a column of the summary.
-    """
-    cheaper = {arm.label: [other for other in arms if other is not arm and not _less(arm, other, cost)] for arm in arms}
-    buys = [arm for arm in arms if all(better(arm, other) for other in cheaper[arm.label])]
-    return sorted(buys, key=lambda arm: arm.mean(cost))
-
-
-def _less(arm: Arm, other: Arm, cost: str) -> bool:
-    """Whether an arm is shown to cost less than another: bytes that are the same at every seed have no noise."""
-    found = difference(arm.values(cost), other.values(cost))
-    return found.gap < 0 and (found.constant or bool(found.shown))
-
-
-def _at_most(arm: Arm, other: Arm, cost: str) -> bool:
-    """Whether an arm is shown to cost less than another, or costs exactly the same."""
-    return _less(arm, other, cost) or arm.values(cost) == other.values(cost)
 
 
 def _ranked(arms: Sequence[Arm], fronts: dict[str, list[Arm]]) -> str:

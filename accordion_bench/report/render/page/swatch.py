@@ -6,12 +6,11 @@ from matplotlib.markers import MarkerStyle
 from accordion_bench.report.render.looks import Look
 
 WIDTH, HEIGHT, RADIUS = 34, 14, 5  # pixels
-DASHES = {"solid": "", "dash": "7 5", "dot": "2 3", "dashdot": "7 4 2 4", "longdash": "12 5", "longdashdot": "12 4 2 4"}
 
 
 def swatch(look: Look) -> str:
     """A line with its marker, as SVG."""
-    dash = DASHES.get(look.dash, look.dash.replace("px", "").replace(",", " "))
+    dash = "" if look.dash == "solid" else look.dash.replace("px", "")
     marker = MarkerStyle(look.marker)
     outline = marker.get_path().transformed(marker.get_transform())
     fill = "#ffffff" if look.symbol.endswith("-open") else look.colour

@@ -96,6 +96,7 @@ def test_a_late_process_is_in_the_next_averaging(tmp_path):
     assert all(own["counts"] == found[0]["counts"] for own in found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("compressor", ["powersgd", "acpsgd"])
 def test_whoever_is_late_whenever_all_agree(tmp_path, compressor):
     """Everybody is late at some time, also at the ends of epochs: no deadlock, one consensus, one ledger."""

@@ -151,6 +151,7 @@ def test_every_coordinate_is_averaged_once_in_a_period(tmp_path, switch):
         assert counts == dict.fromkeys(range(len(run.axis.specs)), 1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("compressor", ["none", "topk", "bf16"])
 def test_a_slot_hands_over_its_fragment_and_a_period_the_model(tmp_path, compressor):
     """Step by step; the peak is the largest fragment."""
@@ -237,16 +238,16 @@ def test_an_average_at_the_end_is_told_where_there_is_one(tmp_path):
 # ---- stopped and resumed
 
 
-ARMS = {
-    "dense": [],
+ARMS = {  # the first one is in the default suite
     "residuals": ["compressor=topk"],
+    "dense": [],
     "sparse averages, too": ["sync.sparta=0.2"],
     "adamw, whole": ["optimizer=adamw", "optimizer.lr=0.01", "sync.mixing=0"],
 }
 TWELVE = ["epochs=1", "dataset.train_size=192"]  # steps
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_run_resumed_after_any_step_is_the_same(tmp_path, arm):
     """Before a launch, in flight, and after the arrival: parameters, momenta, residuals, bytes."""

@@ -158,7 +158,7 @@ def _with_settings_told_apart(arms: Sequence[Arm]) -> list[Arm]:
     alike: dict[tuple[Any, ...], list[Arm]] = {}
     for first in firsts.values():
         shown = [first.options.get(key) for key in ("dataset.subset", "dataset.validation")]
-        task = (first.chosen("model"), first.chosen("dataset"), first.config["epochs"], first.workers, first.scale)
+        task = (first.chosen("model"), first.chosen("dataset"), first.config.get("epochs"), first.workers, first.scale)
         alike.setdefault((*task, first.batches, str(shown)), []).append(first)
     apart = {first.setting: _apart(first, twins) for twins in alike.values() if len(twins) > 1 for first in twins}
     return [replace(arm, apart=apart.get(arm.setting, "")) for arm in arms]

@@ -1,5 +1,7 @@
 """The run folders of a claim without their checkpoints, as one committed file that every table is made from."""
 
+import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -40,14 +42,16 @@ def pack(claim: str, outcomes: list[Outcome]) -> None:
                 continue
             for name in KEPT:
                 if (found.run.path / name).is_file():
-                    packed.add(found.run.path / name, filter=_anonymous, arcname=_place(found.run.path / name))
+                    _add(packed, found.run.path / name)
 
 
-def _place(file: Path) -> str:
-    return str(file.relative_to(RUNS))
-
-
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
+def _add(packed: tarfile.TarFile, file: Path) -> None:
+    """A file without its owner and time; of the command without the path of Python, which is of one machine."""
+    content = file.read_bytes()
+    if file.name == "environment.json":
+        seen = json.loads(content)
+        interpreter, _, typed = seen.get("command", "").partition(" ")
+        content = json.dumps({**seen, "command": f"{Path(interpreter).name} {typed}"}, indent=1).encode()
+    member = tarfile.TarInfo(str(file.relative_to(RUNS)))
+    member.size = len(content)
+    packed.addfile(member, io.BytesIO(content))

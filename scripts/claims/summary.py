@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullLocator
 
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.intervals import Difference, difference, half_width
@@ -160,6 +161,10 @@ def draw(rows: pd.DataFrame, judged: Metric, file: Path) -> None:
             half = 0.0 if math.isnan(row["half"]) else judged.scaled(row["half"])
             panel.errorbar(row[column], judged.scaled(row["metric"]), half, label=row["arm"], linestyle="", **look)
         panel.set_xscale("log")
+        if column != "wire_bytes":
+            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xlabel(name)
         panel.grid(alpha=0.25)
     panels[0].set_ylabel(f"{judged.words}, validation, after training")

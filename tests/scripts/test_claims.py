@@ -136,6 +136,8 @@ def test_what_has_not_ended_is_not_recorded(here):
 def test_an_archive_gives_the_runs_again(here):
     cell = planned().count_cells(planned().tables[0], {"dense": 0.1})[0]
     path = ran(here, cell, 0.9)
+    environment = path / "environment.json"
+    environment.write_text(json.dumps({"command": "/somebody/bin/python -m accordion_bench seed=1", "commit": "abc"}))
     (path / "checkpoint").mkdir()
     (path / "checkpoint" / "big.pt").write_bytes(b"0" * 1000)
     archive.pack("tried", [outcome(cell)])
@@ -144,6 +146,7 @@ def test_an_archive_gives_the_runs_again(here):
     archive.unpack("tried")
     again = outcome(cell)
     assert again.status == "done" and not (again.run.path / "checkpoint").exists()
+    assert again.run.environment == {"command": "python -m accordion_bench seed=1", "commit": "abc"}
     assert again.run.rows == [json.loads(line) for line in (here / "before" / "metrics.jsonl").open()]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.report.each import each
 from accordion_bench.report.read.load import FILES, Run, find_runs, read_run
 from accordion_bench.report.read.missing_runs import no_runs
 from accordion_bench.report.read.printable import printable
@@ -65,11 +66,9 @@ class Followed:
     def _look(self) -> tuple[str, list[Run], list[Run]]:
         """The version, the runs that have ended, and those that go on; only what has changed is read."""
         found = {path: stamp(path) for path in find_runs(self.paths)}
-        known = self._read
-        self._read = {
-            path: known[path] if path in known and known[path][0] == now else (now, read_run(path))
-            for path, now in found.items()
-        }
+        changed = [path for path, now in found.items() if path not in self._read or self._read[path][0] != now]
+        read = dict(zip(changed, each(read_run, changed, "reading"), strict=True))
+        self._read = {path: (now, read[path]) if path in read else self._read[path] for path, now in found.items()}
         runs = [run for _, run in self._read.values()]
         goes_on = [is_running(run) for run in runs]
         seen = [(os.fspath(path), now, on) for (path, now), on in zip(found.items(), goes_on, strict=True)]
@@ -177,6 +176,7 @@ def serve(paths: Sequence[str], port: int) -> None:
         why = f"{port}: {error.strerror}"
         raise ConfigError(f"--port must be a free port of this machine, got {why}; type --port=0 for any") from None
     with server:
+        server.followed.version()  # which reads all runs, before anybody waits for them
         print(f"http://localhost:{server.server_port}/ follows the runs; Ctrl-C ends it", flush=True)
         try:
             server.serve_forever()

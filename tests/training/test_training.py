@@ -207,7 +207,7 @@ def test_clock_agrees_with_the_wall_and_leaves_checkpoints_out(tmp_path, monkeyp
 
 
 def steps_and_wall(path, monkeypatch, overlap):
-    """Seconds of a training's steps by its clock, of its policies at the end of epochs, and of the steps by the wall."""
+    """Seconds of the steps by the clock, of policies at the ends of epochs, and of the steps by the wall."""
     trainer = trainer_for(path, ["compressor=topk", "adaptive=accordion", "checkpoint.every=1", *overlap])
     wall = 0.0
     train_step = trainer.train_step

@@ -13,7 +13,7 @@ from accordion_bench.report.compare.ranking import apart
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.figures.limits import curve_limits
-from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, entry, interval_bar, metric_label
+from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, entry, interval_bar, name_height
 from accordion_bench.report.render.figures.series import (
     Array,
     column,
@@ -106,7 +106,7 @@ def curves(
         if bars:
             interval_bar(axes, x, y, interval(last), look.colour)
         end_marker(axes, x, y, look, shown_end(arm))
-    axes.set_ylabel(metric_label([arm for arm, _ in shown]))
+    name_height(axes, [arm for arm, _ in shown])
     axes.grid()
 
 

@@ -112,3 +112,8 @@ def metric_label(arms: Sequence[Arm]) -> str:
     split = "validation" if (arms[0].config.get("dataset") or {}).get("metric_split") == "valid" else "test"
     name = of.words if of.name in LOSSES else f"{split} {of.words}"
     return f"{name} [{of.unit or '-'}]" + ("" if of.higher_is_better else ", lower is better")
+
+
+def name_height(axes: Axes, arms: Sequence[Arm]) -> None:
+    """The metric's name beside its axis, in two lines: one may be longer than a panel is high."""
+    axes.set_ylabel(metric_label(arms).replace("], ", "],\n"))

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.figures.limits import end_limits
-from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, interval_bar, metric_label, sizes
+from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, interval_bar, name_height, sizes
 from accordion_bench.report.render.figures.series import ends, interval, seeds, several, shown_end
 from accordion_bench.report.render.looks import Look
 
@@ -36,7 +36,7 @@ def points(
         end_marker(axes, x, y, look, shown_end(arm), size=size)
         for line in axes.lines[before:]:
             line.set_alpha(PALE if i in pale else None)
-    axes.set_ylabel(metric_label(arms))
+    name_height(axes, arms)
     axes.grid()
 
 

@@ -12,7 +12,7 @@ from accordion_bench.methods.labels import drives, label, policies_of
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.limits import end_limits
-from accordion_bench.report.render.figures.marks import end_marker, entry, interval_bar, metric_label, numbered
+from accordion_bench.report.render.figures.marks import end_marker, entry, interval_bar, name_height, numbered
 from accordion_bench.report.render.figures.points import points_note
 from accordion_bench.report.render.figures.series import ends, interval, shown_end
 from accordion_bench.report.render.figures.sheet import Sheet
@@ -112,7 +112,7 @@ def draw(axes: Axes, lines: Sequence[Line], key: str, of_lines: Sequence[Look], 
     for arm in dense:
         _dense(axes, arm)
     axes.set_xlabel(AXES[key])
-    axes.set_ylabel(metric_label(shown))
+    name_height(axes, shown)
     axes.grid()
     entries = [entry(look, name) for (name, _), look in zip(lines, of_lines, strict=True)]
     return entries + [entry(look, arm.label) for arm, look in zip(dense, looks(dense), strict=True)]

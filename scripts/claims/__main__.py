@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from accordion_bench.report.__main__ import main as write_report
 from scripts.claims import archive, records
 from scripts.claims.launch import Budget, run
-from scripts.claims.outcome import Outcome, best_rates, outcome
-from scripts.claims.plan import RUNS, Cell, Plan, Table, names, read_plan
+from scripts.claims.outcome import Outcome, outcome, rates_of
+from scripts.claims.plan import Cell, Plan, Table, names, read_plan
 from scripts.claims.tables import write_rates
 
 
@@ -48,14 +48,6 @@ def main() -> None:
     finish(plan)
 
 
-def rates_of(plan: Plan, table: Table) -> dict[str, float]:
-    """The rate of each arm of a table, as far as it was chosen."""
-    source = plan.table(table.rates_from) if table.rates_from is not None else table
-    if not source.tunes:
-        return {arm: source.grid(arm)[0] for arm in source.arms}
-    return best_rates(map(outcome, plan.tune_cells(source)))
-
-
 def planned(plan: Plan, table: Table) -> list[Cell]:
     """All runs of a table that can be told by now."""
     return [*plan.tune_cells(table), *plan.count_cells(table, rates_of(plan, table))]
@@ -68,14 +60,15 @@ def finish(plan: Plan) -> None:
         for found in of_table:
             records.record(found)
         report(plan, table, of_table)
-    archive.pack(plan.claim, [outcome(cell) for table in plan.tables for cell in planned(plan, table)])
+    archive.pack(plan.claim)
 
 
 def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
     """The table's report from the runs that count, and its rates beside it."""
     out = archive.archive_of(plan.claim).parent / table.name
-    if any(found.status == "done" and found.cell.phase == "count" for found in outcomes):
-        write_report([str(RUNS / plan.claim / table.name / "count"), "--out", str(out), "--formats", "md,csv"])
+    counted = [str(found.cell.folder) for found in outcomes if found.status == "done" and found.cell.phase == "count"]
+    if counted:
+        write_report([*counted, "--out", str(out), "--formats", "md,csv"])
         write_rates(table, outcomes, rates_of(plan, table), out / "rates.md")
 
 

@@ -5,7 +5,8 @@ import json
 import tarfile
 from pathlib import Path
 
-from scripts.claims.outcome import Outcome
+from accordion_bench.report.read.load import find_runs, read_run
+from scripts.claims.outcome import has_ended
 from scripts.claims.plan import RUNS
 
 KEPT = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json", "done")
@@ -27,22 +28,22 @@ def unpack(claim: str) -> None:
         packed.extractall(RUNS, missing, filter="data")
 
 
-def pack(claim: str, outcomes: list[Outcome]) -> None:
-    """Write the runs that have ended, those that were unpacked among them.
+def pack(claim: str) -> None:
+    """Write all runs of a claim that have ended: those at a rate that is no longer chosen are kept, too.
 
     Args:
         claim: whose.
-        outcomes: of all its cells.
     """
+    folders = [folder for folder in sorted(find_runs([RUNS / claim])) if has_ended(read_run(folder))]
+    if not folders:
+        return
     file = archive_of(claim)
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w:xz", preset=9) as packed:
-        for found in outcomes:
-            if not found.ended or found.run is None:
-                continue
+        for folder in folders:
             for name in KEPT:
-                if (found.run.path / name).is_file():
-                    _add(packed, found.run.path / name)
+                if (folder / name).is_file():
+                    _add(packed, folder / name)
 
 
 def _add(packed: tarfile.TarFile, file: Path) -> None:

@@ -7,9 +7,14 @@ from pathlib import Path
 
 from accordion_bench.report.read.load import Run, find_runs, read_run
 from accordion_bench.runs.metrics import metric
-from scripts.claims.plan import Cell
+from scripts.claims.plan import Cell, Plan, Table
 
 DIVERGED = "NonFinite"
+
+
+def has_ended(run: Run) -> bool:
+    """Whether a run is done or has diverged."""
+    return run.finished or run.summary.get("stopped_by") == DIVERGED
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Outcome:
     @property
     def ended(self) -> bool:
         """Whether another start would add nothing."""
-        return self.status in ("done", "diverged")
+        return self.run is not None and has_ended(self.run)
 
     @property
     def chosen_by(self) -> float:
@@ -75,3 +80,11 @@ def best_rates(outcomes: Iterable[Outcome]) -> dict[str, float]:
         best = max if judged.higher_is_better else min
         chosen[arm] = best(scores, key=lambda rate: scores[rate])
     return chosen
+
+
+def rates_of(plan: Plan, table: Table) -> dict[str, float]:
+    """The rate of each arm of a table, as far as it was chosen."""
+    source = plan.table(table.rates_from) if table.rates_from is not None else table
+    if not source.tunes:
+        return {arm: source.grid(arm)[0] for arm in source.arms}
+    return best_rates(map(outcome, plan.tune_cells(source)))

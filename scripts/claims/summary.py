@@ -6,6 +6,7 @@ the time of the whole training behind links: modelled, and measured as steps x t
 
 import argparse
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.intervals import Difference, difference, half_width
 from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
+from scripts.claims import archive
+from scripts.claims.outcome import rates_of
+from scripts.claims.plan import read_plan
 from scripts.claims.records import FILE
 
 CONTROL = "_one_worker"  # ends the name of an arm's control
@@ -31,7 +35,10 @@ def main() -> None:
     parser.add_argument("--dense", default="dense", help="the arm that others are compared with (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/claims"), help="folder of all claims (%(default)s)")
     typed = parser.parse_args()
-    rows = summary(pd.read_csv(FILE), typed.claim, typed.table, typed.links, typed.dense)
+    plan = read_plan(typed.claim)
+    archive.unpack(typed.claim)
+    chosen = rates_of(plan, plan.table(typed.table))
+    rows = summary(pd.read_csv(FILE), typed.claim, typed.table, typed.links, typed.dense, chosen)
     out = typed.out / typed.claim / typed.table
     out.mkdir(parents=True, exist_ok=True)
     judged = metric(rows["metric_name"].iloc[0])
@@ -42,7 +49,9 @@ def main() -> None:
     print(text)
 
 
-def summary(records: pd.DataFrame, claim: str, table: str, links: str | None, dense: str) -> pd.DataFrame:
+def summary(
+    records: pd.DataFrame, claim: str, table: str, links: str | None, dense: str, chosen: Mapping[str, float]
+) -> pd.DataFrame:
     """One row per arm of a table, those that count only.
 
     Args:
@@ -50,12 +59,15 @@ def summary(records: pd.DataFrame, claim: str, table: str, links: str | None, de
         claim, table: which.
         links: the table that was measured behind links; None = no measured times.
         dense: the arm that others are compared with.
+        chosen: arm -> rate; runs at another, which was the best of a smaller grid, are left out. An arm without a rate
+            is left out.
 
     Returns:
         columns arm, n, rate, metric_name, metric, half, test, gap, gap_half, shown, control_gap, control_half,
         control_shown, wire_bytes, rounds, steps, modelled_seconds, link_seconds; NaN where there is none.
     """
     of = records[(records.claim == claim) & (records.table == table) & (records.phase == "count")]
+    of = of[of.rate == of.arm.map(chosen)]
     step = _link_steps(records, claim, links)
     rows = []
     for arm, runs in of.groupby("arm", sort=False):

@@ -140,7 +140,7 @@ def test_an_archive_gives_the_runs_again(here):
     environment.write_text(json.dumps({"command": "/somebody/bin/python -m accordion_bench seed=1", "commit": "abc"}))
     (path / "checkpoint").mkdir()
     (path / "checkpoint" / "big.pt").write_bytes(b"0" * 1000)
-    archive.pack("tried", [outcome(cell)])
+    archive.pack("tried")
     path.rename(here / "before")
     assert outcome(cell).status == "not started"
     archive.unpack("tried")

@@ -23,16 +23,18 @@ RECORDS = pd.DataFrame(
         *(line("dense", seed, 2.0 + 0.1 * seed) for seed in (1, 2, 3)),
         *(line("diloco", seed, 2.5 + 0.1 * seed + 0.01 * (seed == 2)) for seed in (3, 1, 2)),
         *(line("diloco_one_worker", seed, 2.4 + 0.1 * seed, wire_bytes=0.0) for seed in (1, 2, 3)),
+        line("diloco", 1, 1.0, rate=0.3),
         *(line("lost", seed, math.nan, status="diverged") for seed in (1, 2, 3)),
         line("dense", 100, 9.0, phase="tune"),
         line("dense", 1, 9.0, table="links", steps=10, seconds=5.0),
     ]
 )
+CHOSEN = dict.fromkeys(RECORDS.arm, 0.1)  # of a run at 0.3 nothing counts
 
 
 @pytest.fixture
 def rows():
-    return summary.summary(RECORDS, "tried", "one", "links", "dense").set_index("arm")
+    return summary.summary(RECORDS, "tried", "one", "links", "dense", CHOSEN).set_index("arm")
 
 
 def test_means_are_of_what_counts(rows):
@@ -56,7 +58,9 @@ def test_time_behind_links_is_steps_times_the_measured_step(rows):
 
 def test_the_table_says_what_is_not_shown_and_what_diverged(rows):
     near = pd.DataFrame([*(line("dense", s, 2.0) for s in (1, 2)), line("bf16", 1, 2.1), line("bf16", 2, 1.8)])
-    (_, first, second) = summary.cells(summary.summary(near, "tried", "one", None, "dense"), metric("bits_per_byte"))
+    (_, first, second) = summary.cells(
+        summary.summary(near, "tried", "one", None, "dense", {"dense": 0.1, "bf16": 0.1}), metric("bits_per_byte")
+    )
     assert "not shown" in first[5] and second[5] == "–" and first[-1] == "–"
     assert summary.cells(rows.reset_index(), metric("bits_per_byte"))[-1][:3] == ["lost", "0", "diverged"]
 

@@ -69,6 +69,8 @@ def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
     counted = [str(found.cell.folder) for found in outcomes if found.status == "done" and found.cell.phase == "count"]
     if counted:
         write_report([*counted, "--out", str(out), "--formats", "md,csv"])
+    if any(found.ended for found in outcomes):
+        out.mkdir(parents=True, exist_ok=True)
         write_rates(table, outcomes, rates_of(plan, table), out / "rates.md")
 
 

@@ -28,13 +28,13 @@ def main() -> None:
     parser.add_argument("--data", default="data", help="folder with cifar-10-batches-py and wikitext-2 (%(default)s)")
     parser.add_argument("--minutes", type=float, default=60, help="for the runs (%(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each (%(default)s)")
-    parser.add_argument("--tables", nargs="+", metavar="TABLE", help="some of the claim's; else all, in their order")
+    parser.add_argument("--tables", nargs="+", metavar="TABLE", help="some of the claim's, in this order; else all")
     parser.add_argument("--dry", action="store_true", help="list what is missing, run nothing")
     typed = parser.parse_args()
     plan = read_plan(typed.claim)
+    chosen = [plan.table(name) for name in typed.tables] if typed.tables else plan.tables
     archive.unpack(plan.claim)
     deadline = time.monotonic() + 60 * typed.minutes
-    chosen = [table for table in plan.tables if table.name in (typed.tables or [table.name])]
     if typed.dry:
         for table in chosen:
             for cell in planned(plan, table):

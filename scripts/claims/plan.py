@@ -89,7 +89,15 @@ class Plan:
     tables: Sequence[Table]
 
     def table(self, name: str) -> Table:
-        return next(table for table in self.tables if table.name == name)
+        """The table of that name.
+
+        Raises:
+            SystemExit: there is none.
+        """
+        named = {table.name: table for table in self.tables}
+        if name not in named:
+            raise SystemExit(f"TABLE of {self.claim} must be one of {', '.join(named)}, got {name}")
+        return named[name]
 
     def tune_cells(self, table: Table) -> list[Cell]:
         """The runs that choose a table's rates; none where another table chooses, or one rate is given."""

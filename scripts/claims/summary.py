@@ -65,6 +65,9 @@ def summary(
     Returns:
         columns arm, n, rate, metric_name, metric, half, test, gap, gap_half, shown, control_gap, control_half,
         control_shown, wire_bytes, rounds, steps, modelled_seconds, link_seconds; NaN where there is none.
+
+    Raises:
+        SystemExit: no run that counts is done.
     """
     of = records[(records.claim == claim) & (records.table == table) & (records.phase == "count")]
     of = of[of.rate == of.arm.map(chosen)]
@@ -95,6 +98,8 @@ def summary(
                 "link_seconds": step.get(arm, math.nan) * done.steps.mean(),
             }
         )
+    if not any(row["n"] for row in rows):
+        raise SystemExit(f"Nothing to sum up: no run of {claim}, {table} that counts is done")
     return pd.DataFrame(rows).sort_values("metric", na_position="last", ignore_index=True)
 
 

@@ -157,6 +157,11 @@ def test_a_run_behind_links_is_started_by_netlab():
     assert command(cell)[-1] == "hydra.mode=RUN"
 
 
+def test_a_table_that_no_plan_has_is_a_sentence():
+    with pytest.raises(SystemExit, match="TABLE of tried must be one of one, got two"):
+        planned().table("two")
+
+
 def test_no_such_claim():
     with pytest.raises(SystemExit, match=r"CLAIM must be one of .*gpt.*, got nothing"):
         plan.read_plan("nothing")

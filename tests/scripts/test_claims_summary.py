@@ -68,3 +68,9 @@ def test_the_table_says_what_is_not_shown_and_what_diverged(rows):
 def test_the_figure_has_every_arm_that_sends(rows, tmp_path):
     summary.draw(rows.reset_index(), metric("bits_per_byte"), tmp_path / "summary.png")
     assert (tmp_path / "summary.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("chosen", [{}, {"lost": 0.1}], ids=["nothing chosen", "all diverged"])
+def test_nothing_that_is_done_is_a_sentence(chosen):
+    with pytest.raises(SystemExit, match="Nothing to sum up: no run of tried, one that counts is done"):
+        summary.summary(RECORDS, "tried", "one", None, "dense", chosen)

@@ -12,7 +12,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.datasets.base import Dataset
-from accordion_bench.processes import determinism, gpus, process_group
+from accordion_bench.processes import determinism, gpus, memory, process_group
 from accordion_bench.processes.interrupt import Stopper
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.signals import handling
@@ -99,7 +99,9 @@ def train(
     if where.threads is not None:
         torch.set_num_threads(where.threads)
     device = "cpu"
-    if where.device == "cuda":
+    if where.device == "cpu":
+        memory.keep_freed_memory()
+    else:
         device = str(gpus.own(where.local_rank, gpus.count()))
         gpus.take(torch.device(device))
     stopper = Stopper(watch.store if watch else None)

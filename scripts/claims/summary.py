@@ -16,6 +16,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.intervals import Difference, difference, half_width
+from accordion_bench.report.render.looks import Look, looks_of
 from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims import archive
@@ -45,7 +46,9 @@ def main() -> None:
     text = aligned(cells(rows, judged))
     (out / "summary.md").write_text(text + "\n", encoding="utf-8")
     rows.to_csv(out / "summary.csv", index=False, float_format="%.6g")
-    draw(rows, judged, out / "summary.png")
+    arms = sorted({arm for table in plan.tables for arm in table.arms})  # of all tables: one look in all figures
+    looks = dict(zip(arms, looks_of([(arm, arm, arm == typed.dense) for arm in arms]), strict=True))
+    draw(rows, judged, looks, out / "summary.png")
     print(text)
 
 
@@ -165,7 +168,7 @@ def _half(judged: Metric, half: float) -> str:
     return "" if math.isnan(half) else f" ± {judged.scaled(half):.3f}"
 
 
-def draw(rows: pd.DataFrame, judged: Metric, file: Path) -> None:
+def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Path) -> None:
     """The metric against what a link sends and against the time behind links, with intervals."""
     sends = rows[(rows.n > 0) & (rows.wire_bytes > 0)].reset_index(drop=True)
     axes = [("wire_bytes", "sent by a worker's link [bytes]"), ("modelled_seconds", "modelled time [s]")]
@@ -173,10 +176,10 @@ def draw(rows: pd.DataFrame, judged: Metric, file: Path) -> None:
         axes.append(("link_seconds", "measured steps behind links x steps [s]"))
     figure, panels = plt.subplots(1, len(axes), figsize=(3.6 * len(axes), 4.2), sharey=True, layout="constrained")
     for panel, (column, name) in zip(panels, axes, strict=True):
-        for i, row in enumerate(sends.to_dict("records")):
-            look = {"color": f"C{i % 10}", "marker": "osD^v"[i // 3 % 5], "markersize": 5}
+        for row in sends.to_dict("records"):
             half = 0.0 if math.isnan(row["half"]) else judged.scaled(row["half"])
-            panel.errorbar(row[column], judged.scaled(row["metric"]), half, label=row["arm"], linestyle="", **look)
+            point = {**looks[row["arm"]].point, "markersize": 6, "label": row["arm"]}
+            panel.errorbar(row[column], judged.scaled(row["metric"]), half, **point)
         panel.set_xscale("log")
         if column != "wire_bytes":
             panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

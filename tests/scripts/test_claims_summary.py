@@ -5,6 +5,7 @@ import math
 import pandas as pd
 import pytest
 
+from accordion_bench.report.render.looks import looks_of
 from accordion_bench.runs.metrics import metric
 from scripts.claims import summary
 
@@ -66,7 +67,8 @@ def test_the_table_says_what_is_not_shown_and_what_diverged(rows):
 
 
 def test_the_figure_has_every_arm_that_sends(rows, tmp_path):
-    summary.draw(rows.reset_index(), metric("bits_per_byte"), tmp_path / "summary.png")
+    looks = dict(zip(rows.index, looks_of([(arm, arm, arm == "dense") for arm in rows.index]), strict=True))
+    summary.draw(rows.reset_index(), metric("bits_per_byte"), looks, tmp_path / "summary.png")
     assert (tmp_path / "summary.png").stat().st_size > 5000
 
 

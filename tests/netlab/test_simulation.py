@@ -26,6 +26,7 @@ FAST, SLOW = 1e8, 2e7
 CARRIED = 0.945  # of a rate, by messages: the rest is headers and acknowledgements
 NBYTES, REPEATED = 1_000_000, 5
 AGREE = 0.1
+TRIES = 3  # what else the machine does in between is none of the links'
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,17 +64,20 @@ def around(host: int, entrances: list[inside.Entrance], file: Path) -> None:
 
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_a_ring_goes_at_the_rate_of_the_slow_host(tmp_path, number):
-    file = tmp_path / "seconds.json"
     slow = number - 1
-    with hosts.Hosts(number, FAST, {slow: SLOW}) as lab:
-        together(number, around, inside.entrances(lab), file)
     network = Network(CARRIED * FAST, 1e-3, burst=hosts.burst_bytes(SLOW))
     links = UnsteadyLinks(network, Disturbances(slow_links={slow: CARRIED * SLOW}), number, seed=0)
     stage = BucketCost((0,), 0.0, (0.0, 0.0), {"all_reduce": Messages(NBYTES, 0, 1)}).stage(0.0, number)
     end = 0.0
     for _ in range(REPEATED):
         end = links.collectives(stage, end, np.ones(number, dtype=bool))
-    assert json.loads(file.read_text()) == pytest.approx(end, rel=AGREE)
+    took = []
+    with hosts.Hosts(number, FAST, {slow: SLOW}) as lab:
+        while len(took) < TRIES and end != pytest.approx(min(took, default=0.0), rel=AGREE):
+            file = tmp_path / f"seconds-{len(took)}.json"
+            together(number, around, inside.entrances(lab), file)
+            took.append(json.loads(file.read_text()))
+    assert min(took) == pytest.approx(end, rel=AGREE), took
 
 
 @pytest.mark.slow

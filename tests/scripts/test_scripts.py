@@ -22,6 +22,7 @@ SMALLEST = {
     "bench_compose": [],
     "bench_data": ["batch", *TWICE],
     "bench_local": ["step", *TWICE],
+    "bench_memory": [*ONCE, "--images", "64"],
     "bench_powersgd": TWICE,
     "bench_report": ["--settings", "1", "--arms", "2", "--seeds", "1", "--epochs", "3"],
     "bench_step": ["plain", "workers", "detector", "ddp", *TWICE],

@@ -4,7 +4,7 @@
     python -m scripts.claims gpt --minutes 0                  # no runs: the tables from what there is
 
 Rates first: each arm of a table is tried at the same few learning rates with a seed that is counted nowhere. Then the
-seeds that count, each arm at the rate that ended best in the validation split.
+seeds that count, each arm at the rate that ended best in the validation split. Then schedules with the bytes of an arm.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from scripts.claims import archive, records
 from scripts.claims.launch import Budget, run
 from scripts.claims.outcome import Outcome, outcome, rates_of
 from scripts.claims.plan import Cell, Plan, Table, names, read_plan
+from scripts.claims.same_bytes import same_bytes_cells
 from scripts.claims.tables import write_rates
 
 
@@ -45,12 +46,14 @@ def main() -> None:
         budget = Budget(jobs, deadline)
         run(plan.tune_cells(table), typed.data, budget, records.record)
         run(plan.count_cells(table, rates_of(plan, table)), typed.data, budget, records.record)
+        run(same_bytes_cells(plan, table, rates_of(plan, table)), typed.data, budget, records.record)
     finish(plan)
 
 
 def planned(plan: Plan, table: Table) -> list[Cell]:
     """All runs of a table that can be told by now."""
-    return [*plan.tune_cells(table), *plan.count_cells(table, rates_of(plan, table))]
+    rates = rates_of(plan, table)
+    return [*plan.tune_cells(table), *plan.count_cells(table, rates), *same_bytes_cells(plan, table, rates)]
 
 
 def finish(plan: Plan) -> None:

@@ -58,6 +58,7 @@ class Table:
         seeds: of the runs that count.
         overrides: of all runs.
         lab: options of netlab; such runs are made one at a time.
+        same_bytes: schedules with the bytes of one of the arms (`same_bytes.py`); None = none.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Table:
     seeds: Sequence[int]
     overrides: Sequence[str]
     lab: Sequence[str]
+    same_bytes: Mapping[str, Any] | None = None
 
     @property
     def tunes(self) -> bool:
@@ -80,13 +82,24 @@ class Table:
         """The rates that an arm is tried at."""
         return self.own_rates.get(arm, self.rates)
 
+    @property
+    def all_arms(self) -> list[str]:
+        """The arms, and the schedules that have the bytes of one of them."""
+        return [*self.arms, *(self.same_bytes or {"arms": ()})["arms"]]
+
+    def all_rates(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """The rates of the arms, and of schedules that take the rate of the arm whose bytes they have."""
+        told = self.same_bytes or {"of": None, "arms": {}}
+        return {**rates, **{arm: rates[told["of"]] for arm in told["arms"] if told["of"] in rates}}
+
 
 @dataclass(frozen=True)
 class Plan:
-    """A claim: its name, and its tables in the order in which they are run."""
+    """A claim: its name, its tables in the order in which they are run, the arms that others are compared with."""
 
     claim: str
     tables: Sequence[Table]
+    against: Sequence[str] = ("dense",)
 
     def table(self, name: str) -> Table:
         """The table of that name.
@@ -104,7 +117,7 @@ class Plan:
         if not table.tunes:
             return []
         return [
-            self._cell(table, arm, "tune", rate, table.tune_seed, table.tuning)
+            self.cell(table, arm, "tune", rate, table.tune_seed, [*table.arms[arm], *table.tuning])
             for arm in table.arms
             for rate in table.grid(arm)
         ]
@@ -112,14 +125,15 @@ class Plan:
     def count_cells(self, table: Table, rates: Mapping[str, float]) -> list[Cell]:
         """The runs that count, every arm's first seed first; arms without a rate have none."""
         return [
-            self._cell(table, arm, "count", rates[arm], seed, ())
+            self.cell(table, arm, "count", rates[arm], seed, table.arms[arm])
             for seed in table.seeds
             for arm in table.arms
             if arm in rates
         ]
 
-    def _cell(self, table: Table, arm: str, phase: str, rate: float, seed: int, more: Sequence[str]) -> Cell:
-        typed = (*table.overrides, *table.arms[arm], *more, f"optimizer.lr={rate:g}", f"seed={seed}")
+    def cell(self, table: Table, arm: str, phase: str, rate: float, seed: int, own: Sequence[str]) -> Cell:
+        """One run: what its table types, what is its own, its rate and its seed."""
+        typed = (*table.overrides, *own, f"optimizer.lr={rate:g}", f"seed={seed}")
         return Cell(self.claim, table.name, arm, phase, rate, seed, typed, tuple(table.lab))
 
 
@@ -133,7 +147,8 @@ def read_plan(claim: str) -> Plan:
     if not file.is_file():
         raise SystemExit(f"CLAIM must be one of {', '.join(names())}, got {claim}")
     told: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return Plan(claim, [_table(name, {**told, **own}, told["always"]) for name, own in told["tables"].items()])
+    tables = [_table(name, {**told, **own}, told["always"]) for name, own in told["tables"].items()]
+    return Plan(claim, tables, told.get("against", ("dense",)))
 
 
 def names() -> list[str]:
@@ -155,4 +170,5 @@ def _table(name: str, told: Mapping[str, Any], always: Sequence[str]) -> Table:
         seeds=told["seeds"],
         overrides=[*always, *told.get("overrides", [])],
         lab=told.get("lab", []),
+        same_bytes=told.get("same_bytes"),
     )

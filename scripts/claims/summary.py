@@ -1,12 +1,13 @@
 """python -m scripts.claims.summary gpt pydocs-4 --links links: one table and one figure of a claim from its records.
 
-Each arm's metric with its interval, its difference to dense and to its control of one worker, what its link sends, and
-the time of the whole training behind links: modelled, and measured as steps x the time of a step in a table with a lab.
+Each arm's metric with its interval, its differences to dense, to the other arms that the plan names under `against`,
+and to its control of one worker, what its link sends, and the time of the whole training behind links: modelled, and
+measured as steps x the time of a step in a table with a lab.
 """
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +34,32 @@ def main() -> None:
     parser.add_argument("claim")
     parser.add_argument("table")
     parser.add_argument("--links", help="the table of the claim whose runs were made behind links")
-    parser.add_argument("--dense", default="dense", help="the arm that others are compared with (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/claims"), help="folder of all claims (%(default)s)")
     typed = parser.parse_args()
     plan = read_plan(typed.claim)
     archive.unpack(typed.claim)
-    chosen = rates_of(plan, plan.table(typed.table))
-    rows = summary(pd.read_csv(FILE), typed.claim, typed.table, typed.links, typed.dense, chosen)
+    table = plan.table(typed.table)
+    chosen = table.all_rates(rates_of(plan, table))
+    rows = summary(pd.read_csv(FILE), typed.claim, typed.table, typed.links, plan.against, chosen)
     out = typed.out / typed.claim / typed.table
     out.mkdir(parents=True, exist_ok=True)
     judged = metric(rows["metric_name"].iloc[0])
-    text = aligned(cells(rows, judged))
+    text = aligned(cells(rows, judged, plan.against))
     (out / "summary.md").write_text(text + "\n", encoding="utf-8")
     rows.to_csv(out / "summary.csv", index=False, float_format="%.6g")
-    arms = sorted({arm for table in plan.tables for arm in table.arms})  # of all tables: one look in all figures
-    looks = dict(zip(arms, looks_of([(arm, arm, arm == typed.dense) for arm in arms]), strict=True))
+    arms = sorted({arm for table in plan.tables for arm in table.all_arms})  # of all tables: one look in all figures
+    looks = dict(zip(arms, looks_of([(arm, arm, arm == plan.against[0]) for arm in arms]), strict=True))
     draw(rows, judged, looks, out / "summary.png")
     print(text)
 
 
 def summary(
-    records: pd.DataFrame, claim: str, table: str, links: str | None, dense: str, chosen: Mapping[str, float]
+    records: pd.DataFrame,
+    claim: str,
+    table: str,
+    links: str | None,
+    against: Sequence[str],
+    chosen: Mapping[str, float],
 ) -> pd.DataFrame:
     """One row per arm of a table, those that count only.
 
@@ -61,13 +67,14 @@ def summary(
         records: all of them.
         claim, table: which.
         links: the table that was measured behind links; None = no measured times.
-        dense: the arm that others are compared with.
+        against: the arms that others are compared with, dense first.
         chosen: arm -> rate; runs at another, which was the best of a smaller grid, are left out. An arm without a rate
             is left out.
 
     Returns:
-        columns arm, n, rate, metric_name, metric, half, test, gap, gap_half, shown, control_gap, control_half,
-        control_shown, wire_bytes, rounds, steps, modelled_seconds, link_seconds; NaN where there is none.
+        columns arm, n, rate, metric_name, metric, half, test, then ARM_gap, ARM_gap_half, ARM_shown of each arm that
+        others are compared with and `control` of the control, wire_bytes, rounds, steps, modelled_seconds,
+        link_seconds; NaN where there is none.
 
     Raises:
         SystemExit: no run that counts is done.
@@ -81,7 +88,8 @@ def summary(
         if done.empty:
             rows.append({"arm": arm, "n": 0, "diverged": len(runs)})
             continue
-        to_dense, to_control = (_against(done, of, other) for other in (dense, f"{arm}{CONTROL}"))
+        others = {**{other: other for other in against}, "control": f"{arm}{CONTROL}"}
+        gaps = [_told(name, _against(done, of, other)) for name, other in others.items()]
         rows.append(
             {
                 "arm": arm,
@@ -92,8 +100,7 @@ def summary(
                 "metric": done.metric.mean(),
                 "half": half_width(list(done.metric)),
                 "test": done.test_at_best.mean(),
-                **_told("", to_dense),
-                **_told("control_", to_control),
+                **{column: value for gap in gaps for column, value in gap.items()},
                 "wire_bytes": done.wire_bytes.mean(),
                 "rounds": done.rounds.mean(),
                 "steps": done.steps.mean(),
@@ -122,50 +129,57 @@ def _against(done: pd.DataFrame, of: pd.DataFrame, other: str) -> Difference | N
     return difference(list(both.metric), list(both.metric_of_other), (seeds, seeds))
 
 
-def _told(prefix: str, found: Difference | None) -> dict[str, float | bool | None]:
-    if found is None:
-        return {f"{prefix}gap": math.nan, f"{prefix}gap_half": math.nan, f"{prefix}shown": None}
-    return {f"{prefix}gap": found.gap, f"{prefix}gap_half": found.half, f"{prefix}shown": found.shown}
+def _told(name: str, found: Difference | None) -> dict[str, float | bool | None]:
+    gap, half, shown = (found.gap, found.half, found.shown) if found is not None else (math.nan, math.nan, None)
+    return {f"{name}_gap": gap, f"{name}_gap_half": half, f"{name}_shown": shown}
 
 
-def cells(rows: pd.DataFrame, judged: Metric) -> list[list[str]]:
-    """The table as text."""
-    head = ["arm", "n", "rate", f"{judged.words}, validation", "test", "minus dense", "minus one worker"]
-    head += ["wire", "rounds", "modelled time", "measured time"]
+def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[list[str]]:
+    """The table as text; a column that nothing stands in is left out."""
+    names = {other: other for other in against} | {"control": "one worker"}
+    names = {name: words for name, words in names.items() if rows[f"{name}_gap"].notna().any()}
+    behind_links = rows.link_seconds.notna().any()
+    head = ["arm", "n", "rate", f"{judged.words}, validation", "test", *(f"minus {words}" for words in names.values())]
+    head += ["wire", "rounds", "modelled time", *(["measured time"] if behind_links else [])]
     found = [head]
     for row in rows.to_dict("records"):
         if not row["n"]:
             found.append([row["arm"], "0", *["diverged"], *["–"] * (len(head) - 3)])
             continue
+        measured = "–" if math.isnan(row["link_seconds"]) else f"{row['link_seconds']:.0f} s"
         found.append(
             [
                 row["arm"],
                 f"{row['n']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else ""),
                 f"{row['rate']:g}",
-                f"{judged.scaled(row['metric']):.3f}{_half(judged, row['half'])}",
-                f"{judged.scaled(row['test']):.3f}",
-                _gap(judged, row, ""),
-                _gap(judged, row, "control_"),
+                f"{_number(judged, row['metric'])}{_half(judged, row['half'])}",
+                _number(judged, row["test"]),
+                *(_gap(judged, row, name) for name in names),
                 human_bytes(row["wire_bytes"]),
                 f"{row['rounds']:,.0f}",
                 f"{row['modelled_seconds']:.0f} s",
-                "–" if math.isnan(row["link_seconds"]) else f"{row['link_seconds']:.0f} s",
+                *([measured] if behind_links else []),
             ]
         )
     return found
 
 
-def _gap(judged: Metric, row: dict[Any, Any], prefix: str) -> str:
+def _gap(judged: Metric, row: dict[Any, Any], name: str) -> str:
     """`+0.12 ± 0.03`; with `not shown` where the interval holds 0."""
-    gap, half, shown = (row[f"{prefix}{name}"] for name in ("gap", "gap_half", "shown"))
+    gap, half, shown = (row[f"{name}_{column}"] for column in ("gap", "gap_half", "shown"))
     if math.isnan(gap):
         return "–"
-    text = f"{judged.scaled(gap):+.3f}{_half(judged, half)}"
+    text = f"{_number(judged, gap, '+')}{_half(judged, half)}"
     return text if shown or math.isnan(half) else f"{text}, not shown"
 
 
 def _half(judged: Metric, half: float) -> str:
-    return "" if math.isnan(half) else f" ± {judged.scaled(half):.3f}"
+    return "" if math.isnan(half) else f" ± {_number(judged, half)}"
+
+
+def _number(judged: Metric, value: float, sign: str = "") -> str:
+    """Percent and points with two digits, all else with three."""
+    return f"{judged.scaled(value):{sign}.{2 if judged.percent else 3}f}"
 
 
 def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Path) -> None:

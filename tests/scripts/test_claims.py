@@ -12,7 +12,7 @@ from accordion_bench.config.validate import validate
 from accordion_bench.processes.placement import place
 from accordion_bench.report.read.load import Run
 from accordion_bench.run_config import RunConfig
-from scripts.claims import archive, plan, records
+from scripts.claims import archive, plan, records, same_bytes
 from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome, best_rates, outcome
 from tests.report.test_report import run_folder
@@ -53,6 +53,10 @@ def test_every_plan_can_run(claim):
     for table in whole.tables:
         cells = whole.tune_cells(table) + whole.count_cells(table, {arm: table.grid(arm)[0] for arm in table.arms})
         assert {cell.arm for cell in cells} == set(table.arms)
+        schedules = table.same_bytes or {"arms": {}}
+        for arm in schedules["arms"]:
+            typed = [*schedules["overrides"], "adaptive.schedule.critical=[[0,2],[3,4]]"]
+            cells.append(whole.cell(table, arm, "count", table.rates[0], 1, typed))
         for cell in {cell.arm: cell for cell in cells}.values():
             hosts = ["comm=gloo", f"comm.processes={cell.lab[cell.lab.index('--hosts') + 1]}"] if cell.lab else []
             config = RunConfig.from_dict(compose([*cell.overrides, *hosts, "hydra.mode=RUN"]))
@@ -131,6 +135,44 @@ def test_what_has_not_ended_is_not_recorded(here):
     (ran(here, cell, 0.9) / "done").unlink()
     records.record(outcome(cell))
     assert not records.FILE.exists()
+
+
+OF_ACCORDION = {"of": "mixed", "between": ["weak", "strong"], "overrides": ["adaptive=schedule"]}
+THREE = {"weak": [], "strong": [], "mixed": []}
+
+
+@pytest.fixture
+def with_schedules():
+    """A claim with two schedules that have the bytes of an arm."""
+    arms = {"first": "start", "drawn": "random"}
+    return planned(arms=THREE, seeds=[1, 2], rates=[0.1], same_bytes={**OF_ACCORDION, "arms": arms})
+
+
+def test_schedules_wait_for_the_three_runs_of_their_seed_and_have_the_bytes_of_one(here, with_schedules):
+    table = with_schedules.tables[0]
+    rates = dict.fromkeys(THREE, 0.1)
+    payloads = {"weak": 400, "strong": 100, "mixed": 250}
+    assert same_bytes.same_bytes_cells(with_schedules, table, rates) == []
+    for cell in with_schedules.count_cells(table, rates):
+        if cell.seed == 2:
+            ran(here, cell, 0.9, payload_bytes=payloads[cell.arm], epochs=4)
+    first, drawn = same_bytes.same_bytes_cells(with_schedules, table, rates)
+    assert (first.arm, first.seed, first.rate) == ("first", 2, 0.1)
+    assert "adaptive.schedule.critical=[[0,2]]" in first.overrides and "adaptive=schedule" in first.overrides
+    assert drawn.overrides != first.overrides and drawn.seed == 2
+
+
+def test_chosen_epochs_are_as_many_as_the_bytes_ask_for():
+    assert same_bytes.chosen_epochs("start", 3, 10, seed=1) == [0, 1, 2]
+    drawn = [same_bytes.chosen_epochs("random", 3, 10, seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] and all(len(set(epochs)) == 3 for epochs in drawn)
+    assert same_bytes.ranges([0, 1, 4, 6, 7]) == [[0, 2], [4, 5], [6, 8]] and same_bytes.ranges([]) == []
+
+
+def test_schedules_have_the_rate_of_the_arm_whose_bytes_they_have(with_schedules):
+    chosen = with_schedules.tables[0].all_rates({"weak": 0.3, "mixed": 0.2})
+    assert chosen == {"weak": 0.3, "mixed": 0.2, "first": 0.2, "drawn": 0.2}
+    assert planned().tables[0].all_rates({"dense": 0.1}) == {"dense": 0.1}
 
 
 def test_an_archive_gives_the_runs_again(here):

@@ -35,7 +35,7 @@ CHOSEN = dict.fromkeys(RECORDS.arm, 0.1)  # of a run at 0.3 nothing counts
 
 @pytest.fixture
 def rows():
-    return summary.summary(RECORDS, "tried", "one", "links", "dense", CHOSEN).set_index("arm")
+    return summary.summary(RECORDS, "tried", "one", "links", ["dense", "lost"], CHOSEN).set_index("arm")
 
 
 def test_means_are_of_what_counts(rows):
@@ -47,10 +47,10 @@ def test_differences_are_paired_by_seed(rows):
     gaps = [0.5, 0.51, 0.5]
     mean = sum(gaps) / 3
     deviation = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / 2)
-    assert rows.loc["diloco", "gap"] == pytest.approx(mean)
-    assert rows.loc["diloco", "gap_half"] == pytest.approx(4.302653 * deviation / math.sqrt(3), rel=1e-6)
-    assert rows.loc["diloco", "shown"] and rows.loc["diloco", "control_gap"] == pytest.approx(mean - 0.4)
-    assert math.isnan(rows.loc["dense", "gap"])
+    assert rows.loc["diloco", "dense_gap"] == pytest.approx(mean)
+    assert rows.loc["diloco", "dense_gap_half"] == pytest.approx(4.302653 * deviation / math.sqrt(3), rel=1e-6)
+    assert rows.loc["diloco", "dense_shown"] and rows.loc["diloco", "control_gap"] == pytest.approx(mean - 0.4)
+    assert math.isnan(rows.loc["dense", "dense_gap"])
 
 
 def test_time_behind_links_is_steps_times_the_measured_step(rows):
@@ -59,11 +59,21 @@ def test_time_behind_links_is_steps_times_the_measured_step(rows):
 
 def test_the_table_says_what_is_not_shown_and_what_diverged(rows):
     near = pd.DataFrame([*(line("dense", s, 2.0) for s in (1, 2)), line("bf16", 1, 2.1), line("bf16", 2, 1.8)])
-    (_, first, second) = summary.cells(
-        summary.summary(near, "tried", "one", None, "dense", {"dense": 0.1, "bf16": 0.1}), metric("bits_per_byte")
+    chosen = {"dense": 0.1, "bf16": 0.1}
+    near_rows = summary.summary(near, "tried", "one", None, ["dense"], chosen)
+    (head, first, second) = summary.cells(near_rows, metric("bits_per_byte"), ["dense"])
+    assert "not shown" in first[5] and second[5] == "–" and head[-1] == "modelled time"  # nothing ran behind links
+    whole = summary.cells(rows.reset_index(), metric("bits_per_byte"), ["dense", "lost"])
+    assert whole[-1][:3] == ["lost", "0", "diverged"] and whole[2][-1] == "–"
+    assert whole[0][5:7] == ["minus dense", "minus one worker"]  # to an arm that diverged there is no difference
+
+
+def test_shares_are_told_in_points():
+    seen = pd.DataFrame([line("dense", s, 0.9, metric_name="accuracy") for s in (1, 2)])
+    table = summary.cells(
+        summary.summary(seen, "tried", "one", None, ["dense"], {"dense": 0.1}), metric("accuracy"), ["dense"]
     )
-    assert "not shown" in first[5] and second[5] == "–" and first[-1] == "–"
-    assert summary.cells(rows.reset_index(), metric("bits_per_byte"))[-1][:3] == ["lost", "0", "diverged"]
+    assert table[1][3] == "90.00 ± 0.00"
 
 
 def test_the_figure_has_every_arm_that_sends(rows, tmp_path):
@@ -75,4 +85,4 @@ def test_the_figure_has_every_arm_that_sends(rows, tmp_path):
 @pytest.mark.parametrize("chosen", [{}, {"lost": 0.1}], ids=["nothing chosen", "all diverged"])
 def test_nothing_that_is_done_is_a_sentence(chosen):
     with pytest.raises(SystemExit, match="Nothing to sum up: no run of tried, one that counts is done"):
-        summary.summary(RECORDS, "tried", "one", None, "dense", chosen)
+        summary.summary(RECORDS, "tried", "one", None, ["dense"], chosen)

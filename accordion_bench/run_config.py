@@ -89,6 +89,7 @@ class RunConfig:
     threads: int | None = None
     bn: str = "pooled"
     target: float | None = None
+    target_every: float = 1.0
     resume: str | None = None
     resume_sweep: bool = False
     measure: MeasureConfig = field(default_factory=MeasureConfig)

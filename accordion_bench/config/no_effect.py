@@ -52,6 +52,8 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
     grows = any(policy.drives == "batch" for policy in parts.policies.values())
     if config.clip_norm is None:
         yield "clip_at", "clip_norm is null"
+    if config.target is None:
+        yield "target_every", "target is null"
     if config.optimizer.get("momentum") == 0:
         yield "optimizer.nesterov", "optimizer.momentum is 0"
     if config.resume is not None:

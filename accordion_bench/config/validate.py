@@ -94,6 +94,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
             checks.number("target", config.target, above=0, at_most=1, instead=judged.typical)
         else:
             checks.number("target", config.target, at_least=judged.least, instead=judged.typical)
+    checks.number("target_every", config.target_every, above=0, at_most=1, instead=0.25)
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
     with keyed_rng.kept_rng():
         model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))

@@ -1,5 +1,6 @@
 """What a run has reached so far."""
 
+import math
 from typing import Any
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor
 from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.runs.metrics import Metric
 
-KEPT = ("best", "best_epoch", "test_at_best", "to_target")
+KEPT = ("best", "best_epoch", "test_at_best", "to_target", "looks")
+SPENT = ("seconds", "modelled_seconds", "payload_bytes")  # what a look tells beside the metric
 
 
 class Score:
@@ -17,6 +19,7 @@ class Score:
     Args:
         metric: what the run is judged by.
         target: its value that is to be reached; None = none.
+        every: epochs from one look for the target to the next, at most 1.
         device: of the loss.
         selected_by, tested: columns of the metric, on the split that target and best epoch go by, and on the test
             split.
@@ -26,16 +29,25 @@ class Score:
         test_at_best: what the test split gave then.
         loss_sum: training loss of this epoch, summed over steps and local workers, float64 [].
         to_target: `seconds` and `payload_bytes` when the target was reached first; empty before.
+        looks: what was seen within this epoch, one dict with the metric and what was spent a look.
     """
 
     def __init__(
-        self, metric: Metric, target: float | None, device: torch.device, selected_by: str, tested: str
+        self,
+        metric: Metric,
+        target: float | None,
+        every: float,
+        device: torch.device,
+        selected_by: str,
+        tested: str,
     ) -> None:
-        self.metric, self.target, self.selected_by, self.tested = metric, target, selected_by, tested
+        self.metric, self.target, self.every = metric, target, every
+        self.selected_by, self.tested = selected_by, tested
         self.best = metric.worst
         self.best_epoch: int | None = None
         self.test_at_best: float | None = None
         self.to_target: dict[str, float] = {}
+        self.looks: list[dict[str, Any]] = []
         self.loss_sum: Tensor = torch.zeros((), dtype=torch.float64, device=device)
 
     def note(self, row: dict[str, Any]) -> bool:
@@ -44,9 +56,29 @@ class Score:
         best = self.metric.better(value, self.best)
         if best:
             self.best, self.best_epoch, self.test_at_best = value, row["epoch"], row[self.tested]
-        if self.target is not None and self.metric.reaches(value, self.target) and not self.to_target:
-            self.to_target = {key: row[key] for key in ("seconds", "payload_bytes")}
+        self._note_target(row)
+        self.looks = []
         return best
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether it is time for a look within the epoch: there is a target, and it is not reached.
+
+        Args:
+            step: how many steps of the epoch are done.
+            steps: how many it has; after the last one its row is the look.
+        """
+        if self.target is None or self.to_target or self.every >= 1:
+            return False
+        return step < steps and step in {round(k * self.every * steps) for k in range(1, math.ceil(1 / self.every))}
+
+    def look(self, row: dict[str, Any]) -> None:
+        """Keep what is seen within an epoch: the metric and what was spent until now."""
+        self._note_target(row)
+        self.looks.append({key: row[key] for key in (self.selected_by, *SPENT)})
+
+    def _note_target(self, row: dict[str, Any]) -> None:
+        if self.target is not None and self.metric.reaches(row[self.selected_by], self.target) and not self.to_target:
+            self.to_target = {key: row[key] for key in ("seconds", "payload_bytes")}
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""
@@ -56,6 +88,7 @@ class Score:
         """Continue from `state_dict()`."""
         for key in KEPT:
             setattr(self, key, state.get(key))  # version 0.1 kept the value of the best epoch alone
+        self.looks = list(state.get("looks", ()))
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """The loss, kept by the first local worker."""

@@ -54,7 +54,7 @@ from accordion_bench.training.progress import Progress
 from accordion_bench.training.saver import Saver
 from accordion_bench.training.score import Score
 
-OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error")
+OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error", "looks")
 
 
 class Trainer:
@@ -112,7 +112,7 @@ class Trainer:
         self.loss_scale = LossScale() if config.precision == "float16" else None
 
         chosen_by = self.task.selected_by, self.task.tested
-        self.score = Score(self.task.metric, config.target, self.device, *chosen_by)
+        self.score = Score(self.task.metric, config.target, config.target_every, self.device, *chosen_by)
         specs, like, run = self.axis.specs, self.axis.params[0], parts.run
         plan = parts.plan_for(specs)
         self.position = Position(plan, config.optimizer["lr"], parts.schedule, config.epochs, self.sampler.steps)
@@ -314,6 +314,8 @@ class Trainer:
                     self.train_step()
                     profile_step()
                     self.progress.step(position, self.score.loss_sum, self.comm)
+                    if self.score.due(position.step_in_epoch, position.steps_per_epoch):
+                        self.look()
                     stop = self.stopper.due(position.step)
                     if self.saver.due_after_step(position.step) or stop:
                         self.pause()
@@ -335,6 +337,15 @@ class Trainer:
         if self.comm.leader:
             self.tracker.finish(summary)
         return summary
+
+    def look(self) -> None:
+        """Has the target been reached within the epoch? On no clock."""
+        self.pause()
+        evaluated = self.evaluate()
+        self.axis.model.train()
+        self.comm.settle()
+        self.score.look({**evaluated, **self._spent()})
+        self.go_on()
 
     def pause(self) -> None:
         """Training stops for a while: what is under way arrives, and counts as training."""
@@ -391,16 +402,14 @@ class Trainer:
             "lr": lr,
             "train_loss": train_loss,
             **evaluated,
-            **self.comm.ledger.columns(),
-            **self.clock.columns(self.comm.local_workers == 1),
-            **self.network.columns(self.comm, self.models_overlap),
-            **(dict.fromkeys(UNMEASURED) if self.ddp else {}),
+            **self._spent(),
             **self.meter.columns(),
             **(self.loss_scale.columns() if self.loss_scale else {}),
             **self.sync.columns(),
             "plan": plan_record(plan, self.ladder),
             "decisions": decisions,
             **self.policy_runner.measured(),
+            **({"looks": self.score.looks} if self.score.looks else {}),
         }
         best = self.score.note(row)
         if self.comm.leader:
@@ -411,6 +420,15 @@ class Trainer:
             log.info("epoch %d: losses %.4f %.4f, %s %.4f", position.epoch, *told)
         position.epoch_over()
         self.progress.epoch_over(self.task.metric, metric, train_loss, position, self.comm)
+
+    def _spent(self) -> dict[str, Any]:
+        """Columns of bytes and time until now."""
+        return {
+            **self.comm.ledger.columns(),
+            **self.clock.columns(self.comm.local_workers == 1),
+            **self.network.columns(self.comm, self.models_overlap),
+            **(dict.fromkeys(UNMEASURED) if self.ddp else {}),
+        }
 
     def checksum(self) -> int:
         """The bits of all parameters, summed: equal on all processes, or they have drifted apart."""

@@ -1,4 +1,4 @@
-"""Time to a fixed metric value: `target`, at the end of the first epoch that reached it."""
+"""Time to a fixed metric value: `target`, at the first look that found it reached; an epoch's end is one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,8 +47,10 @@ def _bytes_of(row: Mapping[str, Any]) -> float:
 def first_row(
     rows: Sequence[Mapping[str, Any]], judged: Metric, selected_by: str, target: float, column: str
 ) -> Mapping[str, Any] | None:
-    """The first row that reaches the target in the column it goes by, where the time is known."""
-    found = (row for row in rows if row.get(selected_by) is not None and judged.reaches(row[selected_by], target))
+    """The first row that reaches the target in the column it goes by, where the time is known; looks within an epoch
+    stand in its row, and come before it."""
+    looks = (look for row in rows for look in [*(row.get("looks") or []), row])
+    found = (row for row in looks if row.get(selected_by) is not None and judged.reaches(row[selected_by], target))
     row = next(found, None)
     return row if row is not None and isinstance(row.get(column), int | float) else None
 
@@ -73,11 +75,17 @@ def to_target(arms: Sequence[Arm]) -> Beside:
     shown = metric(arms[0].metric).show(target)
     how = "measured" if column == "seconds" else f"modelled on {arms[0].chosen('network') or 'the network'}"
     note = (
-        f"Training time, {how}, without evaluation and warm-up, to the end of the first epoch that reached {shown} in "
+        f"Training time, {how}, without evaluation and warm-up, to the {_looks(arms)} that reached {shown} in "
         f"the {split_of(arms[0].selected_by)} split; "
         "means over the seeds that did, with 95 % t-intervals; of dense: over the fastest dense arm, below 1 = faster."
     )
     return Beside(f"Time to {shown}", rows, note)
+
+
+def _looks(arms: Sequence[Arm]) -> str:
+    """When it was looked for."""
+    every = {run.config.get("target_every") or 1 for arm in arms for run in arm.runs}
+    return "end of the first epoch" if every == {1} else "first look within an epoch, or end of one,"
 
 
 def beside_tables(arms: Sequence[Arm]) -> list[Beside]:

@@ -130,7 +130,7 @@ def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) ->
         good[f"adaptive.{name}"] = isinstance(policy, dict)
     if good["dataset"] and config.get("dataset"):
         good["dataset.validation"] = _is_finite(config["dataset"].get("validation"), or_none=True)
-    good["target"] = is_number(config.get("target"), or_none=True)
+    good |= {key: is_number(config.get(key), or_none=True) for key in ("target", "target_every")}
     good["scale"] = isinstance(config.get("scale"), str | None)
     if summary.get("modelled_seconds") is not None:
         network = config.get("network")
@@ -172,10 +172,20 @@ def _strange(row: Mapping[str, Any], levels: Any, needed: Sequence[str], measure
             return f"whose {column} is no number"
     if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, GROUPS))):
         return "whose plan, decisions or norms are of another kind"
-    for column, is_right in (("seconds_by_bucket", _are_exchanges), ("seconds_by_phase", _are_phases)):
+    of_lists = (("seconds_by_bucket", _are_exchanges), ("seconds_by_phase", _are_phases), ("looks", _are_looks))
+    for column, is_right in of_lists:
         if not is_right(row.get(column) or []):
             return f"whose {column} is of another kind"
     return ""
+
+
+def _are_looks(looks: Any) -> bool:
+    """Whether it is what `Score.look` keeps: a metric and what was spent."""
+
+    def is_one(look: Any) -> bool:
+        return isinstance(look, dict) and all(is_number(value, or_none=True) for value in look.values())
+
+    return isinstance(looks, list) and all(map(is_one, looks))
 
 
 def _are_exchanges(kinds: Any) -> bool:

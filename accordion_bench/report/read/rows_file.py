@@ -18,7 +18,7 @@ ENDING = ".jsonl"
 UNKNOWN_MODEL, UNKNOWN_DATA, UNKNOWN_METHOD = "unknown model", "unknown data", "unknown method"
 LINK = "1gbit"  # of conf/network: what the modelled columns of `comm.metrics()` are modelled on
 JUDGED_BY = (*METRICS, *LOSSES)  # the first of these columns that the rows have
-OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error")  # not in a summary
+OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error", "looks")  # not in a summary
 # of one loop the same in all rows
 SAME = ("name", "compressor", "adaptive", "sync", "options", "workers", "seed", "model", "parameters", "dataset")
 

@@ -133,7 +133,7 @@ class Plan:
 
     def cell(self, table: Table, arm: str, phase: str, rate: float, seed: int, own: Sequence[str]) -> Cell:
         """One run: what its table types, what is its own, its rate and its seed."""
-        typed = (*table.overrides, *own, f"optimizer.lr={rate:g}", f"seed={seed}")
+        typed = _last_of_each((*table.overrides, *own, f"optimizer.lr={rate:g}", f"seed={seed}"))
         return Cell(self.claim, table.name, arm, phase, rate, seed, typed, tuple(table.lab))
 
 
@@ -154,6 +154,12 @@ def read_plan(claim: str) -> Plan:
 def names() -> list[str]:
     """The claims that have a plan."""
     return sorted(file.stem for file in PLANS.glob("*.yaml"))
+
+
+def _last_of_each(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Overrides with each key once: what an arm or a tuning run says replaces what its table says."""
+    last = {override.partition("=")[0]: override for override in overrides}
+    return tuple(override for override in overrides if last[override.partition("=")[0]] is override)
 
 
 def _table(name: str, told: Mapping[str, Any], always: Sequence[str]) -> Table:

@@ -57,7 +57,7 @@ def test_every_plan_can_run(claim):
         for arm in schedules["arms"]:
             typed = [*schedules["overrides"], "adaptive.schedule.critical=[[0,2],[3,4]]"]
             cells.append(whole.cell(table, arm, "count", table.rates[0], 1, typed))
-        for cell in {cell.arm: cell for cell in cells}.values():
+        for cell in {(cell.arm, cell.phase): cell for cell in cells}.values():
             hosts = ["comm=gloo", f"comm.processes={cell.lab[cell.lab.index('--hosts') + 1]}"] if cell.lab else []
             config = RunConfig.from_dict(compose([*cell.overrides, *hosts, "hydra.mode=RUN"]))
             assert config.optimizer["lr"] == cell.rate and config.seed == cell.seed
@@ -68,6 +68,12 @@ def test_tuning_is_short_and_on_a_seed_of_its_own():
     cells = planned().tune_cells(planned().tables[0])
     assert [(cell.arm, cell.rate) for cell in cells] == [(a, r) for a in ("dense", "topk") for r in (0.1, 0.2)]
     assert {cell.seed for cell in cells} == {7} and all("epochs=2" in cell.overrides for cell in cells)
+
+
+def test_an_arm_or_a_tuning_run_replaces_what_its_table_says():
+    table = planned(overrides=["epochs=9", "batch_size=8"]).tables[0]
+    tuned = planned().cell(table, "dense", "tune", 0.1, 7, ["epochs=2"])
+    assert tuned.overrides == ("model=resnet8", "batch_size=8", "epochs=2", "optimizer.lr=0.1", "seed=7")
 
 
 def test_what_counts_takes_the_chosen_rate_every_arm_once_before_the_second_seed():

@@ -58,6 +58,7 @@ class Table:
         seeds: of the runs that count.
         overrides: of all runs.
         lab: options of netlab; such runs are made one at a time.
+        against: the arms that others are compared with, the first one is the baseline.
         same_bytes: schedules with the bytes of one of the arms (`same_bytes.py`); None = none.
     """
 
@@ -71,6 +72,7 @@ class Table:
     seeds: Sequence[int]
     overrides: Sequence[str]
     lab: Sequence[str]
+    against: Sequence[str] = ("dense",)
     same_bytes: Mapping[str, Any] | None = None
 
     @property
@@ -95,11 +97,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Plan:
-    """A claim: its name, its tables in the order in which they are run, the arms that others are compared with."""
+    """A claim: its name, and its tables in the order in which they are run."""
 
     claim: str
     tables: Sequence[Table]
-    against: Sequence[str] = ("dense",)
 
     def table(self, name: str) -> Table:
         """The table of that name.
@@ -147,8 +148,7 @@ def read_plan(claim: str) -> Plan:
     if not file.is_file():
         raise SystemExit(f"CLAIM must be one of {', '.join(names())}, got {claim}")
     told: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    tables = [_table(name, {**told, **own}, told["always"]) for name, own in told["tables"].items()]
-    return Plan(claim, tables, told.get("against", ("dense",)))
+    return Plan(claim, [_table(name, {**told, **own}, told["always"]) for name, own in told["tables"].items()])
 
 
 def names() -> list[str]:
@@ -176,5 +176,6 @@ def _table(name: str, told: Mapping[str, Any], always: Sequence[str]) -> Table:
         seeds=told["seeds"],
         overrides=[*always, *told.get("overrides", [])],
         lab=told.get("lab", []),
+        against=told.get("against", ("dense",)),
         same_bytes=told.get("same_bytes"),
     )

@@ -1,6 +1,6 @@
 """python -m scripts.claims.summary gpt pydocs-4 --links links: one table and one figure of a claim from its records.
 
-Each arm's metric with its interval, its differences to dense, to the other arms that the plan names under `against`,
+Each arm's metric with its interval, its differences to the arms that the plan names under `against` (else to dense)
 and to its control of one worker, what its link sends, and the time of the whole training behind links: modelled, and
 measured as steps x the time of a step in a table with a lab.
 """
@@ -40,15 +40,15 @@ def main() -> None:
     archive.unpack(typed.claim)
     table = plan.table(typed.table)
     chosen = table.all_rates(rates_of(plan, table))
-    rows = summary(pd.read_csv(FILE), typed.claim, typed.table, typed.links, plan.against, chosen)
+    rows = summary(pd.read_csv(FILE), typed.claim, typed.table, typed.links, table.against, chosen)
     out = typed.out / typed.claim / typed.table
     out.mkdir(parents=True, exist_ok=True)
     judged = metric(rows["metric_name"].iloc[0])
-    text = aligned(cells(rows, judged, plan.against))
+    text = aligned(cells(rows, judged, table.against))
     (out / "summary.md").write_text(text + "\n", encoding="utf-8")
     rows.to_csv(out / "summary.csv", index=False, float_format="%.6g")
-    arms = sorted({arm for table in plan.tables for arm in table.all_arms})  # of all tables: one look in all figures
-    looks = dict(zip(arms, looks_of([(arm, arm, arm == plan.against[0]) for arm in arms]), strict=True))
+    arms = sorted({arm for one in plan.tables for arm in one.all_arms})  # of all tables: one look in all figures
+    looks = dict(zip(arms, looks_of([(arm, arm, arm == table.against[0]) for arm in arms]), strict=True))
     draw(rows, judged, looks, out / "summary.png")
     print(text)
 
@@ -67,7 +67,7 @@ def summary(
         records: all of them.
         claim, table: which.
         links: the table that was measured behind links; None = no measured times.
-        against: the arms that others are compared with, dense first.
+        against: the arms that others are compared with.
         chosen: arm -> rate; runs at another, which was the best of a smaller grid, are left out. An arm without a rate
             is left out.
 

@@ -97,10 +97,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Plan:
-    """A claim: its name, and its tables in the order in which they are run."""
+    """A claim: its name, its tables in the order in which they are run, and what these differ in (`curve.py`)."""
 
     claim: str
     tables: Sequence[Table]
+    curve: Mapping[str, Any] | None = None
 
     def table(self, name: str) -> Table:
         """The table of that name.
@@ -148,7 +149,8 @@ def read_plan(claim: str) -> Plan:
     if not file.is_file():
         raise SystemExit(f"CLAIM must be one of {', '.join(names())}, got {claim}")
     told: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return Plan(claim, [_table(name, {**told, **own}, told["always"]) for name, own in told["tables"].items()])
+    tables = [_table(name, {**told, **own}, told["always"]) for name, own in told["tables"].items()]
+    return Plan(claim, tables, told.get("curve"))
 
 
 def names() -> list[str]:

@@ -22,7 +22,7 @@ from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims import archive
 from scripts.claims.outcome import rates_of
-from scripts.claims.plan import read_plan
+from scripts.claims.plan import Plan, read_plan
 from scripts.claims.records import FILE
 
 CONTROL = "_one_worker"  # ends the name of an arm's control
@@ -47,10 +47,21 @@ def main() -> None:
     text = aligned(cells(rows, judged, table.against))
     (out / "summary.md").write_text(text + "\n", encoding="utf-8")
     rows.to_csv(out / "summary.csv", index=False, float_format="%.6g")
-    arms = sorted({arm for one in plan.tables for arm in one.all_arms})  # of all tables: one look in all figures
-    looks = dict(zip(arms, looks_of([(arm, arm, arm == table.against[0]) for arm in arms]), strict=True))
-    draw(rows, judged, looks, out / "summary.png")
+    draw(rows, judged, looks_of_claim(plan), out / "summary.png")
     print(text)
+
+
+def looks_of_claim(plan: Plan) -> dict[str, Look]:
+    """A look for each arm of a claim, the same in the figures of all its tables."""
+    arms = sorted({arm for table in plan.tables for arm in table.all_arms})
+    baselines = {table.against[0] for table in plan.tables}
+    return dict(zip(arms, looks_of([(arm, arm, arm in baselines) for arm in arms]), strict=True))
+
+
+def counted(records: pd.DataFrame, claim: str, table: str, chosen: Mapping[str, float]) -> pd.DataFrame:
+    """The records of a table that count: at the rate that is chosen now."""
+    of = records[(records.claim == claim) & (records.table == table) & (records.phase == "count")]
+    return of[of.rate == of.arm.map(chosen)]
 
 
 def summary(
@@ -79,8 +90,7 @@ def summary(
     Raises:
         SystemExit: no run that counts is done.
     """
-    of = records[(records.claim == claim) & (records.table == table) & (records.phase == "count")]
-    of = of[of.rate == of.arm.map(chosen)]
+    of = counted(records, claim, table, chosen)
     step = _link_steps(records, claim, links)
     rows = []
     for arm, runs in of.groupby("arm", sort=False):
@@ -152,7 +162,7 @@ def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[li
                 row["arm"],
                 f"{row['n']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else ""),
                 f"{row['rate']:g}",
-                f"{_number(judged, row['metric'])}{_half(judged, row['half'])}",
+                shown(judged, row["metric"], row["half"]),
                 _number(judged, row["test"]),
                 *(_gap(judged, row, name) for name in names),
                 human_bytes(row["wire_bytes"]),
@@ -171,6 +181,11 @@ def _gap(judged: Metric, row: dict[Any, Any], name: str) -> str:
         return "–"
     text = f"{_number(judged, gap, '+')}{_half(judged, half)}"
     return text if shown or math.isnan(half) else f"{text}, not shown"
+
+
+def shown(judged: Metric, value: float, half: float) -> str:
+    """`92.10 ± 0.31`: a mean and its interval."""
+    return f"{_number(judged, value)}{_half(judged, half)}"
 
 
 def _half(judged: Metric, half: float) -> str:

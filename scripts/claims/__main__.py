@@ -1,22 +1,27 @@
 """python -m scripts.claims CLAIM: runs what is missing of a claim, within a time, and goes on there next time.
 
     python -m scripts.claims gpt --data DATA --minutes 60     # run, record, archive
-    python -m scripts.claims gpt --minutes 0                  # no runs: the tables from what there is
+    python -m scripts.claims gpt --minutes 0                  # no runs: tables and figures from what there is
 
 Rates first: each arm of a table is tried at the same few learning rates with a seed that is counted nowhere. Then the
 seeds that count, each arm at the rate that ended best in the validation split. Then schedules with the bytes of an arm.
 """
 
 import argparse
+import itertools
 import time
 from collections.abc import Sequence
 
+import pandas as pd
+
 from accordion_bench.report.__main__ import main as write_report
 from scripts.claims import archive, records
+from scripts.claims.curve import write_curve
 from scripts.claims.launch import Budget, run
 from scripts.claims.outcome import Outcome, outcome, rates_of
 from scripts.claims.plan import Cell, Plan, Table, names, read_plan
 from scripts.claims.same_bytes import same_bytes_cells
+from scripts.claims.summary import write_summary
 from scripts.claims.tables import write_rates
 
 
@@ -47,7 +52,7 @@ def main() -> None:
         run(plan.tune_cells(table), typed.data, budget, records.record)
         run(plan.count_cells(table, rates_of(plan, table)), typed.data, budget, records.record)
         run(same_bytes_cells(plan, table, rates_of(plan, table)), typed.data, budget, records.record)
-    finish(plan)
+    finish(plan, chosen)
 
 
 def planned(plan: Plan, table: Table) -> list[Cell]:
@@ -56,18 +61,20 @@ def planned(plan: Plan, table: Table) -> list[Cell]:
     return [*plan.tune_cells(table), *plan.count_cells(table, rates), *same_bytes_cells(plan, table, rates)]
 
 
-def finish(plan: Plan) -> None:
-    """Record, archive and report what there is."""
-    for table in plan.tables:
-        of_table = list(map(outcome, planned(plan, table)))
-        for found in of_table:
-            records.record(found)
-        report(plan, table, of_table)
+def finish(plan: Plan, tables: Sequence[Table]) -> None:
+    """Record, archive and report what there is of some tables."""
+    found = {table.name: list(map(outcome, planned(plan, table))) for table in tables}
+    for one in itertools.chain.from_iterable(found.values()):
+        records.record(one)
     archive.pack(plan.claim)
+    for table in tables:
+        report(plan, table, found[table.name])
+    if records.FILE.is_file():
+        write_curve(plan, pd.read_csv(records.FILE), archive.archive_of(plan.claim).parent)
 
 
 def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
-    """The table's report from the runs that count, and its rates beside it."""
+    """The table's report from the runs that count, its rates, and its summary where there are several seeds."""
     out = archive.archive_of(plan.claim).parent / table.name
     counted = [str(found.cell.folder) for found in outcomes if found.status == "done" and found.cell.phase == "count"]
     if counted:
@@ -75,6 +82,8 @@ def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
     if any(found.ended for found in outcomes):
         out.mkdir(parents=True, exist_ok=True)
         write_rates(table, outcomes, rates_of(plan, table), out / "rates.md")
+    if counted and len(table.seeds) > 1:
+        write_summary(plan, table, pd.read_csv(records.FILE), out)
 
 
 if __name__ == "__main__":

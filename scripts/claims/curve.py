@@ -1,4 +1,4 @@
-"""python -m scripts.claims.curve alq: the metric of each arm across the tables of a claim, as a figure and a table.
+"""The metric of each arm across the tables of a claim, as a figure and a table, from its records.
 
 A plan says under `curve` what its tables differ in, and where each of them stands:
 
@@ -7,7 +7,6 @@ A plan says under `curve` what its tables differ in, and where each of them stan
 An arm that is in one of these tables alone, as a baseline that does not depend on it, is a level line.
 """
 
-import argparse
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,35 +18,25 @@ from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.render.looks import Look
 from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
-from scripts.claims import archive
 from scripts.claims.outcome import rates_of
-from scripts.claims.plan import Plan, read_plan
-from scripts.claims.records import FILE
+from scripts.claims.plan import Plan
 from scripts.claims.summary import counted, looks_of_claim, shown
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        "scripts.claims.curve", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("claim")
-    parser.add_argument("--out", type=Path, default=Path("results/claims"), help="folder of all claims (%(default)s)")
-    typed = parser.parse_args()
-    plan = read_plan(typed.claim)
-    if plan.curve is None:
-        raise SystemExit(
-            f"CLAIM must be one whose plan has a curve, got {typed.claim}: its tables have nothing in order"
-        )
-    archive.unpack(typed.claim)
-    points = curve(pd.read_csv(FILE), plan)
+def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
+    """curve.md and curve.png of a claim whose plan has one; nothing where no run that counts is done.
+
+    Args:
+        plan: of the claim.
+        records: all of them.
+        out: folder of the claim.
+    """
+    points = curve(records, plan) if plan.curve is not None else pd.DataFrame()
+    if plan.curve is None or points.empty:
+        return
     judged = metric(points["metric_name"].iloc[0])
-    out = typed.out / typed.claim
-    out.mkdir(parents=True, exist_ok=True)
-    text = aligned(cells(points, judged, plan.curve["of"]))
-    (out / "curve.md").write_text(text + "\n", encoding="utf-8")
+    (out / "curve.md").write_text(aligned(cells(points, judged, plan.curve["of"])) + "\n", encoding="utf-8")
     draw(points, judged, plan.curve["of"], looks_of_claim(plan), out / "curve.png")
-    print(text)
 
 
 def curve(records: pd.DataFrame, plan: Plan) -> pd.DataFrame:
@@ -59,9 +48,6 @@ def curve(records: pd.DataFrame, plan: Plan) -> pd.DataFrame:
 
     Returns:
         columns arm, at, n, metric_name, metric, half; only runs that count and are done.
-
-    Raises:
-        SystemExit: there is none.
     """
     assert plan.curve is not None
     rows = []
@@ -72,8 +58,6 @@ def curve(records: pd.DataFrame, plan: Plan) -> pd.DataFrame:
             values = list(of_arm.metric)
             told = {"metric_name": of_arm.metric_name.iloc[0], "metric": of_arm.metric.mean()}
             rows.append({"arm": arm, "at": at, "n": len(values), **told, "half": half_width(values)})
-    if not rows:
-        raise SystemExit(f"Nothing to draw: no run of {plan.claim} that counts is done")
     return pd.DataFrame(rows)
 
 
@@ -114,7 +98,3 @@ def draw(points: pd.DataFrame, judged: Metric, of: str, looks: Mapping[str, Look
     figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.savefig(file, dpi=130)
     plt.close(figure)
-
-
-if __name__ == "__main__":
-    main()

@@ -58,6 +58,7 @@ class Table:
         seeds: of the runs that count.
         overrides: of all runs.
         lab: options of netlab; such runs are made one at a time.
+        links: the table of the same claim whose steps were measured behind links, with a lab; None = none was.
         against: the arms that others are compared with, the first one is the baseline.
         same_bytes: schedules with the bytes of one of the arms (`same_bytes.py`); None = none.
     """
@@ -72,6 +73,7 @@ class Table:
     seeds: Sequence[int]
     overrides: Sequence[str]
     lab: Sequence[str]
+    links: str | None = None
     against: Sequence[str] = ("dense",)
     same_bytes: Mapping[str, Any] | None = None
 
@@ -178,6 +180,7 @@ def _table(name: str, told: Mapping[str, Any], always: Sequence[str]) -> Table:
         seeds=told["seeds"],
         overrides=[*always, *told.get("overrides", [])],
         lab=told.get("lab", []),
+        links=told.get("links"),
         against=told.get("against", ("dense",)),
         same_bytes=told.get("same_bytes"),
     )

@@ -1,11 +1,10 @@
-"""python -m scripts.claims.summary gpt pydocs-4 --links links: one table and one figure of a claim from its records.
+"""One table and one figure of a claim's table, from its records.
 
 Each arm's metric with its interval, its differences to the arms that the plan names under `against` (else to dense)
 and to its control of one worker, what its link sends, and the time of the whole training behind links: modelled, and
-measured as steps x the time of a step in a table with a lab.
+measured as steps x the time of a step in the table with a lab that the plan names under `links`.
 """
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,35 +19,25 @@ from accordion_bench.report.compare.intervals import Difference, difference, hal
 from accordion_bench.report.render.looks import Look, looks_of
 from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
-from scripts.claims import archive
 from scripts.claims.outcome import rates_of
-from scripts.claims.plan import Plan, read_plan
-from scripts.claims.records import FILE
+from scripts.claims.plan import Plan, Table
 
 CONTROL = "_one_worker"  # ends the name of an arm's control
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser("scripts.claims.summary", description=__doc__)
-    parser.add_argument("claim")
-    parser.add_argument("table")
-    parser.add_argument("--links", help="the table of the claim whose runs were made behind links")
-    parser.add_argument("--out", type=Path, default=Path("results/claims"), help="folder of all claims (%(default)s)")
-    typed = parser.parse_args()
-    plan = read_plan(typed.claim)
-    archive.unpack(typed.claim)
-    table = plan.table(typed.table)
-    chosen = table.all_rates(rates_of(plan, table))
-    rows = summary(pd.read_csv(FILE), typed.claim, typed.table, typed.links, table.against, chosen)
-    out = typed.out / typed.claim / typed.table
-    out.mkdir(parents=True, exist_ok=True)
-    judged = metric(rows["metric_name"].iloc[0])
-    text = aligned(cells(rows, judged, table.against))
-    (out / "summary.md").write_text(text + "\n", encoding="utf-8")
+def write_summary(plan: Plan, table: Table, records: pd.DataFrame, out: Path) -> None:
+    """summary.md, summary.csv and summary.png of a table of which a run that counts is done.
+
+    Args:
+        plan, table: which.
+        records: all of them.
+        out: folder of the table.
+    """
+    rows = summary(records, plan.claim, table, table.all_rates(rates_of(plan, table)))
+    judged = metric(rows["metric_name"].dropna().iloc[0])
+    (out / "summary.md").write_text(aligned(cells(rows, judged, table.against)) + "\n", encoding="utf-8")
     rows.to_csv(out / "summary.csv", index=False, float_format="%.6g")
     draw(rows, judged, looks_of_claim(plan), out / "summary.png")
-    print(text)
 
 
 def looks_of_claim(plan: Plan) -> dict[str, Look]:
@@ -64,41 +53,29 @@ def counted(records: pd.DataFrame, claim: str, table: str, chosen: Mapping[str, 
     return of[of.rate == of.arm.map(chosen)]
 
 
-def summary(
-    records: pd.DataFrame,
-    claim: str,
-    table: str,
-    links: str | None,
-    against: Sequence[str],
-    chosen: Mapping[str, float],
-) -> pd.DataFrame:
+def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str, float]) -> pd.DataFrame:
     """One row per arm of a table, those that count only.
 
     Args:
-        records: all of them.
+        records: all of them; one run that counts is done.
         claim, table: which.
-        links: the table that was measured behind links; None = no measured times.
-        against: the arms that others are compared with.
         chosen: arm -> rate; runs at another, which was the best of a smaller grid, are left out. An arm without a rate
             is left out.
 
     Returns:
         columns arm, n, rate, metric_name, metric, half, test, then ARM_gap, ARM_gap_half, ARM_shown of each arm that
         others are compared with and `control` of the control, wire_bytes, rounds, steps, modelled_seconds,
-        link_seconds; NaN where there is none.
-
-    Raises:
-        SystemExit: no run that counts is done.
+        link_seconds; NaN where there is none. Of an arm that has only diverged n is 0.
     """
-    of = counted(records, claim, table, chosen)
-    step = _link_steps(records, claim, links)
+    of = counted(records, claim, table.name, chosen)
+    step = _link_steps(records, claim, table.links)
     rows = []
     for arm, runs in of.groupby("arm", sort=False):
         done = runs[runs.status == "done"].sort_values("seed")
         if done.empty:
             rows.append({"arm": arm, "n": 0, "diverged": len(runs)})
             continue
-        others = {**{other: other for other in against}, "control": f"{arm}{CONTROL}"}
+        others = {**{other: other for other in table.against}, "control": f"{arm}{CONTROL}"}
         gaps = [_told(name, _against(done, of, other)) for name, other in others.items()]
         rows.append(
             {
@@ -118,8 +95,6 @@ def summary(
                 "link_seconds": step.get(arm, math.nan) * done.steps.mean(),
             }
         )
-    if not any(row["n"] for row in rows):
-        raise SystemExit(f"Nothing to sum up: no run of {claim}, {table} that counts is done")
     return pd.DataFrame(rows).sort_values("metric", na_position="last", ignore_index=True)
 
 
@@ -221,7 +196,4 @@ def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Pa
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
     )
     figure.savefig(file, dpi=130)
-
-
-if __name__ == "__main__":
-    main()
+    plt.close(figure)

@@ -12,6 +12,7 @@ from accordion_bench.config.validate import validate
 from accordion_bench.processes.placement import place
 from accordion_bench.report.read.load import Run
 from accordion_bench.run_config import RunConfig
+from scripts.claims import __main__ as program
 from scripts.claims import archive, plan, records, same_bytes
 from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome, best_rates, outcome
@@ -143,6 +144,7 @@ def test_what_has_not_ended_is_not_recorded(here):
     assert not records.FILE.exists()
 
 
+SPENT = {"wire_bytes": 100, "rounds": 4, "steps": 40, "seconds": 2.0}
 OF_ACCORDION = {"of": "mixed", "between": ["weak", "strong"], "overrides": ["adaptive=schedule"]}
 THREE = {"weak": [], "strong": [], "mixed": []}
 
@@ -213,3 +215,22 @@ def test_a_table_that_no_plan_has_is_a_sentence():
 def test_no_such_claim():
     with pytest.raises(SystemExit, match=r"CLAIM must be one of .*gpt.*, got nothing"):
         plan.read_plan("nothing")
+
+
+def test_a_table_of_runs_that_are_done_gets_its_report_its_rates_and_its_summary(here):
+    claim = planned(rates=[0.1])
+    for cell in claim.count_cells(claim.tables[0], dict.fromkeys(TABLE["arms"], 0.1)):
+        ran(
+            here,
+            cell,
+            0.9 + 0.01 * cell.seed + 0.001 * (cell.arm == "topk"),
+            selected_by="accuracy",
+            test_at_best=0.9,
+            **SPENT,
+        )
+    program.finish(claim, claim.tables)
+    assert {"README.md", "rates.md", "summary.md", "summary.csv", "summary.png"} <= {
+        file.name for file in (here / "results/claims/tried/one").iterdir()
+    }
+    assert len((here / "results/records.csv").read_text().splitlines()) == 7
+    assert (here / "results/claims/tried/runs.tar.xz").is_file()

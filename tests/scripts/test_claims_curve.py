@@ -54,9 +54,9 @@ def test_the_figure_is_drawn(points, claim, tmp_path):
     assert (tmp_path / "curve.png").stat().st_size > 5000
 
 
-def test_nothing_that_is_done_is_a_sentence(claim):
-    with pytest.raises(SystemExit, match="Nothing to draw: no run of tried that counts is done"):
-        curve.curve(pd.DataFrame([read(("dense", 1, 0.9), table="other")]), claim)
+def test_where_nothing_is_done_nothing_is_written(claim, tmp_path):
+    curve.write_curve(claim, pd.DataFrame([read(("dense", 1, 0.9), table="other")]), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_place_of_a_curve_is_a_table():

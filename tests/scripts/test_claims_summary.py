@@ -7,7 +7,7 @@ import pytest
 
 from accordion_bench.report.render.looks import looks_of
 from accordion_bench.runs.metrics import metric
-from scripts.claims import summary
+from scripts.claims import plan, summary
 
 JUDGED = {"metric_name": "bits_per_byte", "selected_by": "valid_bits_per_byte"}
 
@@ -30,12 +30,14 @@ RECORDS = pd.DataFrame(
         line("dense", 1, 9.0, table="links", steps=10, seconds=5.0),
     ]
 )
+TABLE = {"arms": {}, "rates": [0.1], "seeds": [1, 2, 3]}
 CHOSEN = dict.fromkeys(RECORDS.arm, 0.1)  # of a run at 0.3 nothing counts
 
 
 @pytest.fixture
 def rows():
-    return summary.summary(RECORDS, "tried", "one", "links", ["dense", "lost"], CHOSEN).set_index("arm")
+    table = plan._table("one", {**TABLE, "links": "links", "against": ["dense", "lost"]}, [])
+    return summary.summary(RECORDS, "tried", table, CHOSEN).set_index("arm")
 
 
 def test_means_are_of_what_counts(rows):
@@ -60,7 +62,7 @@ def test_time_behind_links_is_steps_times_the_measured_step(rows):
 def test_the_table_says_what_is_not_shown_and_what_diverged(rows):
     near = pd.DataFrame([*(line("dense", s, 2.0) for s in (1, 2)), line("bf16", 1, 2.1), line("bf16", 2, 1.8)])
     chosen = {"dense": 0.1, "bf16": 0.1}
-    near_rows = summary.summary(near, "tried", "one", None, ["dense"], chosen)
+    near_rows = summary.summary(near, "tried", plan._table("one", TABLE, []), chosen)
     (head, first, second) = summary.cells(near_rows, metric("bits_per_byte"), ["dense"])
     assert "not shown" in first[5] and second[5] == "–" and head[-1] == "modelled time"  # nothing ran behind links
     whole = summary.cells(rows.reset_index(), metric("bits_per_byte"), ["dense", "lost"])
@@ -70,19 +72,11 @@ def test_the_table_says_what_is_not_shown_and_what_diverged(rows):
 
 def test_shares_are_told_in_points():
     seen = pd.DataFrame([line("dense", s, 0.9, metric_name="accuracy") for s in (1, 2)])
-    table = summary.cells(
-        summary.summary(seen, "tried", "one", None, ["dense"], {"dense": 0.1}), metric("accuracy"), ["dense"]
-    )
-    assert table[1][3] == "90.00 ± 0.00"
+    rows = summary.summary(seen, "tried", plan._table("one", TABLE, []), {"dense": 0.1})
+    assert summary.cells(rows, metric("accuracy"), ["dense"])[1][3] == "90.00 ± 0.00"
 
 
 def test_the_figure_has_every_arm_that_sends(rows, tmp_path):
     looks = dict(zip(rows.index, looks_of([(arm, arm, arm == "dense") for arm in rows.index]), strict=True))
     summary.draw(rows.reset_index(), metric("bits_per_byte"), looks, tmp_path / "summary.png")
     assert (tmp_path / "summary.png").stat().st_size > 5000
-
-
-@pytest.mark.parametrize("chosen", [{}, {"lost": 0.1}], ids=["nothing chosen", "all diverged"])
-def test_nothing_that_is_done_is_a_sentence(chosen):
-    with pytest.raises(SystemExit, match="Nothing to sum up: no run of tried, one that counts is done"):
-        summary.summary(RECORDS, "tried", "one", None, ["dense"], chosen)

@@ -69,9 +69,10 @@ def test_the_estimates_of_every_compressor_are_checked_or_refused():
         assert fits or "must be" in outcome.text
 
 
-def test_placements_do_not_matter(tmp_path):
+@pytest.mark.parametrize("names", [FITTING[::4], pytest.param(FITTING, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_placements_do_not_matter(names, tmp_path):
     """Four workers in one process, two processes of two, four of one."""
-    makes = [conformance.from_yaml(name, **NEEDS.get(name, {}), error_feedback="ef21") for name in FITTING]
+    makes = [conformance.from_yaml(name, **NEEDS.get(name, {}), error_feedback="ef21") for name in names]
     with forked():
         found = placement.results([(make, None) for make in makes], tmp_path)
     for number in range(len(makes)):

@@ -20,7 +20,7 @@ from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims.outcome import rates_of
 from scripts.claims.plan import Plan
-from scripts.claims.summary import counted, looks_of_claim, shown
+from scripts.claims.summary import at_the_end, axis_name, counted, looks_of_claim, shown
 
 
 def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
@@ -64,7 +64,7 @@ def curve(records: pd.DataFrame, plan: Plan) -> pd.DataFrame:
 def cells(points: pd.DataFrame, judged: Metric, of: str) -> list[list[str]]:
     """The points as text: a row per arm, a column per table."""
     places = sorted(points["at"].unique())
-    rows = [[f"{judged.words}, validation; {of}", *(f"{at:,}" for at in places)]]
+    rows = [[f"{at_the_end(judged)}; {of}", *(f"{at:,}" for at in places)]]
     for arm, found in points.groupby("arm", sort=False):
         by_place = {row["at"]: row for row in found.to_dict("records")}
         values = [
@@ -92,8 +92,7 @@ def draw(points: pd.DataFrame, judged: Metric, of: str, looks: Mapping[str, Look
     panel.set_xticks(places, [f"{at:,}" for at in places])
     panel.minorticks_off()
     panel.set_xlabel(of)
-    unit = f" [{judged.unit}]" if judged.unit else ""
-    panel.set_ylabel(f"{judged.words}, validation, after training{unit}")
+    panel.set_ylabel(axis_name(judged))
     panel.grid(alpha=0.25)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.savefig(file, dpi=130)

@@ -1,8 +1,9 @@
 """One table and one figure of a claim's table, from its records.
 
 Each arm's metric with its interval, its differences to the arms that the plan names under `against` (else to dense)
-and to its control of one worker, what its link sends, and the time of the whole training behind links: modelled, and
-measured as steps x the time of a step in the table with a lab that the plan names under `links`.
+and to its control of one worker, and what its link sends. Where the plan names a table with a lab under `links`, the
+time of the whole training behind these links, too: modelled, and measured as steps x the time of a step there. Other
+tables have no times: their runs share the machine.
 """
 
 import math
@@ -124,8 +125,8 @@ def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[li
     names = {other: other for other in against} | {"control": "one worker"}
     names = {name: words for name, words in names.items() if rows[f"{name}_gap"].notna().any()}
     behind_links = rows.link_seconds.notna().any()
-    head = ["arm", "n", "rate", f"{judged.words}, validation", "test", *(f"minus {words}" for words in names.values())]
-    head += ["wire", "rounds", "modelled time", *(["measured time"] if behind_links else [])]
+    head = ["arm", "n", "rate", at_the_end(judged), "test, best epoch", *(f"minus {words}" for words in names.values())]
+    head += ["wire", "rounds", *(["modelled time", "measured time"] if behind_links else [])]
     found = [head]
     for row in rows.to_dict("records"):
         if not row["n"]:
@@ -142,8 +143,7 @@ def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[li
                 *(_gap(judged, row, name) for name in names),
                 human_bytes(row["wire_bytes"]),
                 f"{row['rounds']:,.0f}",
-                f"{row['modelled_seconds']:.0f} s",
-                *([measured] if behind_links else []),
+                *([f"{row['modelled_seconds']:.0f} s", measured] if behind_links else []),
             ]
         )
     return found
@@ -156,6 +156,16 @@ def _gap(judged: Metric, row: dict[Any, Any], name: str) -> str:
         return "–"
     text = f"{_number(judged, gap, '+')}{_half(judged, half)}"
     return text if shown or math.isnan(half) else f"{text}, not shown"
+
+
+def at_the_end(judged: Metric) -> str:
+    """The metric of the last epoch in words: of images it is of the test split, of text of the validation split."""
+    return f"{judged.words}, {'test' if judged.percent else 'validation'}"
+
+
+def axis_name(judged: Metric) -> str:
+    """`accuracy, test, after training [%]`."""
+    return f"{at_the_end(judged)}, after training" + (f" [{judged.unit}]" if judged.unit else "")
 
 
 def shown(judged: Metric, value: float, half: float) -> str:
@@ -175,11 +185,12 @@ def _number(judged: Metric, value: float, sign: str = "") -> str:
 def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Path) -> None:
     """The metric against what a link sends and against the time behind links, with intervals."""
     sends = rows[(rows.n > 0) & (rows.wire_bytes > 0)].reset_index(drop=True)
-    axes = [("wire_bytes", "sent by a worker's link [bytes]"), ("modelled_seconds", "modelled time [s]")]
+    axes = [("wire_bytes", "sent by a worker's link [bytes]")]
     if sends.link_seconds.notna().any():
-        axes.append(("link_seconds", "measured steps behind links x steps [s]"))
-    figure, panels = plt.subplots(1, len(axes), figsize=(3.6 * len(axes), 4.2), sharey=True, layout="constrained")
-    for panel, (column, name) in zip(panels, axes, strict=True):
+        axes += [("modelled_seconds", "modelled time [s]"), ("link_seconds", "measured steps behind links x steps [s]")]
+    size = (max(5.2, 3.6 * len(axes)), 4.2)
+    figure, panels = plt.subplots(1, len(axes), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for panel, (column, name) in zip(panels[0], axes, strict=True):
         for row in sends.to_dict("records"):
             half = 0.0 if math.isnan(row["half"]) else judged.scaled(row["half"])
             point = {**looks[row["arm"]].point, "markersize": 6, "label": row["arm"]}
@@ -191,9 +202,8 @@ def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Pa
             panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xlabel(name)
         panel.grid(alpha=0.25)
-    panels[0].set_ylabel(f"{judged.words}, validation, after training")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
-    )
+    panels[0, 0].set_ylabel(axis_name(judged))
+    drawn = panels[0, 0].get_legend_handles_labels()
+    figure.legend(*drawn, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.savefig(file, dpi=130)
     plt.close(figure)

@@ -45,7 +45,7 @@ def test_a_point_for_each_arm_and_table_of_what_counts(points):
 
 def test_the_table_has_a_column_for_each_place(points):
     head, dense, coarse = curve.cells(points, JUDGED, "workers")
-    assert head == ["accuracy, validation; workers", "4", "8"]
+    assert head == ["accuracy, test; workers", "4", "8"]
     assert dense == ["dense", "90.00 ± 0.00", "–"] and coarse[0] == "coarse" and coarse[2] == "70.00 ± 0.00"
 
 

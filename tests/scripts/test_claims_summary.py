@@ -64,7 +64,7 @@ def test_the_table_says_what_is_not_shown_and_what_diverged(rows):
     chosen = {"dense": 0.1, "bf16": 0.1}
     near_rows = summary.summary(near, "tried", plan._table("one", TABLE, []), chosen)
     (head, first, second) = summary.cells(near_rows, metric("bits_per_byte"), ["dense"])
-    assert "not shown" in first[5] and second[5] == "–" and head[-1] == "modelled time"  # nothing ran behind links
+    assert "not shown" in first[5] and second[5] == "–" and head[-1] == "rounds"  # nothing ran behind links
     whole = summary.cells(rows.reset_index(), metric("bits_per_byte"), ["dense", "lost"])
     assert whole[-1][:3] == ["lost", "0", "diverged"] and whole[2][-1] == "–"
     assert whole[0][5:7] == ["minus dense", "minus one worker"]  # to an arm that diverged there is no difference

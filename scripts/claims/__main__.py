@@ -74,11 +74,15 @@ def finish(plan: Plan, tables: Sequence[Table]) -> None:
 
 
 def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
-    """The table's report from the runs that count, its rates, and its summary where there are several seeds."""
+    """The table's report from the runs that count, its rates, and its summary where there are several seeds.
+
+    Schedules that are drawn anew for each seed are in the summary alone: for a report each seed is an arm of its own.
+    """
     out = archive.archive_of(plan.claim).parent / table.name
-    counted = [str(found.cell.folder) for found in outcomes if found.status == "done" and found.cell.phase == "count"]
+    counted = [found.cell for found in outcomes if found.status == "done" and found.cell.phase == "count"]
     if counted:
-        write_report([*counted, "--out", str(out), "--formats", "md,csv"])
+        folders = [str(cell.folder) for cell in counted if cell.arm not in table.drawn_arms]
+        write_report([*folders, "--out", str(out), "--formats", "md,csv"])
     if any(found.ended for found in outcomes):
         out.mkdir(parents=True, exist_ok=True)
         write_rates(table, outcomes, rates_of(plan, table), out / "rates.md")

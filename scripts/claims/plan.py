@@ -91,6 +91,11 @@ class Table:
         """The arms, and the schedules that have the bytes of one of them."""
         return [*self.arms, *(self.same_bytes or {"arms": ()})["arms"]]
 
+    @property
+    def drawn_arms(self) -> list[str]:
+        """The schedules that differ from seed to seed."""
+        return [arm for arm, how in (self.same_bytes or {"arms": {}})["arms"].items() if how == "random"]
+
     def all_rates(self, rates: Mapping[str, float]) -> dict[str, float]:
         """The rates of the arms, and of schedules that take the rate of the arm whose bytes they have."""
         told = self.same_bytes or {"of": None, "arms": {}}

@@ -185,7 +185,7 @@ def _number(judged: Metric, value: float, sign: str = "") -> str:
 def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Path) -> None:
     """The metric against what a link sends and against the time behind links, with intervals."""
     sends = rows[(rows.n > 0) & (rows.wire_bytes > 0)].reset_index(drop=True)
-    axes = [("wire_bytes", "sent by a worker's link [bytes]")]
+    axes = [("wire_bytes", "sent by a worker's link")]
     if sends.link_seconds.notna().any():
         axes += [("modelled_seconds", "modelled time [s]"), ("link_seconds", "measured steps behind links x steps [s]")]
     size = (max(5.2, 3.6 * len(axes)), 4.2)
@@ -196,10 +196,9 @@ def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Pa
             point = {**looks[row["arm"]].point, "markersize": 6, "label": row["arm"]}
             panel.errorbar(row[column], judged.scaled(row["metric"]), half, **point)
         panel.set_xscale("log")
-        if column != "wire_bytes":
-            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            panel.xaxis.set_major_formatter("{x:g}")
-            panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter("{x:g}" if column != "wire_bytes" else lambda sent, _: human_bytes(sent))
+        panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xlabel(name)
         panel.grid(alpha=0.25)
     panels[0, 0].set_ylabel(axis_name(judged))

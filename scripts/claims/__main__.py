@@ -9,8 +9,10 @@ seeds that count, each arm at the rate that ended best in the validation split. 
 
 import argparse
 import itertools
+import signal
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -40,6 +42,7 @@ def main() -> None:
     plan = read_plan(typed.claim)
     chosen = [plan.table(name) for name in typed.tables] if typed.tables else plan.tables
     archive.unpack(plan.claim)
+    stop_on_signals()
     deadline = time.monotonic() + 60 * typed.minutes
     if typed.dry:
         for table in chosen:
@@ -53,6 +56,16 @@ def main() -> None:
         run(plan.count_cells(table, rates_of(plan, table)), typed.data, budget, records.record)
         run(same_bytes_cells(plan, table, rates_of(plan, table)), typed.data, budget, records.record)
     finish(plan, chosen)
+
+
+def stop_on_signals() -> None:
+    """Ctrl-C and SIGTERM end the runs, which save their states; a shell lets nothing of its background hear Ctrl-C."""
+
+    def stop(signum: int, _: Any) -> None:
+        raise SystemExit(128 + signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, stop)
 
 
 def planned(plan: Plan, table: Table) -> list[Cell]:

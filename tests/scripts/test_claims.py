@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import shlex
+import signal
 from pathlib import Path
 
 import pytest
@@ -205,6 +207,19 @@ def test_a_run_behind_links_is_started_by_netlab():
     (cell, *_) = claim.count_cells(claim.tables[0], {"dense": 0.1})
     assert command(cell)[:5] == ["-m", "accordion_bench.netlab", "--hosts", "2", "--"]
     assert command(cell)[-1] == "hydra.mode=RUN"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_call_where_it_waits_for_its_runs(signum):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    program.stop_on_signals()
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            os.kill(os.getpid(), signum)
+        assert stopped.value.code == 128 + signum
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_table_that_no_plan_has_is_a_sentence():

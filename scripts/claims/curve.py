@@ -31,8 +31,10 @@ def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
         records: all of them.
         out: folder of the claim.
     """
-    points = curve(records, plan) if plan.curve is not None else pd.DataFrame()
-    if plan.curve is None or points.empty:
+    if plan.curve is None:
+        return
+    points = curve(records, plan)
+    if points.empty:
         return
     judged = metric(points["metric_name"].iloc[0])
     (out / "curve.md").write_text(aligned(cells(points, judged, plan.curve["of"])) + "\n", encoding="utf-8")

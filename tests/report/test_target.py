@@ -1,14 +1,18 @@
 """Time to a target in reports: the first epoch that reached it, seed by seed."""
 
+import json
 import math
 
 import pytest
 
 from accordion_bench.report.compare.target import clock_of, reached, target_of, to_target
+from accordion_bench.report.read.load import read_run
 from tests.kit.figures import figures_of
 from tests.report.test_figures import arms_of, run
+from tests.report.test_report import run_folder
 
 FIGURE = ["time_to_target"]
+LOOK = {"accuracy": 0.7, "seconds": 1.0, "modelled_seconds": None, "payload_bytes": 10}
 
 
 def arms(target=0.8, shared=False):
@@ -61,3 +65,13 @@ def test_the_figure_has_a_row_for_each_arm_in_the_order_of_the_table_with_its_nu
     texts = [text.get_text() for text in axes.texts]
     assert len(texts) == 4 and [text for text in texts if text.endswith(" s")] == texts[:2]
     assert texts[2].endswith("s, reached by 1 of 2") and texts[3] == "not reached"
+
+
+@pytest.mark.parametrize("looks, fine", [([LOOK], True), ("now", False), ([1], False), ([{"accuracy": "a"}], False)])
+def test_looks_of_another_kind_are_a_sentence(looks, fine, tmp_path):
+    path = run_folder(tmp_path)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").open()]
+    rows[0]["looks"] = looks
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problem = read_run(path).problem
+    assert problem == "" if fine else "whose looks is of another kind" in problem

@@ -48,10 +48,14 @@ def nothing_added_by_other_tests():
     trusted._added.intersection_update(classes)
 
 
+@pytest.fixture(autouse=True)
+def same_draws():
+    """What a test draws without a generator of its own is the same each time."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    import torch
-
     torch.set_num_threads(1)
 
 

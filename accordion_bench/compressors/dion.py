@@ -20,8 +20,6 @@ from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import Blocks
 from accordion_bench.tensors.upload import upload
 
-ROUNDINGS = 8  # of the longest column of R, below which another one is nothing but rounding
-
 
 class Kind(NamedTuple):
     """What matrices of a batch have in common.
@@ -229,9 +227,13 @@ class Dion(Compressor):
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Rows [G, r, l] of norm 1; of each matrix, those that are rounding errors of the longest are zero."""
+    """Rows [G, r, l] of norm 1; of each matrix, those below sqrt(eps) of the longest are zero.
+
+    They may be nothing but rounding: where a matrix has fewer than r directions and a drawn Q nearly misses them, the
+    first columns of P are that inexact, and the others make up for it.
+    """
     number = torch.finfo(rows.dtype)
     scaled = rows / rows.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(number.tiny)  # whose squares are in range
     norms = scaled.norm(dim=-1, keepdim=True)
     longest = norms.amax(dim=-2, keepdim=True)
-    return torch.where(norms > ROUNDINGS * number.eps * longest, scaled / norms.clamp_min(number.tiny), 0)
+    return torch.where(norms > math.sqrt(number.eps) * longest, scaled / norms.clamp_min(number.tiny), 0)

@@ -61,6 +61,7 @@ class Table:
         links: the table of the same claim whose steps were measured behind links, with a lab; None = none was.
         against: the arms that others are compared with, the first one is the baseline.
         same_bytes: schedules with the bytes of one of the arms (`same_bytes.py`); None = none.
+        windows: arms that are strong in one window of epochs each (`windows.py`); None = none.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Table:
     links: str | None = None
     against: Sequence[str] = ("dense",)
     same_bytes: Mapping[str, Any] | None = None
+    windows: Mapping[str, Any] | None = None
 
     @property
     def tunes(self) -> bool:
@@ -188,4 +190,5 @@ def _table(name: str, told: Mapping[str, Any], always: Sequence[str]) -> Table:
         links=told.get("links"),
         against=told.get("against", ("dense",)),
         same_bytes=told.get("same_bytes"),
+        windows=told.get("windows"),
     )

@@ -10,7 +10,7 @@ from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.runs.metrics import Metric
 
 KEPT = ("best", "best_epoch", "test_at_best", "to_target", "looks")
-SPENT = ("seconds", "modelled_seconds", "payload_bytes")  # what a look tells beside the metric
+SPENT = ("step", "seconds", "modelled_seconds", "payload_bytes")  # what a look tells beside the metric
 
 
 class Score:

@@ -344,7 +344,7 @@ class Trainer:
         evaluated = self.evaluate()
         self.axis.model.train()
         self.comm.settle()
-        self.score.look({**evaluated, **self._spent()})
+        self.score.look({**evaluated, "step": self.position.step, **self._spent()})
         self.go_on()
 
     def pause(self) -> None:

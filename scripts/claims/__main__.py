@@ -25,6 +25,7 @@ from scripts.claims.plan import Cell, Plan, Table, names, read_plan
 from scripts.claims.same_bytes import same_bytes_cells
 from scripts.claims.summary import write_summary
 from scripts.claims.tables import write_rates
+from scripts.claims.to_target import write_to_target
 from scripts.claims.windows import write_windows
 
 
@@ -101,8 +102,10 @@ def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
         out.mkdir(parents=True, exist_ok=True)
         write_rates(table, outcomes, rates_of(plan, table), out / "rates.md")
     if counted and len(table.seeds) > 1:
-        write_summary(plan, table, pd.read_csv(records.FILE), out)
+        every = pd.read_csv(records.FILE)
+        write_summary(plan, table, every, out)
         write_windows(table, outcomes, out)
+        write_to_target(plan, table, outcomes, every, out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What became of a cell: its run folder, its metric, and which rate was best."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,3 +88,12 @@ def rates_of(plan: Plan, table: Table) -> dict[str, float]:
     if not source.tunes:
         return {arm: source.grid(arm)[0] for arm in source.arms}
     return best_rates(map(outcome, plan.tune_cells(source)))
+
+
+def runs_by_arm(outcomes: Sequence[Outcome]) -> dict[str, dict[int, Run]]:
+    """Arm -> seed -> run, of those that count and are done."""
+    done: dict[str, dict[int, Run]] = {}
+    for found in outcomes:
+        if found.cell.phase == "count" and found.status == "done" and found.run is not None:
+            done.setdefault(found.cell.arm, {})[found.cell.seed] = found.run
+    return done

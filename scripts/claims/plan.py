@@ -62,6 +62,7 @@ class Table:
         against: the arms that others are compared with, the first one is the baseline.
         same_bytes: schedules with the bytes of one of the arms (`same_bytes.py`); None = none.
         windows: arms that are strong in one window of epochs each (`windows.py`); None = none.
+        to_target: what its time to a target is compared with, behind which links (`to_target.py`); None = nothing.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Table:
     against: Sequence[str] = ("dense",)
     same_bytes: Mapping[str, Any] | None = None
     windows: Mapping[str, Any] | None = None
+    to_target: Mapping[str, Any] | None = None
 
     @property
     def tunes(self) -> bool:
@@ -191,4 +193,5 @@ def _table(name: str, told: Mapping[str, Any], always: Sequence[str]) -> Table:
         against=told.get("against", ("dense",)),
         same_bytes=told.get("same_bytes"),
         windows=told.get("windows"),
+        to_target=told.get("to_target"),
     )

@@ -69,7 +69,7 @@ def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str
         link_seconds; NaN where there is none. Of an arm that has only diverged n is 0.
     """
     of = counted(records, claim, table.name, chosen)
-    step = _link_steps(records, claim, table.links)
+    step = link_steps(records, claim, table.links)
     rows = []
     for arm, runs in of.groupby("arm", sort=False):
         done = runs[runs.status == "done"].sort_values("seed")
@@ -99,10 +99,11 @@ def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str
     return pd.DataFrame(rows).sort_values("metric", na_position="last", ignore_index=True)
 
 
-def _link_steps(records: pd.DataFrame, claim: str, links: str | None) -> dict[str, float]:
-    """Seconds of a step of each arm behind links: of the last run that was made."""
+def link_steps(records: pd.DataFrame, claim: str, links: str | None) -> dict[str, float]:
+    """Seconds of a step of each arm behind links: of the last run of each seed, their mean."""
     found = records[(records.claim == claim) & (records.table == links) & (records.status == "done")]
-    return {str(arm): runs.seconds.iloc[-1] / runs.steps.iloc[-1] for arm, runs in found.groupby("arm")}
+    last = found.drop_duplicates(["arm", "seed"], keep="last")
+    return {str(arm): float((runs.seconds / runs.steps).mean()) for arm, runs in last.groupby("arm")}
 
 
 def _against(done: pd.DataFrame, of: pd.DataFrame, other: str) -> Difference | None:

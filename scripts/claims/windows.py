@@ -22,7 +22,7 @@ from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.figures.norms import critical_share, norms_by_layer
 from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
-from scripts.claims.outcome import Outcome
+from scripts.claims.outcome import Outcome, runs_by_arm
 from scripts.claims.plan import Table
 
 COLOUR = "#0072B2"
@@ -66,15 +66,6 @@ def write_windows(table: Table, outcomes: Sequence[Outcome], out: Path) -> None:
     judged = metric(policy[0].summary["metric_name"])
     (out / "windows.md").write_text(aligned(cells(found, judged)) + "\n", encoding="utf-8")
     draw(found, policy, judged, out / "windows.png")
-
-
-def runs_by_arm(outcomes: Sequence[Outcome]) -> dict[str, dict[int, Run]]:
-    """Arm -> seed -> run, of those that count and are done."""
-    done: dict[str, dict[int, Run]] = {}
-    for found in outcomes:
-        if found.cell.phase == "count" and found.status == "done" and found.run is not None:
-            done.setdefault(found.cell.arm, {})[found.cell.seed] = found.run
-    return done
 
 
 def windows(told: Mapping[str, Any], done: Mapping[str, Mapping[int, Run]]) -> list[Window]:

@@ -31,6 +31,8 @@ def test_a_run_that_is_looked_at_trains_as_one_that_is_not(arm, tmp_path):
         assert all(row[f"{what}_bytes"] == other[f"{what}_bytes"] for what in ("payload", "wire", "control"))
         told = [look["seconds"] for look in row["looks"]]
         assert len(told) == 3 and told == sorted(told) and told[-1] < row["seconds"]
+        first, steps = row["step"] - looked.position.steps_per_epoch, looked.position.steps_per_epoch
+        assert [look["step"] for look in row["looks"]] == [first + round(share * steps) for share in (0.3, 0.6, 0.9)]
 
 
 def test_looks_are_as_many_as_the_share_asks_for_and_the_end_of_the_epoch_is_none():
@@ -42,8 +44,8 @@ def test_looks_are_as_many_as_the_share_asks_for_and_the_end_of_the_epoch_is_non
 
 def test_after_the_target_nobody_looks_and_its_time_is_that_of_the_look():
     seen = score()
-    seen.look({"accuracy": 0.7, "seconds": 1.0, "modelled_seconds": 3.0, "payload_bytes": 10})
-    seen.look({"accuracy": 0.9, "seconds": 2.0, "modelled_seconds": 4.0, "payload_bytes": 20})
+    seen.look({"accuracy": 0.7, "step": 5, "seconds": 1.0, "modelled_seconds": 3.0, "payload_bytes": 10})
+    seen.look({"accuracy": 0.9, "step": 10, "seconds": 2.0, "modelled_seconds": 4.0, "payload_bytes": 20})
     assert seen.to_target == {"seconds": 2.0, "payload_bytes": 20} and not seen.due(10, 40)
     resumed = score()
     resumed.load_state_dict(seen.state_dict())

@@ -1,0 +1,144 @@
+"""Time to the target behind links: steps until it was reached x the time of a step there, beside a baseline's.
+
+Training is the same behind any link, bit for bit; so it runs once, several runs at a time, and only the time of a step
+is measured behind links, on an idle machine. A plan's table names the baseline and the tables of the same claim with a
+lab under `to_target`:
+
+    to_target: {baseline: dense_bf16, links: [hosts-2-100mbit, hosts-2-1gbit]}
+
+An arm of those tables stands for the one of the same name, whatever engine it has.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from accordion_bench.report.compare.intervals import half_width
+from accordion_bench.report.compare.target import first_row
+from accordion_bench.report.read.load import Run
+from accordion_bench.report.render.looks import Look
+from accordion_bench.report.render.table import aligned
+from accordion_bench.runs.metrics import Metric, metric
+from scripts.claims.outcome import Outcome, runs_by_arm
+from scripts.claims.plan import Plan, Table
+from scripts.claims.summary import link_steps, looks_of_claim
+
+
+def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], records: pd.DataFrame, out: Path) -> None:
+    """to_target.md and to_target.png of a table whose plan asks for them; nothing where no run that counts is done.
+
+    Args:
+        plan, table: which.
+        outcomes: the table's runs.
+        records: all of them.
+        out: folder of the table.
+    """
+    done = runs_by_arm(outcomes)
+    if table.to_target is None or not done:
+        return
+    step = {link: link_steps(records, plan.claim, link) for link in table.to_target["links"]}
+    steps = {arm: steps_to_target(runs) for arm, runs in done.items()}
+    text = aligned(cells(steps, step, table.to_target["baseline"]))
+    (out / "to_target.md").write_text(text + "\n", encoding="utf-8")
+    draw(done, step, looks_of_claim(plan), out / "to_target.png")
+
+
+def steps_to_target(runs: Mapping[int, Run]) -> dict[int, int | None]:
+    """Seed -> steps until the first look that found the target reached; None = it was not."""
+    found = {}
+    for seed, run in runs.items():
+        judged, by = metric(run.summary["metric_name"]), run.summary["selected_by"]
+        row = first_row(run.rows, judged, by, run.config["target"], "step")
+        found[seed] = None if row is None else int(row["step"])
+    return found
+
+
+def cells(
+    steps: Mapping[str, Mapping[int, int | None]], step: Mapping[str, Mapping[str, float]], baseline: str
+) -> list[list[str]]:
+    """The table as text: an arm a row, for each link the time of a step, the time to the target, and how many times
+    sooner than the baseline it is reached.
+
+    Args:
+        steps: arm -> seed -> steps to the target.
+        step: link -> arm -> seconds of a step.
+        baseline: arm.
+    """
+    rows = [["arm", "reached", "steps"]]
+    for link in step:
+        rows[0] += [f"a step, {link}", f"to the target, {link}", f"sooner than {baseline}, {link}"]
+    for arm, by_seed in steps.items():
+        reached = {seed: count for seed, count in by_seed.items() if count is not None}
+        row = [arm, f"{len(reached)} of {len(by_seed)}", _mean(list(reached.values()), "{:.0f}")]
+        for seconds in step.values():
+            one = seconds.get(arm, math.nan)
+            row += ["–" if math.isnan(one) else f"{one:.3g} s"]
+            row += [_mean([one * count for count in reached.values()], "{:.3g}", " s")]
+            row += [_mean(sooner(reached, steps.get(baseline, {}), one, seconds.get(baseline, math.nan)), "{:.2f}")]
+        rows.append(row)
+    return rows
+
+
+def sooner(
+    own: Mapping[int, int | None], baseline: Mapping[int, int | None], step: float, of_baseline: float
+) -> list[float]:
+    """How many times sooner an arm reaches the target, seed by seed of those that reached it in both.
+
+    Args:
+        own, baseline: seed -> steps to the target.
+        step, of_baseline: seconds of a step.
+    """
+    both = [(own[seed], baseline[seed]) for seed in own if own[seed] and baseline.get(seed)]
+    return [theirs * of_baseline / (mine * step) for mine, theirs in both if mine and theirs]
+
+
+def _mean(values: Sequence[float], how: str, unit: str = "") -> str:
+    """`5.10 ± 0.21`; – where there is nothing."""
+    if not values or any(map(math.isnan, values)):
+        return "–"
+    half = half_width(values)
+    return how.format(sum(values) / len(values)) + ("" if math.isnan(half) else f" ± {half:.2g}") + unit
+
+
+def draw(
+    done: Mapping[str, Mapping[int, Run]],
+    step: Mapping[str, Mapping[str, float]],
+    looks: Mapping[str, Look],
+    file: Path,
+) -> None:
+    """The metric against the time behind each link, a line per seed, and the target."""
+    figure, panels = plt.subplots(
+        1, len(step), figsize=(3.8 * len(step), 4.0), sharey=True, squeeze=False, layout="constrained"
+    )
+    first = next(iter(next(iter(done.values())).values()))
+    judged = metric(first.summary["metric_name"])
+    for panel, (link, seconds) in zip(panels[0], step.items(), strict=True):
+        for arm, runs in done.items():
+            if arm not in seconds:
+                continue
+            style: dict[str, Any] = {"color": looks[arm].colour, "linestyle": looks[arm].line, "linewidth": 1.2}
+            for number, run in enumerate(runs.values()):
+                counts, values = seen(run, judged)
+                label = arm if number == 0 else None
+                panel.plot([count * seconds[arm] for count in counts], values, label=label, **style)
+        panel.axhline(judged.scaled(first.config["target"]), color="0.4", linewidth=0.8)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlabel(f"{link}: steps x measured time of a step [s]")
+        panel.grid(alpha=0.25)
+    panels[0, 0].set_ylabel(f"{judged.words}, validation")
+    drawn = panels[0, 0].get_legend_handles_labels()
+    figure.legend(*drawn, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def seen(run: Run, judged: Metric) -> tuple[list[int], list[float]]:
+    """(steps, metric) of all looks and ends of epochs."""
+    by = run.summary["selected_by"]
+    rows = [look for row in run.rows for look in [*(row.get("looks") or []), row]]
+    return [row["step"] for row in rows], [judged.scaled(row[by]) for row in rows]

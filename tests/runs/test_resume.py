@@ -189,6 +189,18 @@ def test_mid_epoch_sums_of_every_statistic(statistic, tmp_path):
     assert differences(state(folder), state(tiny.only(tmp_path / "straight"))) == []
 
 
+def test_looks_within_an_epoch(tmp_path):
+    """Stopped between two looks and between a look and the checkpoint before it: each is made and kept once."""
+    arm = [*ARMS["topk"], "target=1.0", "target_every=0.3"]
+    train.run(start(tmp_path / "straight", *arm))
+    cfg = start(tmp_path / "stopped", *arm)
+    folder = stop(cfg, 11, every=3)
+    resume(folder, cfg)
+    expected = state(tiny.only(tmp_path / "straight"))
+    assert differences(state(folder), expected) == []
+    assert [[look["step"] for look in row["looks"]] for row in expected["rows"][:2]] == [[2, 4, 5], [8, 10, 11]]
+
+
 def test_stopped_twice_between_checkpoints(straight, tmp_path):
     """Steps after the last checkpoint are taken again; the rows of their epochs are written once."""
     cfg = start(tmp_path, *ARMS["topk"])

@@ -64,6 +64,8 @@ def test_every_plan_can_run(claim):
             hosts = ["comm=gloo", f"comm.processes={cell.lab[cell.lab.index('--hosts') + 1]}"] if cell.lab else []
             config = RunConfig.from_dict(compose([*cell.overrides, *hosts, "hydra.mode=RUN"]))
             assert config.optimizer["lr"] == cell.rate and config.seed == cell.seed
+            chosen_by = config.dataset.get("validation") or config.dataset.get("metric_split", "test")
+            assert chosen_by != "test", "choices are by the validation split"
             validate(config, place(config))
 
 

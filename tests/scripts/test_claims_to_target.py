@@ -60,10 +60,10 @@ def test_the_time_of_a_step_is_that_of_the_last_run_of_each_seed():
 
 def test_files_are_written_from_what_counts(done, tmp_path):
     claim = plan.read_plan("links")
-    table = replace(claim.table("words-2"), to_target={"baseline": "dense_bf16", "links": ["lab"]})
+    table = replace(claim.table("sgd-2"), to_target={"baseline": "dense_bf16", "links": ["lab"]})
     rows = [{**line("dense_bf16", 1, 9.0, table="lab"), "claim": "links", "steps": 10, "seconds": 20.0}]
     outcomes = [
-        Outcome(plan.Cell("links", "words-2", arm, "count", 0.1, seed, ()), found)
+        Outcome(plan.Cell("links", "sgd-2", arm, "count", 0.1, seed, ()), found)
         for arm, by_seed in done.items()
         if arm == "dense_bf16"
         for seed, found in by_seed.items()

@@ -1,6 +1,7 @@
 """What became of a cell: its run folder, its metric, and which rate was best."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,13 @@ DIVERGED = "NonFinite"
 
 def has_ended(run: Run) -> bool:
     """Whether a run is done or has diverged."""
-    return run.finished or run.summary.get("stopped_by") == DIVERGED
+    return run.finished or has_diverged(run)
+
+
+def has_diverged(run: Run) -> bool:
+    """Whether a run has stopped at a loss that is not finite, or has come to its end with a metric that is not."""
+    value = run.summary.get("metric")
+    return run.summary.get("stopped_by") == DIVERGED or (isinstance(value, float) and not math.isfinite(value))
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Outcome:
             return "not started"
         if self.run.finished:
             return "done"
-        return "diverged" if self.run.summary.get("stopped_by") == DIVERGED else "unfinished"
+        return "diverged" if has_diverged(self.run) else "unfinished"
 
     @property
     def ended(self) -> bool:

@@ -134,6 +134,17 @@ def test_a_rate_that_diverged_is_not_chosen_and_one_that_is_missing_is_waited_fo
     assert best_rates(map(outcome, cells)) == {"dense": 0.2}
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_run_whose_last_metric_is_no_number_has_diverged(here, value):
+    claim = planned()
+    cells = claim.tune_cells(claim.tables[0])
+    ran(here, cells[0], 0.9, metric=value)
+    for cell in cells[1:]:
+        ran(here, cell, 0.5)
+    assert outcome(cells[0]).status == "diverged" and outcome(cells[0]).ended
+    assert best_rates(map(outcome, cells)) == {"dense": 0.2, "topk": 0.1}
+
+
 def test_a_run_is_recorded_once_with_the_command_that_makes_it_again(here):
     cell = planned().count_cells(planned().tables[0], {"dense": 0.1})[0]
     ran(here, cell, 0.9)

@@ -1,12 +1,13 @@
 """Time to the target behind links: steps until it was reached x the time of a step there, beside a baseline's.
 
 Training is the same behind any link, bit for bit; so it runs once, several runs at a time, and only the time of a step
-is measured behind links, on an idle machine. A plan's table names the baseline and the tables of the same claim with a
-lab under `to_target`:
+is measured behind links, on an idle machine. The target is what every seed of one arm has reached at some look: the
+worst of their best. A plan's table names that arm, the baseline, and the tables of the same claim with a lab:
 
-    to_target: {baseline: dense_bf16, links: [hosts-2-100mbit, hosts-2-1gbit]}
+    to_target: {of: dense, baseline: dense_bf16, links: [hosts-2-100mbit, hosts-2-1gbit]}
 
-An arm of those tables stands for the one of the same name, whatever engine it has.
+An arm of those tables stands for the one of the same name, whatever engine it has. For looks within an epoch type a
+`target` that no run reaches.
 """
 
 import math
@@ -38,21 +39,33 @@ def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], recor
         out: folder of the table.
     """
     done = runs_by_arm(outcomes)
-    if table.to_target is None or not done:
+    if table.to_target is None or table.to_target["of"] not in done:
         return
     step = {link: link_steps(records, plan.claim, link) for link in table.to_target["links"]}
-    steps = {arm: steps_to_target(runs) for arm, runs in done.items()}
+    target = reached_by_all(done[table.to_target["of"]])
+    steps = {arm: steps_to_target(runs, target) for arm, runs in done.items()}
     text = aligned(cells(steps, step, table.to_target["baseline"]))
-    (out / "to_target.md").write_text(text + "\n", encoding="utf-8")
-    draw(done, step, looks_of_claim(plan), out / "to_target.png")
+    judged = _judged(done[table.to_target["of"]])
+    (out / "to_target.md").write_text(f"{text}\n\nTarget: {judged.show(target)}, validation.\n", encoding="utf-8")
+    draw(done, step, target, looks_of_claim(plan), out / "to_target.png")
 
 
-def steps_to_target(runs: Mapping[int, Run]) -> dict[int, int | None]:
+def reached_by_all(runs: Mapping[int, Run]) -> float:
+    """The worst of the best values of some runs, over all looks."""
+    judged = _judged(runs)
+    best, worst = (max, min) if judged.higher_is_better else (min, max)
+    return worst(best(seen(run)[1]) for run in runs.values())
+
+
+def _judged(runs: Mapping[int, Run]) -> Metric:
+    return metric(next(iter(runs.values())).summary["metric_name"])
+
+
+def steps_to_target(runs: Mapping[int, Run], target: float) -> dict[int, int | None]:
     """Seed -> steps until the first look that found the target reached; None = it was not."""
-    found = {}
+    judged, found = _judged(runs), {}
     for seed, run in runs.items():
-        judged, by = metric(run.summary["metric_name"]), run.summary["selected_by"]
-        row = first_row(run.rows, judged, by, run.config["target"], "step")
+        row = first_row(run.rows, judged, run.summary["selected_by"], target, "step")
         found[seed] = None if row is None else int(row["step"])
     return found
 
@@ -107,6 +120,7 @@ def _mean(values: Sequence[float], how: str, unit: str = "") -> str:
 def draw(
     done: Mapping[str, Mapping[int, Run]],
     step: Mapping[str, Mapping[str, float]],
+    target: float,
     looks: Mapping[str, Look],
     file: Path,
 ) -> None:
@@ -114,18 +128,17 @@ def draw(
     figure, panels = plt.subplots(
         1, len(step), figsize=(3.8 * len(step), 4.0), sharey=True, squeeze=False, layout="constrained"
     )
-    first = next(iter(next(iter(done.values())).values()))
-    judged = metric(first.summary["metric_name"])
+    judged = _judged(next(iter(done.values())))
     for panel, (link, seconds) in zip(panels[0], step.items(), strict=True):
         for arm, runs in done.items():
             if arm not in seconds:
                 continue
             style: dict[str, Any] = {"color": looks[arm].colour, "linestyle": looks[arm].line, "linewidth": 1.2}
             for number, run in enumerate(runs.values()):
-                counts, values = seen(run, judged)
-                label = arm if number == 0 else None
-                panel.plot([count * seconds[arm] for count in counts], values, label=label, **style)
-        panel.axhline(judged.scaled(first.config["target"]), color="0.4", linewidth=0.8)
+                counts, values = seen(run)
+                times, shown = [count * seconds[arm] for count in counts], [judged.scaled(value) for value in values]
+                panel.plot(times, shown, label=arm if number == 0 else None, **style)
+        panel.axhline(judged.scaled(target), color="0.4", linewidth=0.8)
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xlabel(f"{link}: steps x measured time of a step [s]")
@@ -137,8 +150,8 @@ def draw(
     plt.close(figure)
 
 
-def seen(run: Run, judged: Metric) -> tuple[list[int], list[float]]:
+def seen(run: Run) -> tuple[list[int], list[float]]:
     """(steps, metric) of all looks and ends of epochs."""
     by = run.summary["selected_by"]
     rows = [look for row in run.rows for look in [*(row.get("looks") or []), row]]
-    return [row["step"] for row in rows], [judged.scaled(row[by]) for row in rows]
+    return [row["step"] for row in rows], [row[by] for row in rows]

@@ -18,7 +18,7 @@ def run(*values):
         {"epoch": 0, "step": 20, "p": values[1], "looks": [{"step": 10, "p": values[0]}]},
         {"epoch": 1, "step": 40, "p": values[3], "looks": [{"step": 30, "p": values[2]}]},
     ]
-    return Run(Path("r"), {"target": 5.0}, {}, {"metric_name": "perplexity", "selected_by": "p"}, rows)
+    return Run(Path("r"), {}, {}, {"metric_name": "perplexity", "selected_by": "p"}, rows)
 
 
 @pytest.fixture
@@ -34,8 +34,13 @@ STEP = {"link": {"dense_bf16": 2.0, "fast": 0.5}}
 
 
 def test_steps_are_counted_to_the_first_look_that_reached_it(done):
-    found = {arm: to_target.steps_to_target(runs) for arm, runs in done.items()}
+    found = {arm: to_target.steps_to_target(runs, 5.0) for arm, runs in done.items()}
     assert found == {"dense_bf16": {1: 30, 2: 40}, "fast": {1: 10, 2: 20}, "never": {1: None, 2: 30}}
+
+
+def test_the_target_is_what_every_seed_has_reached(done):
+    assert to_target.reached_by_all(done["dense_bf16"]) == 4.5
+    assert to_target.reached_by_all(done["never"]) == 9.0
 
 
 def test_how_many_times_sooner_is_paired_by_seed():
@@ -44,7 +49,7 @@ def test_how_many_times_sooner_is_paired_by_seed():
 
 
 def test_the_table(done):
-    steps = {arm: to_target.steps_to_target(runs) for arm, runs in done.items()}
+    steps = {arm: to_target.steps_to_target(runs, 5.0) for arm, runs in done.items()}
     head, bf16, fast, never = to_target.cells(steps, STEP, "dense_bf16")
     assert head == ["arm", "reached", "steps", "a step, link", "to the target, link", "sooner than dense_bf16, link"]
     assert bf16[:4] == ["dense_bf16", "2 of 2", "35 ± 64", "2 s"] and bf16[5] == "1.00 ± 0"
@@ -60,7 +65,7 @@ def test_the_time_of_a_step_is_that_of_the_last_run_of_each_seed():
 
 def test_files_are_written_from_what_counts(done, tmp_path):
     claim = plan.read_plan("links")
-    table = replace(claim.table("sgd-2"), to_target={"baseline": "dense_bf16", "links": ["lab"]})
+    table = replace(claim.table("sgd-2"), to_target={"of": "dense_bf16", "baseline": "dense_bf16", "links": ["lab"]})
     rows = [{**line("dense_bf16", 1, 9.0, table="lab"), "claim": "links", "steps": 10, "seconds": 20.0}]
     outcomes = [
         Outcome(plan.Cell("links", "sgd-2", arm, "count", 0.1, seed, ()), found)
@@ -72,12 +77,13 @@ def test_files_are_written_from_what_counts(done, tmp_path):
     assert list(tmp_path.iterdir()) == []
     to_target.write_to_target(claim, table, outcomes, pd.DataFrame(rows), tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"to_target.md", "to_target.png"}
+    assert "Target: 4.5, validation." in (tmp_path / "to_target.md").read_text()
 
 
 def test_its_links_are_tables_with_a_lab_and_have_its_arms():
     for claim in map(plan.read_plan, plan.names()):
         for table in claim.tables:
             if table.to_target is not None:
-                assert table.to_target["baseline"] in table.arms
+                assert {table.to_target["of"], table.to_target["baseline"]} <= set(table.arms)
                 for link in map(claim.table, table.to_target["links"]):
                     assert link.lab and set(table.arms) <= set(link.arms)

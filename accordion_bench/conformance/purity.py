@@ -49,6 +49,7 @@ def check_global_rng(make: Maker, level: float | None = None) -> str:
             "python": random.getstate(),
         }
 
+    torch.rand(1), np.random.random(), random.random()  # so that the seed they have had shows when it is set again
     before = states()
     setup = Setup(make(), level)
     for step in range(2):

@@ -151,12 +151,14 @@ def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[li
 
 
 def _gap(judged: Metric, row: dict[Any, Any], name: str) -> str:
+    gap, half = row[f"{name}_gap"], row[f"{name}_gap_half"]
+    return "–" if math.isnan(gap) else gap_shown(judged, gap, half, row[f"{name}_shown"])
+
+
+def gap_shown(judged: Metric, gap: float, half: float, is_shown: bool | None) -> str:
     """`+0.12 ± 0.03`; with `not shown` where the interval holds 0."""
-    gap, half, shown = (row[f"{name}_{column}"] for column in ("gap", "gap_half", "shown"))
-    if math.isnan(gap):
-        return "–"
     text = f"{_number(judged, gap, '+')}{_half(judged, half)}"
-    return text if shown or math.isnan(half) else f"{text}, not shown"
+    return text if is_shown or math.isnan(half) else f"{text}, not shown"
 
 
 def at_the_end(judged: Metric) -> str:

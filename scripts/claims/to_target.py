@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from accordion_bench.report.compare.intervals import half_width
-from accordion_bench.report.compare.target import first_row
+from accordion_bench.report.compare.target import all_looks, first_row
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.looks import Look
 from accordion_bench.report.render.table import aligned
@@ -138,7 +138,7 @@ def draw(
                 counts, values = seen(run)
                 times, shown = [count * seconds[arm] for count in counts], [judged.scaled(value) for value in values]
                 panel.plot(times, shown, label=arm if number == 0 else None, **style)
-        panel.axhline(judged.scaled(target), color="0.4", linewidth=0.8)
+        panel.axhline(judged.scaled(target), color="0.4", linewidth=0.8, label="target")
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_title(link, fontsize=10)
@@ -146,13 +146,12 @@ def draw(
         panel.grid(alpha=0.25)
     panels[0, 0].set_ylabel(f"{judged.words}, validation")
     drawn = panels[0, 0].get_legend_handles_labels()
-    figure.legend(*drawn, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    figure.legend(*drawn, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     figure.savefig(file, dpi=130)
     plt.close(figure)
 
 
 def seen(run: Run) -> tuple[list[int], list[float]]:
     """(steps, metric) of all looks and ends of epochs."""
-    by = run.summary["selected_by"]
-    rows = [look for row in run.rows for look in [*(row.get("looks") or []), row]]
+    by, rows = run.summary["selected_by"], all_looks(run.rows)
     return [row["step"] for row in rows], [row[by] for row in rows]

@@ -24,6 +24,7 @@ from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims.outcome import Outcome, runs_by_arm
 from scripts.claims.plan import Table
+from scripts.claims.summary import gap_shown
 
 COLOUR = "#0072B2"
 
@@ -111,15 +112,11 @@ def cells(found: Sequence[Window], judged: Metric) -> list[list[str]]:
     """The windows as text."""
     rows = [["strong in epochs", "called critical by the policy", "change of the norm, median", "minus weak", "n"]]
     for window in found:
-        cost = "–" if window.cost is None else _told(window.cost, judged)
+        gap = window.cost
+        cost = "–" if gap is None else gap_shown(judged, gap.gap, gap.half, gap.shown)
         name = f"{window.first} to {window.end - 1}"
         rows.append([name, f"{100 * window.called_critical:.0f} %", f"{window.change:.2f}", cost, f"{window.seeds}"])
     return rows
-
-
-def _told(cost: Difference, judged: Metric) -> str:
-    half = "" if math.isnan(cost.half) else f" ± {judged.scaled(cost.half):.2f}"
-    return f"{judged.scaled(cost.gap):+.2f}{half}" + ("" if cost.shown or math.isnan(cost.half) else ", not shown")
 
 
 def draw(found: Sequence[Window], policy: Sequence[Run], judged: Metric, file: Path) -> None:

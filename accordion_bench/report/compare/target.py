@@ -47,12 +47,16 @@ def _bytes_of(row: Mapping[str, Any]) -> float:
 def first_row(
     rows: Sequence[Mapping[str, Any]], judged: Metric, selected_by: str, target: float, column: str
 ) -> Mapping[str, Any] | None:
-    """The first row that reaches the target in the column it goes by, where the time is known; looks within an epoch
-    stand in its row, and come before it."""
-    looks = (look for row in rows for look in [*(row.get("looks") or []), row])
+    """The first row that reaches the target in the column it goes by, where the time is known."""
+    looks = all_looks(rows)
     found = (row for row in looks if row.get(selected_by) is not None and judged.reaches(row[selected_by], target))
     row = next(found, None)
     return row if row is not None and isinstance(row.get(column), int | float) else None
+
+
+def all_looks(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Looks within an epoch stand in its row, and come before it; its end is one, too."""
+    return [look for row in rows for look in [*(row.get("looks") or []), row]]
 
 
 def to_target(arms: Sequence[Arm]) -> Beside:

@@ -7,7 +7,8 @@ worst of their best. A plan's table names that arm, the baseline, and the tables
     to_target: {of: dense, baseline: dense_bf16, links: [hosts-2-100mbit, hosts-2-1gbit]}
 
 An arm of those tables stands for the one of the same name, whatever engine it has. For looks within an epoch type a
-`target` that no run reaches.
+`target` that no run reaches. Where some arms train longer in a table of their own, `beside` names the table that has
+that arm and the baseline.
 """
 
 import math
@@ -24,7 +25,7 @@ from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.looks import Look
 from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
-from scripts.claims.outcome import Outcome, runs_by_arm
+from scripts.claims.outcome import Outcome, outcome, rates_of, runs_by_arm
 from scripts.claims.plan import Plan, Table
 from scripts.claims.summary import link_steps, looks_of_claim
 
@@ -38,8 +39,10 @@ def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], recor
         records: all of them.
         out: folder of the table.
     """
-    done = runs_by_arm(outcomes)
-    if table.to_target is None or table.to_target["of"] not in done:
+    if table.to_target is None:
+        return
+    done = runs_by_arm([*_beside(plan, table.to_target), *outcomes])
+    if table.to_target["of"] not in done:
         return
     step = {link: link_steps(records, plan.claim, link) for link in table.to_target["links"]}
     target = reached_by_all(done[table.to_target["of"]])
@@ -48,6 +51,15 @@ def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], recor
     judged = _judged(done[table.to_target["of"]])
     (out / "to_target.md").write_text(f"{text}\n\nTarget: {judged.show(target)}, validation.\n", encoding="utf-8")
     draw(done, step, target, looks_of_claim(plan), out / "to_target.png")
+
+
+def _beside(plan: Plan, told: Mapping[str, Any]) -> list[Outcome]:
+    """The runs that count of the arm of the target and of the baseline, where another table has them."""
+    if "beside" not in told:
+        return []
+    other = plan.table(told["beside"])
+    cells = plan.count_cells(other, rates_of(plan, other))
+    return [outcome(cell) for cell in cells if cell.arm in (told["of"], told["baseline"])]
 
 
 def reached_by_all(runs: Mapping[int, Run]) -> float:

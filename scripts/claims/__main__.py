@@ -47,6 +47,8 @@ def main() -> None:
     stop_on_signals()
     deadline = time.monotonic() + 60 * typed.minutes
     if typed.dry:
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # --dry | head
         for table in chosen:
             for cell in planned(plan, table):
                 print(f"{cell.name}: {outcome(cell).status}")

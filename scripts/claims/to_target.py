@@ -122,10 +122,10 @@ def sooner(
 
 
 def _mean(values: Sequence[float], how: str, unit: str = "") -> str:
-    """`5.10 ± 0.21`; – where there is nothing."""
+    """`5.10 ± 0.21`; – where there is nothing. Equal steps of all seeds have no interval: looks are far apart."""
     if not values or any(map(math.isnan, values)):
         return "–"
-    half = half_width(values)
+    half = half_width(values) if len(set(values)) > 1 else math.nan
     return how.format(sum(values) / len(values)) + ("" if math.isnan(half) else f" ± {half:.2g}") + unit
 
 

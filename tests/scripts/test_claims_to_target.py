@@ -52,7 +52,7 @@ def test_the_table(done):
     steps = {arm: to_target.steps_to_target(runs, 5.0) for arm, runs in done.items()}
     head, bf16, fast, never = to_target.cells(steps, STEP, "dense_bf16")
     assert head == ["arm", "reached", "steps", "a step, link", "to the target, link", "sooner than dense_bf16, link"]
-    assert bf16[:4] == ["dense_bf16", "2 of 2", "35 ± 64", "2 s"] and bf16[5] == "1.00 ± 0"
+    assert bf16[:4] == ["dense_bf16", "2 of 2", "35 ± 64", "2 s"] and bf16[5] == "1.00"
     assert fast == ["fast", "2 of 2", "15 ± 64", "0.5 s", "7.5 ± 32 s", "10.00 ± 25"]
     assert never == ["never", "1 of 2", "30", "–", "–", "–"]
 

@@ -27,7 +27,7 @@ RECORDS = pd.DataFrame(
         line("diloco", 1, 1.0, rate=0.3),
         *(line("lost", seed, math.nan, status="diverged") for seed in (1, 2, 3)),
         line("dense", 100, 9.0, phase="tune"),
-        line("dense", 1, 9.0, table="links", steps=10, seconds=5.0),
+        line("dense", 1, 9.0, table="links", steps=11, seconds=5.0),
     ]
 )
 TABLE = {"arms": {}, "rates": [0.1], "seeds": [1, 2, 3]}

@@ -59,14 +59,14 @@ def test_the_table(done):
 
 def test_the_time_of_a_step_is_that_of_the_last_run_of_each_seed():
     told = [("a", 1, 60.0), ("a", 1, 30.0), ("a", 2, 50.0)]
-    rows = [{**line(arm, seed, 0.9, table="lab"), "steps": 10, "seconds": seconds} for arm, seed, seconds in told]
+    rows = [{**line(arm, seed, 0.9, table="lab"), "steps": 11, "seconds": seconds} for arm, seed, seconds in told]
     assert summary.link_steps(pd.DataFrame(rows), "tried", "lab") == {"a": 4.0}
 
 
 def test_files_are_written_from_what_counts(done, tmp_path):
     claim = plan.read_plan("links")
     table = replace(claim.table("sgd-2"), to_target={"of": "dense_bf16", "baseline": "dense_bf16", "links": ["lab"]})
-    rows = [{**line("dense_bf16", 1, 9.0, table="lab"), "claim": "links", "steps": 10, "seconds": 20.0}]
+    rows = [{**line("dense_bf16", 1, 9.0, table="lab"), "claim": "links", "steps": 11, "seconds": 20.0}]
     outcomes = [
         Outcome(plan.Cell("links", "sgd-2", arm, "count", 0.1, seed, ()), found)
         for arm, by_seed in done.items()

@@ -42,6 +42,9 @@ class SparseAverage(Exchange):
     def predicted_bytes(self, info: StepInfo) -> int:
         return 4 * self.kept
 
+    def mean_bytes(self, info: StepInfo) -> int:
+        return self.predicted_bytes(info)
+
     def paper_floats(self, levels: list[float | None]) -> int:
         return self.kept
 

@@ -130,7 +130,8 @@ def test_bytes_are_four_for_each_drawn_coordinate(tmp_path):
     assert columns["payload_bytes"] == 24 * 4 * k + 4 * d
     assert columns["wire_bytes"] == 2 * 3 / 4 * (24 * 4 * k + 4 * d) and columns["rounds"] == 25 * 2 * 3
     assert columns["paper_floats"] == 24 * k and columns["dense_bytes"] == 24 * 4 * d
-    assert run.sync.exchange.predicted_bytes(run.position.info()) == 4 * k
+    info = run.position.info()
+    assert run.sync.exchange.predicted_bytes(info) == run.sync.exchange.mean_bytes(info) == 4 * k
 
 
 def test_the_mean_of_the_replicas_is_evaluated(tmp_path):

@@ -80,6 +80,19 @@ def test_files_are_written_from_what_counts(done, tmp_path):
     assert "Target: 4.5, validation." in (tmp_path / "to_target.md").read_text()
 
 
+def test_the_target_and_the_baseline_may_stand_in_another_table(done, tmp_path, monkeypatch):
+    """Of that table these two arms alone are taken."""
+    claim = plan.read_plan("links")
+    monkeypatch.setattr(to_target, "rates_of", lambda *_: dict.fromkeys(("dense", "dense_bf16", "topk"), 1.0))
+    monkeypatch.setattr(to_target, "outcome", lambda cell: Outcome(cell, done["dense_bf16"][1]))
+    own = Outcome(plan.Cell("links", "sgd-2-long", "averaging_30", "count", 1.0, 1, ()), done["fast"][1])
+    steps = [{**line("averaging_30", 1, 9.0, table="hosts-2-100mbit"), "claim": "links"}]
+    to_target.write_to_target(claim, claim.table("sgd-2-long"), [own], pd.DataFrame(steps), tmp_path)
+    told = (tmp_path / "to_target.md").read_text()
+    arms = [row.split("|")[1].strip() for row in told.splitlines() if row.startswith("| ")][2:]
+    assert arms == ["dense", "dense_bf16", "averaging_30"] and "Target: 4, validation." in told
+
+
 def test_its_links_are_tables_with_a_lab_and_have_its_arms():
     for claim in map(plan.read_plan, plan.names()):
         for table in claim.tables:

@@ -93,11 +93,14 @@ def finish(plan: Plan, tables: Sequence[Table]) -> None:
 def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
     """The table's report from the runs that count, its rates, and its summary where there are several seeds.
 
+    Figures of before go first: a report names them by its settings, and would leave those of settings that are no more.
     Schedules that are drawn anew for each seed are in the summary alone: for a report each seed is an arm of its own.
     """
     out = archive.archive_of(plan.claim).parent / table.name
     counted = [found.cell for found in outcomes if found.status == "done" and found.cell.phase == "count"]
     if counted:
+        for figure in out.glob("*.png"):
+            figure.unlink()
         folders = [str(cell.folder) for cell in counted if cell.arm not in table.drawn_arms]
         write_report([*folders, "--out", str(out), "--formats", "md,csv"])
     if any(found.ended for found in outcomes):

@@ -262,7 +262,11 @@ def test_a_table_of_runs_that_are_done_gets_its_report_its_rates_and_its_summary
             test_at_best=0.9,
             **SPENT,
         )
+    old = here / "results/claims/tried/one/comparison-of-a-setting-that-is-no-more.png"
+    old.parent.mkdir(parents=True)
+    old.touch()
     program.finish(claim, claim.tables)
+    assert not old.exists()
     assert {"README.md", "rates.md", "summary.md", "summary.csv", "summary.png"} <= {
         file.name for file in (here / "results/claims/tried/one").iterdir()
     }

@@ -1,0 +1,45 @@
+"""Preloading: what a compressor loads and compiles at its first use is in no measured step."""
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.plan import Ladder, TensorSpec
+from accordion_bench.position import StepInfo
+
+MATRIX, NUMBER = TensorSpec("matrix", (5, 27)), TensorSpec("number", (1,))
+BUCKETS = [MATRIX], [MATRIX, NUMBER]  # the number travels dense, which makes the codes a part of the message
+
+
+def preload(wrapped: Wrapped, ladder: Ladder, codebooks: Mapping[int, tuple[float, ...]], like: Tensor) -> None:
+    """Exchange small tensors at every level, between two workers of this process, on a copy of the compressor.
+
+    The first step is in no measured time, but not every run compresses in it: a local method exchanges later, 1-bit
+    Adam begins dense. Importing numba and reading machine code takes a second, compiling it several. A compressor
+    without kernels has nothing to load.
+
+    Args:
+        wrapped: the compressor in its wrappers; it stays as it is.
+        ladder: the values behind levels.
+        codebooks: of the plan.
+        like: a tensor of the type and on the device of what will be exchanged.
+    """
+    if like.device.type not in wrapped.compressor.traits.kernels:
+        return
+    comm = Comm(2, device=str(like.device))
+    for specs in BUCKETS:
+        xs_W = [torch.linspace(-1, 1, 2 * spec.numel).to(like).view(2, *spec.shape) for spec in specs]
+        compressor = copy.deepcopy(wrapped.compressor)
+        exchange = Exchange(compressor, specs, ladder, comm, like, **wrapped.for_exchange)
+        weakest = exchange.weakest()
+        for level in range(max(1, len(ladder.values))):
+            plan = replace(weakest, levels=dict.fromkeys(weakest.levels, level), codebooks=codebooks)
+            for step in sorted({0, exchange.start_step}):
+                exchange(xs_W, StepInfo(plan, step, epoch=math.inf))

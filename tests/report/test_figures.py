@@ -122,6 +122,15 @@ def test_nothing_is_cut_off_or_on_top_of_another(printed):
             assert across < 1 or along < 1, (name, a, b)
 
 
+def test_the_label_beside_two_rows_fits():
+    with styled():
+        figure = figures.forest(everything()[:2])
+        figure.canvas.draw()
+    (axes,) = figure.axes
+    box = axes.yaxis.label.get_window_extent(figure.canvas.get_renderer())
+    assert box.y0 > 0 and box.y1 < figure.get_figheight() * figure.dpi
+
+
 def test_no_title_is_repeated_over_the_figures_and_each_says_what_was_trained(drawn):
     for name, figure in drawn.items():
         assert not figure.get_suptitle(), name

@@ -10,6 +10,7 @@ from accordion_bench.report.render.figures.sheet import LETTER, Sheet, lines
 
 WIDEST = 0.36  # of the paper: names that are longer go on in the next line
 ROW, AXIS = 0.17, 0.55  # inches of a line of text, and of the axis below
+LEAST = 1.2  # inches of all rows: their axis has a label beside it
 
 
 def name(arm: Arm) -> str:
@@ -20,7 +21,7 @@ def name(arm: Arm) -> str:
 def sheet_of_rows(names: Sequence[str], panels: int = 1) -> Sheet:
     """Panels side by side, or below each other on a narrow paper, whose rows have these names."""
     rows_of_text = sum(text.count("\n") + 1 for text in names)
-    return Sheet(panels, height=max(ROW * rows_of_text, 0.6) + AXIS)
+    return Sheet(panels, height=max(ROW * rows_of_text, LEAST) + AXIS)
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:

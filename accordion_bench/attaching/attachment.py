@@ -177,6 +177,7 @@ class Attachment:
         for sentence in filter(None, [self.exchange.goes_dense(self.position.info())]):
             if self.comm.leader:
                 log.warning("%s", pass_instead(sentence))
+        self.runner.preload()
         self._begin_step()
         self.clock.start()
 

@@ -35,7 +35,9 @@ def preload(wrapped: Wrapped, ladder: Ladder, codebooks: Mapping[int, tuple[floa
         return
     comm = Comm(2, device=str(like.device))
     for specs in BUCKETS:
-        xs_W = [torch.linspace(-1, 1, 2 * spec.numel).to(like).view(2, *spec.shape) for spec in specs]
+        xs_W = [
+            torch.linspace(-1, 1, 2 * spec.numel).to(like.device, like.dtype).view(2, *spec.shape) for spec in specs
+        ]
         compressor = copy.deepcopy(wrapped.compressor)
         exchange = Exchange(compressor, specs, ladder, comm, like, **wrapped.for_exchange)
         weakest = exchange.weakest()

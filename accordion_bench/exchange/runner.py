@@ -13,6 +13,7 @@ from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.finite import Finite
 from accordion_bench.exchange.overlap import Overlap
+from accordion_bench.exchange.preload import preload
 from accordion_bench.plan import Ladder
 from accordion_bench.position import Position, Rate, StepInfo
 
@@ -118,6 +119,11 @@ class ExchangeRunner:
         exchange = Exchange(wrapped.compressor, specs, self.ladder, comm, like, seed, **options)
         exchange.what, exchange.finite = "difference" if of_differences else "gradient", self.finite
         return exchange
+
+    def preload(self) -> None:
+        """Before the first step: load what exchanges compute with, so that it is in no measured time."""
+        if self.ddp is None:
+            preload(self.gradients, self.ladder, self.position.plan.codebooks, self.axis.params[0])
 
     def run(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: Rate = 1.0) -> CompletedExchange:
         """One exchange: of all workers, or of groups side by side.

@@ -22,7 +22,6 @@ from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.finite import Look
 from accordion_bench.exchange.overlap import Overlap
-from accordion_bench.exchange.preload import preload
 from accordion_bench.exchange.runner import ExchangeRunner
 from accordion_bench.forward.compile import compiled
 from accordion_bench.forward.precision import LossScale, autocast
@@ -305,8 +304,7 @@ class Trainer:
         self.dense_notes.predict(self.exchange.goes_dense(StepInfo(plan, start, epoch=epochs)) for plan in plans)
         if self.comm.leader:
             self.tracker.begin(self.config.to_dict(), self.folder.path)
-        if self.ddp is None:
-            preload(self.runner.gradients, self.ladder, position.plan.codebooks, self.axis.params[0])
+        self.runner.preload()
         self.saver.begin(position.step)
         recording = profiled(self.config.profile * self.comm.leader, self.folder, self.clock)
         with contextlib.closing(self.progress), recording as profile_step:

@@ -7,10 +7,13 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import accordion_bench
 from accordion_bench import train
 from accordion_bench.conformance.subject import from_yaml, levels_of
 from accordion_bench.conformance.tensors import gradients
+from accordion_bench.exchange import runner
 from accordion_bench.exchange.preload import preload
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.plan import Ladder
@@ -74,15 +77,32 @@ def test_the_run_sees_nothing_of_it(name):
     assert {key: vars(wrapped.compressor)[key] for key in kept} == kept
 
 
-def test_a_run_preloads_its_compressor_before_the_first_step(tmp_path, monkeypatch):
+@pytest.fixture
+def told(monkeypatch) -> list[str]:
+    """The compressors that are preloaded."""
+    names: list[str] = []
+    monkeypatch.setattr(runner, "preload", lambda wrapped, *_: names.append(type(wrapped.compressor).__name__))
+    return names
+
+
+def test_a_run_preloads_its_compressor_before_the_first_step(tmp_path, monkeypatch, told):
     """Also where the first steps exchange nothing."""
-    told = []
 
     def step(self):
         raise RuntimeError("enough")
 
-    monkeypatch.setattr(trainer, "preload", lambda wrapped, *_: told.append(type(wrapped.compressor).__name__))
     monkeypatch.setattr(trainer.Trainer, "train_step", step)
     with pytest.raises(RuntimeError, match="enough"):
         train.run(composed.run(tmp_path, "compressor=bf16", "sync=local_sgd", "epochs=1"))
     assert told == ["Cast"]
+
+
+def test_so_does_a_loop_of_your_own(tmp_path, told):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with accordion_bench.local(model, optimizer, sync="local_sgd", period=4, compressor="bf16"):
+            assert told == ["Cast"]
+    finally:
+        dist.destroy_process_group()

@@ -50,6 +50,7 @@ def lists(monkeypatch):
 def trainer_for(tmp_path, *overrides, late=True, workers=2) -> Trainer:
     config = RunConfig.from_dict(composed.cfg(*TINY, *overrides))
     trainer = Trainer(config, Comm(workers), RunFolder(tmp_path))
+    trainer.runner.preload()
     trainer.runner.finite.late = late
     trainer.begin_epoch()
     return trainer

@@ -79,6 +79,7 @@ def test_the_library_loads_nothing_of_the_bench():
     assert [module for module in modules for name in BENCH if f"{module}.".startswith(f"{name}.")] == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", [[], LIBRARY], ids=["nothing", "every module"])
 def test_doors_load_nothing_of_the_bench(tmp_path, first):
     modules = printed(DOORS, str(tmp_path / "store"), *first)

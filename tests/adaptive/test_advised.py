@@ -151,6 +151,7 @@ def net_timeline(path) -> str:
     return write(path, made(specs, ready, 0.01 * (len(specs) + 1), buckets))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("compressor", ["powersgd", "topk", "qsgd"])
 def test_wherever_the_workers_live(tmp_path, compressor):
     """The same plans, bytes and modelled steps in one process and in two; decisions stand in the rows."""

@@ -65,6 +65,7 @@ def record(rank, folder, ddp) -> None:
         comm.detach()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ddp", [False, True])
 def test_what_a_loop_has_recorded_is_read(tmp_path, ddp):
     together(2, record, tmp_path, ddp)

@@ -149,6 +149,7 @@ def by_default(names) -> list[tuple[str, list[str], dict[str, Any]]]:
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("part", range(2))
 def test_every_compressor(tmp_path, part):
     together(2, attached_as_bench, tmp_path, by_default(COMPRESSORS[part::2]), [False])

@@ -41,8 +41,10 @@ def test_compiled_is_not_compiled_bit_for_bit(tmp_path, arm, backend):
     assert "_orig_mod" in dict(ours.forward.named_children()) and ours.forward._orig_mod is ours.axis.model
 
 
-def test_compiled_and_overlapped_equals_the_reference_path(tmp_path, left_early):  # noqa: F811
-    overlapped, reference = (trained(tmp_path, on, "compressor=topk", "compile=aot_eager") for on in (True, False))
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_and_overlapped_equals_the_reference_path(tmp_path, left_early, backend):  # noqa: F811
+    overlapped, reference = (trained(tmp_path, on, "compressor=topk", f"compile={backend}") for on in (True, False))
     assert left_early == [len(overlapped.exchange.buckets)] * 4
     same(overlapped, reference)
 

@@ -1,6 +1,7 @@
 """What hosts really send over their links, and what becomes of them; needs root and network namespaces."""
 
 import contextlib
+import functools
 import json
 import os
 import pwd
@@ -10,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from tests.kit.paths import ROOT
 from tests.kit.processes import together
 
 pytestmark = pytest.mark.netlab
+Job = Callable[[str], tuple[subprocess.CompletedProcess, Path]]
 LARGE = 256 * 1024  # bytes of a message, from which on counters and ledger agree as they are
 AGREE = 0.03
 SPECS = [TensorSpec("matrix", (65536, 32)), TensorSpec("bias", (512,))]
@@ -223,6 +224,7 @@ def test_both_ends_of_a_link_are_limited_and_a_slow_host_more():
                 assert f"rate {shown} " in subprocess.run(command, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_a_probe_writes_what_each_kind_of_collective_takes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(calibrate, "SECONDS", 0.5)
     with hosts.Hosts(2, 1e8) as two:
@@ -395,6 +397,7 @@ def test_a_host_that_is_killed_is_the_one_that_failed_and_the_others_are_ended()
     assert "host 1 failed with exit status 137 (SIGKILL)" in done.stderr
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("signum, status", [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
 def test_everything_is_removed_after_a_signal(signum, status):
     command = [sys.executable, "-m", "accordion_bench.netlab", "--command", "echo here; sleep 1000 & wait"]
@@ -427,14 +430,12 @@ def wait_until(true) -> None:
         time.sleep(0.05)
 
 
-# ---- real runs, all at once: each lab has its ports to itself
+# ---- real runs
 
 
 @pytest.fixture(scope="module")
-def jobs(
-    allowed: None, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[subprocess.CompletedProcess, Path]]:
-    """Each job's end, and the folder of its runs."""
+def ended(allowed: None, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Of a job's name, how it has ended, and the folder of its runs."""
     run = "-m accordion_bench comm=gloo comm.interface=eth0 comm.workers_per_process=1 tracker=none"
     torchrun = f"{sys.executable} -m torch.distributed.run --nnodes=$WORLD_SIZE --nproc_per_node=1"
     static = "--node_rank=$RANK --master_addr=$MASTER_ADDR --master_port=29501"
@@ -446,14 +447,15 @@ def jobs(
         "elastic": [*two, "none", "--command", f"{torchrun} {elastic} {run} epochs=1"],
         "long cut": [*two, "100mbit", "--cut", "1:200s@0.3s", "--", "comm.timeout=8", "epochs=200"],
     }
-    folders = {name: tmp_path_factory.mktemp("runs") for name in words}
-    for name, folder in folders.items():
+
+    @functools.cache
+    def end(name: str) -> tuple[subprocess.CompletedProcess, Path]:
+        folder = tmp_path_factory.mktemp("runs")
+        *options, last = words[name]
         paths = f"paths.runs={folder}"
-        words[name] = [f"{item} {paths}" if "torch" in item else item for item in words[name]]
-        words[name] += [paths] if "--" in words[name] else []
-    with ThreadPoolExecutor(len(words)) as pool:
-        done = dict(zip(words, pool.map(lambda one: lab(*one), words.values()), strict=True))
-    return {name: (done[name], folders[name]) for name in words}
+        return lab(*options, *([last, paths] if "--" in options else [f"{last} {paths}"])), folder
+
+    return end
 
 
 def summary(folder: Path) -> dict:
@@ -461,15 +463,17 @@ def summary(folder: Path) -> dict:
     return json.loads(file.read_text())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rendezvous", ["static", "elastic"])
-def test_torchrun_meets_across_hosts(jobs, rendezvous):
-    done, folder = jobs[rendezvous]
+def test_torchrun_meets_across_hosts(ended, rendezvous):
+    done, folder = ended(rendezvous)
     assert done.returncode == 0, done.stdout + done.stderr
     assert summary(folder)["steps"] > 0
 
 
-def test_a_run_records_what_its_link_has_carried(jobs):
-    _, folder = jobs["elastic"]
+@pytest.mark.slow
+def test_a_run_records_what_its_link_has_carried(ended):
+    _, folder = ended("elastic")
     found = summary(folder)
     on_links = found["wire_bytes"] + found["control_wire_bytes"]
     assert abs(found["link_sent_bytes"] / on_links - 1) < AGREE, (found["link_sent_bytes"], on_links)
@@ -516,15 +520,16 @@ def test_fragments_travel_behind_the_next_steps(tmp_path):
     assert streamed["exposed_seconds"] < 0.6 * whole["exposed_seconds"]
 
 
-def test_a_link_that_is_cut_for_less_than_the_timeout_is_waited_for(jobs):
-    done, folder = jobs["static"]
+def test_a_link_that_is_cut_for_less_than_the_timeout_is_waited_for(ended):
+    done, folder = ended("static")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr.index("link of host 1 is down") < done.stderr.index("link of host 1 is up again")
     assert summary(folder)["epochs"] == 3
 
 
-def test_a_link_that_is_cut_for_longer_ends_the_run(jobs):
-    done, folder = jobs["long cut"]
+@pytest.mark.slow
+def test_a_link_that_is_cut_for_longer_ends_the_run(ended):
+    done, folder = ended("long cut")
     assert done.returncode not in (0, 2), done.stdout + done.stderr
     assert "link of host 1 is down" in done.stderr
     assert "is up again" not in done.stderr

@@ -62,6 +62,7 @@ def around(host: int, entrances: list[inside.Entrance], file: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_a_ring_goes_at_the_rate_of_the_slow_host(tmp_path, number):
     slow = number - 1

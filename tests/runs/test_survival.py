@@ -149,7 +149,7 @@ def kill_saving_runs(tmp_path: Path, times: int, straight: dict) -> None:
 
 
 def test_killed_at_some_random_moments(tmp_path, straight):
-    kill_saving_runs(tmp_path, 3, straight)
+    kill_saving_runs(tmp_path, 2, straight)
 
 
 @pytest.mark.slow

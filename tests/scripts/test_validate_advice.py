@@ -45,6 +45,7 @@ def foretold(arms: dict[str, float], **key) -> list[dict]:
     return [{**key, "arm": name, **numbers(took), "parts": PARTS} for name, took in arms.items()]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_arm_is_a_configuration(model):
     for name, overrides in ARMS.items():

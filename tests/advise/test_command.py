@@ -101,6 +101,7 @@ def test_refusals_are_one_sentence_before_anything_is_timed(words, sentence, cap
     assert "timing" not in said.err and said.out == ""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("data", ["pydocs_bytes", "wikitext2_bytes"])
 def test_a_transformer_with_adamw(data, tmp_path, capsys):
     """Methods that take the step themselves are left out in a sentence; all others are advised on."""

@@ -42,6 +42,7 @@ def simulated(arm, workers: int) -> dict[str, float]:
     return {"payload": payload / workers, "wire": wire / workers, "rounds": rounds}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("arm", EVERY_STEP, ids=lambda arm: arm.name)
 def test_bytes_among_any_number_of_workers_are_those_of_the_ledger(arm):
     cost = measured_method(arm, SPECS, budget=0.0)

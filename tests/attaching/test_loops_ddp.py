@@ -337,7 +337,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("part", range(5))
 def test_loops_with_distributed_data_parallel(tmp_path, part):
-    """Every third case by default, all in one pair of processes, which takes longer to start than they do."""
-    play(tmp_path, CASES[part::3])
+    """Every fifth case by default, all in one pair of processes, which takes longer to start than they do."""
+    play(tmp_path, CASES[part::5])

@@ -274,6 +274,7 @@ def test_the_control_of_diloco_sees_as_many_samples(at, name):
     assert one["optimizer"] == many["optimizer"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("preset, arm, every_step", [
     ("gpt/diloco", "local_diloco", "dense_bf16"), ("gpt/streaming", "local_diloco", "dense_bf16"),
     ("gpt/streaming", "gpt_streaming", "dense_bf16"), ("gpt/sparseloco", "gpt_sparseloco", "dense_bf16"),

@@ -84,6 +84,7 @@ def test_tiles_are_cut_joined_and_found_again(shape):
     assert torch.equal(x_R.flatten(1)[:, everywhere], cut_R.flatten(1))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("value_bits", [None, 2])
 @pytest.mark.parametrize("chunk, density", [(64, 1 / 64), (8, 0.1), (5, 1.0)])

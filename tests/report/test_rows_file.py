@@ -598,6 +598,7 @@ STRANGE = (
 PLACES = [("run", key) for key in about()] + [(key,) for key in row(0)] + [("run", "options", "compressor")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("place", PLACES, ids=".".join)
 def test_strange_values_are_a_result_or_a_sentence(tmp_path, place):
     honest = [{**row(e), "run": about(**SAID)} for e in range(2)]

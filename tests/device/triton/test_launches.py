@@ -33,6 +33,7 @@ def network(times):
 
 
 @pytest.mark.skipif(THERE, reason="counted on a pretended device")
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MOST)
 def test_an_exchange_starts_so_many(monkeypatch, name):
     pytest.importorskip("triton")

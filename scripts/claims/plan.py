@@ -54,7 +54,6 @@ class Table:
         own_rates: arm -> another grid, as long, where steps have another unit, such as those of signs.
         tune_seed: of the runs that choose; in no mean.
         tuning: overrides of those runs only.
-        own_tuning: arm -> others of its own, where a short run of it shows nothing of a long one.
         rates_from: another table, whose choice holds here, too; None = this one tunes.
         seeds: of the runs that count.
         overrides: of all runs.
@@ -72,7 +71,6 @@ class Table:
     own_rates: Mapping[str, Sequence[float]]
     tune_seed: int
     tuning: Sequence[str]
-    own_tuning: Mapping[str, Sequence[str]]
     rates_from: str | None
     seeds: Sequence[int]
     overrides: Sequence[str]
@@ -91,10 +89,6 @@ class Table:
     def grid(self, arm: str) -> Sequence[float]:
         """The rates that an arm is tried at."""
         return self.own_rates.get(arm, self.rates)
-
-    def tuning_of(self, arm: str) -> Sequence[str]:
-        """What is typed for the runs that choose an arm's rate."""
-        return self.own_tuning.get(arm, self.tuning)
 
     @property
     def all_arms(self) -> list[str]:
@@ -136,7 +130,7 @@ class Plan:
         if not table.tunes:
             return []
         return [
-            self.cell(table, arm, "tune", rate, table.tune_seed, [*table.arms[arm], *table.tuning_of(arm)])
+            self.cell(table, arm, "tune", rate, table.tune_seed, [*table.arms[arm], *table.tuning])
             for arm in table.arms
             for rate in table.grid(arm)
         ]
@@ -191,7 +185,6 @@ def _table(name: str, told: Mapping[str, Any], always: Sequence[str]) -> Table:
         own_rates=told.get("own_rates", {}),
         tune_seed=told.get("tune_seed", 100),
         tuning=told.get("tuning", []),
-        own_tuning=told.get("own_tuning", {}),
         rates_from=told.get("rates_from"),
         seeds=told["seeds"],
         overrides=[*always, *told.get("overrides", [])],

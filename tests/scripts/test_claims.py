@@ -79,12 +79,6 @@ def test_tuning_is_short_and_on_a_seed_of_its_own():
     assert {cell.seed for cell in cells} == {7} and all("epochs=2" in cell.overrides for cell in cells)
 
 
-def test_an_arm_may_be_tuned_in_its_own_way():
-    told = planned(own_tuning={"topk": []})
-    found = {cell.arm: "epochs=2" in cell.overrides for cell in told.tune_cells(told.tables[0])}
-    assert found == {"dense": True, "topk": False}
-
-
 def test_an_arm_or_a_tuning_run_replaces_what_its_table_says():
     table = planned(overrides=["epochs=9", "batch_size=8"]).tables[0]
     tuned = planned().cell(table, "dense", "tune", 0.1, 7, ["epochs=2"])

@@ -27,7 +27,7 @@ CONTROL = "_one_worker"  # ends the name of an arm's control
 
 
 def write_summary(plan: Plan, table: Table, records: pd.DataFrame, out: Path) -> None:
-    """summary.md, summary.csv and summary.png of a table of which a run that counts is done.
+    """summary.md, summary.csv and, of several arms, summary.png of a table of which a run that counts is done.
 
     Args:
         plan, table: which.
@@ -38,7 +38,8 @@ def write_summary(plan: Plan, table: Table, records: pd.DataFrame, out: Path) ->
     judged = metric(rows["metric_name"].dropna().iloc[0])
     (out / "summary.md").write_text(aligned(cells(rows, judged, table.against)) + "\n", encoding="utf-8")
     rows.to_csv(out / "summary.csv", index=False, float_format="%.6g")
-    draw(rows, judged, looks_of_claim(plan), out / "summary.png")
+    if len(rows) > 1:
+        draw(rows, judged, looks_of_claim(plan), out / "summary.png")
 
 
 def looks_of_claim(plan: Plan) -> dict[str, Look]:

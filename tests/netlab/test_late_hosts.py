@@ -55,6 +55,7 @@ def in_each(host: int, entrances: list[inside.Entrance], port: int, cfg: dict, f
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_fast_hosts_do_not_wait_and_bytes_are_those_of_the_ledger(tmp_path):
     """8 steps an epoch, an averaging every 2: the late host misses some, is sent what it lacks, and takes part."""
     cfg = composed.cfg(*RUN, f"paths.runs={tmp_path}")

@@ -52,7 +52,7 @@ def here(tmp_path, monkeypatch):
 TABLES = [(claim, table.name) for claim in plan.names() for table in plan.read_plan(claim).tables]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("claim", "name"), TABLES)
 def test_every_table_can_run(claim, name):
     """Each arm is a configuration that is not refused."""

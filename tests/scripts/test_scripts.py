@@ -45,7 +45,6 @@ LINKS = {
     ],
     "validate_simulation": ["--hosts", "2", *ONCE, "--seconds", "0.2"],
 }
-QUICK = {"bench_hooks"}  # of those: in the default suite
 OF_ADVICE = {f"advice_{part}" for part in ("cells", "measure", "trial", "predict", "compare", "break_even")}
 PARTS = {*OF_ADVICE, "bench_arms", "golden_runs", "gpu_sections", "gpu_steps", "grace_codecs"}  # of others
 SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
@@ -77,8 +76,9 @@ def test_other_ways_to_time_codecs(tmp_path, mode):
     run("bench_codec", [*mode, *SMALLEST["bench_codec"]], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.netlab
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LINKS])
+@pytest.mark.parametrize("name", LINKS)
 def test_a_script_behind_links_runs(tmp_path, name):
     run(name, LINKS[name], tmp_path)
 

@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", metavar="TABLE", help="some of the claim's, in this order; else all")
     parser.add_argument("--dry", action="store_true", help="list what is missing, run nothing")
     typed = parser.parse_args()
+    if typed.jobs < 1:
+        raise SystemExit(f"--jobs must be a number of at least 1, got {typed.jobs}")
     plan = read_plan(typed.claim)
     chosen = [plan.table(name) for name in typed.tables] if typed.tables else plan.tables
     archive.unpack(plan.claim)

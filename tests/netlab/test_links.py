@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -477,6 +479,26 @@ def test_a_run_records_what_its_link_has_carried(ended):
     found = summary(folder)
     on_links = found["wire_bytes"] + found["control_wire_bytes"]
     assert abs(found["link_sent_bytes"] / on_links - 1) < AGREE, (found["link_sent_bytes"], on_links)
+
+
+MEETS = """
+import os, pathlib, socket, sys, time
+mine, other = map(pathlib.Path, sys.argv[1:])
+with socket.create_server((os.environ["MASTER_ADDR"], 29501)):
+    mine.touch()
+    while not other.exists():
+        time.sleep(0.05)
+"""
+
+
+def test_two_labs_at_once_have_their_ports_to_themselves(tmp_path):
+    """Host 0 of each listens at the same address and port until the other one does, too."""
+    files = [str(tmp_path / name) for name in ("one", "two")]
+    only_first = "[ $RANK != 0 ] || exec"
+    words = [f"{only_first} {shlex.join([sys.executable, '-c', MEETS, *order])}" for order in (files, files[::-1])]
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(lambda typed: lab("--hosts", "2", "--command", typed, timeout=60), words):
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 def train_inside(host: int, entrances: list[inside.Entrance], cfg: dict) -> None:

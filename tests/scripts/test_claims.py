@@ -244,6 +244,12 @@ def test_a_table_that_no_plan_has_is_a_sentence():
         planned().table("two")
 
 
+def test_no_run_at_a_time_is_refused(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["scripts.claims", "signs", "--jobs", "0"])
+    with pytest.raises(SystemExit, match="--jobs must be a number of at least 1, got 0"):
+        program.main()
+
+
 def test_no_such_claim():
     with pytest.raises(SystemExit, match=r"CLAIM must be one of .*gpt.*, got nothing"):
         plan.read_plan("nothing")
@@ -270,3 +276,12 @@ def test_a_table_of_runs_that_are_done_gets_its_report_its_rates_and_its_summary
     }
     assert len((here / "results/records.csv").read_text().splitlines()) == 7
     assert (here / "results/claims/tried/runs.tar.xz").is_file()
+
+
+def test_one_arm_alone_has_no_figure_of_its_summary(here):
+    claim = planned(rates=[0.1], arms={"topk": TABLE["arms"]["topk"]})
+    for cell in claim.count_cells(claim.tables[0], {"topk": 0.1}):
+        ran(here, cell, 0.9, selected_by="accuracy", test_at_best=0.9, **SPENT)
+    program.finish(claim, claim.tables)
+    written = {file.name for file in (here / "results/claims/tried/one").iterdir()}
+    assert {"README.md", "summary.md", "summary.csv"} <= written and "summary.png" not in written

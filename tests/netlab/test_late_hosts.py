@@ -8,12 +8,11 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench.netlab import hosts
-from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, inside, late, local
 from tests.kit.processes import free_port, together
 
-pytestmark = pytest.mark.netlab
+pytestmark = [pytest.mark.netlab, pytest.mark.usefixtures("allowed")]
 AGREE = 0.03
 PACE, NAP = 0.1, 0.6  # seconds: all sleep before each step, and the late host once
 RUN = [
@@ -32,18 +31,6 @@ RUN = [
     "sync.quorum=2",
     "checkpoint.every=0",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def allowed():
-    """Skip with the sentence that the user would read."""
-    try:
-        hosts.refuse()
-    except ConfigError as refused:
-        pytest.skip(str(refused))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.delenv("SUDO_UID", raising=False)
-        yield
 
 
 def in_each(host: int, entrances: list[inside.Entrance], port: int, cfg: dict, folder: Path) -> None:

@@ -16,29 +16,16 @@ from accordion_bench.advising.method_cost import BucketCost, Messages
 from accordion_bench.advising.unsteady_links import UnsteadyLinks
 from accordion_bench.netlab import hosts
 from accordion_bench.network.link_model import Network
-from accordion_bench.options.checks import ConfigError
 from scripts import validate_simulation
 from tests.kit import inside
 from tests.kit.processes import together
 
-pytestmark = pytest.mark.netlab
+pytestmark = [pytest.mark.netlab, pytest.mark.usefixtures("allowed")]
 FAST, SLOW = 1e8, 2e7
 CARRIED = 0.945  # of a rate, by messages: the rest is headers and acknowledgements
 NBYTES, REPEATED = 1_000_000, 5
 AGREE = 0.1
 TRIES = 3  # what else the machine does in between is none of the links'
-
-
-@pytest.fixture(scope="module", autouse=True)
-def allowed():
-    """Skip with the sentence that the user would read."""
-    try:
-        hosts.refuse()
-    except ConfigError as refused:
-        pytest.skip(str(refused))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.delenv("SUDO_UID", raising=False)
-        yield
 
 
 def around(host: int, entrances: list[inside.Entrance], file: Path) -> None:

@@ -4,7 +4,8 @@ A plan says under `curve` what its tables differ in, and where each of them stan
 
     curve: {of: coordinates per bucket, at: {bucket-64: 64, bucket-1024: 1024}}
 
-An arm that is in one of these tables alone, as a baseline that does not depend on it, is a level line.
+An arm that is in one of these tables alone, as a baseline that does not depend on it, is a level line. The table tells,
+paired by seed, how much each arm changes from the first place to the last one.
 """
 
 import math
@@ -14,13 +15,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from accordion_bench.report.compare.intervals import half_width
+from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, difference, half_width
 from accordion_bench.report.render.looks import Look
 from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims.outcome import rates_of
 from scripts.claims.plan import Plan
-from scripts.claims.summary import at_the_end, axis_name, counted, looks_of_claim, shown
+from scripts.claims.summary import at_the_end, axis_name, counted, gap_shown, looks_of_claim, shown
 
 
 def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
@@ -33,47 +34,92 @@ def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
     """
     if plan.curve is None:
         return
-    points = curve(records, plan)
-    if points.empty:
+    runs = counted_runs(records, plan)
+    if runs.empty:
         return
-    judged = metric(points["metric_name"].iloc[0])
-    (out / "curve.md").write_text(aligned(cells(points, judged, plan.curve["of"])) + "\n", encoding="utf-8")
+    points, judged = curve(runs), metric(runs["metric_name"].iloc[0])
+    baseline = plan.tables[0].against[0]
+    text = aligned(cells(points, changes(runs, baseline), judged, plan.curve["of"], baseline))
+    (out / "curve.md").write_text(text + "\n", encoding="utf-8")
     draw(points, judged, plan.curve["of"], looks_of_claim(plan), out / "curve.png")
 
 
-def curve(records: pd.DataFrame, plan: Plan) -> pd.DataFrame:
-    """One row per arm and table of a plan's curve.
-
-    Args:
-        records: all of them.
-        plan: with a curve.
-
-    Returns:
-        columns arm, at, n, metric_name, metric, half; only runs that count and are done.
-    """
+def counted_runs(records: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+    """The records of a plan's curve that count and are done, with a column `at`: where their table stands."""
     assert plan.curve is not None
-    rows = []
+    found = []
     for name, at in plan.curve["at"].items():
         table = plan.table(name)
         runs = counted(records, plan.claim, name, table.all_rates(rates_of(plan, table)))
-        for arm, of_arm in runs[runs.status == "done"].groupby("arm", sort=False):
-            values = list(of_arm.metric)
-            told = {"metric_name": of_arm.metric_name.iloc[0], "metric": of_arm.metric.mean()}
-            rows.append({"arm": arm, "at": at, "n": len(values), **told, "half": half_width(values)})
+        found.append(runs[runs.status == "done"].assign(at=at))
+    return pd.concat(found, ignore_index=True)
+
+
+def curve(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm and place of some runs: columns arm, at, n, metric, half."""
+    rows = []
+    for (arm, at), found in runs.groupby(["arm", "at"], sort=False):
+        values = list(found.metric)
+        rows.append({"arm": arm, "at": at, "n": len(values), "metric": found.metric.mean(), "half": half_width(values)})
     return pd.DataFrame(rows)
 
 
-def cells(points: pd.DataFrame, judged: Metric, of: str) -> list[list[str]]:
-    """The points as text: a row per arm, a column per table."""
+def changes(runs: pd.DataFrame, baseline: str) -> dict[str, tuple[Difference, Difference]]:
+    """Of each arm that is at both ends of a curve: its metric at the last place minus that at the first one.
+
+    Args:
+        runs: that count.
+        baseline: an arm; what it changes by is taken off each seed's change in the second difference, which has no
+            value where the baseline is not at both ends, and for itself.
+
+    Returns:
+        arm -> the change, and the change beyond the baseline's; paired by seed.
+    """
+    first, last = runs["at"].min(), runs["at"].max()
+    at = {end: runs[runs["at"] == end].set_index(["arm", "seed"]).metric.sort_index() for end in (first, last)}
+    change = (at[last] - at[first]).dropna()
+    if first == last or change.empty:
+        return {}
+    found = {}
+    for arm, of_arm in change.groupby(level="arm"):
+        own = of_arm.droplevel("arm")
+        seeds = tuple(own.index)
+        whole = difference(list(at[last][arm][own.index]), list(at[first][arm][own.index]), (seeds, seeds))
+        found[str(arm)] = whole, NO_DIFFERENCE if arm == baseline else _beyond(own, change, baseline)
+    return found
+
+
+def _beyond(own: pd.Series, change: pd.Series, baseline: str) -> Difference:
+    """How much more than a baseline an arm changes, over the seeds that both have."""
+    theirs = change[change.index.get_level_values("arm") == baseline].droplevel("arm")
+    seeds = tuple(own.index.intersection(theirs.index))
+    return difference(list(own[list(seeds)]), list(theirs[list(seeds)]), (seeds, seeds)) if seeds else NO_DIFFERENCE
+
+
+def cells(
+    points: pd.DataFrame,
+    changed: Mapping[str, tuple[Difference, Difference]],
+    judged: Metric,
+    of: str,
+    baseline: str,
+) -> list[list[str]]:
+    """The points as text: a row per arm, a column per place, then what changes from the first place to the last one."""
     places = sorted(points["at"].unique())
-    rows = [[f"{at_the_end(judged)}; {of}", *(f"{at:,}" for at in places)]]
+    ends = [f"{places[-1]:,} minus {places[0]:,}", f"beyond that of {baseline}"]
+    columns = [k for k in (0, 1) if not all(math.isnan(both[k].gap) for both in changed.values())]
+    rows = [[f"{at_the_end(judged)}; {of}", *(f"{at:,}" for at in places), *(ends[k] for k in columns)]]
     for arm, found in points.groupby("arm", sort=False):
         by_place = {row["at"]: row for row in found.to_dict("records")}
         values = [
             shown(judged, by_place[at]["metric"], by_place[at]["half"]) if at in by_place else "–" for at in places
         ]
-        rows.append([str(arm), *values])
+        both = changed.get(str(arm), (NO_DIFFERENCE, NO_DIFFERENCE))
+        rows.append([str(arm), *values, *(_change(judged, both[k]) for k in columns)])
     return rows
+
+
+def _change(judged: Metric, found: Difference) -> str:
+    return "–" if math.isnan(found.gap) else gap_shown(judged, found.gap, found.half, found.shown)
 
 
 def draw(points: pd.DataFrame, judged: Metric, of: str, looks: Mapping[str, Look], file: Path) -> None:

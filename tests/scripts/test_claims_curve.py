@@ -1,8 +1,11 @@
 """The curve of a claim: arms across tables, baselines of one table as level lines."""
 
+import math
+
 import pandas as pd
 import pytest
 
+from accordion_bench.report.compare.intervals import difference, half_width
 from accordion_bench.runs.metrics import metric
 from scripts.claims import curve, plan, summary
 from tests.scripts.test_claims_summary import line
@@ -26,31 +29,63 @@ def claim():
 
 
 @pytest.fixture
-def points(claim):
-    runs = [
+def runs(claim):
+    found = [
         *(read(("dense", s, 0.9), table="few") for s in (1, 2)),
         *(read(("coarse", s, 0.8 + 0.01 * s), table="few") for s in (1, 2)),
-        *(read(("coarse", s, 0.7), table="many") for s in (1, 2)),
+        *(read(("coarse", s, 0.7 + 0.02 * s), table="many") for s in (2, 1)),
         read(("coarse", 3, 0.1), table="many", rate=0.3),
         read(("coarse", 1, 0.1), table="other"),
     ]
-    return curve.curve(pd.DataFrame(runs), claim)
+    return curve.counted_runs(pd.DataFrame(found), claim)
 
 
-def test_a_point_for_each_arm_and_table_of_what_counts(points):
+def test_a_point_for_each_arm_and_table_of_what_counts(runs):
+    points = curve.curve(runs)
     found = {(row["arm"], row["at"]): row["metric"] for row in points.to_dict("records")}
-    assert found == pytest.approx({("dense", 4): 0.9, ("coarse", 4): 0.815, ("coarse", 8): 0.7})
+    assert found == pytest.approx({("dense", 4): 0.9, ("coarse", 4): 0.815, ("coarse", 8): 0.73})
     assert set(points.n) == {2}
 
 
-def test_the_table_has_a_column_for_each_place(points):
-    head, dense, coarse = curve.cells(points, JUDGED, "workers")
-    assert head == ["accuracy, test; workers", "4", "8"]
-    assert dense == ["dense", "90.00 ± 0.00", "–"] and coarse[0] == "coarse" and coarse[2] == "70.00 ± 0.00"
+def test_the_table_has_a_column_for_each_place_and_one_for_the_change(runs):
+    told = curve.cells(curve.curve(runs), curve.changes(runs, "dense"), JUDGED, "workers", "dense")
+    head, dense, coarse = told
+    assert head == ["accuracy, test; workers", "4", "8", "8 minus 4"]
+    assert dense == ["dense", "90.00 ± 0.00", "–", "–"]
+    assert coarse[0] == "coarse" and coarse[2].startswith("73.00 ± ") and coarse[3].startswith("-8.50 ± ")
 
 
-def test_the_figure_is_drawn(points, claim, tmp_path):
-    curve.draw(points, JUDGED, "workers", summary.looks_of_claim(claim), tmp_path / "curve.png")
+def test_one_place_alone_has_no_change(runs):
+    few = runs[runs["at"] == 4]
+    assert curve.cells(curve.curve(few), curve.changes(few, "dense"), JUDGED, "workers", "dense")[0][1:] == ["4"]
+
+
+def test_a_change_is_paired_by_seed_and_told_beyond_the_baselines():
+    """Of the seeds that both places have; a baseline that falls itself takes its fall off."""
+    values = {
+        ("dense", 4): {1: 0.9, 2: 0.8},
+        ("dense", 8): {1: 0.89, 2: 0.78},
+        ("coarse", 4): {1: 0.8, 2: 0.7, 3: 0.1},
+        ("coarse", 8): {2: 0.6, 1: 0.72},
+    }
+    runs = [
+        {"arm": arm, "at": at, "seed": seed, "metric": value}
+        for (arm, at), by_seed in values.items()
+        for seed, value in by_seed.items()
+    ]
+    runs = pd.DataFrame(runs)
+    found = curve.changes(runs, "dense")
+    whole, beyond = found["coarse"]
+    assert whole == difference([0.72, 0.6], [0.8, 0.7], ((1, 2), (1, 2)))
+    assert (whole.gap, beyond.gap) == pytest.approx((-0.09, -0.075))
+    assert beyond.half == pytest.approx(half_width([-0.07, -0.08]))
+    head, *_ = curve.cells(curve.curve(runs), found, JUDGED, "workers", "dense")
+    assert head[3:] == ["8 minus 4", "beyond that of dense"]
+    assert found["dense"][0].gap == pytest.approx(-0.015) and math.isnan(found["dense"][1].gap)
+
+
+def test_the_figure_is_drawn(runs, claim, tmp_path):
+    curve.draw(curve.curve(runs), JUDGED, "workers", summary.looks_of_claim(claim), tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 5000
 
 

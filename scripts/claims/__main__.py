@@ -108,7 +108,7 @@ def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
     if any(found.ended for found in outcomes):
         out.mkdir(parents=True, exist_ok=True)
         write_rates(table, outcomes, rates_of(plan, table), out / "rates.md")
-    if counted and len(table.seeds) > 1:
+    if counted and len(table.seeds) > 1 and not table.lab:
         every = pd.read_csv(records.FILE)
         write_summary(plan, table, every, out)
         write_windows(table, outcomes, out)

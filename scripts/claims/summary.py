@@ -3,7 +3,8 @@
 Each arm's metric with its interval, its differences to the arms that the plan names under `against` (else to dense)
 and to its control of one worker, and what its link sends. Where the plan names a table with a lab under `links`, the
 time of the whole training behind these links, too: modelled, and measured as steps x the time of a step there. Other
-tables have no times: their runs share the machine.
+tables have no times: their runs share the machine. A table with a lab has no summary: of its few steps only times mean
+anything.
 """
 
 import math
@@ -50,9 +51,9 @@ def looks_of_claim(plan: Plan) -> dict[str, Look]:
 
 
 def counted(records: pd.DataFrame, claim: str, table: str, chosen: Mapping[str, float]) -> pd.DataFrame:
-    """The records of a table that count: at the rate that is chosen now."""
+    """The records of a table that count: at the rate that is chosen now, of a seed that ran again the last one."""
     of = records[(records.claim == claim) & (records.table == table) & (records.phase == "count")]
-    return of[of.rate == of.arm.map(chosen)]
+    return of[of.rate == of.arm.map(chosen)].drop_duplicates(["arm", "seed"], keep="last")
 
 
 def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str, float]) -> pd.DataFrame:

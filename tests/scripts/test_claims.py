@@ -285,3 +285,13 @@ def test_one_arm_alone_has_no_figure_of_its_summary(here):
     program.finish(claim, claim.tables)
     written = {file.name for file in (here / "results/claims/tried/one").iterdir()}
     assert {"README.md", "summary.md", "summary.csv"} <= written and "summary.png" not in written
+
+
+def test_steps_behind_links_have_no_summary(here):
+    """Their few steps are for times alone."""
+    claim = planned(rates=[0.1], lab=["--hosts", "2"])
+    for cell in claim.count_cells(claim.tables[0], dict.fromkeys(TABLE["arms"], 0.1)):
+        ran(here, cell, 0.9, selected_by="accuracy", test_at_best=0.9, **SPENT)
+    program.finish(claim, claim.tables)
+    written = {file.name for file in (here / "results/claims/tried/one").iterdir()}
+    assert "README.md" in written and not any(name.startswith("summary") for name in written)

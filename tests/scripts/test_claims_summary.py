@@ -80,3 +80,9 @@ def test_the_figure_has_every_arm_that_sends(rows, tmp_path):
     looks = dict(zip(rows.index, looks_of([(arm, arm, arm == "dense") for arm in rows.index]), strict=True))
     summary.draw(rows.reset_index(), metric("bits_per_byte"), looks, tmp_path / "summary.png")
     assert (tmp_path / "summary.png").stat().st_size > 5000
+
+
+def test_of_a_seed_that_ran_again_the_last_run_counts():
+    runs = pd.DataFrame([line("dense", 1, 9.0), line("dense", 2, 3.0), line("dense", 1, 2.0)])
+    rows = summary.summary(runs, "tried", plan._table("one", TABLE, []), {"dense": 0.1})
+    assert list(rows.n) == [2] and rows.metric[0] == pytest.approx(2.5)

@@ -2,15 +2,16 @@
 
 A plan says under `curve` what its tables differ in, and where each of them stands:
 
-    curve: {of: coordinates per bucket, at: {bucket-64: 64, bucket-1024: 1024}}
+    curve: {of: coordinates per bucket, at: {bucket-64: 64, bucket-1024: 1024}, level: [dense]}
 
-An arm that is in one of these tables alone, as a baseline that does not depend on it, is a level line. The table tells,
+Arms under `level`, in one of these tables alone since they do not depend on it, are level lines. The table tells,
 paired by seed, how much each arm changes from the first place to the last one.
 """
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -41,7 +42,7 @@ def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
     baseline = plan.tables[0].against[0]
     text = aligned(cells(points, changes(runs, baseline), judged, plan.curve["of"], baseline))
     (out / "curve.md").write_text(text + "\n", encoding="utf-8")
-    draw(points, judged, plan.curve["of"], looks_of_claim(plan), out / "curve.png")
+    draw(points, judged, plan.curve, looks_of_claim(plan), out / "curve.png")
 
 
 def counted_runs(records: pd.DataFrame, plan: Plan) -> pd.DataFrame:
@@ -122,15 +123,15 @@ def _change(judged: Metric, found: Difference) -> str:
     return "–" if math.isnan(found.gap) else gap_shown(judged, found.gap, found.half, found.shown)
 
 
-def draw(points: pd.DataFrame, judged: Metric, of: str, looks: Mapping[str, Look], file: Path) -> None:
-    """Lines with intervals, one per arm; level lines for arms of one table."""
+def draw(points: pd.DataFrame, judged: Metric, told: Mapping[str, Any], looks: Mapping[str, Look], file: Path) -> None:
+    """Lines with intervals, one per arm; level lines for those that a plan's curve names under `level`."""
     places = sorted(points["at"].unique())
     figure, panel = plt.subplots(figsize=(5.2, 4.2), layout="constrained")
     for arm, found in points.groupby("arm", sort=False):
         look, found = looks[str(arm)], found.sort_values("at")
         values = [judged.scaled(value) for value in found.metric]
         halves = [0.0 if math.isnan(half) else judged.scaled(half) for half in found.half]
-        if len(places) > 1 and len(found) == 1:
+        if arm in told.get("level", ()) and len(found) == 1 < len(places):
             panel.axhline(values[0], color=look.colour, linestyle=look.line, linewidth=1.2, label=str(arm))
             panel.axhspan(values[0] - halves[0], values[0] + halves[0], color=look.colour, alpha=0.12, linewidth=0)
             continue
@@ -139,7 +140,7 @@ def draw(points: pd.DataFrame, judged: Metric, of: str, looks: Mapping[str, Look
     panel.set_xscale("log", base=2)
     panel.set_xticks(places, [f"{at:,}" for at in places])
     panel.minorticks_off()
-    panel.set_xlabel(of)
+    panel.set_xlabel(told["of"])
     panel.set_ylabel(axis_name(judged))
     panel.grid(alpha=0.25)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)

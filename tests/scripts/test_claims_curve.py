@@ -4,8 +4,11 @@ import math
 
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.intervals import difference, half_width
+from accordion_bench.report.render.looks import looks_of
 from accordion_bench.runs.metrics import metric
 from scripts.claims import curve, plan, summary
 from tests.scripts.test_claims_summary import line
@@ -85,8 +88,21 @@ def test_a_change_is_paired_by_seed_and_told_beyond_the_baselines():
 
 
 def test_the_figure_is_drawn(runs, claim, tmp_path):
-    curve.draw(curve.curve(runs), JUDGED, "workers", summary.looks_of_claim(claim), tmp_path / "curve.png")
+    curve.draw(curve.curve(runs), JUDGED, claim.curve, summary.looks_of_claim(claim), tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 5000
+
+
+def test_level_lines_are_of_the_arms_that_the_plan_names(runs, claim, tmp_path, monkeypatch):
+    """Another arm of one place is a point there."""
+    level, points = [], []
+    monkeypatch.setattr(Axes, "axhline", lambda *args, label, **how: level.append(label))
+    monkeypatch.setattr(Axes, "errorbar", lambda self, x, *args, label, **how: points.append((label, x)))
+    told = {**claim.curve, "level": ["dense"]}
+    alone = pd.concat([runs, runs[runs.arm == "dense"].assign(arm="late", at=8)])
+    monkeypatch.setattr(Figure, "legend", lambda *args, **how: None)
+    looks = {**summary.looks_of_claim(claim), "late": looks_of([("late", "late", False)])[0]}
+    curve.draw(curve.curve(alone), JUDGED, told, looks, tmp_path / "curve.png")
+    assert level == ["dense"] and points == [("coarse", [4, 8]), ("late", [8])]
 
 
 def test_where_nothing_is_done_nothing_is_written(claim, tmp_path):

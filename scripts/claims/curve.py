@@ -16,13 +16,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, difference, half_width
+from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, half_width
 from accordion_bench.report.render.looks import Look
 from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims.outcome import rates_of
 from scripts.claims.plan import Plan
-from scripts.claims.summary import at_the_end, axis_name, counted, gap_shown, looks_of_claim, shown
+from scripts.claims.summary import at_the_end, axis_name, counted, gap_shown, looks_of_claim, paired, shown
 
 
 def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
@@ -39,8 +39,7 @@ def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
     if runs.empty:
         return
     points, judged = curve(runs), metric(runs["metric_name"].iloc[0])
-    baseline = plan.tables[0].against[0]
-    text = aligned(cells(points, changes(runs, baseline), judged, plan.curve["of"], baseline))
+    text = aligned(cells(points, changes(runs, plan.tables[0].against[0]), judged, plan.curve["of"]))
     (out / "curve.md").write_text(text + "\n", encoding="utf-8")
     draw(points, judged, plan.curve, looks_of_claim(plan), out / "curve.png")
 
@@ -65,62 +64,43 @@ def curve(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def changes(runs: pd.DataFrame, baseline: str) -> dict[str, tuple[Difference, Difference]]:
-    """Of each arm that is at both ends of a curve: its metric at the last place minus that at the first one.
+def changes(runs: pd.DataFrame, baseline: str) -> dict[str, dict[str, Difference]]:
+    """How much arms change from the first place to the last one, paired by seed.
 
     Args:
         runs: that count.
-        baseline: an arm; what it changes by is taken off each seed's change in the second difference, which has no
-            value where the baseline is not at both ends, and for itself.
+        baseline: an arm, whose change is taken off each seed's change in the second column.
 
     Returns:
-        arm -> the change, and the change beyond the baseline's; paired by seed.
+        name of a column -> arm -> difference; no second column where the baseline is not at both ends.
     """
     first, last = runs["at"].min(), runs["at"].max()
-    at = {end: runs[runs["at"] == end].set_index(["arm", "seed"]).metric.sort_index() for end in (first, last)}
-    change = (at[last] - at[first]).dropna()
-    if first == last or change.empty:
+    by_seed = runs.pivot(index="seed", columns=["at", "arm"], values="metric")
+    arms = [arm for arm in by_seed[first] if arm in by_seed[last]]
+    if first == last or not arms:
         return {}
-    found = {}
-    for arm, of_arm in change.groupby(level="arm"):
-        own = of_arm.droplevel("arm")
-        seeds = tuple(own.index)
-        whole = difference(list(at[last][arm][own.index]), list(at[first][arm][own.index]), (seeds, seeds))
-        found[str(arm)] = whole, NO_DIFFERENCE if arm == baseline else _beyond(own, change, baseline)
+    change = (by_seed[last] - by_seed[first])[arms]
+    found = {f"{last:,} minus {first:,}": {arm: paired(by_seed[last][arm], by_seed[first][arm]) for arm in arms}}
+    others = [arm for arm in arms if arm != baseline]
+    if baseline in arms and others:
+        found[f"beyond that of {baseline}"] = {arm: paired(change[arm], change[baseline]) for arm in others}
     return found
 
 
-def _beyond(own: pd.Series, change: pd.Series, baseline: str) -> Difference:
-    """How much more than a baseline an arm changes, over the seeds that both have."""
-    theirs = change[change.index.get_level_values("arm") == baseline].droplevel("arm")
-    seeds = tuple(own.index.intersection(theirs.index))
-    return difference(list(own[list(seeds)]), list(theirs[list(seeds)]), (seeds, seeds)) if seeds else NO_DIFFERENCE
-
-
 def cells(
-    points: pd.DataFrame,
-    changed: Mapping[str, tuple[Difference, Difference]],
-    judged: Metric,
-    of: str,
-    baseline: str,
+    points: pd.DataFrame, changed: Mapping[str, Mapping[str, Difference]], judged: Metric, of: str
 ) -> list[list[str]]:
-    """The points as text: a row per arm, a column per place, then what changes from the first place to the last one."""
+    """The points as text: a row per arm, a column per place, then those of the changes."""
     places = sorted(points["at"].unique())
-    ends = [f"{places[-1]:,} minus {places[0]:,}", f"beyond that of {baseline}"]
-    columns = [k for k in (0, 1) if not all(math.isnan(both[k].gap) for both in changed.values())]
-    rows = [[f"{at_the_end(judged)}; {of}", *(f"{at:,}" for at in places), *(ends[k] for k in columns)]]
+    rows = [[f"{at_the_end(judged)}; {of}", *(f"{at:,}" for at in places), *changed]]
     for arm, found in points.groupby("arm", sort=False):
         by_place = {row["at"]: row for row in found.to_dict("records")}
         values = [
             shown(judged, by_place[at]["metric"], by_place[at]["half"]) if at in by_place else "–" for at in places
         ]
-        both = changed.get(str(arm), (NO_DIFFERENCE, NO_DIFFERENCE))
-        rows.append([str(arm), *values, *(_change(judged, both[k]) for k in columns)])
+        told = [column.get(str(arm), NO_DIFFERENCE) for column in changed.values()]
+        rows.append([str(arm), *values, *(gap_shown(judged, one.gap, one.half, one.shown) for one in told)])
     return rows
-
-
-def _change(judged: Metric, found: Difference) -> str:
-    return "–" if math.isnan(found.gap) else gap_shown(judged, found.gap, found.half, found.shown)
 
 
 def draw(points: pd.DataFrame, judged: Metric, told: Mapping[str, Any], looks: Mapping[str, Look], file: Path) -> None:
@@ -131,7 +111,7 @@ def draw(points: pd.DataFrame, judged: Metric, told: Mapping[str, Any], looks: M
         look, found = looks[str(arm)], found.sort_values("at")
         values = [judged.scaled(value) for value in found.metric]
         halves = [0.0 if math.isnan(half) else judged.scaled(half) for half in found.half]
-        if arm in told.get("level", ()) and len(found) == 1 < len(places):
+        if arm in told.get("level", ()) and len(places) > 1:
             panel.axhline(values[0], color=look.colour, linestyle=look.line, linewidth=1.2, label=str(arm))
             panel.axhspan(values[0] - halves[0], values[0] + halves[0], color=look.colour, alpha=0.12, linewidth=0)
             continue

@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 
 from accordion_bench.options.units import human_bytes
-from accordion_bench.report.compare.intervals import Difference, difference, half_width
+from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, difference, half_width
 from accordion_bench.report.render.looks import Look, looks_of
 from accordion_bench.report.render.table import aligned
 from accordion_bench.runs.metrics import Metric, metric
@@ -112,19 +112,21 @@ def link_steps(records: pd.DataFrame, claim: str, links: str | None) -> dict[str
     return {str(arm): float((runs.seconds / (runs.steps - 1)).mean()) for arm, runs in last.groupby("arm")}
 
 
-def _against(done: pd.DataFrame, of: pd.DataFrame, other: str) -> Difference | None:
-    """An arm's metric minus another's, over the seeds that both have."""
-    theirs = of[(of.arm == other) & (of.status == "done")]
-    both = done.merge(theirs, on="seed", suffixes=("", "_of_other")).sort_values("seed")
-    if both.empty or (done.arm == other).any():
-        return None
-    seeds = tuple(both.seed)
-    return difference(list(both.metric), list(both.metric_of_other), (seeds, seeds))
+def _against(done: pd.DataFrame, of: pd.DataFrame, other: str) -> Difference:
+    """An arm's metric minus another's."""
+    theirs = of[(of.arm == other) & (of.status == "done") & (of.arm != done.arm.iloc[0])]
+    return paired(done.set_index("seed").metric, theirs.set_index("seed").metric)
 
 
-def _told(name: str, found: Difference | None) -> dict[str, float | bool | None]:
-    gap, half, shown = (found.gap, found.half, found.shown) if found is not None else (math.nan, math.nan, None)
-    return {f"{name}_gap": gap, f"{name}_gap_half": half, f"{name}_shown": shown}
+def paired(a: pd.Series, b: pd.Series) -> Difference:
+    """mean(a) - mean(b) over the seeds, their index, that both have."""
+    both = pd.concat([a, b], axis="columns", keys=["a", "b"]).dropna().sort_index()
+    seeds = tuple(both.index)
+    return difference(list(both.a), list(both.b), (seeds, seeds)) if seeds else NO_DIFFERENCE
+
+
+def _told(name: str, found: Difference) -> dict[str, float | bool | None]:
+    return {f"{name}_gap": found.gap, f"{name}_gap_half": found.half, f"{name}_shown": found.shown}
 
 
 def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[list[str]]:
@@ -157,12 +159,13 @@ def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[li
 
 
 def _gap(judged: Metric, row: dict[Any, Any], name: str) -> str:
-    gap, half = row[f"{name}_gap"], row[f"{name}_gap_half"]
-    return "–" if math.isnan(gap) else gap_shown(judged, gap, half, row[f"{name}_shown"])
+    return gap_shown(judged, row[f"{name}_gap"], row[f"{name}_gap_half"], row[f"{name}_shown"])
 
 
 def gap_shown(judged: Metric, gap: float, half: float, is_shown: bool | None) -> str:
-    """`+0.12 ± 0.03`; with `not shown` where the interval holds 0."""
+    """`+0.12 ± 0.03`; with `not shown` where the interval holds 0, a dash where there is no difference to tell."""
+    if math.isnan(gap):
+        return "–"
     text = f"{_number(judged, gap, '+')}{_half(judged, half)}"
     return text if is_shown or math.isnan(half) else f"{text}, not shown"
 

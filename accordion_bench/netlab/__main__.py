@@ -18,7 +18,7 @@ rate.
     python -m accordion_bench.netlab --hosts 4 --rate 100mbit -- compressor=powersgd
     python -m accordion_bench.netlab --slow-host 2:20mbit --cut 1:5s@10s -- comm.timeout=60
     python -m accordion_bench.netlab --rate 1gbit --probe
-    python -m accordion_bench.netlab --command 'torchrun --nnodes=$WORLD_SIZE --node_rank=$RANK
+    python -m accordion_bench.netlab --command 'torchrun --nnodes=$WORLD_SIZE --node_rank=$RANK \\
         --master_addr=$MASTER_ADDR -m accordion_bench comm=gloo'
 
 Hosts are numbered from 0, like ranks. Needs root, and ip and tc of iproute2; under sudo the command is run by

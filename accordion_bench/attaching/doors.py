@@ -16,8 +16,6 @@ from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import Passed
 from accordion_bench.attaching.python_words import in_python
 from accordion_bench.attaching.users_optimizer import stepping_optimizer
-from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.methods.levels import ladder_of
 from accordion_bench.options.checks import ConfigError
 
 if TYPE_CHECKING:
@@ -182,7 +180,6 @@ def attach_shards(
 
     try:
         chosen = choose(compressor, None, "every_step", {}, options, arguments_of(attach_shards))
-        wrapped = wrapped_compressor(chosen.compressor)
-        return attach_to_shards(model, wrapped, process_group, ladder_of(wrapped.compressor, {}), seed)
+        return attach_to_shards(model, chosen.compressor, process_group, seed)
     except ConfigError as refused:
         raise in_python(refused) from None

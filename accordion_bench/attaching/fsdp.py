@@ -1,19 +1,21 @@
 """FSDP2: gradients of shards go to their replicas through a compressor, instead of a dense all-reduce."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from accordion_bench.attaching.agreement import refuse_differences
 from accordion_bench.attaching.fsdp_groups import FSDPGroup, groups_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.on_cpu import copy_on_cpu
-from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
+from accordion_bench.methods.levels import ladder_of
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.position import StepInfo
@@ -133,7 +135,7 @@ class ReplicateAxis:
 
 
 def attach_to_shards(
-    model: nn.Module, wrapped: Wrapped, replicate_group: dist.ProcessGroup, ladder: Ladder, seed: int = 0
+    model: nn.Module, compressor: Mapping[str, Any], process_group: dist.ProcessGroup, seed: int = 0
 ) -> ReplicateAxis:
     """Let a compressor exchange the gradients of an FSDP2 model along its replicate axis.
 
@@ -143,36 +145,33 @@ def attach_to_shards(
 
     Args:
         model: wrapped by `fully_shard(..., mesh=mesh["shard"])`; which parameters are trained is settled.
-        wrapped: the compressor, from `wrapped_compressor`.
-        replicate_group: the processes that hold the same shards, `mesh["replicate"].get_group()`.
-        ladder: the one level of the compressor's knob.
+        compressor: all of its options, as a YAML file in conf/compressor has them.
+        process_group: the processes that hold the same shards, `mesh["replicate"].get_group()`.
         seed: for keyed draws, the same on all processes.
 
     Returns:
         what was attached.
 
     Raises:
-        ConfigError: the compressor, the ladder, the model or the group do not fit.
+        ConfigError: the compressor, the model or the group do not fit, or the processes have passed different things.
     """
-    _refuse_compressor(wrapped, ladder)
+    wrapped = wrapped_compressor(compressor)
+    ladder = ladder_of(wrapped.compressor, {})
+    _refuse_compressor(wrapped)
     groups = groups_of(model)
-    comm = _comm_of_replicas(groups, replicate_group)
-    _refuse_other_replicas(groups, ladder, seed, comm)
+    comm = _comm_of_replicas(groups, process_group)
+    shapes = {group.name: {spec.name: list(spec.shape) for spec, _ in group.regions} for group in groups}
+    shard = groups[0].mesh.get_local_rank()
+    refuse_differences(comm, {"compressor": compressor, "seed": seed, "shard": shard, "shapes": shapes})
     for group in groups:
         comm.broadcast_(group.shards, "setup")
     trained = [group for group in groups if group.regions]
     return ReplicateAxis([GroupExchange(group, wrapped, ladder, comm, seed) for group in trained], comm)
 
 
-def _refuse_compressor(wrapped: Wrapped, ladder: Ladder) -> None:
+def _refuse_compressor(wrapped: Wrapped) -> None:
     """Refuse what needs more than the gradient shards of one FSDP group."""
     traits = wrapped.compressor.traits
-    if len(ladder.values) > 1:
-        values = ", ".join(f"{value:g}" for value in ladder.values)
-        raise ConfigError(
-            "adaptive must be none where an FSDP2 model is attached, because no policy sees all shards, got one that "
-            f"chooses the {ladder.knob} among {values}; type adaptive=none"
-        )
     if traits.owns or traits.units != "gradient":
         owned = ", ".join(sorted(traits.owns)) or "the step"
         raise ConfigError(
@@ -184,40 +183,24 @@ def _refuse_compressor(wrapped: Wrapped, ladder: Ladder) -> None:
         raise ValueRefused("compressor.scope", rule, wrapped.scope, "tensor")
 
 
-def _comm_of_replicas(groups: Sequence[FSDPGroup], replicate_group: dist.ProcessGroup) -> Comm:
+def _comm_of_replicas(groups: Sequence[FSDPGroup], process_group: dist.ProcessGroup) -> Comm:
     """Collectives over the processes that hold the same shards.
 
     Raises:
         ConfigError: this process is not in the group, or the group holds two shards of one parameter.
     """
-    rank = dist.get_rank(replicate_group)
-    instead = 'type replicate_group=mesh["replicate"].get_group()'
+    rank = dist.get_rank(process_group)
+    instead = 'type process_group=mesh["replicate"].get_group()'
     if rank < 0:
-        raise ConfigError(f"replicate_group must hold this process, got one without rank {dist.get_rank()}; {instead}")
-    replicas = dist.get_process_group_ranks(replicate_group)
+        raise ConfigError(f"process_group must hold this process, got one without rank {dist.get_rank()}; {instead}")
+    replicas = dist.get_process_group_ranks(process_group)
     for group in groups:
         both = {*replicas} & {*dist.get_process_group_ranks(group.mesh.get_group())}
         if both != {dist.get_rank()}:
             raise ConfigError(
-                "replicate_group must hold one process of each shard group, got the ranks "
+                "process_group must hold one process of each shard group, got the ranks "
                 f"{sorted(both)} of {group.title}; {instead}"
             )
     comm = Comm(1, len(replicas), rank, str(groups[0].shards[0].device))
-    comm.group, comm.first_named = replicate_group, dist.get_rank()
+    comm.group, comm.first_named = process_group, dist.get_rank()
     return comm
-
-
-def _refuse_other_replicas(groups: Sequence[FSDPGroup], ladder: Ladder, seed: int, comm: Comm) -> None:
-    """Refuse replicas that would not send the same tensors at the same level.
-
-    Raises:
-        ConfigError: on every process.
-    """
-    shards = [(group.name, group.mesh.get_local_rank(), group.regions) for group in groups]
-    first, *others = comm.everyones({"shards": shards, ladder.knob or "level": ladder.values, "seed": seed})
-    for what in first:
-        if any(said[what] != first[what] for said in others):
-            raise ConfigError(
-                f"the processes of replicate_group must have the same {what}, got others on some of the ranks "
-                f"{dist.get_process_group_ranks(comm.group)}; type the same model, compressor and seed on all"
-            )

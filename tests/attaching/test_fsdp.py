@@ -17,14 +17,16 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, Shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import accordion_bench as ab
 from accordion_bench.attaching.fsdp import ReplicateAxis, attach_to_shards
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
+from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
+from accordion_bench.methods.levels import ladder_of
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.plan import Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
 from tests.kit.helpers import yaml_node
@@ -81,13 +83,8 @@ class Net(nn.Module):
         return self.last(hidden.relu()) if to_the_end else hidden
 
 
-def wrapped_of(name: str, **options) -> Wrapped:
-    return wrapped_compressor({**yaml_node("compressor", name), **options})
-
-
-def ladder_of(wrapped: Wrapped) -> Ladder:
-    traits, level = wrapped.compressor.traits, wrapped.compressor.level
-    return Ladder(traits.knob or "", () if level is None else (level,), traits.pair)
+def node_of(name: str, **options) -> dict:
+    return {**yaml_node("compressor", name), **options}
 
 
 def sharded(mesh: DeviceMesh, seed: int = 0, **how) -> Net:
@@ -127,8 +124,7 @@ def local(net: nn.Module) -> list[Tensor]:
 
 
 def attached(net: nn.Module, mesh: DeviceMesh, name: str, **options) -> ReplicateAxis:
-    wrapped = wrapped_of(name, **options)
-    return attach_to_shards(net, wrapped, mesh["replicate"].get_group(), ladder_of(wrapped), SEED)
+    return attach_to_shards(net, node_of(name, **options), mesh["replicate"].get_group(), SEED)
 
 
 def recorded(axis: ReplicateAxis) -> dict[str, list[tuple[list[Tensor], list[Tensor]]]]:
@@ -309,10 +305,10 @@ def test_each_shard_is_an_exchange_between_its_replicas(found, name):
     for shard in range(SHARDS):
         replicas = found[name][shard::SHARDS]
         for group, specs in replicas[0]["specs"].items():
-            wrapped, seed = wrapped_of(compressor, **options), keyed_rng.key(SEED, "shard", shard)
-            tensors = [TensorSpec(*spec) for spec in specs]
-            twin = Exchange(wrapped.compressor, tensors, ladder_of(wrapped), Comm(REPLICAS), torch.zeros(0), seed)
-            plan = Plan(dict.fromkeys(levelled(wrapped.compressor, twin.sent), 0))
+            inner = wrapped_compressor(node_of(compressor, **options)).compressor
+            tensors, seed = [TensorSpec(*spec) for spec in specs], keyed_rng.key(SEED, "shard", shard)
+            twin = Exchange(inner, tensors, ladder_of(inner, {}), Comm(REPLICAS), torch.zeros(0), seed)
+            plan = Plan(dict.fromkeys(levelled(inner, twin.sent), 0))
             for step, pairs in enumerate(zip(*(replica["seen"][group] for replica in replicas), strict=True)):
                 shards_W = [torch.stack(list(own)) for own in zip(*(before for before, _ in pairs), strict=True)]
                 updates = twin(shards_W, StepInfo(plan, step))
@@ -415,28 +411,30 @@ def _refuses_models(mesh: DeviceMesh) -> None:
 
 
 def _refuses_compressors(mesh: DeviceMesh) -> None:
-    net, group, topk = sharded(mesh["shard"]), mesh["replicate"].get_group(), wrapped_of("topk")
-    steered = _refused(lambda: attach_to_shards(net, topk, group, Ladder("density", (0.1, 0.9), (0.1, 0.9))))
-    assert steered.startswith("adaptive must be none") and "chooses the density among 0.1, 0.9" in steered
+    net, group = sharded(mesh["shard"]), mesh["replicate"].get_group()
+    assert "adaptive" in _refused(lambda: ab.attach_shards(net, "topk", process_group=group, adaptive="accordion"))
     assert "compressor must leave momentum to the optimizer" in _refused(lambda: attached(net, mesh, "dgc"))
     assert "type compressor.scope=tensor" in _refused(lambda: attached(net, mesh, "topk", scope="model"))
 
 
 def _refuses_groups(mesh: DeviceMesh) -> None:
-    wrapped = wrapped_of("none")
     net, shards, nobody = sharded(mesh["shard"]), mesh["shard"].get_group(), dist.new_group([0])
-    same = _refused(lambda: attach_to_shards(net, wrapped, shards, ladder_of(wrapped)))
-    assert same.startswith("replicate_group must hold one process of each shard group")
+    same = _refused(lambda: attach_to_shards(net, node_of("none"), shards))
+    assert same.startswith("process_group must hold one process of each shard group")
     if dist.get_rank():
-        outside = _refused(lambda: attach_to_shards(net, wrapped, nobody, ladder_of(wrapped)))
-        assert outside.startswith("replicate_group must hold this process")
+        outside = _refused(lambda: attach_to_shards(net, node_of("none"), nobody))
+        assert outside.startswith("process_group must hold this process")
 
 
 def _refuses_other_replicas(mesh: DeviceMesh) -> None:
-    net, wrapped, group = sharded(mesh["shard"]), wrapped_of("none"), mesh["replicate"].get_group()
-    own_seed = dist.get_rank(group)
-    other = _refused(lambda: attach_to_shards(net, wrapped, group, ladder_of(wrapped), own_seed))
-    assert "the same seed" in other
+    net, group = sharded(mesh["shard"]), mesh["replicate"].get_group()
+    first = dist.get_rank(group) == 0
+    seeds = _refused(lambda: attach_to_shards(net, node_of("none"), group, 0 if first else 3))
+    assert "got seed=0 on rank 0 and seed=3 on rank 1" in seeds
+    name = "powersgd" if first else "acpsgd"  # two with the same knob at the same level
+    assert "got compressor._target_=" in _refused(lambda: attach_to_shards(net, node_of(name, rank=2), group))
+    options = _refused(lambda: attach_to_shards(net, node_of("topk", error_feedback=first), group))
+    assert "got compressor.error_feedback=True on rank 0" in options
 
 
 def _refuses_what_has_no_gradient(mesh: DeviceMesh) -> None:

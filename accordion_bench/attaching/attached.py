@@ -33,7 +33,8 @@ class Attached(Attachment):
         last `end_epoch`. Times are of this process. `modelled_` columns put the training on the link `network`.
 
         Args:
-            own: further columns, such as accuracy=0.91, train_loss=0.3.
+            own: further columns, such as accuracy=0.91, train_loss=0.3; `seed`, `model`, `dataset`, `batch_size` and
+                `epochs` tell reports of the training, before what `attach` was passed.
         """
         return rows.metrics_row(self, own)
 

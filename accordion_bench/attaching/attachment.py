@@ -45,7 +45,7 @@ class Setting:
         exchange: how and when gradients are exchanged.
         seed: for keyed draws.
         name: of the arm, for reports.
-        network: the link of modelled times.
+        network, link: the link of modelled times, and its name in conf/network.
         batch_size: samples per worker and step.
         epochs, steps_per_epoch, schedule: of the training, where they were told.
         clip_norm: largest norm of a gradient; None = any.
@@ -58,6 +58,7 @@ class Setting:
     chosen: Chosen
     exchange: ExchangeOptions
     network: Network
+    link: str
     seed: int = 0
     name: str | None = None
     batch_size: int = 1

@@ -148,6 +148,7 @@ def _setting(chosen: Chosen, passed: Passed, weight_decay: float) -> Setting:
         chosen=chosen,
         exchange=ExchangeOptions("exchange", passed.overlap, passed.bucket_cap_mb, scaled, clips),
         network=_network(passed.network),
+        link=passed.network,
         seed=checks.integer("seed", passed.seed, at_least=0),
         name=passed.name,
         batch_size=passed.batch_size,

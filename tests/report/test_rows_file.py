@@ -169,6 +169,26 @@ def test_what_the_user_has_passed_may_stand_beside_the_run(tmp_path):
     assert run.config["batch_size"] == 64
 
 
+def test_what_the_user_has_passed_comes_before_what_was_attached(tmp_path):
+    """`attach` writes its default seed, and the class of the model."""
+    for seed in (1, 2):
+        rows_file(tmp_path / f"{seed}.jsonl", about(seed=0), seed=seed, model="resnet8")
+    (arm,), repeats = grouping.group(load.read_runs([tmp_path]))
+    assert (arm.seeds, repeats) == ([1, 2], [])
+    assert read(tmp_path / "1.jsonl").config["choices"]["model"] == "resnet8"
+
+
+@pytest.mark.parametrize(
+    "said, link",
+    [({}, "1gbit"), ({"network": "10gbit"}, "10gbit"), ({"network": "no such"}, "1gbit"), ({"network": [1]}, "1gbit")],
+    ids=str,
+)
+def test_the_link_of_modelled_times_is_the_one_that_was_passed(tmp_path, said, link):
+    run = read(rows_file(tmp_path / "a.jsonl", about(**said)))
+    assert run.finished and run.config["choices"]["network"] == link
+    assert run.config["network"] == {**node("network", link)}
+
+
 def test_files_without_a_seed_count_once(tmp_path):
     for name in "ab":
         rows_file(tmp_path / f"{name}.jsonl", about(seed=None))

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.report.read.completeness import is_count, is_number
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.metrics import LOSSES, METRICS, Metric, metric
 
 ENDING = ".jsonl"
 UNKNOWN_MODEL, UNKNOWN_DATA, UNKNOWN_METHOD = "unknown model", "unknown data", "unknown method"
-LINK = "1gbit"  # of conf/network: what the modelled columns of `comm.metrics()` are modelled on
+LINK = "1gbit"  # of conf/network: what the modelled columns are modelled on where `run` does not say
 JUDGED_BY = (*METRICS, *LOSSES)  # the first of these columns that the rows have
 OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error", "looks")  # not in a summary
 # of one loop the same in all rows
@@ -95,10 +95,10 @@ def _who(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _told(row: Mapping[str, Any], key: str) -> Any:
-    """What a row says of its run; what the user has passed to `comm.metrics()` may stand beside `run`, too."""
+    """What a row says of its run: what the user has passed to `comm.metrics()`, beside `run`, comes first."""
     run = row.get("run")
-    told = run.get(key) if isinstance(run, dict) else None
-    return row.get(key) if told is None else told
+    by_attach = run.get(key) if isinstance(run, dict) else None
+    return by_attach if row.get(key) is None else row[key]
 
 
 def _config(first: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -131,8 +131,10 @@ def _config(first: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict
         "workers": run.get("workers"),
     }
     if any(row.get("modelled_seconds") is not None for row in rows):
-        config["network"] = read_options(conf_dir() / "network" / f"{LINK}.yaml")
-        config["choices"]["network"] = LINK
+        links = yaml_files("network")
+        link = next((name for name in links if name == run.get("network")), LINK)
+        config["network"] = read_options(links[link])
+        config["choices"]["network"] = link
     return config
 
 

@@ -3,6 +3,8 @@
 import math
 
 from accordion_bench.options import checks
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.schedules.base import Schedule
 
 
@@ -17,6 +19,12 @@ class Cosine(Schedule):
     def __init__(self, epochs: int, workers: int, final: float = 0.0, **warmup) -> None:
         super().__init__(epochs, workers, **warmup)
         self.final = checks.number("final", final, at_least=0, at_most=1, instead=0)
+
+    @classmethod
+    def idle(cls, options: Config, around: Surroundings) -> Idle:
+        for key, why in super().idle(options, around):
+            if key != "warmup_epochs":  # the cosine begins after them, however flat they are
+                yield key, why
 
     def __call__(self, epoch: float) -> float:
         if epoch < self.warmup_epochs:

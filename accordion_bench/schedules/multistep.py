@@ -12,7 +12,8 @@ class MultiStep(Schedule):
     """factor(e) = warm-up(e) x gamma^(milestones reached by e), constant within an epoch.
 
     Args:
-        milestones: each a share of the run below 1 (0.5 of 300 epochs = epoch 150), or an epoch from 1 up.
+        milestones: each a share of the run below 1 (0.5 of 300 epochs = epoch 150; at the least epoch 1), or an epoch
+            from 1 up.
         gamma: decay at each milestone.
         lag: the timing of Accordion's code: warm-up one epoch late, decays two epochs late (152 and 252 of 300).
         epochs, workers, warmup_epochs, lr_scaling: see `Schedule`.
@@ -36,7 +37,7 @@ class MultiStep(Schedule):
         if any(later <= earlier for earlier, later in itertools.pairwise(reached)):
             rising = [m for _, m in sorted(dict(zip(reached, milestones, strict=True)).items())]
             raise checks.ValueRefused("milestones", f"rising, in a run of {epochs} epochs", list(milestones), rising)
-        self.milestones = [round(m * epochs) if m < 1 else m for m in milestones]
+        self.milestones = [max(round(m * epochs), 1) if m < 1 else m for m in milestones]
         self.gamma = checks.number("gamma", gamma, above=0, at_most=1, instead=0.1)
         self.lag = checks.boolean("lag", lag, instead=False)
 

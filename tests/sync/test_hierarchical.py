@@ -16,7 +16,8 @@ from tests.kit.helpers import exchange_for, gradients
 from tests.kit.local import deviation, trained, trainer_for
 
 HIERARCHICAL, SAME = "sync=hierarchical", 1e-14
-SIXTEEN = ["dataset.train_size=256", "batch_size=1", "epochs=1", "model._target_=tests.kit.models.Plain"]  # 16 steps
+SIXTEEN = ["dataset.train_size=256", "batch_size=1", "epochs=1", "optimizer.lr=0.002"]  # 16 steps
+SIXTEEN += ["model._target_=tests.kit.models.Plain"]
 
 
 def test_bytes_are_the_formula(tmp_path):

@@ -90,6 +90,9 @@ class Policy(Component):
         """
         return plan
 
+    def units_change(self) -> None:
+        """From here on differences of parameters are exchanged, no more gradients: forget what would mix both."""
+
     def owed_to_length(self, epochs: int) -> Any:
         """What its decisions in the first `epochs` owe to the length of the run; after `start`.
 

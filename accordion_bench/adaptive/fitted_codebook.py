@@ -152,10 +152,11 @@ class FittedCodebook(Policy):
         if dist is None:
             return plan
         start, books, fits = time.perf_counter(), {}, {}
+        judged = dist if self.solver == "official" else dist.symmetric()  # as `Fit.psi`
         for bits, previous in plan.codebooks.items():
             fit = self.solve(dist, bits, previous)
             books[bits] = rounded(fit.levels)
-            before = float(psi(dist, previous))
+            before = float(psi(judged, previous))
             fits[str(bits)] = {"levels": list(books[bits]), "psi": fit.psi, "psi_before": before, "sweeps": fit.sweeps}
         self._decision = {"step": signals.step, "fits": fits, "solve_seconds": time.perf_counter() - start}
         return replace(plan, codebooks=books)

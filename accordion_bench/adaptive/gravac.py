@@ -136,6 +136,9 @@ class GraVAC(Policy):
             self._search(gain, probes[self.candidate] or {}, done)
         return plan.with_levels(dict.fromkeys(plan.levels, level)) if changed else plan
 
+    def units_change(self) -> None:
+        self.sums.clear()
+
     def _smooth(self, i: int, probe: Mapping[str, Measured]) -> None:
         new = (sum(found.sent_norm for found in probe.values()), sum(found.norm for found in probe.values()))
         old = self.sums.get(i, new)

@@ -160,6 +160,9 @@ class PolicyRunner:
         """From here on differences of parameters are exchanged, no more gradients: forget sums that would mix both."""
         self.recent, self.recent_count = [], 0
         self.epoch_sums.forget_updates()
+        self.statistics.sums.clear()
+        for policy in self.policies.values():
+            policy.units_change()
 
     def read_loss(self) -> float:
         """Training loss of all workers since it was last read, mean over steps."""

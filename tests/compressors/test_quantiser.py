@@ -213,6 +213,8 @@ def test_fitted_levels_lose_less(method, fit, zero_level):
         assert lost[0] < min(lost[1:])
         decision = policy.decision()
         assert decision["fits"]["3"]["psi"] < decision["fits"]["3"]["psi_before"]
+        policy.update(Signals(0, 0.1, 0.1, step=0, statistics=statistics), fitted)  # now they are those before, too
+        assert policy.decision()["fits"]["3"]["psi_before"] == pytest.approx(decision["fits"]["3"]["psi"], rel=1e-4)
         if norm == "l2":  # what the fit expects is what is lost; under linf one coordinate per bucket is 1
             energy = float(quantiser.norms(x).double().square().sum())
             assert lost[0] == pytest.approx(energy * 1024 * decision["fits"]["3"]["psi"], rel=0.02)

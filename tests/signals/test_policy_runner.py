@@ -24,3 +24,27 @@ def test_of_very_many_decisions_some_are_recorded_the_first_and_the_last_among_t
     every, some = recorded(tmp_path / "every", 1000), recorded(tmp_path / "some", 8)
     assert len(every) > 20 and 4 <= len(some) <= 8
     assert some[0] == every[0] and some[-1] == every[-1] and set(some) < set(every)
+
+
+SWITCH = ["sync=local_sgd", "sync.switch_step=4", "sync.period=1", "epochs=2", "schedule.warmup_epochs=0"]
+LOOKS = {
+    "alq": ["compressor=qsgd", "adaptive=alq", "adaptive.alq.update_at=[6]", "adaptive.alq.stat_samples=7"],
+    "gravac": ["compressor=topk", "adaptive=gravac"],
+}
+
+
+@pytest.mark.parametrize("policy", LOOKS)
+def test_what_was_seen_of_gradients_is_forgotten_where_differences_are_exchanged(tmp_path, monkeypatch, policy):
+    held = []
+    forget = policy_runner.PolicyRunner.units_change
+
+    def watched(runner):
+        sums = runner.statistics.sums if policy == "alq" else runner.policies[policy].sums
+        held.append(len(sums))
+        forget(runner)
+        held.append(len(sums))
+
+    monkeypatch.setattr(policy_runner.PolicyRunner, "units_change", watched)
+    train.run(composed.run(tmp_path, *LOOKS[policy], *SWITCH))
+    seen, left = held
+    assert seen and not left

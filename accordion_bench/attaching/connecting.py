@@ -45,7 +45,11 @@ def connected(passed: Passed) -> Attached:
         for sentence in without_effect(found.setting.chosen, found.methods):
             log.warning("%s", sentence)
     taken = users_optimizer.hand_over(passed.optimizer, found.methods.wrapped.compressor)
-    attached = Attached(found.inner, passed.optimizer, found.methods, comm, found.setting)
+    try:
+        attached = Attached(found.inner, passed.optimizer, found.methods, comm, found.setting)
+    except ConfigError as refused:
+        users_optimizer.give_back(passed.optimizer, taken)
+        raise in_python(refused) from None
     if found.wrapper is not None:
         deliver_to(attached, found.wrapper)
     attached.connect(listens=found.wrapper is None or found.setting.scaled)

@@ -23,18 +23,29 @@ def attended(
     Args:
         context, exchange, outer, buffers: see `Quorum`.
         quorum, grace, lateness: as `LocalSGD` has them.
-
-    Raises:
-        ConfigError: processes cannot tell each other who has come.
     """
-    comm = context.axis.comm
-    if quorum is None or quorum >= comm.workers:
+    if quorum is None or quorum >= context.axis.comm.workers:
         return None
     if lateness is not None:
         return DrawnLateness(context, exchange, outer, buffers, quorum, lateness, context.runner.seed)
+    return LateProcesses(context, exchange, outer, buffers, quorum, grace)
+
+
+def refuse_unheard(context: SyncContext, quorum: int | None, lateness: float | None) -> None:
+    """Refuse a quorum of processes that cannot tell each other who has come.
+
+    Args:
+        context: of the run.
+        quorum, lateness: as `LocalSGD` has them.
+
+    Raises:
+        ConfigError: with what to type instead.
+    """
+    comm = context.axis.comm
+    if quorum is None or quorum >= comm.workers or lateness is not None:
+        return
     if context.store is None or comm.device.type != "cpu":
         raise ConfigError(
             f"sync.quorum needs a run over comm=gloo on CPUs, where processes can be late, got {quorum} elsewhere; "
             "type sync.lateness=0.1 to draw who is late, or sync.quorum=null"
         )
-    return LateProcesses(context, exchange, outer, buffers, quorum, grace)

@@ -70,6 +70,7 @@ class Sync(Component):
         outer_optimizer: what takes a step at every averaging; `none` = the mean stays as it is.
         quorum: workers that an averaging needs; None = all.
         plans_with: what it must know of the training beforehand, see `Policy`.
+        buffers: the inner optimizers' at an averaging, see `treat_buffers`.
         final: steps that are left after the last averaging end in an exact one.
         partial: an averaging is of some of the tensors.
         split: the tensors, by index, of each averaging of a round; None = all of them.
@@ -87,6 +88,7 @@ class Sync(Component):
     outer_optimizer: str = "none"
     quorum: int | None = None
     plans_with: frozenset[str] = frozenset()
+    buffers: str = "keep"
     final: bool = False
     partial: bool = False
     split: Sequence[Sequence[int]] | None = None

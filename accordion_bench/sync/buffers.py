@@ -37,6 +37,7 @@ def average_buffers(inner: Optimizers) -> None:
     for key in dict.fromkeys(key for _, key in held):
         holders = [i for i, its in held if its == key]
         stacked = [torch.stack([row[i][key] for row in rows]) for i in holders]
+        inner.axis.comm.ledger.paper_count(sum(x_W[0].numel() for x_W in stacked))
         for i, mean in zip(holders, inner.axis.comm.all_reduce_mean(stacked), strict=True):
             for row in rows:
                 row[i][key].copy_(mean)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 
@@ -65,6 +66,10 @@ class InFlight:
         self.land()
         self.updates = []
 
+    def copies(self) -> list[Tensor]:
+        """The updates that have come, on the CPU, for a checkpoint."""
+        return list(map(copy_on_cpu, self.updates))
+
     def load(self, updates: Sequence[Tensor]) -> None:
         """Continue with updates of a checkpoint."""
-        self.updates = [value.to(self.runner.comm.device) for value in updates]
+        self.updates = [value.to(self.runner.comm.device, copy=True) for value in updates]

@@ -24,7 +24,7 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts
 from accordion_bench.position import Rate
-from accordion_bench.sync.attendance import attended
+from accordion_bench.sync.attendance import attended, refuse_unheard
 from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.buffers import BUFFERS, treat_buffers
 from accordion_bench.sync.every_step import EveryStep
@@ -191,6 +191,7 @@ class LocalSGD(Sync):
 
     def begin(self, context: SyncContext) -> None:
         super().begin(context)
+        refuse_unheard(context, self.quorum, self.lateness)
         self.names = [spec.name for spec in self.axis.specs]
         if not self.buffers:
             is_sgd = isinstance(self.inner.common, torch.optim.SGD)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options import checks
 
@@ -28,7 +29,7 @@ class Average:
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Buffers in the order of the parameters."""
+        """Copies of the buffers on the CPU, in the order of the parameters."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any], z: Sequence[Tensor]) -> None:
@@ -66,11 +67,11 @@ class SlowMo(Average):
         return self.u
 
     def state_dict(self) -> dict[str, Any]:
-        return {"u": list(self.u)} if self.u else {}
+        return {"u": list(map(copy_on_cpu, self.u))} if self.u else {}
 
     def load_state_dict(self, state: dict[str, Any], z: Sequence[Tensor]) -> None:
         if "u" in state:
-            self.u = [u.to(value.device) for u, value in zip(state["u"], z, strict=True)]
+            self.u = [u.to(value.device, copy=True) for u, value in zip(state["u"], z, strict=True)]
 
 
 class OuterSGD(Average):
@@ -115,9 +116,9 @@ class OuterSGD(Average):
         return [state[parameter]["momentum_buffer"] for parameter in self.parameters]
 
     def state_dict(self) -> dict[str, Any]:
-        if self.sgd is None:
+        if self.sgd is None or not self.options["momentum"]:
             return {}
-        return {"momentum": [self.sgd.state[p].get("momentum_buffer") for p in self.parameters]}
+        return {"momentum": [copy_on_cpu(self.sgd.state[p]["momentum_buffer"]) for p in self.parameters]}
 
     def load_state_dict(self, state: dict[str, Any], z: Sequence[Tensor]) -> None:
         if "momentum" not in state:
@@ -125,7 +126,7 @@ class OuterSGD(Average):
         sgd = self._begin(z)
         for parameter, buffer in zip(self.parameters, state["momentum"], strict=True):
             if buffer is not None:
-                sgd.state[parameter]["momentum_buffer"] = buffer.to(parameter.device)
+                sgd.state[parameter]["momentum_buffer"] = buffer.to(parameter.device, copy=True)
 
 
 OUTER: dict[str, type[Average]] = {"none": Average, "slowmo": SlowMo, "sgd": OuterSGD}

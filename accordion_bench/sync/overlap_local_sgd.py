@@ -159,7 +159,7 @@ class OverlapLocalSGD(LocalSGD):
             self.finished = True
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "in_flight": dict(zip(self.names, self.in_flight.updates, strict=False))}
+        return {**super().state_dict(), "in_flight": dict(zip(self.names, self.in_flight.copies(), strict=False))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

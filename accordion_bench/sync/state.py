@@ -55,7 +55,7 @@ class SyncState:
     def _load_common(self, state: dict[str, Any], place: Placed) -> None:
         """What the workers of one exchange have in common."""
         for name, entries in state.items():
-            moved = {key: value.to(self.comm.device) for key, value in entries.items()}
+            moved = {key: value.to(self.comm.device, copy=True) for key, value in entries.items()}
             place.exchange.state.setdefault(name, {}).update(moved)
 
 

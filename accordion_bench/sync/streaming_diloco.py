@@ -203,7 +203,7 @@ class StreamingDiLoCo(LocalSGD):
             outer.load_state_dict(known, self.anchor(own))
 
     def state_dict(self) -> dict[str, Any]:
-        flying = zip(self.named[self.turn], self.in_flight.updates, strict=False)
+        flying = zip(self.named[self.turn], self.in_flight.copies(), strict=False)
         return {**super().state_dict(), "in_flight": dict(flying)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

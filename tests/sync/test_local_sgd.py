@@ -28,7 +28,8 @@ def test_period_1_is_synchronous_sgd(tmp_path, options):
         assert deviation(averaged.axis.shared, dense.axis.shared) < SAME
         for row in range(4):
             assert deviation(local.momenta(averaged, row), local.momenta(dense)) < SAME
-        assert averaged.comm.ledger.counts["payload"] == 2 * dense.comm.ledger.counts["payload"]
+        counts = averaged.comm.ledger.counts, dense.comm.ledger.counts
+        assert [counts[0][key] / counts[1][key] for key in ("payload", "paper_floats")] == [2, 2]
         assert deviation(local.momenta(kept, 0), local.momenta(dense)) > 1e-4
 
 
@@ -95,6 +96,7 @@ def test_workers_average_after_every_period_and_at_the_end(tmp_path, overrides, 
 
     run = trained(tmp_path, "dataset.train_size=64", LOCAL, *overrides, watch=watch)
     assert seen == averaged
+    assert run.comm.ledger.counts["payload"] == 8 * 4 * run.comm.ledger.counts["paper_floats"]  # in float64, 4 workers
     assert local.all_equal(local.replicas(run)) and local.all_equal([local.replicas(run)[0], run.axis.shared])
 
 

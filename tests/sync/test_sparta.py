@@ -129,7 +129,7 @@ def test_bytes_are_four_for_each_drawn_coordinate(tmp_path):
     assert run.position.step == 24
     assert columns["payload_bytes"] == 24 * 4 * k + 4 * d
     assert columns["wire_bytes"] == 2 * 3 / 4 * (24 * 4 * k + 4 * d) and columns["rounds"] == 25 * 2 * 3
-    assert columns["paper_floats"] == 24 * k and columns["dense_bytes"] == 24 * 4 * d
+    assert columns["paper_floats"] == 24 * k + d and columns["dense_bytes"] == 24 * 4 * d
     info = run.position.info()
     assert run.sync.exchange.predicted_bytes(info) == run.sync.exchange.mean_bytes(info) == 4 * k
 

@@ -297,7 +297,7 @@ class Attachment:
         with self._told():
             self._refuse_new_parameters()
             self._note_rate()
-            self.axis.collect()
+            self.axis.collect(give=self.sync.buffers == "average")  # else workers could have different buffers
             if self.sync.gradients_go_to() is not None and (name := self.axis.changed()):
                 raise ConfigError(
                     f"gradients must stay as backward has left them until they are exchanged, got that of {name} "
@@ -432,11 +432,11 @@ class Attachment:
             tensor.copy_(values[name])
 
     def finish(self) -> None:
-        """After the last step: leave one consensus model behind, and detach. All processes call it."""
+        """After the last step: leave one model behind, unless `final` is false, and detach. All processes call it."""
         with self._told():
             self.pause()
             self.sync.finish()
-            if self.sync.local:
+            if self.sync.local and self.sync.final:
                 self._put(self.consensus())
         self.detach()
 

@@ -37,12 +37,13 @@ def exempt_names(exempt: Exempt, model: nn.Module) -> frozenset[str]:
             f"exempt must be made of {', '.join(WORDS)}, or be a function of name and parameter, got {unknown!r}; "
             f"pass exempt={near or 'norm,bias'!r}"
         )
-    return frozenset(
-        plain_name(f"{path}.{name}".lstrip("."))
-        for path, module in model.named_modules()
-        for name, _ in module.named_parameters(recurse=False)
+    found = {  # a parameter that several modules share has the name that it has in the first one
+        id(param)
+        for module in model.modules()
+        for name, param in module.named_parameters(recurse=False)
         if any(_is(word, module, name) for word in words)
-    )
+    }
+    return frozenset(plain_name(name) for name, param in model.named_parameters() if id(param) in found)
 
 
 def _is(word: str, module: nn.Module, name: str) -> bool:

@@ -1,6 +1,6 @@
 """FSDP2: gradients of shards go to their replicas through a compressor, instead of a dense all-reduce."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.methods.levels import ladder_of
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
@@ -84,7 +85,7 @@ class GroupExchange:
                 if key in kept and isinstance(value, Tensor) and kept[key].shape == value.shape:
                     kept[key].copy_(value)  # residuals of one shape share one storage
                 else:
-                    kept[key] = value.to(self.exchange.comm.device) if isinstance(value, Tensor) else value
+                    kept[key] = value.to(self.exchange.comm.device, copy=True) if isinstance(value, Tensor) else value
 
 
 class ReplicateAxis:
@@ -135,7 +136,7 @@ class ReplicateAxis:
 
 
 def attach_to_shards(
-    model: nn.Module, compressor: Mapping[str, Any], process_group: dist.ProcessGroup, seed: int = 0
+    model: nn.Module, compressor: Config, process_group: dist.ProcessGroup, seed: int = 0
 ) -> ReplicateAxis:
     """Let a compressor exchange the gradients of an FSDP2 model along its replicate axis.
 

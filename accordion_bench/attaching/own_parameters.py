@@ -74,11 +74,18 @@ class OwnParameters(Replicas):
         return gradient is not self.params[i].grad or (not gradient._is_view() and gradient._version > version + 1)
 
     @torch.no_grad()
-    def collect(self) -> None:
-        """All gradients of the step into `gradients_W`; a parameter that the loss does not reach has a zero one."""
+    def collect(self, give: bool = False) -> None:
+        """All gradients of the step into `gradients_W`; a parameter that the loss does not reach has a zero one.
+
+        Args:
+            give: its optimizer is to see it, too.
+        """
         for i, param in enumerate(self.params):
             if i not in self._taken:
-                self.take(i, torch.zeros_like(param) if param.grad is None else param.grad)
+                gradient = torch.zeros_like(param) if param.grad is None else param.grad
+                self.take(i, gradient)
+                if give:
+                    param.grad = gradient
         self.gradients_W = [self._taken[i] for i in range(len(self.params))]
 
     def changed(self) -> str | None:

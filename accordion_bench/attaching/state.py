@@ -125,11 +125,13 @@ def _put_other(attachment: Attachment, states: Sequence[State], before: int) -> 
         )
     shared = _renamed(states[0]["shared"], before, comm.workers)
     _put_shared(attachment, shared | {"ledger": _bytes_of(shared["ledger"], before, comm.workers)})
-    what = "residuals are dropped; pass the states of all ranks as a list to keep their mean"
     if len(states) > 1:
         owns = [_renamed(state["own"], before, comm.workers) for state in states]
         _put_own(attachment, shared_anew(attachment, owns))
         what = "each gets the mean of all residuals"
+    else:
+        attachment.sync.load_worker_state(0, states[0]["own"]["sync"])  # anchors belong to rank 0's model
+        what = "residuals are dropped; pass the states of all ranks as a list to keep their mean"
     if comm.leader:
         log.warning("the state is of %d workers and goes on with %d: %s", before, comm.workers, what)
 

@@ -13,6 +13,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.position import Rate
 
 MOVED = ("momentum", "nesterov", "weight_decay")  # what a compressor may apply in the optimizer's place
+UNREAD = {"dampening": 0, "maximize": False, "amsgrad": False}  # what none applies, and where it does nothing
 READ = ("betas", "eps")  # what it may have to know, too
 
 
@@ -89,9 +90,12 @@ def hand_over(optimizer: torch.optim.Optimizer, compressor: Compressor) -> Confi
     """Take from the optimizer what the compressor applies itself; returns the values that were taken.
 
     Raises:
-        ConfigError: parameter groups differ in one of them.
+        ConfigError: parameter groups differ in one of them, or one has what the compressor's step would leave out.
     """
-    if not compressor.traits.owns or compressor.traits.shares_steps:
+    if not compressor.traits.owns:
+        return {}
+    _refuse_unread(optimizer)
+    if compressor.traits.shares_steps:
         return {}
     before = options_of(optimizer)
     left = optimizer_node(before, compressor)
@@ -104,6 +108,16 @@ def hand_over(optimizer: torch.optim.Optimizer, compressor: Compressor) -> Confi
     for group in optimizer.param_groups:
         group |= {key: left[key] for key in taken}
     return taken
+
+
+def _refuse_unread(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for key, off in UNREAD.items():
+            if group.get(key, off) != off:
+                raise ConfigError(
+                    f"optimizer must have {key}={off} with a compressor that takes the step itself, which would leave "
+                    f"it out, got {group[key]}; pass {key}={off}, or another compressor"
+                )
 
 
 def give_back(optimizer: torch.optim.Optimizer, taken: Config) -> None:

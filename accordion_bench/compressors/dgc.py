@@ -65,6 +65,7 @@ class DGC(Wrapper):
         self.traits = replace(type(self).traits, needs_all=clip is not None)  # for the norm
         self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=1.0)
         self.warmup_epochs = checks.integer("warmup_epochs", warmup_epochs, at_least=0)
+        self.plans_with = frozenset({"steps_per_epoch"}) if self.warmup_epochs else frozenset()
 
     def scheduled(self, level: float, epoch: float) -> float:
         if epoch >= self.warmup_epochs:

@@ -105,7 +105,7 @@ ONE_PROCESS: dict[str, Case] = {
         lambda m, o: ab.attach(m, o, clip_at="later")
     ),
     "clip_at must be before where the compressor takes the step itself, because its update is no gradient, got 'after';"
-    " pass clip_at='before'": lambda m, o: ab.attach(m, o, "dgc", clip_norm=1.0, clip_at="after"),
+    " pass clip_at='before'": lambda m, o: ab.attach(m, o, "signum", clip_norm=1.0, clip_at="after"),
     "bucket_cap_mb must be a number above 0, got 0; pass bucket_cap_mb=25.0": (
         lambda m, o: ab.attach(m, o, bucket_cap_mb=0)
     ),
@@ -169,7 +169,7 @@ ONE_PROCESS: dict[str, Case] = {
     " step; pass model.module": lambda m, o: ab.local(DistributedDataParallel(m), o, "local_sgd"),
     "compressor must leave momentum and step to the optimizer where workers take local steps, got dgc, which has a "
     "momentum of its own; pass compressor='topk', or call ab.attach(model, optimizer)": (
-        lambda m, o: ab.local(m, o, "local_sgd", "dgc")
+        lambda m, o: ab.local(m, o, "local_sgd", "dgc", **LENGTH)
     ),
     "fragments must be at most 2, because the model has 2 layers, got 9; pass fragments=2": (
         lambda m, o: ab.local(m, o, "streaming_diloco", fragments=9, period=90)
@@ -182,7 +182,17 @@ ONE_PROCESS: dict[str, Case] = {
     "optimizer must be adamw, because this compressor takes the step itself and leaves the optimizer no gradient, got "
     "torch.optim.SGD; pass a torch.optim.AdamW": lambda m, o: ab.attach(m, o, "onebitadam", freeze_step=3),
     "optimizer must have one momentum for all groups with a compressor that takes the step itself, got several; pass "
-    "one group": lambda m, o: ab.attach(m, two_groups(m), "dgc"),
+    "one group": lambda m, o: ab.attach(m, two_groups(m), "signum"),
+    "optimizer must have maximize=False with a compressor that takes the step itself, which would leave it out, got "
+    "True; pass maximize=False, or another compressor": (
+        lambda m, o: ab.attach(m, sgd(m, maximize=True), "distefblocksgd")
+    ),
+    "optimizer must have dampening=0 with a compressor that takes the step itself, which would leave it out, got 0.5": (
+        lambda m, o: ab.attach(m, sgd(m, dampening=0.5), "signum")
+    ),
+    "optimizer must have amsgrad=False with a compressor that takes the step itself": (
+        lambda m, o: ab.attach(m, torch.optim.AdamW(m.parameters(), amsgrad=True), "onebitadam", freeze_step=3)
+    ),
     # what must be known beforehand
     "adaptive=qsr must know epochs and steps_per_epoch and schedule beforehand, got None; pass epochs=..., "
     "steps_per_epoch=..., schedule=...": lambda m, o: ab.local(m, o, "local_sgd", adaptive="qsr"),
@@ -202,6 +212,9 @@ ONE_PROCESS: dict[str, Case] = {
     "adaptive.adacomm.every must be less than half the 9 steps of the run, because the losses of two intervals are "
     "compared, got 60; pass adaptive={'adacomm': {'every': 1}}": (
         lambda m, o: ab.local(m, o, "local_sgd", adaptive="adacomm", **LENGTH)
+    ),
+    "compressor=dgc must know steps_per_epoch beforehand, got None; pass steps_per_epoch=...": (
+        lambda m, o: ab.attach(m, o, "dgc")
     ),
     "sync=post_local_sgd must know epochs and schedule beforehand, got None; pass epochs=..., schedule=...": (
         lambda m, o: ab.local(m, o, "post_local_sgd")

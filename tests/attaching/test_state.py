@@ -1,5 +1,6 @@
 """A training that goes on from `comm.state_dict()` is the training that was never interrupted, bit for bit."""
 
+import copy
 import io
 import logging
 from typing import Any
@@ -20,7 +21,10 @@ from tests.kit.small_net import net, sgd
 EPOCHS, STEPS = 3, 4
 SAVED_AT = (6, 8)  # in mid-epoch, and between two
 KNOWN = {"epochs": EPOCHS, "steps_per_epoch": STEPS}
-SHORT: dict[str, dict[str, Any]] = {"onebitadam": {"freeze_step": 6}}  # else nothing happens in so few steps
+SHORT: dict[str, dict[str, Any]] = {
+    "onebitadam": {"freeze_step": 6},
+    "dgc": {"steps_per_epoch": 4},
+}  # else nothing happens in so few steps
 
 
 def falls(epoch: float) -> float:
@@ -192,15 +196,43 @@ def test_groups_of_workers_go_on_bit_for_bit(tmp_path):
     together(4, interrupted, str(tmp_path / "store"), {"hierarchical": passed}, False, 4)
 
 
+def keep_states(rank: int, store: str) -> None:
+    """What `state_dict` returns stays, and what it was loaded from stays, however long the training goes on."""
+    passed = {"slowmo": {"period": 2}, "diloco": {"period": 2}, "streaming_diloco": {"period": 4, "delay": 1}}
+    with by_hand.in_group(rank, store):
+        for sync, options in passed.items():
+            model = net()
+            optimizer = sgd(model)
+            comm = ab.local(model, optimizer, sync, **options)
+            small_net.steps(model, optimizer, comm, rank, range(5))
+            state, weights = comm.state_dict(), copy.deepcopy(model.state_dict())
+            kept = copy.deepcopy(state)
+            small_net.steps(model, optimizer, comm, rank, range(5, 11))
+            same(state, kept, sync)
+            comm.detach()
+
+            comm = ab.local(model, optimizer, sync, **options)
+            model.load_state_dict(weights)
+            comm.load_state_dict(state)
+            small_net.steps(model, optimizer, comm, rank, range(5, 11))
+            same(state, kept, sync)
+            comm.detach()
+
+
+def test_a_state_is_a_snapshot(tmp_path):
+    together(2, keep_states, str(tmp_path / "store"))
+
+
 # ---- another number of workers
 
 SHARED = {
     "topk": {"compressor": "topk", "density": 0.1},
-    "dgc": {"compressor": "dgc"},
+    "dgc": {"compressor": "dgc", "steps_per_epoch": STEPS},
     "two-way": {"compressor": "distefblocksgd"},
     "two-way, one server": {"compressor": "distefblocksgd", "server": "literal"},
     "diloco with topk": {"sync": "diloco", "period": 4, "compressor": "topk", "density": 0.2},
     "overlap": {"sync": "overlap_local_sgd", "period": 4, "delay": 3},
+    "cocod": ALL["cocod"],
     "streaming": {"sync": "streaming_diloco", "period": 6, "delay": 2},
     "post-local": {"sync": "post_local_sgd", "period": 3, "switch_step": 9, "compressor": "topk"},
     "accordion": {
@@ -210,10 +242,13 @@ SHARED = {
 }
 
 
+MEETS = {"noloco": ALL["noloco"]}  # an even number of workers
+
+
 def save_six_steps(rank: int, folder: str, workers: int, names: list[str]) -> None:
     with by_hand.in_group(rank, f"{folder}/store-{workers}", workers):
         for name in names:
-            passed = SHARED[name]
+            passed = (SHARED | MEETS)[name]
             training = Training(rank, passed)
             training.go_on(6)
             torch.save([training.saved(), training.comm.comm.ledger.columns()], f"{folder}/{name}-{rank}.pt")
@@ -223,7 +258,7 @@ def go_on_with_others(rank: int, folder: str, before: int, workers: int, names: 
     records = told_of_states()
     with by_hand.in_group(rank, f"{folder}/to-{workers}", workers):
         for name in names:
-            passed = SHARED[name]
+            passed = (SHARED | MEETS)[name]
             files = [torch.load(f"{folder}/{name}-{old}.pt", weights_only=True) for old in range(before)]
             number, model, optimizer, leaders = files[0][0]
             states = [saved[3] for saved, _ in files]
@@ -257,6 +292,8 @@ def go_on_with_others(rank: int, folder: str, before: int, workers: int, names: 
                 t for kept in training.comm.state_dict()["own"]["exchange_states"].values() for t in tensors(kept)
             ]
             assert not any(t.any() for t in residuals), name
+            anchored = training.comm.state_dict()["own"]["sync"]
+            same(anchored, leaders["own"]["sync"], name)
             training.go_on(7)
             assert training.comm.position.step == 7
             with pytest.raises(
@@ -317,11 +354,12 @@ def kept_as_a_mean(name: str, before: list[Any], now: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("before", "workers", "names"),
     [
-        (2, 3, ["topk", "two-way", "overlap"]),
+        (2, 3, ["topk", "two-way", "overlap", "cocod"]),
         pytest.param(2, 3, list(SHARED), marks=pytest.mark.slow),
         pytest.param(3, 2, list(SHARED), marks=pytest.mark.slow),
+        pytest.param(2, 4, ["noloco"], marks=pytest.mark.slow),
     ],
-    ids=["2 to 3", "2 to 3, all", "3 to 2, all"],
+    ids=["2 to 3", "2 to 3, all", "3 to 2, all", "2 to 4"],
 )
 def test_another_number_of_workers(tmp_path, before, workers, names):
     together(before, save_six_steps, str(tmp_path), before, names)

@@ -270,6 +270,7 @@ class OneShot(Compressor):
         payload = comm.ledger.counts["payload"]
         for i, mean in zip(reduced, comm.all_reduce_mean([decoded_W.get(i, xs_W[i]) for i in reduced]), strict=True):
             update[i] = mean
+        saved = 0
         if gathered:
             specs, levels = sent.specs[: len(gathered)], sent.levels[: len(gathered)]
             message_A = self.gathered(sent.message, specs, levels, comm)
@@ -280,7 +281,8 @@ class OneShot(Compressor):
                 update[i] = mean[0]
             if self.entropy != "none":
                 saved = self._saved(message_A, specs, levels, ctx)
-                comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload - saved
+        if self.entropy != "none":
+            comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload - saved
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in compressed}, xs_W)

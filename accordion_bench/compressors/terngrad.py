@@ -31,6 +31,7 @@ from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.upload import table
 
 TERNARY = (-1.0, 0.0, 1.0)
+ROUNDING = 1e-15  # share of a sum of squares in float64, for each of its terms, that may be rounding
 
 
 class TernaryCodes(DenseCodes):
@@ -123,7 +124,10 @@ class TernGrad(Compressor):
             (largest_W,) = norms_of(rows_W, ["linf"])
         else:
             largest_W, norm_W, sum_W = norms_of(rows_W, ["linf", "l2", "sum"])
-            sigma_W = ((norm_W.square() - sum_W.square() / n).clamp_min(0) / (n - 1).clamp_min(1)).sqrt()
+            square_W = norm_W.square()
+            spread_W = square_W - sum_W.square() / n
+            spread_W = spread_W.where(spread_W > ROUNDING * (n + 9) * square_W, torch.zeros_like(spread_W))
+            sigma_W = (spread_W / (n - 1).clamp_min(1)).sqrt()
             # all entries alike have no sigma: nothing sticks out, nothing is cut
             largest_W = torch.where(sigma_W > 0, torch.minimum(largest_W, self.clip * sigma_W), largest_W)
         return list(largest_W.amax(0).float())
@@ -131,7 +135,11 @@ class TernGrad(Compressor):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         specs = ctx.specs
         sent = [i for i, level in enumerate(ctx.levels) if level is not None and self.pays(specs[i], comm.workers)]
+        counts = comm.ledger.counts
+        before = counts["payload"]
         shared = comm.all_reduce_max(self.largest_of([xs_W[i] for i in sent]))
+        if self.entropy != "none":  # the scales stay as they are
+            counts["entropy"] += counts["payload"] - before
         for i, scale in zip(sent, shared, strict=True):
             if comm.device.type == "cpu" and not scale.isfinite():
                 raise NonFinite(f"what some worker was to send of {specs[i].name} is not finite")

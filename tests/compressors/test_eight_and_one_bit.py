@@ -157,7 +157,23 @@ def test_terngrad_clips_at_so_many_standard_deviations():
     compressor = TernGrad(clip=2.5)
     assert float(compressor.largest_of([x_W])[0]) == pytest.approx(2.5 * float(x_W[0].std()), rel=1e-5)
     assert float(TernGrad(clip=None).largest_of([x_W])[0]) == 1000.0
-    assert float(compressor.largest_of([torch.full((1, 1, 9), 3.0)])[0]) == 3.0  # all alike: nothing sticks out
+
+
+@pytest.mark.parametrize("n", [2, 9, 10, 1000, 65_536])
+def test_terngrad_cuts_nothing_where_all_entries_are_alike(n):
+    values = torch.rand(40, 1, 1, generator=torch.Generator().manual_seed(n)) + 0.01
+    assert all(float(TernGrad().largest_of([value.repeat(1, 1, n)])[0]) == float(value) for value in values)
+
+
+def test_terngrads_entropy_counts_the_shared_scales():
+    counts = []
+    for entropy in ("none", "huffman"):
+        exchange, plan = exchange_for("terngrad", 4, dtype=torch.float32, entropy=entropy)
+        exchange(gradients(dtype=torch.float32).tensors, StepInfo(plan, 0, 0.1))
+        counts.append(exchange.comm.ledger.counts)
+    scales = 4 * 4 * sum(exchange.compressor.pays(spec, 4) for spec in exchange.sent)
+    dense = 4 * 4 * sum(spec.numel for spec in exchange.sent if not exchange.compressor.pays(spec, 4))
+    assert scales + dense < counts[1]["entropy"] < counts[1]["payload"] == counts[0]["payload"]
 
 
 # ---- natural

@@ -165,6 +165,14 @@ def test_entropy_column_recounts_the_real_codes(method):
     assert columns["entropy_bytes"] == round(total / 4)
 
 
+def test_entropy_counts_steps_without_codes():
+    exchange, plan = exchange_for("qsgd", 4, level=3, dtype=torch.float32, entropy="huffman", start_step=1)
+    xs_W = gradients(dtype=torch.float32).tensors
+    exchange(xs_W, StepInfo(plan, 0, 0.1))
+    columns = exchange.comm.ledger.columns()
+    assert columns["entropy_bytes"] == columns["payload_bytes"] == 4 * exchange.numel
+
+
 def test_huffman_shortens_what_is_peaked():
     """Gaussian coordinates and ALQ's levels: 2.24 of 3 bits, as Huffman's code of their distribution says."""
     d = 16_384

@@ -212,6 +212,10 @@ class Comm:
         self._collective(lambda: dist.all_gather_into_tensor(message_A, message_W.contiguous(), group=self.group))
         return message_A
 
+    def put_own_(self, message_W: Tensor, message_A: Tensor) -> None:
+        """Write the local workers' rows of `all_gather`'s [A, B] back into [W, B]."""
+        message_W.copy_(message_A[self.first_worker : self.first_worker + self.local_workers])
+
     def all_gather_uneven(self, messages_W: Sequence[Tensor], sizes_A: Sequence[int]) -> list[Tensor]:
         """Every worker's message of bytes, on every worker; messages differ in size, and nothing is padded.
 
@@ -226,6 +230,7 @@ class Comm:
         here = torch.cat(list(messages_W))
         W = self.local_workers
         if self.processes == 1:
+            self._collective(lambda: None)
             return list(here.split(list(sizes_A)))
         by_process = [sum(sizes_A[first : first + W]) for first in range(0, self.workers, W)]
         everywhere = here.new_empty(sum(by_process))

@@ -47,6 +47,11 @@ class Present(Comm):
         self.ledger.all_gather(message_W.shape[1])
         return self._everyone.all_gather(message_W)[self.numbers]
 
+    def put_own_(self, message_W: Tensor, message_A: Tensor) -> None:
+        for row, worker in enumerate(self.local):
+            if worker in self.numbers:
+                message_W[row] = message_A[self.numbers.index(worker)]
+
     def _without_absent(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
         """The tensors, with zeros for the absent: a codec may make something else of nothing."""
         if not self.absent:

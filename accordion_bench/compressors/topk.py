@@ -268,8 +268,7 @@ class TopK(OneShot):
         message_A = super().gathered(message_W, specs, levels, comm)
         if self.tiles is not None and self.clip == "median":
             self.tiles.clip_(message_A, specs, levels)
-            own = slice(comm.first_worker, comm.first_worker + comm.local_workers)
-            message_W[:, : message_A.shape[1]] = message_A[own]  # what this process has contributed is cut, too
+            comm.put_own_(message_W[:, : message_A.shape[1]], message_A)  # what this process has sent is cut, too
         return message_A
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench import conformance
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.present import Present
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.chunked_topk import form_of, in_order, pack_numbers, quantised, unpack_numbers
 from accordion_bench.compressors.tiles import Tiles
@@ -205,6 +207,18 @@ def test_of_an_even_number_the_lower_of_both_is_the_median():
     x = normal(1, 64, 64).double()
     _, (clipped_W,) = setup.contributions([torch.cat([x, 8 * x])])
     torch.testing.assert_close(clipped_W[1], clipped_W[0], rtol=1e-6, atol=0)
+
+
+def test_workers_that_are_late_have_no_part_in_the_median():
+    spec, there = TensorSpec("x", (64, 64)), [0, 2, 3]
+    inner = plain(from_yaml("topk", **TWO_BITS, clip="median"))
+    x_W = normal(4, 64, 64).double() * torch.tensor([1.0, 99.0, 4.0, 0.5]).view(4, 1, 1)
+    some = Setup(inner, workers=4, specs=[spec], comm=Present(Comm(4), there))
+    update, (own_W,) = some.contributions([x_W])
+    alone = Setup(inner, workers=3, specs=[spec])
+    wanted, (wanted_W,) = alone.contributions([x_W[there]])
+    torch.testing.assert_close(update, wanted)
+    torch.testing.assert_close(own_W[there], wanted_W)
 
 
 def test_what_is_cut_off_stays_in_the_residual():

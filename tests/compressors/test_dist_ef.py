@@ -17,7 +17,7 @@ from accordion_bench.optimizers.inner import InnerOptimizers
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.every_step import EveryStep
-from tests.kit.helpers import exchange_for, residuals, server_residuals
+from tests.kit.helpers import exchange_for, gradients, residuals, server_residuals
 
 WORKERS, STEPS, MU = 7, 60, 0.9
 SPECS = [TensorSpec("d", (501,)), TensorSpec("a", (10, 30)), TensorSpec("c", (2, 100)), TensorSpec("b", (2,))]  # 1003
@@ -303,3 +303,12 @@ def test_two_learning_rates_are_two_runs():
         alone = [half(grads, StepInfo(plan, step, rate)) for half, rate in zip(halves, (0.1, 0.02), strict=True)]
         for i, update in enumerate(updates):
             assert torch.equal(update, alone[i % 2][i])
+
+
+def test_what_owners_do_lies_between_two_collectives_on_the_clock(monkeypatch):
+    """Where all workers share a process, too: the modelled link divides among them what comes before the last one."""
+    exchange, plan = exchange_for("distefblocksgd", 4, dtype=torch.float32)
+    marks = []
+    monkeypatch.setattr(exchange.comm.clock, "collective", marks.append)
+    exchange(gradients(dtype=torch.float32).tensors, StepInfo(plan, 0, 0.1))
+    assert len(marks) == 2 + (exchange.comm.ledger.kinds["all_reduce"][1] > 0)

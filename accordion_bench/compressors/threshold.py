@@ -81,6 +81,7 @@ class Threshold(Uneven):
         yield from super().idle(options, around)
         if options.get("threshold") is not None:
             yield "sample_share", "compressor.threshold is set"
+            yield "least", "compressor.threshold is set"
 
     def check_level(self, key: str, value: Any) -> float:
         return checks.number(key, value, above=0, at_most=1, instead=0.1)

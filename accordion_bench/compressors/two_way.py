@@ -277,7 +277,7 @@ class TwoWay(Wrapper):
             answer = self._encode(kept or means, entries, ctx, [first + row], named + row, "server")
             if kept:
                 self._add_decoded_(dict(enumerate(kept)), answer, entries, ctx, -1.0)
-            answers.append(answer[0])
+            answers.append(answer[0] if entries else message_A.new_empty(0))
 
         # 4 everybody gets all pieces
         for i, zeros in zip(levels, zeros_like([xs_W[i][0] for i in levels]), strict=True):

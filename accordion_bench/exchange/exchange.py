@@ -174,7 +174,10 @@ class Exchange:
         return [level(spec) for spec in self.sent]
 
     def predicted_bytes(self, info: StepInfo) -> int:
-        """Payload that this step will hand to the collectives, from sizes and from whose turn it is."""
+        """Payload that this step will hand to the collectives, from sizes and from whose turn it is.
+
+        As of float32 tensors, and of a learning rate above 0.
+        """
         levels, workers = self.levels(info), self.comm.workers
         if levels != self._predicted[0] or self.compressor.traits.cycle > 1:  # else a plan lasts for many steps
             pairs = zip(self.sent, levels, strict=True)

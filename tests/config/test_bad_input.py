@@ -384,6 +384,7 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
         (["compressor=trn", "compressor.balanced=true", "compressor.bucket_size=null"], "compressor.balanced"),
         (["compressor=qsgd", "compressor.p=0.3"], "compressor.p"),
         (["compressor=threshold", "compressor.threshold=1", "compressor.sample_share=0.1"], "compressor.sample_share"),
+        (["compressor=threshold", "compressor.threshold=1", "compressor.least=0.1"], "compressor.least"),
         (["compressor=qsgd", "adaptive=alqn", "adaptive.alqn.num_components=9"], "adaptive.alqn.num_components"),
         (["compressor=qsgd", "adaptive=[accordion,alq]", "compressor.bits=3"], "compressor.bits"),
         (["sync=local_sgd", "sync.period=1000"], "sync.period"),

@@ -7,6 +7,8 @@ Of A workers, G of them on each of M = A/G machines; n bytes in all that a worke
                  hierarchical  inside 2(G-1)/G n, 2(G-1) rounds; between the cheaper of ring and tree over M machines
     all-gather   ring          (A-1) n, A-1 rounds
                  hierarchical  between (M-1) G n, M-1 rounds; inside (G-1) M n, G-1 rounds
+    gather of unequal messages
+                 direct        (A-1) n, A-1 rounds; everybody gets the whole message from its owner
     all-to-all   direct        (A-1)/A n, A-1 rounds
                  hierarchical  inside (G-1)/G n, G-1 rounds; between G (M-1)/M n, M-1 rounds
     pairs        direct        n, 1 round, however many workers there are
@@ -20,7 +22,9 @@ import math
 from typing import NamedTuple
 
 KINDS = ("all_reduce", "all_gather", "all_to_all")  # of which links differ
+UNEVEN = "all_gather_uneven"
 PAIRS = "send_receive"  # two workers wait for each other, and for nobody else
+DIRECT = ("all_to_all", UNEVEN, PAIRS)  # messages go to their receiver, not to a neighbour
 
 
 class Hop(NamedTuple):
@@ -61,6 +65,13 @@ def payload_and_times(kind: str, wire: float, rounds: float, workers: int) -> tu
     return wire / one_byte, rounds / one_collective
 
 
+def link_share(kind: str, workers: int, per_machine: int) -> float:
+    """How many times what one worker sends a machine's link carries, of flat collectives."""
+    if kind not in DIRECT or workers <= per_machine:
+        return 1.0
+    return per_machine * (workers - per_machine) / (workers - 1)
+
+
 def ring(kind: str, payload: float, times: float, workers: int, per_machine: int, outer: Hop, inner: Hop) -> float:
     """Seconds of collectives through all workers as if they were alike, machine after machine.
 
@@ -78,8 +89,7 @@ def ring(kind: str, payload: float, times: float, workers: int, per_machine: int
         return inner.seconds(wire, rounds)
     if per_machine == 1:
         return outer.seconds(wire, rounds)
-    leaves = per_machine * (workers - per_machine) / (workers - 1)  # of messages to anybody, over a machine's link
-    share = leaves if kind in ("all_to_all", PAIRS) else 1.0
+    share = link_share(kind, workers, per_machine)
     pace = max(8 * wire / inner.bandwidth, 8 * share * wire / outer.bandwidth)
     return pace + rounds * max(inner.latency, outer.latency)
 
@@ -116,6 +126,6 @@ def cheapest(kind: str, payload: float, times: float, workers: int, per_machine:
     found = [ring(kind, payload, times, workers, per_machine, outer, inner)]
     if kind == "all_reduce" and (per_machine == 1 or workers <= per_machine):
         found.append(tree(payload, times, workers, outer if per_machine == 1 else inner))
-    if 1 < per_machine < workers and kind != PAIRS:
+    if 1 < per_machine < workers and kind in KINDS:
         found.append(hierarchical(kind, payload, times, workers, per_machine, outer, inner))
     return min(found)

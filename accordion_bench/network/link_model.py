@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from accordion_bench.comm.clock import EXCLUSIVE, Stage
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.network.collective_costs import PAIRS, Hop, cheapest, payload_and_times, ring
+from accordion_bench.network.collective_costs import PAIRS, UNEVEN, Hop, cheapest, payload_and_times, ring
 from accordion_bench.network.hops import KindCost, checked_kinds, inner_hop
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
@@ -107,9 +107,7 @@ class Network:
 
     def cost(self, kind: str) -> KindCost:
         """Of one kind of collective between machines; unequal messages travel as an all-to-all."""
-        return self.kinds.get("all_to_all" if kind == "all_gather_uneven" else kind) or KindCost(
-            self.latency, self.bandwidth
-        )
+        return self.kinds.get("all_to_all" if kind == UNEVEN else kind) or KindCost(self.latency, self.bandwidth)
 
     def seconds(self, wire_bytes: float, rounds: float, workers: int, kind: str = "all_reduce") -> float:
         """Modelled seconds of communication: 8 wire_bytes / bandwidth + rounds (latency + jitter H_A) on equal links.

@@ -10,6 +10,7 @@ from accordion_bench.comm.ledger import Ledger
 from accordion_bench.network.collective_costs import (
     KINDS,
     PAIRS,
+    UNEVEN,
     Hop,
     cheapest,
     hierarchical,
@@ -22,7 +23,7 @@ from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 
 SLOW, FAST = Hop(1e-3, 1e8), Hop(1e-5, 1e11)
-EVERY = (*KINDS, "all_gather_uneven")
+EVERY = (*KINDS, UNEVEN)
 
 
 @pytest.mark.parametrize("kind", [*EVERY, PAIRS])
@@ -66,19 +67,31 @@ def crossed(kind: str, machines: int, per_machine: int) -> float:
         for a, b in itertools.permutations(range(workers), 2):
             sent[of[a]] += (of[a] != of[b]) / workers
         return max(sent)
+    if kind == UNEVEN:
+        for a, b in itertools.permutations(range(workers), 2):
+            sent[of[a]] += of[a] != of[b]
+        return max(sent)
     passes = 2 * (workers - 1) / workers if kind == "all_reduce" else workers - 1
     for worker in range(workers):  # each hands on to the next
         sent[of[worker]] += passes * (of[worker] != of[(worker + 1) % workers])
     return max(sent)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize(("machines", "per_machine"), [(2, 2), (3, 4), (8, 4)])
 def test_a_flat_collective_over_machines(kind, machines, per_machine):
     """With no latency and nothing to pay inside, what the busiest link sends decides."""
     free, link = Hop(0, math.inf), Hop(0, 8)
     took = ring(kind, 1.0, 1, machines * per_machine, per_machine, link, free)
     assert took == pytest.approx(crossed(kind, machines, per_machine))
+
+
+def test_unequal_messages_are_gathered_directly_whatever_is_cheapest():
+    """16 workers on 4 machines, 1 MB each: a machine sends four messages to twelve workers, 48 MB at 1 Gbit/s."""
+    link, inside = Hop(0, 1e9), Hop(0, 2e12)
+    assert ring(UNEVEN, 1e6, 1, 16, 4, link, inside) == pytest.approx(0.384)
+    assert cheapest(UNEVEN, 1e6, 1, 16, 4, link, inside) == pytest.approx(0.384)
+    assert cheapest("all_to_all", 16e6, 1, 16, 4, link, inside) == pytest.approx(0.384)  # the same messages
 
 
 @pytest.mark.parametrize("kind", KINDS)

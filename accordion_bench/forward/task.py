@@ -189,7 +189,7 @@ class Bytes(Task[ByteData]):
         return {
             "test_loss": losses["test"],
             "bits_per_byte": bits[self.metric_split],
-            "perplexity_per_byte": 2 ** bits[self.metric_split],
+            "perplexity_per_byte": torch.tensor(bits[self.metric_split], dtype=torch.float64).exp2().item(),
             **{f"{split}_bits_per_byte": bits[split] for split in ("test", "valid")},
         }
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.validate import validate
+from accordion_bench.forward.task import Bytes
 from accordion_bench.models.gpt import GPT
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
@@ -110,6 +111,12 @@ def test_bits_per_byte_are_those_of_an_obvious_loop(tmp_path, limit, split):
     assert columns["bits_per_byte"] == columns[f"{split}_bits_per_byte"]
     assert columns["perplexity_per_byte"] == pytest.approx(2 ** columns["bits_per_byte"])
     assert columns["test_loss"] == pytest.approx(columns["test_bits_per_byte"] * math.log(2))
+
+
+def test_a_diverged_model_has_an_infinite_perplexity():
+    """2 to the power of 1024 bits is no float any more; the loss still is one."""
+    columns = Bytes().columns([800.0, 1.0, 800.0, 1.0])
+    assert columns["perplexity_per_byte"] == math.inf and columns["test_loss"] == 800
 
 
 def test_untrained_and_trained(tmp_path):

@@ -19,7 +19,7 @@ def cluster_like_here(network: Network, workers: int, device: str, threads: int)
         threads: that computed when a step was timed.
     """
     if device != "cpu":
-        return Cluster(network, workers, 1.0)
+        return Cluster(network.without_cpu(), workers, 1.0)
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     each = min(network.workers_per_machine, workers) * threads
     return Cluster(network, workers, here / each)

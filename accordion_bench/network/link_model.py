@@ -100,6 +100,12 @@ class Network:
             other.inner = Hop(self.latency, bandwidth)
         return other
 
+    def without_cpu(self) -> "Network":
+        """The same where sending takes no processor time."""
+        other = copy.copy(self)
+        other.kinds = {kind: cost._replace(cpu=0.0) for kind, cost in self.kinds.items()}
+        return other
+
     @property
     def flat(self) -> bool:
         """Whether the time of a collective is so much for each byte, and so much for each round."""

@@ -1,5 +1,6 @@
 """What is known of each method's accuracy, and the command that would measure it."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -28,4 +29,12 @@ def command(row: Row, typed: Sequence[str]) -> str:
         return ""
     period = [f"sync.period={row.period}"] if row.local and not row.every_local_step else []
     kept = [word for word in row.overrides if not word.startswith("sync.period=")]
-    return " ".join(["python -m accordion_bench", *typed, *kept, *period])
+    chosen = {word.partition("=")[0] for word in kept}
+    trained = [word for word in typed if chosen.isdisjoint(_named(word))]
+    return " ".join(["python -m accordion_bench", *map(shlex.quote, trained), *kept, *period])
+
+
+def _named(override: str) -> tuple[str, str]:
+    """The option, and the group that it is in."""
+    key = override.lstrip("+~").partition("=")[0]
+    return key, key.partition(".")[0]

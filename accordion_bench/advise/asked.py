@@ -25,6 +25,7 @@ from accordion_bench.run_config import RunConfig
 
 OUT = "results/advice_runs"
 SECONDS = 20.0  # for timing all methods
+HERE = ("network", "device", "threads")  # options that say nothing of what is trained
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Asked:
 
     Args:
         machines: of the cluster.
+        typed: overrides, without those of the cluster's size.
         config: what is timed, and where.
         assumed: the data set, where nobody has typed one.
         network: the cluster's links.
@@ -48,6 +50,7 @@ class Asked:
     """
 
     machines: cluster.Machines
+    typed: list[str]
     config: RunConfig
     assumed: str
     network: Network
@@ -66,9 +69,9 @@ class Asked:
         """Overrides that say what is trained; none where nobody knows."""
         if self.timeline is not None and not self.typed_model:
             return []
-        config = self.config
-        sizes = [f"workers={self.machines.workers}", f"batch_size={config.batch_size}"]
-        return [f"model={config.chosen('model')}", f"dataset={config.chosen('dataset')}", *sizes]
+        kept = [word for word in self.typed if _group(word) not in HERE]
+        assumed = [f"dataset={self.assumed}"] if self.assumed else []
+        return [*kept, *assumed, f"workers={self.machines.workers}"]
 
 
 def asked_of(args: argparse.Namespace) -> Asked:
@@ -100,6 +103,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     model = config.chosen("model") if args.timeline is None or typed_model else ""
     return Asked(
         machines=machines,
+        typed=overrides,
         config=config,
         assumed=assumed if args.timeline is None or typed_model else "",
         network=network,
@@ -113,6 +117,10 @@ def asked_of(args: argparse.Namespace) -> Asked:
         out=_folder(args.out, model or "timeline", machines.workers),
         figures=not args.no_figures,
     )
+
+
+def _group(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0].partition(".")[0]
 
 
 def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Accuracies that are known from runs, and the commands that would measure the others."""
 
 import shlex
+from dataclasses import replace
 
-from accordion_bench.advise.accuracies import with_accuracies
+from accordion_bench.advise.accuracies import command, with_accuracies
 from accordion_bench.report.compare.known_accuracy import known_accuracies
 from tests.advising import made_up
 from tests.kit import composed
@@ -45,6 +46,16 @@ def test_rows_have_what_is_known_and_a_command_that_is_taken():
     for row in advice.rows:
         assert row.command.startswith("python -m accordion_bench model=resnet8 dataset=digits workers=16 ")
         composed.cfg(*shlex.split(row.command)[3:])
+
+
+def test_what_a_method_needs_wins_over_what_was_typed():
+    (row, *_) = made_up.advice().rows
+    typed = ["model=lstm", "optimizer=sgd", "optimizer.momentum=0.9", "optimizer.weight_decay=0.1"]
+    needs = replace(row, overrides=("compressor=demo", "optimizer.momentum=0.0"), local=False)
+    kept = "model=lstm optimizer=sgd optimizer.weight_decay=0.1 compressor=demo optimizer.momentum=0.0"
+    assert command(needs, typed) == f"python -m accordion_bench {kept}"
+    other = replace(needs, overrides=("compressor=dion", "optimizer=adamw"))
+    assert command(other, typed) == "python -m accordion_bench model=lstm compressor=dion optimizer=adamw"
 
 
 def test_of_a_timeline_nobody_knows_what_to_train():

@@ -18,7 +18,7 @@ from accordion_bench.advising.verdict import verdict
 from accordion_bench.attaching.python_words import in_python
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
-from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.choice_file import read_options
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.options.instantiate import build
@@ -68,6 +68,8 @@ def advice(
         checks.integer("workers", workers, at_least=2, instead=16)
         checks.number("seconds", seconds, above=0, instead=40.0)
         link, options = link_of(network, workers_per_machine, inside)
+        if workers % link.workers_per_machine:
+            raise ValueRefused("workers_per_machine", f"a divisor of workers={workers}", link.workers_per_machine, 1)
         arms = chosen_arms(methods, key="methods")
         times = measured_step(model, example_batch, loss or cross_entropy, optimizer, batch_size=batch_size)
         costs, left_out = measured_methods(arms, times.specs, next(model.parameters()).device, seconds)

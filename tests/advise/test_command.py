@@ -144,6 +144,10 @@ def test_the_door_gives_the_command_s_table():
     ("options", "sentence"),
     [
         ({"workers": 1}, "workers must be an integer of at least 2, got 1; pass workers=16"),
+        (
+            {"workers": 6, "workers_per_machine": 4, "inside": "pcie4"},
+            "workers_per_machine must be a divisor of workers=6, got 4; pass workers_per_machine=1",
+        ),
         ({"workers": 4, "network": "11gbit"}, "network must be one of "),
         ({"workers": 4, "network": {"bandwidth": 0}}, "network.bandwidth must be a number above 0, got 0"),
         ({"workers": 4, "methods": ["nothing"]}, "methods must be one of "),

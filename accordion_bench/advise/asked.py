@@ -90,7 +90,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     wanted = Wanted(args.simulate) if args.simulate else None
     link = links.link_of(args.link, overrides)
     each = f"network.workers_per_machine={machines.workers_each}"
-    config, assumed = subject.composed([*links.words_of(link), *overrides, each])
+    config, assumed = subject.composed([*links.words_of(link, machines.workers_each), *overrides, each])
     device = subject.device_of(config).type
     if args.timeline is not None:
         device = step_times_from(args.timeline).device or device  # refused before anything is made
@@ -107,7 +107,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
         config=config,
         assumed=assumed if args.timeline is None or typed_model else "",
         network=network,
-        link_error=links.error_of(link),
+        link_error=links.error_of(link, machines.workers_each),
         arms=chosen_arms(args.methods, config.optimizer),
         seconds=seconds,
         timeline=args.timeline,

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from accordion_bench.network.link_options import network_options
+from accordion_bench.network.link_options import costs_between, network_options
 from accordion_bench.network.measured_link import MeasuredLink, read_measured_link
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 
@@ -30,16 +30,27 @@ def link_of(path: Path | None, overrides: Sequence[str]) -> MeasuredLink | None:
         raise ValueRefused("--link", refused.rule, refused.value, "link.json") from None
 
 
-def words_of(link: MeasuredLink | None) -> list[str]:
-    """The overrides that make the modelled link the measured one; those that are typed come after, and win."""
+def words_of(link: MeasuredLink | None, workers_each: int) -> list[str]:
+    """The overrides that make the modelled link the measured one; those that are typed come after, and win.
+
+    Args:
+        link: that was probed; None = none.
+        workers_each: of each machine.
+    """
     if link is None:
         return []
-    return ["network=custom", *(f"network.{key}={show(value)}" for key, value in network_options(link).items())]
+    options = network_options(link, workers_each)
+    return ["network=custom", *(f"network.{key}={show(value)}" for key, value in options.items())]
 
 
-def error_of(link: MeasuredLink | None) -> float:
-    """Relative error of the lines that were fitted to a probe; 0 = the link is taken as it is typed."""
-    return 0.0 if link is None else mean(cost.error for cost in link.kinds.values())
+def error_of(link: MeasuredLink | None, workers_each: int) -> float:
+    """Relative error of the lines that were fitted to a probe; 0 = the link is taken as it is typed.
+
+    Args:
+        link: that was probed; None = none.
+        workers_each: of each machine.
+    """
+    return 0.0 if link is None else mean(cost.error for cost in costs_between(link, workers_each).values())
 
 
 def with_algorithm(network: Mapping[str, Any], typed: Sequence[str], backend: str) -> dict[str, Any]:
@@ -48,9 +59,9 @@ def with_algorithm(network: Mapping[str, Any], typed: Sequence[str], backend: st
     Args:
         network: options of the link.
         typed: overrides.
-        backend: `nccl` or `gloo`, which a machine of several devices with a link of their own has no more.
+        backend: `nccl` or `gloo`; machines of several workers are taken to have a library that chooses, too.
     """
     if any(word.lstrip("+").startswith("network.algorithm=") for word in typed):
         return dict(network)
-    several = network.get("inside") is not None
+    several = (network.get("workers_per_machine") or 1) > 1
     return {**network, "algorithm": "cheapest" if backend == "nccl" or several else "ring"}

@@ -3,27 +3,39 @@
 from collections.abc import Mapping
 from typing import Any
 
-from accordion_bench.network.measured_link import MeasuredLink
+from accordion_bench.network.measured_link import LinkCost, MeasuredLink
 from accordion_bench.options.checks import show
 from accordion_bench.options.units import RATES, typed_rate
 
 
-def network_options(link: MeasuredLink) -> dict[str, Any]:
+def costs_between(link: MeasuredLink, workers_each: int) -> Mapping[str, LinkCost]:
+    """What collectives between machines take, by kind: a machine's only worker, or all its workers together.
+
+    Args:
+        link: the link.
+        workers_each: of each machine.
+    """
+    return (link.between if workers_each == 1 else link.between_together) or link.kinds
+
+
+def network_options(link: MeasuredLink, workers_each: int | None = None) -> dict[str, Any]:
     """What `Network` takes. All-reduces say what is usual, and the burst; the kinds what is their own.
 
     Of machines of several workers, `bandwidth` is what all workers of one have sent together.
 
     Args:
         link: the link.
+        workers_each: of each machine; None = as many as were probed.
     """
-    costs = link.between_together or link.kinds
+    each = workers_each or link.workers_per_machine
+    costs = costs_between(link, each)
     usual = costs["all_reduce"]
     options: dict[str, Any] = {"bandwidth": usual.bandwidth, "latency": usual.latency}
     if usual.burst:
         options["burst"] = usual.burst
-    if link.inside:
+    if link.inside and each > 1:
         inner = link.inside["all_reduce"]
-        options["workers_per_machine"] = link.workers_per_machine
+        options["workers_per_machine"] = each
         options["inside"] = {"bandwidth": inner.bandwidth, "latency": inner.latency}
     options["kinds"] = {
         kind: {"latency": cost.latency, "bandwidth": cost.bandwidth, "cpu": cost.cpu} for kind, cost in costs.items()

@@ -31,6 +31,12 @@ def test_machines_share_the_link_that_their_workers_used_together():
     assert network.cost("all_to_all").bandwidth == pytest.approx(1e8 / 3)
 
 
+def test_machines_of_one_worker_have_what_one_worker_of_each_has_used_alone():
+    network = Network(**network_options(LAYERED, workers_each=1))
+    assert (network.workers_per_machine, network.bandwidth) == (1, 1e11)
+    assert network_options(FLAT, workers_each=1) == network_options(FLAT)
+
+
 @pytest.mark.parametrize("link", [FLAT, LAYERED])
 def test_what_to_type_is_understood(link, tmp_path):
     typed = tiny.cfg(tmp_path, *shlex.split(to_type(link)), "workers=8")["network"]

@@ -28,7 +28,7 @@ class Wanted:
     Args:
         words: `slow=3:2.0` (worker 3 takes twice as long), `slow_links=2:20mbit`, `outages=1:5s@10s` (worker 1's link
             is down for 5 s, 10 s after the start), each again and again; `outages_per_hour=1 outage_seconds=30`,
-            `spread=0.1`, `sync.quorum=3 sync.grace=0.5` (of local methods, as in a run), `steps=200 seed=0`.
+            `spread=0.1`, `sync.quorum=3 sync.grace=0.5` (of methods that have them, as in a run), `steps=200 seed=0`.
 
     Raises:
         ConfigError: a word is none of these.
@@ -86,7 +86,7 @@ class Wanted:
         ]
 
     def _simulated(self, times: StepTimes, cost: MethodCost, cluster: Cluster) -> Simulated:
-        quorum, grace = (self.quorum, self.grace) if cost.local and not cost.overlaps else (None, 0.0)
+        quorum, grace = (self.quorum, self.grace) if cost.quorum else (None, 0.0)
         run = self.disturbances, self.steps, self.seed, quorum, grace
         return simulate(times, cost, cluster.network, cluster.workers, *run, cluster.cores)
 
@@ -116,12 +116,13 @@ class Late:
 def told(late: Sequence[Late], advice: Advice, wanted: Wanted) -> str:
     """A table, after the words that say what it is."""
     unit = unit_of(advice)
-    head = ("method", f"step, {unit.name}", "without", "waiting for others", "exposed", "left out")
+    head = ("method", f"step, {unit.name}", "without", "whole run, s", "waiting for others", "exposed", "left out")
     lines = [
         (
             SPOKEN.get(one.row.method, one.row.method),
             unit.interval(one.found.step),
             unit.show(one.row.step.value),
+            f"{one.found.wall:.4g}",
             f"{100 * one.found.waiting_share:.1f} %",
             f"{100 * one.found.exposed_share:.1f} %",
             f"{one.found.left_out.sum() / (one.found.exchanges * advice.workers):.1%}".replace("%", " %"),

@@ -115,6 +115,7 @@ def measured_method(
         parts=more.parts if more.sync.partial else (),
         delay=arm.chosen.sync.get("delay"),
         every_local_step=more.sync.every_local_step,
+        quorum="quorum" in arm.chosen.sync,
         repetitions=tuple(map(sum, zip(*(_codec(bucket) for bucket in less.buckets()), strict=True))),
         crowded_from=many if crowded else math.inf,
         crowded=crowded,

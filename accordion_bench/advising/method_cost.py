@@ -75,6 +75,7 @@ class MethodCost:
             index; () = all of them at once.
         delay: of a local method with `overlaps`, steps that an exchange travels beside; None = until the next one.
         every_local_step: of a local method that exchanges after every step, so that no period is looked for.
+        quorum: of a local method whose exchanges can go on without late workers.
         repetitions: seconds of codec of each measured exchange in all, for intervals.
         crowded_from: workers from which on messages of all of them would be longer than an all-reduce, so that most of
             what they would decode travels by one instead; infinity = never.
@@ -92,6 +93,7 @@ class MethodCost:
     parts: tuple[tuple[int, ...], ...] = ()
     delay: int | None = None
     every_local_step: bool = False
+    quorum: bool = False
     repetitions: tuple[float, ...] = ()
     crowded_from: float = math.inf
     crowded: tuple[BucketCost, ...] = ()

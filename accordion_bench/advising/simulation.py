@@ -13,9 +13,10 @@ With less than two cores for each worker, computing and exchanging slow each oth
 Workers of a local method take H steps and exchange then, one bucket after another, at max_w b_w. With a quorum Q the
 exchange goes on without the last ones:
 
-    start = min(max_w b_w, the Q-th smallest b_w + grace)
+    start = min(max_w b_w, max(the Q-th smallest b_w, the smallest b_w of the last exchange) + grace)
 
-Whoever has not finished its H steps by then works on, and takes part in the next exchange after it has.
+because one must know the last consensus. Whoever has not finished its H steps by then works on, and takes part in the
+next exchange after it has. Every worker takes all steps of the run, and at the end all wait for all.
 
 An exchange that overlaps with local steps begins with the next H, and is waited for at their end, or after its delay.
 """
@@ -102,8 +103,8 @@ def simulate(
         disturbances: what differs.
         steps: of the run. A local method also exchanges after the last one.
         seed: for draws.
-        quorum: workers of a local method that must have come for an exchange to go on, as `sync.quorum`; null = all, as
-            where exchanges overlap with local steps.
+        quorum: workers that must have come for an exchange to go on, as `sync.quorum`; null = all, as with methods that
+            have no quorum.
         grace: seconds that the others are waited for then, as `sync.grace`.
         cores: for each worker, which computing, codecs and gloo share; infinity = nothing is shared.
 
@@ -116,7 +117,7 @@ def simulate(
     disturbances.check(workers, network.workers_per_machine)
     if quorum is not None:
         checks.integer("quorum", quorum, at_least=1, at_most=workers, instead=workers)
-        if not cost.local or cost.overlaps:
+        if not cost.quorum:
             raise ValueRefused("quorum", f"null with {cost.name}, of which no worker may be late", quorum, None)
     if not cores > 0:
         raise ValueRefused("cores", "above 0", cores, 1.0)
@@ -168,11 +169,14 @@ def _local_steps(
     workers, slowdown = pace.workers, max(1.0, 1.0 / cores)
     who, received, arrived = np.ones(workers, dtype=bool), np.zeros(workers), np.zeros(workers)
     waited, left_out, exposed, ends = np.zeros(workers), np.zeros(workers, dtype=np.int64), 0.0, [0.0]
-    periods = _periods(steps, cost.period)
+    missing, periods = np.zeros(workers), _periods(steps, cost.period)  # seconds of the steps not taken yet
     for period in periods:
-        computed = received + slowdown * _work(period, times, cost, pace)
+        work = slowdown * _work(period, times, cost, pace)
+        missing[~who] += work[~who]
+        computed = received + work
         arrived = np.where(who, links.reachable(computed), arrived)  # the others are still at an earlier period
         enough = float(np.partition(arrived, needed - 1)[needed - 1])
+        enough = max(enough, float(arrived[who].min()))  # somebody must know the last consensus
         start = max(ends[-1], min(float(arrived.max()), enough + grace))
         who = arrived <= start
         threads = WorkerThreads(arrived, np.zeros(workers), cores)
@@ -184,6 +188,9 @@ def _local_steps(
         waited[who] += idle - idle.min()
         left_out += ~who
         ends.append(float(received[who].max()))
+    over = np.where(who, received, arrived) + missing
+    waited += over.max() - over
+    ends[-1] = float(over.max())
     return Simulated(_by_step(ends, periods), exposed, waited, len(periods), left_out)
 
 

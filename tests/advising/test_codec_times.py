@@ -68,6 +68,7 @@ def test_seconds_are_there_and_none_is_negative(arm):
         assert all(min(sent.payload(2), sent.fixed) > -1e-6 and sent.times >= 1 for sent in bucket.messages.values())
     assert cost.repetitions and min(cost.repetitions) > 0 and math.isfinite(cost.extra)
     assert cost.local == (arm.chosen.sync_name != "every_step")
+    assert cost.quorum == (arm.chosen.sync_name in {"local_sgd", "slowmo", "diloco"})
     gathers = any(kind.startswith("all_gather") for bucket in cost.buckets for kind in bucket.messages)
     assert gathers or not any(bucket.decode[1] for bucket in cost.buckets)
 

@@ -5,8 +5,9 @@ with rates B_w, and a round is over when the last of its A messages is there:
 
     seconds = max_w 8 max(0, wire - tokens_w) / B_w + rounds latency + sum over rounds of max_w delay_w
 
-with what `Network` knows besides: kinds of collectives, machines of several workers, trees. On top of it comes all the
-time in which a link of theirs is down. Source: Thakur et al. 2005; Rényi 1953 (the largest of A exponential delays).
+with what `Network` knows besides: kinds of collectives, machines of several workers (whose link has the tokens, and
+spends them on what all of them send), trees. On top of it comes all the time in which a link of theirs is down.
+Source: Thakur et al. 2005; Rényi 1953 (the largest of A exponential delays).
 """
 
 import heapq
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from accordion_bench.advising.disturbances import Disturbances, Outage
 from accordion_bench.advising.random_steps import Array, generator
 from accordion_bench.comm.clock import Stage
+from accordion_bench.network.collective_costs import PAIRS
 from accordion_bench.network.link_model import Network, harmonic
 
 Workers = NDArray[np.bool_]  # whether each takes part
@@ -57,13 +59,14 @@ class UnsteadyLinks:
     def collectives(self, stage: Stage, begin: float, who: Workers) -> float:
         """When those of a bucket, which begin at one moment, are over for all who take part."""
         rate = self.bandwidth[who]
+        carried = self.network.carried(stage, len(rate))
         tokens = np.minimum(self.network.burst, self._tokens[who] + (begin - self._idle_since[who]) * rate / 8)
-        slowest = int(np.argmax(np.maximum(0.0, stage.wire - tokens) / rate))
+        slowest = int(np.argmax(np.maximum(0.0, carried - tokens) / rate))
         network = self.network.at(float(rate[slowest]))
-        network.jitter = self._jitter(stage.rounds, len(rate))
+        network.jitter = self._jitter(stage, len(rate))
         self._outages = [outage for outage in self._outages if outage.at + outage.seconds > begin]
         end = self._with_outages(begin, network.of_bucket(stage, len(rate), float(tokens[slowest])), who)
-        self._tokens[who] = np.maximum(0.0, tokens - stage.wire)
+        self._tokens[who] = np.maximum(0.0, tokens - carried)
         self._idle_since[who] = end
         return end
 
@@ -78,18 +81,19 @@ class UnsteadyLinks:
             caught[(outage.at <= caught) & (caught < end)] = end
         return found
 
-    def _jitter(self, rounds: float, workers: int) -> float:
+    def _jitter(self, stage: Stage, workers: int) -> float:
         """The mean delay of messages with which the formula gives what the rounds of a bucket are late by chance.
 
         The largest of A exponential delays of mean j is a sum of independent exponential numbers of means j, j/2, ...,
         j/A, so that R rounds are late by a sum of A gamma-distributed numbers of shape R.
         """
         self._made += 1
-        if not self.network.jitter or not rounds:
+        if not self.network.jitter or not stage.rounds:
             return 0.0
         means = self.network.jitter / np.arange(1, workers + 1)
-        late = float(generator(self.seed, "delays", self._made).gamma(rounds, means).sum())
-        return late / (rounds * harmonic(workers))
+        late = float(generator(self.seed, "delays", self._made).gamma(stage.rounds, means).sum())
+        counted = min(workers, 2) if set(stage.kinds or ()) == {PAIRS} else workers  # by `Network.seconds`
+        return late / (stage.rounds * harmonic(counted))
 
     def _with_outages(self, begin: float, seconds: float, who: Workers) -> float:
         """When something is over that takes so many seconds in which the links of all who take part are up."""

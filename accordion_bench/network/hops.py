@@ -24,10 +24,6 @@ class KindCost(NamedTuple):
     bandwidth: float
     cpu: float = 0.0
 
-    def no_faster_than(self, bandwidth: float) -> "KindCost":
-        """The same over a link of at most so many bit/s."""
-        return self._replace(bandwidth=min(self.bandwidth, bandwidth))
-
 
 def checked_kinds(kinds: Any, usual: Hop) -> dict[str, KindCost]:
     """What differs by kind of collective; what is not said of one is as usual.

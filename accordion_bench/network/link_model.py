@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from accordion_bench.comm.clock import EXCLUSIVE, Stage
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.network.collective_costs import PAIRS, UNEVEN, Hop, cheapest, payload_and_times, ring
+from accordion_bench.network.collective_costs import PAIRS, UNEVEN, Hop, cheapest, link_share, payload_and_times, ring
 from accordion_bench.network.hops import KindCost, checked_kinds, inner_hop
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
@@ -51,7 +51,8 @@ class Network:
         jitter: seconds, the mean of an exponentially distributed delay of each message; null = none. A round ends with
             the last of its A messages, so that it takes jitter (1 + 1/2 + ... + 1/A) longer (Rényi 1953: the expected
             largest of A independent exponential delays).
-        slow_bandwidth: bit/s of the slowest machine's link; every collective waits for it. null = all links are alike.
+        slow_bandwidth: bit/s of the slowest machine's link; every collective waits for it, and kinds with a bandwidth
+            of their own are slower by the same factor. null = all links are alike.
         burst: bytes that pass at once over a link that has been idle, as a token bucket lets them: a shaped link, or
             one that a cloud limits; null = none.
         workers_per_machine: G; null = 1.
@@ -81,8 +82,9 @@ class Network:
         self.kinds = checked_kinds(kinds or {}, Hop(self.latency, self.bandwidth))
         if slow_bandwidth is not None:
             limits = {"above": 0, "at_most": self.bandwidth}
-            self.bandwidth = checks.number("slow_bandwidth", slow_bandwidth, **limits, instead=self.bandwidth / 5)
-            self.kinds = {kind: cost.no_faster_than(self.bandwidth) for kind, cost in self.kinds.items()}
+            slow = checks.number("slow_bandwidth", slow_bandwidth, **limits, instead=self.bandwidth / 5)
+            self.kinds = _scaled(self.kinds, slow / self.bandwidth)
+            self.bandwidth = slow
         self.burst = 0.0 if burst is None else checks.number("burst", burst, at_least=0, instead=125000)
         each = 1 if workers_per_machine is None else workers_per_machine
         self.workers_per_machine = checks.integer("workers_per_machine", each, at_least=1)
@@ -94,8 +96,7 @@ class Network:
     def at(self, bandwidth: float) -> "Network":
         """The same with another bandwidth between machines; what differs by kind is scaled alike."""
         other = copy.copy(self)
-        other.bandwidth, factor = bandwidth, bandwidth / self.bandwidth
-        other.kinds = {kind: cost._replace(bandwidth=factor * cost.bandwidth) for kind, cost in self.kinds.items()}
+        other.bandwidth, other.kinds = bandwidth, _scaled(self.kinds, bandwidth / self.bandwidth)
         if self.workers_per_machine == 1:
             other.inner = Hop(self.latency, bandwidth)
         return other
@@ -134,13 +135,19 @@ class Network:
         return take(kind, payload, times, workers, per_machine, outer, self.inner)
 
     def of_bucket(self, bucket: Stage, workers: int, tokens: float = 0.0) -> float:
-        """Seconds of the collectives of one bucket, of which `tokens` bytes pass at once."""
+        """Seconds of the collectives of one bucket, of which `tokens` bytes pass a machine's link at once."""
         kinds = bucket.kinds or {"all_reduce": (bucket.wire, bucket.rounds)}
         taken = 0.0
         for kind, (wire, rounds) in kinds.items():
-            taken += self.seconds(max(0.0, wire - tokens), rounds, workers, kind)
-            tokens = max(0.0, tokens - wire)
+            share = link_share(kind, workers, self.workers_per_machine)
+            taken += self.seconds(max(0.0, wire - tokens / share), rounds, workers, kind)
+            tokens = max(0.0, tokens - share * wire)
         return taken
+
+    def carried(self, bucket: Stage, workers: int) -> float:
+        """Bytes of one bucket that a machine's link carries."""
+        kinds = bucket.kinds or {"all_reduce": (bucket.wire, bucket.rounds)}
+        return sum(link_share(kind, workers, self.workers_per_machine) * wire for kind, (wire, _) in kinds.items())
 
     def processor_seconds(self, bucket: Stage) -> float:
         """Seconds of processor time that the collectives of one bucket take from a worker's cores."""
@@ -162,7 +169,7 @@ class Network:
             begin = max(bucket.ready, end) + bucket.encode
             tokens = min(self.burst, tokens + (begin - idle_since) * self.bandwidth / 8)
             idle_since = begin + self.of_bucket(bucket, workers, tokens)
-            tokens = max(0.0, tokens - bucket.wire)
+            tokens = max(0.0, tokens - self.carried(bucket, workers))
             end = idle_since + bucket.decode
         return end
 
@@ -232,6 +239,11 @@ class Network:
             "seconds_by_bucket": kinds,
             "seconds_by_phase": comm.clock.steps.usual(),
         }
+
+
+def _scaled(kinds: Mapping[str, KindCost], factor: float) -> dict[str, KindCost]:
+    """The same kinds of collectives with so many times the bandwidth."""
+    return {kind: cost._replace(bandwidth=factor * cost.bandwidth) for kind, cost in kinds.items()}
 
 
 def late(kind: Exchanges) -> list[Stage]:

@@ -34,7 +34,7 @@ def step_ends(
         tokens = min(network.burst, tokens + (threads.now - idle_since) * network.bandwidth / 8)
         seconds = network.of_bucket(bucket, workers, tokens)
         threads.work(seconds, min(1.0, network.processor_seconds(bucket) / seconds) if seconds else 0.0)
-        idle_since, tokens = threads.now, max(0.0, tokens - bucket.wire)
+        idle_since, tokens = threads.now, max(0.0, tokens - network.carried(bucket, workers))
         threads.work(bucket.decode, 1.0)
     end = threads.now
     threads.wait_for(backward)

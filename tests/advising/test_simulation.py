@@ -15,6 +15,7 @@ from accordion_bench.advising.simulation import Simulated, simulate
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.unsteady_links import UnsteadyLinks
 from accordion_bench.comm.clock import Stage
+from accordion_bench.network.collective_costs import PAIRS
 from accordion_bench.network.link_model import Exchanges, Network, largest_of
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import TensorSpec
@@ -232,6 +233,23 @@ def test_delays_are_on_average_those_of_the_formula_and_a_ring_is_no_later():
     delays = np.random.default_rng(0).exponential(1e-3, (500, 6, 4))
     ring = np.mean([around_the_ring(links.bandwidth, 1e-4, 200_000, each) for each in delays])
     assert 0.6 * expected < ring < expected
+
+
+def test_delays_of_pairs_are_those_of_all_workers_who_wait_for_all():
+    network = Network(1e9, 0.0, jitter=1e-3)
+    links, all_reduces = (UnsteadyLinks(network, SAME, 16, seed=0) for _ in range(2))
+    pairs, alike = (Stage(0, 0, 0, 0, 2, {kind: (0, 2)}) for kind in (PAIRS, "all_reduce"))
+    everyone = np.ones(16, dtype=bool)
+    assert links.collectives(pairs, 0.0, everyone) == pytest.approx(all_reduces.collectives(alike, 0.0, everyone))
+
+
+def test_a_burst_passes_a_machines_link_once():
+    """Of all-to-alls, in which four workers send over it to all others."""
+    network = Network(1e8, 0.0, burst=125_000, workers_per_machine=4, inside="nvlink")
+    links, stage = UnsteadyLinks(network, SAME, 16, seed=0), Stage(0, 0, 0, 1e6, 0, {"all_to_all": (1e6, 0)})
+    first = links.collectives(stage, 0.0, np.ones(16, dtype=bool))
+    assert first == pytest.approx(0.256 - 0.01)
+    assert links.collectives(stage, first, np.ones(16, dtype=bool)) == pytest.approx(first + 0.256)
 
 
 def test_a_slow_link_slows_every_step_but_no_exchange_without_it():

@@ -13,6 +13,7 @@ from accordion_bench.__main__ import typed
 from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of
+from accordion_bench.network.shared_cores import step_ends
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.other_links import modelled_seconds
@@ -54,6 +55,12 @@ def test_a_round_waits_for_the_slowest_of_its_messages(workers):
 def test_everybody_waits_for_the_slowest_link():
     slow = Network(1e9, 1e-4, slow_bandwidth=1e8)
     assert slow.seconds(1000, 3, 4) == Network(1e8, 1e-4).seconds(1000, 3, 4)
+
+
+def test_a_slow_link_is_slower_by_the_same_factor_for_every_kind():
+    usual = {"bandwidth": 1e8, "latency": 0, "kinds": {"all_to_all": {"bandwidth": 7.5e7}}}
+    slow, other = Network(**usual, slow_bandwidth=2e7), Network(**usual).at(2e7)
+    assert slow.seconds(1e6, 0, 4, "all_to_all") == other.seconds(1e6, 0, 4, "all_to_all") == pytest.approx(8 / 15)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -137,6 +144,18 @@ def test_a_burst_passes_at_once_after_a_pause():
     assert network.end([one, one._replace(ready=70)], 4) == 70 + 70  # 30 idle ticks
     assert network.end([one, one._replace(ready=1000)], 4) == 1040
     assert network.end([one._replace(wire=50)] * 2, 4) == 40
+
+
+@pytest.mark.parametrize("kind", ["all_to_all", "all_gather_uneven", "send_receive", "all_reduce"])
+def test_a_burst_passes_a_machines_link_once_whoever_sends(kind):
+    """125 kB at 100 Mbit/s are worth 10 ms, of messages to anybody, too; half of them is left for the next one."""
+    network = Network(1e8, 0, burst=125_000, workers_per_machine=4, inside="nvlink")
+    share = network.carried(Stage(0, 0, 0, 1, 0, {kind: (1, 0)}), 16)
+    assert share == (1 if kind == "all_reduce" else pytest.approx(3.2))
+    long, short = (Stage(0, 0, 0, sent / share, 0, {kind: (sent / share, 0)}) for sent in (3e6, 62_500))
+    assert network.of_bucket(long, 16, 125_000) == pytest.approx(network.of_bucket(long, 16) - 0.01)
+    for end in (network.end([short, long], 16), max(step_ends(network, [short, long], 16, 0.0))):
+        assert end == pytest.approx(network.of_bucket(long, 16) - 0.005, abs=1e-4)
 
 
 def clocked(workers, **totals) -> Comm:

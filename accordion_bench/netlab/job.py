@@ -246,9 +246,10 @@ class _Job:
                 del self.cuts[cut]
         for cut, end in list(self.down.items()):
             if end <= now:
-                self.hosts.join(cut.host)
-                print(f"netlab: the link of host {cut.host} is up again", file=sys.stderr)
                 del self.down[cut]
+                if all(other.host != cut.host for other in self.down):
+                    self.hosts.join(cut.host)
+                    print(f"netlab: the link of host {cut.host} is up again", file=sys.stderr)
 
     def _pass_on(self, now: float) -> None:
         """Signals from outside."""

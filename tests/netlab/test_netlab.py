@@ -224,3 +224,22 @@ def test_an_interface_counts(tmp_path):
     assert str(refused.value).endswith("; type comm.interface=eth0")
     with pytest.raises(ValueRefused, match=r"type comm\.interface=null"):
         Interface("eth0", tmp_path / "absent")
+
+
+def test_a_link_is_up_again_when_the_last_of_its_cuts_is_over(tmp_path):
+    """Cuts of one host may overlap; the end of the shorter one does not join the link."""
+
+    class Links:
+        def __init__(self):
+            self.down = set()
+
+        cut = property(lambda self: self.down.add)
+        join = property(lambda self: self.down.discard)
+
+    links, long, short = Links(), Cut(2, 10.0, 5.0), Cut(2, 3.0, 7.0)
+    running = job._Job(links, [], {}, [long, short], tmp_path, [], None)
+    running.cuts = {long: 5.0, short: 7.0}  # when they begin
+    for now, down in ((6.0, {2}), (8.0, {2}), (11.0, {2}), (16.0, set())):
+        running._cut(now)
+        running._cut(now)
+        assert links.down == down

@@ -158,6 +158,12 @@ def over_workers(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster
     """Step time of each method over the number of workers, at so many samples for each of them."""
     doubled = [2**power for power in range(1, 1 + round(math.log2(MOST_WORKERS)))]
     places = sorted({*doubled, cluster.workers})
-    there = [Cluster(cluster.network, workers, cluster.cores) for workers in places]
+    most = cluster.network.workers_per_machine
+
+    def cores(workers: int) -> float:  # which fewer workers of a machine share; a GPU is nobody else's
+        fewer = min(most, cluster.workers) / min(most, workers) if times.device == "cpu" else 1.0
+        return cluster.cores * fewer
+
+    there = [Cluster(cluster.network, workers, cores(workers)) for workers in places]
     steps = {cost.name: tuple(step(times, cost, where).seconds for where in there) for cost in costs}
     return Regions("workers", tuple(map(float, places)), float(cluster.workers), steps)

@@ -99,7 +99,9 @@ def shortest_period(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Met
     short, long = 0, 1
     while long < LONGEST and not hides(long):
         short, long = long, 2 * long
-    while long - short > 1 and long < LONGEST:
+    if not hides(long):
+        return replace(cost, period=each * long)
+    while long - short > 1:
         middle = (short + long) // 2
         short, long = (short, middle) if hides(middle) else (middle, long)
     return replace(cost, period=each * long)

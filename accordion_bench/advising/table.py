@@ -39,7 +39,7 @@ class Row:
         break_even_fp32, break_even_bf16: bit/s of the (outer) link below which it is faster than the baseline; 0 =
             never, infinity = at every bandwidth, NaN = only on fast links.
         period: steps between two exchanges.
-        local: a local method: the shortest period with less than 5 % exposed.
+        local: a local method: the shortest period with less than 5 % exposed, or the longest that was looked for.
         every_local_step: but for one that exchanges after every step.
         accuracy: what it has cost in runs at hand, in words; "" = not known.
         command: that would measure the accuracy.

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from accordion_bench.advising.pipeline import HIDDEN, LONGEST
 from accordion_bench.advising.table import Advice, Interval, Row, break_even_in_words
 from accordion_bench.advising.verdict import SPOKEN
 from accordion_bench.advising.winners import HALF
@@ -80,8 +81,14 @@ def columns_of(advice: Advice, unit: Unit) -> list[Column]:
         ("faster than bf16", lambda row: "" if row.method == HALF else break_even(row.break_even_bf16)),
     ]
     if any(row.local for row in advice.rows):
-        columns.append(("period", lambda row: str(row.period)))
+        columns.append(("period", _period))
     return [*columns, ("accuracy against dense", lambda row: row.accuracy or "not known")]
+
+
+def _period(row: Row) -> str:
+    share = row.exposed.value / row.step.value
+    too_short = row.period >= LONGEST and share >= HIDDEN
+    return f"{row.period}, {100 * share:.0f} % exposed" if too_short else str(row.period)
 
 
 def notes(advice: Advice) -> list[str]:
@@ -102,7 +109,8 @@ def notes(advice: Advice) -> list[str]:
     ]
     if any(row.local for row in advice.rows):
         found.append(
-            "period: the shortest one, up to 16384, in which a local method's exchange adds less than 5 % to its steps."
+            f"period: the shortest one, up to {LONGEST}, in which a local method's exchange adds less than 5 % to its "
+            "steps."
         )
     found += [f"Left out: {method}: {why}." for method, why in advice.left_out.items()]
     unknown = [row for row in advice.rows if not row.accuracy and row.command and row.method != "dense"][:TOLD]

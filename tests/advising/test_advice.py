@@ -8,6 +8,7 @@ import pytest
 from accordion_bench.advising.advice import advise
 from accordion_bench.advising.break_even import break_even
 from accordion_bench.advising.pipeline import Cluster, shortest_period, step
+from accordion_bench.advising.text import text
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 from tests.advising.made_up_costs import ALL, BF16, FP32, GATHERED, LOCAL, NUMEL, SMALL, method, times
@@ -58,7 +59,7 @@ def test_gathered_messages_grow_with_the_workers():
 
 
 def test_the_shortest_period_is_the_shortest():
-    for bandwidth in (1e7, 1e8, 1e9):
+    for bandwidth in (3e6, 1e7, 1e8, 1e9):  # the first between 8192 and 16384 steps
         where = cluster(bandwidth)
         found = shortest_period(times(), LOCAL, where)
         taken = step(times(), found, where)
@@ -66,6 +67,23 @@ def test_the_shortest_period_is_the_shortest():
         one_less = step(times(), replace(found, period=found.period - 1), where)
         assert one_less.exposed >= 0.05 * one_less.seconds
     assert shortest_period(times(), LOCAL, cluster(1e13)).period == 1
+
+
+def test_a_longest_period_that_does_not_hide_is_said():
+    far, near = (text(advise(times(), ALL, cluster(bandwidth))) for bandwidth in (1e6, 3e6))
+    (line,) = [line for line in far.splitlines() if line.startswith("local SGD")]
+    assert "16384, 10 % exposed" in line
+    assert " % exposed" not in near
+
+
+def test_fewer_workers_of_a_machine_share_its_cores():
+    """Eight workers on two cores have a quarter of one each; of two workers, each has one. A GPU is not shared."""
+    network = Network(1e9, 0.0, workers_per_machine=8, inside="pcie4")
+    crowded = Cluster(network, 16, 0.25)
+    for device, cores in (("cpu", 1.0), ("cuda", 0.25)):
+        found = advise(times(device=device), ALL, crowded).by_workers
+        expected = step(times(), FP32, Cluster(network, 2, cores)).seconds
+        assert found.steps["dense fp32"][found.at.index(2)] == expected
 
 
 def test_an_average_that_travels_beside_the_next_steps():

@@ -39,13 +39,19 @@ def _number(digits: str, factor: float) -> float | None:
         return None
 
 
+def digits(value: float, places: int = 3) -> str:
+    """So many digits, more where they stand before the point: `1.02`, `1,024`."""
+    return f"{value:,.0f}" if abs(value) >= 10**places - 0.5 else f"{value:.{places}g}"
+
+
 def human_bytes(count: float) -> str:
     """1234567 as 1.23 MB (powers of 1000)."""
+    count = float(f"{count:.3g}")
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} TB"
+    return f"{digits(count)} TB"
 
 
 def human_seconds(seconds: float) -> str:

@@ -1,8 +1,10 @@
 """Rates and times may be typed with their units."""
 
+import math
+
 import pytest
 
-from accordion_bench.options.units import rate, seconds, without_units
+from accordion_bench.options.units import digits, human_bytes, rate, seconds, without_units
 from tests.kit import composed
 
 
@@ -36,3 +38,16 @@ def test_typed():
 
     cfg = compose(["network.bandwidth=10gbit", "network.latency=20us"])
     assert cfg["network"] == {**composed.cfg("network=10gbit")["network"], "latency": 2e-5}
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [(0, "0 B"), (999, "999 B"), (999_700, "1 MB"), (1_234_567, "1.23 MB"), (1.5e15, "1,500 TB"), (math.nan, "nan TB")],
+)
+def test_bytes_are_no_powers(count, text):
+    assert human_bytes(count) == text
+
+
+def test_digits_are_no_powers():
+    assert [digits(x) for x in (0.5, 1.024, 999.4, 999.7, 1024)] == ["0.5", "1.02", "999", "1,000", "1,024"]
+    assert digits(120, 2) == "120" and digits(12.3, 2) == "12"

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,50 @@ def test_the_table_says_how_many_reached_it_and_how_fast_next_to_dense():
 def test_time_is_modelled_where_workers_share_a_process():
     assert clock_of(arms(shared=True)) == "modelled_seconds" and "modelled on" in to_target(arms(shared=True)).note
     assert clock_of(arms()) == "seconds"
+
+
+def behind(bandwidth, name, *runs):
+    """The same runs on another modelled network."""
+    return [
+        replace(
+            one,
+            config={
+                **one.config,
+                "network": {"bandwidth": bandwidth, "latency": 5e-5},
+                "choices": {**one.config["choices"], "network": name},
+            },
+        )
+        for one in runs
+    ]
+
+
+def test_each_arm_is_compared_with_dense_on_its_own_network():
+    dense = [run(seed=seed, end=0.9, target=0.8, shared=True) for seed in (0, 1)]
+    topk = [run("topk", seed=seed, end=1.2, cost=0.1, target=0.8, shared=True) for seed in (0, 1)]
+    slow = [
+        replace(one, rows=[{**row, "modelled_seconds": 9 * row["modelled_seconds"]} for row in one.rows])
+        for one in dense
+    ]
+    fast, slower = behind(1e9, "ethernet_1g", *dense), behind(1e8, "ethernet_100m", *slow, *topk)
+    table = to_target(arms_of(*fast, *slower))
+    shares = {row[0]: row[3] for row in table.cells[1:]}
+    of_topk = next(float(share) for label, share in shares.items() if "TopK" in label)
+    assert of_topk < 0.2 and list(shares.values()).count("1.00") == 2
+    assert "modelled on ethernet_1g and ethernet_100m" in table.note
+    alone = to_target(arms_of(*fast, *slower[2:]))
+    assert next(row[3] for row in alone.cells if "TopK" in row[0]) == "–"
+
+
+def test_times_that_are_not_shown_to_differ_or_do_not_compare_have_no_share():
+    found = arms_of(*[run(name, seed=seed, end=0.9, target=0.8) for name in ("none", "topk") for seed in (0, 1)])
+    late = [
+        replace(one, rows=[{**row, "seconds": row["seconds"] * (1 + one.seed)} for row in one.rows])
+        for one in found[1].runs
+    ]
+    noisy = [found[0], replace(found[1], runs=tuple(late))]
+    assert to_target(noisy).cells[2][3] == "no difference shown"
+    elsewhere = tuple(replace(one, environment={"threads": i}) for i, one in enumerate(found[1].runs))
+    assert to_target([found[0], replace(found[1], runs=elsewhere)]).cells[2][3] == "–"
 
 
 def test_without_a_common_target_there_is_nothing_to_tell():

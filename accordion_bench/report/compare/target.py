@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.intervals import half_width
+from accordion_bench.options.units import digits
+from accordion_bench.report.compare.arms import Arm, baseline
+from accordion_bench.report.compare.intervals import difference, half_width
 from accordion_bench.report.compare.link_tables import Beside
 from accordion_bench.report.compare.link_tables import tables as measured_tables
-from accordion_bench.report.compare.show import NONE, show_bytes
-from accordion_bench.report.compare.timed import communicates
+from accordion_bench.report.compare.show import NO_DIFFERENCE, NONE, listed, show_bytes
+from accordion_bench.report.compare.timed import communicates, comparable
 from accordion_bench.runs.metrics import Metric, metric, split_of
 
 
@@ -60,30 +61,40 @@ def all_looks(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def to_target(arms: Sequence[Arm]) -> Beside:
-    """Time and payload until the target, and the time next to the fastest dense arm."""
+    """Time and payload until the target, and the time next to that of its dense arm."""
     target, column = target_of(arms), clock_of(arms)
     if target is None:
         return Beside("", [[]], "")
-    found = [reached(arm, target, column) for arm in arms]
-    whole = [mean(of.seconds) for arm, of in zip(arms, found, strict=True) if arm.dense and len(of.seconds) == arm.n]
-    dense = min(whole, default=math.nan)
+    found = {arm.label: reached(arm, target, column) for arm in arms}
     rows = [["arm", "reached", "time", "of dense", "payload"]]
-    for arm, (seconds, payload) in zip(arms, found, strict=True):
+    for arm in arms:
+        seconds, payload = found[arm.label]
         cells = [NONE, NONE, NONE]
         if seconds:
             half = half_width(seconds)
-            time = f"{mean(seconds):.3g}" + ("" if math.isnan(half) else f" ± {half:.2g}") + " s"
-            share = mean(seconds) / dense
-            cells = [time, NONE if math.isnan(share) else f"{share:.2f}", show_bytes(mean(payload))]
+            time = digits(mean(seconds)) + ("" if math.isnan(half) else f" ± {digits(half, 2)}") + " s"
+            cells = [time, _of_dense(arm, baseline(arm, arms), found, column), show_bytes(mean(payload))]
         rows.append([arm.label, f"{len(seconds)} of {arm.n}", *cells])
     shown = metric(arms[0].metric).show(target)
-    how = "measured" if column == "seconds" else f"modelled on {arms[0].chosen('network') or 'the network'}"
+    networks = list(dict.fromkeys(arm.chosen("network") or "the network" for arm in arms))
+    how = "measured" if column == "seconds" else f"modelled on {listed(networks)}"
     note = (
         f"Training time, {how}, without evaluation and warm-up, to the {_looks(arms)} that reached {shown} in "
         f"the {split_of(arms[0].selected_by)} split; "
-        "means over the seeds that did, with 95 % t-intervals; of dense: over the fastest dense arm, below 1 = faster."
+        "means over the seeds that did, with 95 % t-intervals; of dense: over the dense arm that an arm is compared "
+        "with, where all its seeds did and the times compare; below 1 = faster."
     )
     return Beside(f"Time to {shown}", rows, note)
+
+
+def _of_dense(arm: Arm, dense: Arm | None, found: Mapping[str, Reached], column: str) -> str:
+    """The time over that of its dense arm, which all seeds of that must have reached."""
+    if dense is None or len(found[dense.label].seconds) < dense.n or not comparable(arm, dense, column):
+        return NONE
+    own, theirs = found[arm.label].seconds, found[dense.label].seconds
+    if arm is not dense and difference(own, theirs).shown is False:
+        return NO_DIFFERENCE
+    return f"{mean(own) / mean(theirs):.2f}" if mean(theirs) else NONE
 
 
 def _looks(arms: Sequence[Arm]) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.intervals import difference, half_width, standard_error
 from accordion_bench.report.compare.ranking import against
-from accordion_bench.report.compare.timed import communicates, unlike
+from accordion_bench.report.compare.timed import comparable
 
 
 def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
@@ -23,7 +23,6 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
     rows = []
     for arm in arms:
         dense, config = baseline(arm, arms), arm.config
-        linked = dense if dense and dense.config.get("network") == config.get("network") else None
         rows.append(
             {
                 "model": config["choices"]["model"],
@@ -50,14 +49,14 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
                 "seconds_ci95": half_width(arm.values("seconds")),
                 "exposed_seconds": arm.mean("exposed_seconds"),
                 "comm_seconds": arm.mean("comm_seconds"),
-                "seconds_over_dense": _seconds_over(arm, dense),
+                "seconds_over_dense": over(arm, dense, "seconds"),
                 "seconds_within_noise": within_noise(arm, dense, "seconds"),
                 "network": config["choices"].get("network", ""),
                 "modelled_seconds": arm.mean("modelled_seconds"),
                 "modelled_seconds_ci95": half_width(arm.values("modelled_seconds")),
                 "modelled_comm_seconds": arm.mean("modelled_comm_seconds"),
-                "modelled_seconds_over_dense": over(arm, linked, "modelled_seconds"),
-                "modelled_seconds_within_noise": within_noise(arm, linked, "modelled_seconds"),
+                "modelled_seconds_over_dense": over(arm, dense, "modelled_seconds"),
+                "modelled_seconds_within_noise": within_noise(arm, dense, "modelled_seconds"),
                 "baseline": dense.label if dense else "",
             }
         )
@@ -92,19 +91,14 @@ def _times_less(arm: Arm, dense: Arm | None, column: str) -> float:
     sent = arm.mean(column)
     if sent == 0:
         return math.inf
-    return dense.mean(column) / sent if dense else math.nan
-
-
-def _seconds_over(arm: Arm, dense: Arm | None) -> float:
-    """Ratio of measured times; NaN where they do not compare: communication measured in one only."""
-    if dense is None or communicates(arm) != communicates(dense):
-        return math.nan
-    return over(arm, dense, "seconds")
+    return (
+        dense.mean(column) / sent if dense and dense.mean(column) else math.nan
+    )  # where dense sends nothing, no ratio
 
 
 def over(arm: Arm, dense: Arm | None, column: str) -> float:
-    """Ratio of times; NaN where a side has none, another machine or other threads."""
-    if dense is None or unlike([arm, dense]):
+    """Ratio of times, `seconds` or `modelled_seconds`; NaN where a side has none, or they do not compare."""
+    if dense is None or not comparable(arm, dense, column):
         return math.nan
     return arm.mean(column) / dense.mean(column) if dense.mean(column) else math.nan
 

@@ -22,6 +22,15 @@ def shares_process(arm: Arm) -> bool:
     return not arm.attached and not communicates(arm)
 
 
+def comparable(arm: Arm, dense: Arm, column: str) -> bool:
+    """Whether times compare: of one machine; `seconds` with communication in both or neither, else on one network."""
+    if unlike([arm, dense]):
+        return False
+    if column == "seconds":
+        return communicates(arm) == communicates(dense)
+    return bool(arm.config.get("network") == dense.config.get("network"))
+
+
 def unlike(arms: Iterable[Arm]) -> str:
     """Why no times of these arms compare, to stand behind `because`; "" where nothing is known against it."""
     runs = [run for arm in arms for run in arm.runs]

@@ -223,3 +223,50 @@ def test_noise_of_time_beats_nobody(tmp_path):
         run_folder(tmp_path, "topk", seed=seed, accuracy=0.8 + SPREAD[seed] + OWN[seed], seconds=2.1 + extra)
     assert beaten(grouped(tmp_path), "seconds") == []
     assert beaten(grouped(tmp_path), "wire_bytes") == [1]
+
+
+# ---- several dense arms
+
+
+def two_dense(root):
+    """The one with the larger learning rate is ten points better."""
+    arm(root, accuracy=0.801, optimizer__lr=0.1)
+    for seed, own in enumerate(OWN):
+        run_folder(root, seed=seed, accuracy=0.901 + SPREAD[seed] + own, optimizer__lr=0.3)
+
+
+def test_a_better_dense_arm_than_the_baseline_is_named(tmp_path):
+    two_dense(tmp_path)
+    arm(tmp_path, "powersgd", 0.8013, payload=100, own=2, optimizer__lr=0.1)
+    first, second = said(tmp_path)
+    assert first.startswith("PowerSGD rank 2 keeps dense, lr=0.1's accuracy (+0.03 ")
+    assert second == "dense, lr=0.3 is better than dense, lr=0.1 by 10.00 ± 0.25 points."
+
+
+def test_two_dense_arms_alone_are_told_apart(tmp_path):
+    two_dense(tmp_path)
+    first, second = said(tmp_path)
+    assert first.startswith("Only dense arms have run")
+    assert second == "dense, lr=0.3 is better than dense, lr=0.1 by 10.00 ± 0.25 points."
+
+
+# ---- numbers that are nearly the same, or 0
+
+
+@pytest.mark.parametrize("payload", [998, 1002])
+def test_nearly_as_many_bytes_are_no_times_more_or_fewer(tmp_path, payload):
+    arm(tmp_path)
+    arm(tmp_path, "powersgd", payload=payload)
+    assert " at as many bytes on the wire, to within 0.5 %;" in said(tmp_path)[0]
+
+
+def test_a_gap_below_what_is_written_is_not_0(tmp_path):
+    run_folder(tmp_path)
+    run_folder(tmp_path, "powersgd", accuracy=0.89999, payload=100)
+    assert said(tmp_path)[1].startswith("PowerSGD rank 2 ended less than 0.01 points below dense at")
+
+
+def test_a_dense_arm_that_sends_nothing_takes_no_other_out(tmp_path):
+    arm(tmp_path, payload=0)
+    arm(tmp_path, "powersgd", payload=100)
+    assert " at 150 B on the wire, where dense sends nothing;" in said(tmp_path)[0]

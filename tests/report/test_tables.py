@@ -511,3 +511,53 @@ def test_signs_and_sizes():
     assert (show.signed(accuracy, -0.0028), show.size(accuracy, -0.0028)) == ("-0.28", "0.28")
     assert (show.signed(perplexity, 1.26), show.size(perplexity, -12.34)) == ("+1.26", "12.3")
     assert verdicts.NO_DIFFERENCE == "no difference shown"
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        (1.002, "the same to within 0.5 %"),
+        (0.998, "the same to within 0.5 %"),
+        (1.0, "the same"),
+        (1.006, "1.01x less"),
+        (1024, "1,024x less"),
+        (1 / 999.7, "1,000x MORE"),
+    ],
+)
+def test_times_less_is_never_1_nor_a_power(times, told):
+    assert show.show_times(times) == told
+
+
+def test_a_gap_below_what_is_written():
+    accuracy, perplexity = metric("accuracy"), metric("perplexity")
+    assert show.show_gap(accuracy, intervals.Difference(-1e-5, 1e-5, "Welch")) == "less than 0.01 points"
+    assert show.show_gap(accuracy, intervals.Difference(-1e-5, 2e-3, "Welch")) == "-0.00 ± 0.20 points"
+    assert show.size(accuracy, -1e-5) == "less than 0.01" and show.size(accuracy, 0) == "0.00"
+    assert show.show_value(perplexity, 4321, 1234) == "4321 ± 1,234" and show.signed(perplexity, -1234) == "-1,234"
+
+
+def test_a_dense_arm_that_sends_nothing_has_no_ratio(tmp_path):
+    run_folder(tmp_path, payload=0)
+    run_folder(tmp_path, "powersgd", payload=100)
+    found = grouped(tmp_path)
+    assert math.isnan(tidy.tidy(found)["payload_times_less"][1])
+    assert ": payload 100 B, where dense sends nothing;" in verdicts.verdicts(found)[0]
+
+
+def test_with_two_dense_arms_a_difference_says_against_which(tmp_path):
+    for lr, accuracy in ((0.1, 0.8), (0.3, 0.9)):
+        run_folder(tmp_path, accuracy=accuracy, optimizer__lr=lr)
+        run_folder(tmp_path, "powersgd", accuracy=accuracy - 0.01, optimizer__lr=lr)
+    found = grouped(tmp_path)
+    rows = table.cells(tidy.tidy(found))
+    column = rows[0].index("minus dense, points")
+    assert [row[column] for row in rows[1:]] == ["–", "–", "-1.00 vs dense, lr=0.1", "-1.00 vs dense, lr=0.3"]
+    assert "accuracy 1.00 points below dense, lr=0.3" in verdicts.verdicts(found)[1]
+
+
+def test_a_time_with_communication_beside_one_without_has_neither_ratio_nor_noise(tmp_path):
+    for seed in (0, 1):
+        run_folder(tmp_path, seed=seed, seconds=2 + seed)
+        run_folder(tmp_path, "powersgd", seed=seed, seconds=2 + seed, comm_seconds=0.5)
+    row = tidy.tidy(grouped(tmp_path)).iloc[1]
+    assert math.isnan(row["seconds_over_dense"]) and not row["seconds_within_noise"]

@@ -21,16 +21,19 @@ def answers(arms: Sequence[Arm]) -> list[str]:
         return [no_dense(arms)]
     by_bytes = sorted((one for one in rivals(arms) if not one.arm.control), key=lambda one: one.sent)
     keep, lose, undecided, unknown = ([one for one in by_bytes if one.standing is kind] for kind in Standing)
+    denser = _better_dense(by_bytes, [arm for arm in arms if arm.dense])
     if keep:
         leanest, *others = keep
         beside = [*_too(leanest, others), *_worse(lose), *_open(undecided), *_without_interval(unknown)]
-        return [_kept(leanest), *_sentence(beside)]
+        return [_kept(leanest), *_sentence([*beside, *denser])]
     if undecided:
-        return [_undecided(undecided), *_sentence([*_worse(lose), *_without_interval(unknown)])]
+        return [_undecided(undecided), *_sentence([*_worse(lose), *_without_interval(unknown), *denser])]
     if lose:
-        return [_none_keeps(lose), *_sentence(_without_interval(unknown))]
+        return [_none_keeps(lose), *_sentence([*_without_interval(unknown), *denser])]
     if unknown:
-        return _unranked(unknown)
+        return _unranked(unknown, denser)
+    if sum(arm.dense for arm in arms) > 1:
+        return ["Only dense arms have run: there is no other method to compare them with.", *_sentence(denser)]
     return ["Only dense has run: there is nothing to compare it with."]
 
 
@@ -65,11 +68,11 @@ def _none_keeps(lose: Sequence[Rival]) -> str:
     return f"No arm keeps {lose[0].dense_name}'s {lose[0].judged.words}: {listed(told, MOST)}."
 
 
-def _unranked(unknown: Sequence[Rival]) -> list[str]:
+def _unranked(unknown: Sequence[Rival], denser: Sequence[str]) -> list[str]:
     """Numbers that no interval stands behind, in the order of their bytes."""
     single = all(one.arm.n == one.dense.n == 1 for one in unknown)
     told = [f"{one.label} ended {one.side()} {one.bytes()}" for one in unknown]
-    return [f"{'One seed' if single else 'No interval'}: nothing is ranked.", f"{listed(told, MOST)}."]
+    return [f"{'One seed' if single else 'No interval'}: nothing is ranked.", *_sentence([listed(told, MOST), *denser])]
 
 
 def _too(leanest: Rival, others: Sequence[Rival]) -> list[str]:
@@ -98,6 +101,19 @@ def _open(undecided: Sequence[Rival]) -> list[str]:
 
 def _without_interval(unknown: Sequence[Rival]) -> list[str]:
     return _clause([f"{one.label} has no interval" for one in unknown])
+
+
+def _better_dense(told: Sequence[Rival], dense: Sequence[Arm]) -> list[str]:
+    """Which dense arms are shown to be better than one that others are compared with; not those told as rivals."""
+    rivals_too = {one.label for one in told}
+    bases = {one.dense.label: one.dense for one in told} or {arm.label: arm for arm in dense}
+    better = [
+        f"{arm.label} is better than {base.label} by {show_gap(metric(arm.metric), against(arm, base)).lstrip('+-')}"
+        for base in bases.values()
+        for arm in dense
+        if arm.label not in rivals_too and shown_better(arm, base)
+    ]
+    return _clause(better)
 
 
 def _clause(told: Sequence[str]) -> list[str]:

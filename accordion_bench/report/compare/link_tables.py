@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.show import NONE, show_bytes, show_link
@@ -33,7 +34,7 @@ def against_model(arms: Sequence[Arm]) -> Beside:
             column = "own_modelled_seconds" if arm.values("own_modelled_seconds") else "modelled_seconds"
             pairs = zip(arm.values(column), arm.values("seconds"), strict=True)
             errors = [100 * (modelled / measured - 1) if measured else math.nan for modelled, measured in pairs]
-            seconds = [f"{arm.mean(name):.3g} s" for name in ("seconds", column)]
+            seconds = [f"{digits(arm.mean(name))} s" for name in ("seconds", column)]
             rows.append([arm.label, str(arm.n), show_link(arm.config["network"]), *seconds, percent(errors)])
     note = (
         "Both without evaluation and warm-up. The model starts from what this run has computed, and knows nothing of "

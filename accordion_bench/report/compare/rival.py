@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from accordion_bench.options.units import digits, human_bytes
 from accordion_bench.report.compare.arms import Arm, baseline, differences
 from accordion_bench.report.compare.intervals import Difference
 from accordion_bench.report.compare.ranking import Standing, against, standing
-from accordion_bench.report.compare.show import NOT_COUNTED, in_points, show_gap, show_link, signed, size
+from accordion_bench.report.compare.show import NOT_COUNTED, ONE, in_points, show_gap, show_link, signed, size
 from accordion_bench.report.compare.tidy import over, within_noise
 from accordion_bench.report.compare.timed import shares_process, unlike
 from accordion_bench.runs.metrics import Metric, metric
@@ -31,8 +32,8 @@ class Rival(NamedTuple):
 
     @property
     def dense_name(self) -> str:
-        """`dense`, or its label where others could be meant."""
-        return self.dense.label if len(self.dense.batches) > 1 or self.dense.attached else "dense"
+        """Its label: `dense`, and more where others could be meant."""
+        return self.dense.label
 
     @property
     def seeds(self) -> str:
@@ -73,8 +74,12 @@ class Rival(NamedTuple):
             return "at as many bytes on the wire"
         if own == 0:
             return "with nothing on the wire"
+        if theirs == 0:
+            return f"at {human_bytes(own)} on the wire, where {self.dense_name} sends nothing"
         times, fewer = (theirs / own, "fewer") if own < theirs else (own / theirs, "more")
-        return f"at {times:.3g} times {fewer} bytes on the wire"
+        if times < ONE:
+            return "at as many bytes on the wire, to within 0.5 %"
+        return f"at {digits(times)} times {fewer} bytes on the wire"
 
     def time(self) -> str:
         """Measured where communication was measured, else modelled, and with what; else why there is none."""
@@ -89,7 +94,7 @@ class Rival(NamedTuple):
     def _time(self, column: str, how: str) -> str:
         ratio = over(self.arm, self.dense, column)
         if math.isnan(ratio):
-            return "no time is known of both"
+            return "no times of both compare"
         if within_noise(self.arm, self.dense, column):
             return f"no difference in time is shown ({how})"
         few = "" if self.arm.n > 1 and self.dense.n > 1 else ", one run"
@@ -103,7 +108,7 @@ class Rival(NamedTuple):
             steps = ": other steps in the same epochs" if same_epochs else ""
             found.append(f"beware, {self.arm.batch_text} against {self.dense.batch}{steps}")
         if other := differences(self.arm, self.dense):
-            found.append(f"beware, dense differs in more than compression: {', '.join(other)}")
+            found.append(f"beware, {self.dense_name} differs in more than compression: {', '.join(other)}")
         return found
 
 

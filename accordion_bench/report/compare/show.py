@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accordion_bench.options.units import human_bytes, human_rate
+from accordion_bench.options.units import digits, human_bytes, human_rate
 from accordion_bench.report.compare.intervals import Difference
 from accordion_bench.runs.metrics import Metric
 
@@ -12,6 +12,9 @@ NONE = "–"
 NOT_COUNTED = "not counted"
 NO_DIFFERENCE = "no difference shown"
 MANY = 10  # names or numbers in a row, of which more are only counted
+SAME, NEARLY_SAME = "the same", "the same to within 0.5 %"
+ONE = 1.005  # factors below it are written as 1
+LEAST = "less than 0.01"
 BILLIONS = 1e10  # floats, from which the paper counts in billions
 
 Row = Mapping[Any, Any]
@@ -23,7 +26,7 @@ def show_value(judged: Metric, value: float, half: float = math.nan) -> str:
         return judged.show(value)
     if judged.percent:
         return f"{judged.scaled(value):.2f} ± {judged.scaled(half):.2f} {judged.unit}"
-    return f"{judged.show(value)} ± {half:.2g}"
+    return f"{judged.show(value)} ± {digits(half, 2)}"
 
 
 def show_difference(judged: Metric, row: Row) -> str:
@@ -31,24 +34,35 @@ def show_difference(judged: Metric, row: Row) -> str:
     gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
     if math.isnan(gap):
         return NONE
-    number = signed(judged, gap) + ("" if math.isnan(half) else f" ± {size(judged, half)}")
+    number = _gap(judged, gap, half)
     return f"{NO_DIFFERENCE} ({number})" if row["difference_shown"] == "no" else number
 
 
 def signed(judged: Metric, gap: float) -> str:
     """A difference with its sign: `-0.28`, `+1.3`."""
-    return f"{judged.scaled(gap):+.2f}" if judged.percent else f"{gap:+.3g}"
+    return f"{judged.scaled(gap):+.2f}" if judged.percent else f"{'+' * (gap >= 0)}{digits(gap)}"
 
 
 def size(judged: Metric, gap: float) -> str:
-    """A difference without its sign: `0.28`, `1.3`."""
-    return signed(judged, abs(gap)).removeprefix("+")
+    """A difference without its sign: `0.28`, `1.3`; `less than 0.01` where only rounding makes it 0."""
+    return LEAST if _tiny(judged, gap) else signed(judged, abs(gap)).removeprefix("+")
 
 
 def show_gap(judged: Metric, found: Difference) -> str:
     """A difference with its interval: `-0.28 ± 1.31 points`, `+7.95 ± 0.41` where nothing counts it; `-0.28 points`."""
-    half = "" if math.isnan(found.half) else f" ± {size(judged, found.half)}"
-    return in_points(judged, signed(judged, found.gap) + half)
+    return in_points(judged, _gap(judged, found.gap, found.half))
+
+
+def _gap(judged: Metric, gap: float, half: float) -> str:
+    """`-0.28 ± 1.31`; `less than 0.01` where it and its interval are."""
+    if _tiny(judged, gap) and (math.isnan(half) or not round(judged.scaled(half), 2)):
+        return LEAST
+    return signed(judged, gap) + ("" if math.isnan(half) else f" ± {size(judged, half)}")
+
+
+def _tiny(judged: Metric, gap: float) -> bool:
+    """Whether a difference is written as 0.00, and is not 0."""
+    return judged.percent and bool(gap) and not round(judged.scaled(gap), 2)
 
 
 def in_points(judged: Metric, number: str) -> str:
@@ -78,14 +92,20 @@ def show_seeds(seeds: Sequence[int | None]) -> str:
 
 
 def show_times(times_less: float) -> str:
-    """9.19 as `9.19x less`, 0.5 as `2x MORE`; NaN, where there is nothing to compare with, as a dash."""
+    """9.19 as `9.19x less`, 0.5 as `2x MORE`; NaN, where there is nothing to compare with, as a dash.
+
+    Below 1.005, which three digits write as 1, it is the same to within 0.5 %.
+    """
     if math.isnan(times_less):
         return NONE
     if math.isinf(times_less):
         return "nothing sent"
     if times_less == 1:
-        return "the same"
-    return f"{times_less:.3g}x less" if times_less > 1 else f"{1 / times_less:.3g}x MORE"
+        return SAME
+    factor = max(times_less, 1 / times_less)
+    if factor < ONE:
+        return NEARLY_SAME
+    return f"{digits(factor)}x {'less' if times_less > 1 else 'MORE'}"
 
 
 def show_ratio(row: Row, column: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.rival import Rival, rival
-from accordion_bench.report.compare.show import NO_DIFFERENCE, NOT_COUNTED, show_times
+from accordion_bench.report.compare.show import NO_DIFFERENCE, NOT_COUNTED, SAME, show_bytes, show_times
 from accordion_bench.report.compare.tidy import tidy
 
 
@@ -27,17 +27,24 @@ def verdict(one: Rival, row: dict[Any, Any]) -> str:
     images = one.arm.runs[0].summary.get("test_size") if one.judged.name == "accuracy" else None
     if images and one.found.gap:
         gap += f" ({_count(abs(one.found.gap) * images)} of {images:,} test images)"
-    return f"{one.label}: {'; '.join([_sent(row, one.dense_name), gap, _noise(one), *one.beware()])}."
+    return f"{one.label}: {'; '.join([_sent(row, one), gap, _noise(one), *one.beware()])}."
 
 
-def _sent(row: dict[Any, Any], name: str) -> str:
+def _sent(row: dict[Any, Any], one: Rival) -> str:
     """`payload 9.19x less than dense, wire 12x less`."""
     if math.isnan(row["payload_bytes"]):
         return f"bytes {NOT_COUNTED}"
+    name = one.dense_name
+    if one.dense.mean("payload_bytes") == 0 and row["payload_bytes"]:
+        return f"payload {show_bytes(row['payload_bytes'])}, where {name} sends nothing"
     if math.isnan(row["payload_times_less"]):
         return f"bytes {NOT_COUNTED} of {name}"
     payload, wire = show_times(row["payload_times_less"]), show_times(row["wire_times_less"])
-    joined = {"the same": f"the same as {name}", "nothing sent": "nothing sent"}.get(payload, f"{payload} than {name}")
+    joined = f"{payload} than {name}"
+    if payload.startswith(SAME):
+        joined = payload.replace(SAME, f"{SAME} as {name}")
+    elif payload == "nothing sent":
+        joined = payload
     return f"payload {joined}" + (f", wire {wire}" if wire != payload else "")
 
 
@@ -51,7 +58,7 @@ def _noise(one: Rival) -> str:
     if found.constant:
         return f"{NO_DIFFERENCE}, the same at every seed" if not found.gap else "the same at every seed: no interval"
     if found.shown is None:
-        return f"{'one' if one.arm.n == 1 else 'dense has one'} seed: no statement about noise"
+        return f"{'one' if one.arm.n == 1 else f'{one.dense_name} has one'} seed: no statement about noise"
     better = "better" if one.judged.better(found.gap, 0) else "worse"
     told = f"{better} by more than noise" if found.shown else NO_DIFFERENCE
     return f"{told}, the 95 % interval of the difference is {one.reach()} ({found.how}, {one.seeds})"

@@ -1,5 +1,6 @@
 """The comparison table for people: cells of text, and aligned Markdown."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,7 @@ from accordion_bench.report.compare.show import (
     show_times,
     show_value,
 )
-from accordion_bench.runs.metrics import metric
+from accordion_bench.runs.metrics import Metric, metric
 
 Column = tuple[str, Callable[[Row], str]]
 
@@ -51,10 +52,17 @@ def _judged(table: pd.DataFrame, paper: bool) -> list[Column]:
     if not paper:
         columns.append(("best", lambda row: show_value(judged, row[f"best_{name}"])))
     if (table["baseline"] != "").any():
+        several = table["baseline"].nunique() > 1
         columns.append(
-            (", ".join(filter(None, ["minus dense", judged.points])), lambda row: show_difference(judged, row))
+            (", ".join(filter(None, ["minus dense", judged.points])), functools.partial(_gap, judged, several))
         )
     return columns
+
+
+def _gap(judged: Metric, several: bool, row: Row) -> str:
+    """The difference to dense, with the name of that dense arm where a table has several."""
+    text = show_difference(judged, row)
+    return f"{text} vs {row['baseline']}" if several and text != NONE else text
 
 
 def _sent(table: pd.DataFrame, paper: bool) -> list[Column]:

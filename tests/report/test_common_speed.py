@@ -150,3 +150,17 @@ def test_a_torn_column_is_a_problem():
     one = run()
     one.rows[0]["seconds_by_phase"][0].pop()
     assert "seconds_by_phase is of another kind" in problem(one.config, one.summary, one.rows, True)
+
+
+def test_looks_within_an_epoch_are_brought_to_the_same_speed():
+    """Equal runs, one on a machine that was half as fast: both reach the target at the same look and time."""
+
+    def looked(**changes):
+        made = run(**changes)
+        looks = [{"accuracy": 0.7, "modelled_seconds": made.rows[0]["modelled_seconds"] / 2, "payload_bytes": 1}]
+        return replace(made, rows=[{**made.rows[0], "looks": looks}])
+
+    found = arms(looked(), looked(compressor="fp16", slower=2.0), looked(compressor="bf16"))
+    times = [reached(arm, 0.6, "modelled_seconds").seconds for arm in found]
+    assert times[1] == pytest.approx(times[0], rel=1e-3)
+    assert times[0][0] == pytest.approx(found[0].runs[0].rows[0]["modelled_seconds"] / 2)

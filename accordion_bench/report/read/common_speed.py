@@ -120,7 +120,10 @@ def _at_speed(pair: tuple[Run, Common | None]) -> Run:
     )
     changed = [_remodelled(run, row, whole, common) for row in run.rows[:-1]]
     changed.append(_remodelled(run, last, whole, common) if common else last)
-    rows = Rows.of(run.rows).replaced(**{key: [row.get(key) for row in changed] for key in MODELLED})
+    columns = {key: [row.get(key) for row in changed] for key in MODELLED}
+    if any(row.get("looks") for row in run.rows):
+        columns["looks"] = [_looks(*pair) for pair in zip(run.rows, columns["modelled_seconds"], strict=True)]
+    rows = Rows.of(run.rows).replaced(**columns)
     kept = {key: rows[-1][key] for key in MODELLED if key in run.summary}
     summary = {**run.summary, **kept, "modelled_slowness": slowness}
     return replace(run, rows=rows, summary={**summary, "own_modelled_seconds": run.summary.get("modelled_seconds")})
@@ -157,6 +160,19 @@ def _remodelled(run: Run, row: Mapping[str, Any], whole: Whole, common: Common |
     as_read = [[*kind[:3], [list(bucket) for bucket in kind.buckets], kind.spread] for kind in kinds]
     seconds = own / whole.slowness + exposed
     return {"modelled_seconds": seconds, "modelled_exposed_seconds": exposed, "seconds_by_bucket": as_read}
+
+
+def _looks(row: Mapping[str, Any], seconds: float | None) -> list[dict[str, Any]] | None:
+    """The looks within the epoch of a row, their modelled times as much longer as that of the row has become."""
+    looks, before = row.get("looks"), row.get("modelled_seconds")
+    if not looks or not before or seconds is None:
+        return looks
+    return [
+        look
+        if look.get("modelled_seconds") is None
+        else {**look, "modelled_seconds": look["modelled_seconds"] * seconds / before}
+        for look in looks
+    ]
 
 
 def _in_hindsight(kinds: Sequence[Exchanges], last: Sequence[Exchanges]) -> list[Exchanges]:

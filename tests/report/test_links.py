@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from accordion_bench.network.link_model import Network
 from accordion_bench.report.compare.arms import lab_text
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.link_tables import describes_its_link
+from accordion_bench.report.compare.other_links import on_link
 from tests.report.test_figures import run
 
 LAB = {"hosts": 4, "rate": 1e8, "slow_host": {}, "delay": 0.0}
@@ -48,3 +50,13 @@ def test_what_most_twins_have_is_not_told():
     """Of three arms the third has other processes, the first another link."""
     arms, _ = group([on(LAB), on({**LAB, "rate": 1e9}), on({**LAB, "rate": 1e9}, 8)])
     assert [arm.label for arm in arms] == ["dense, links of 100 Mbit/s", "dense", "dense, processes=8"]
+
+
+def test_at_its_own_slowest_link_a_run_has_its_own_network():
+    """A kind of collective is no faster than the slowest link, and is not slowed down twice."""
+    kinds = {"all_to_all": {"bandwidth": 5e8}}
+    network = {"bandwidth": 1e9, "latency": 1e-4, "slow_bandwidth": 2e8, "kinds": kinds}
+    made = run()
+    (arm,), _ = group([replace(made, config={**made.config, "network": network})])
+    assert on_link(arm, 2e8).cost("all_to_all") == Network(**network).cost("all_to_all")
+    assert on_link(arm, 1e8).cost("all_to_all").bandwidth == 1e8

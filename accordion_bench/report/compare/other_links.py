@@ -13,8 +13,8 @@ NEEDED = ("modelled_seconds", "modelled_comm_seconds", "wire_bytes", "rounds")
 
 
 def on_link(arm: Arm, bandwidth: float) -> Network:
-    """The network of an arm's runs with links of another bandwidth, all alike."""
-    own = {"bandwidth": bandwidth, "latency": 0.0, **(arm.config.get("network") or {}), "slow_bandwidth": None}
+    """The network of an arm's runs, as its slowest link lets it be, with links of another bandwidth, all alike."""
+    own = {"bandwidth": bandwidth, "latency": 0.0, **(arm.config.get("network") or {})}
     return Network(**{key: value for key, value in own.items() if key != "_target_"}).at(bandwidth)
 
 

@@ -25,6 +25,14 @@ def test_the_difference_to_dense_with_interval_and_seeds(tmp_path):
     assert known_accuracies([tmp_path], "resnet110", 4) == {}
 
 
+def test_of_two_learning_rates_that_of_dense_counts_and_is_told(tmp_path):
+    run_folder(tmp_path, accuracy=0.9, optimizer__lr=0.3)
+    run_folder(tmp_path, "powersgd", accuracy=0.5, optimizer__lr=0.1)
+    run_folder(tmp_path, "powersgd", accuracy=0.89, optimizer__lr=0.3)
+    (said,) = known_accuracies([tmp_path], "", 4).values()
+    assert said == "-1.00 points, n = 1 (resnet8 on digits, 4 workers, lr=0.3)"
+
+
 def test_one_seed_has_no_interval(tmp_path):
     runs(tmp_path, seeds=(0,))
     (said,) = known_accuracies([tmp_path], "", 4).values()

@@ -172,6 +172,13 @@ def test_what_changes_no_result_splits_no_arm(tmp_path):
     assert arm.n == 2
 
 
+def test_whole_numbers_with_and_without_a_point_are_one_arm(tmp_path):
+    run_folder(tmp_path, optimizer__lr=1, compressor__betas=[0, 1])
+    run_folder(tmp_path, seed=1, optimizer__lr=1.0, compressor__betas=[0.0, 1.0])
+    (arm,) = grouped(tmp_path)
+    assert arm.n == 2 and arm.label == "dense"
+
+
 def test_arms_with_one_label_have_their_names_in_the_experiment(tmp_path):
     preset(tmp_path, "powersgd", arm="b", compressor__error_feedback=True)
     preset(tmp_path, "powersgd", arm="c", compressor__error_feedback=False)

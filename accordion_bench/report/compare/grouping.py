@@ -28,13 +28,26 @@ def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
     repeats = []
     for run in at_common_speed([run for run in runs if run.finished]):
         same = [run.summary.get("metric_name"), fingerprint(run)]
-        seeds = arms.setdefault(json.dumps(same, sort_keys=True), {})
+        seeds = arms.setdefault(_text(same), {})
         newest, *older = sorted(filter(None, [run, seeds.get(run.seed)]), key=_started, reverse=True)
         seeds[run.seed] = newest
         repeats += older
     grouped = [tuple(sorted(seeds.values(), key=lambda run: run.seed or 0)) for seeds in arms.values()]
     placed = _placed([Arm(members[0].label, members) for members in grouped])
     return _told_apart(_with_settings_told_apart(placed)), repeats
+
+
+def _text(options: Any) -> str:
+    """One text for equal options: 1 and 1.0 are."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [plain(one) for one in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return json.dumps(plain(options), sort_keys=True)
 
 
 def _started(run: Run) -> tuple[str, str]:
@@ -144,7 +157,7 @@ def _task(arm: Arm) -> list[Any]:
 
 def _doors(arm: Arm) -> set[tuple[str, str]]:
     """What leads into the same setting: the batch size, and the experiments of an arm."""
-    same = json.dumps([arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING)], sort_keys=True)
+    same = _text([arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING)])
     experiments = {(run.config.get("choices") or {}).get("experiment") for run in arm.runs}
     return {(same, f"batch_size {arm.config.get('batch_size')}"), *((same, str(name)) for name in experiments if name)}
 

@@ -17,6 +17,7 @@ from accordion_bench.report.read import load, missing_runs
 from accordion_bench.report.render import absent, captions, figures, latex, page, table, write
 from accordion_bench.report.render.draw import Drawn
 from accordion_bench.report.render.formats import Print
+from accordion_bench.report.render.page.columns import columns
 from accordion_bench.runs.metrics import metric
 from tests.report.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
 
@@ -568,3 +569,18 @@ def test_a_time_with_communication_beside_one_without_has_neither_ratio_nor_nois
         run_folder(tmp_path, "powersgd", seed=seed, seconds=2 + seed, comm_seconds=0.5)
     row = tidy.tidy(grouped(tmp_path)).iloc[1]
     assert math.isnan(row["seconds_over_dense"]) and not row["seconds_within_noise"]
+
+
+def test_the_best_value_is_that_of_the_test_split_where_it_is_known(tmp_path):
+    path = edited(run_folder(tmp_path), "summary.json", best_metric=0.97, selected_by="validation_accuracy")
+    found = grouped(tmp_path)
+    heading, row = table.cells(tidy.tidy(found))
+    assert row[heading.index("best, validation")] == "97.00 %"
+    assert "; best, validation: of all epochs" in captions.evaluated(found)
+    edited(path, "summary.json", test_at_best=0.88)
+    found = grouped(tmp_path)
+    heading, row = table.cells(tidy.tidy(found))
+    assert row[heading.index("best")] == "88.00 %"
+    shown = next(column for column in columns(tidy.tidy(found)) if column.name == "accuracy, best")
+    assert shown.key == "test_accuracy_at_best" and shown.cells[0].text == "88.00"
+    assert "; best: the test split in the epoch that was best by the validation split" in captions.evaluated(found)

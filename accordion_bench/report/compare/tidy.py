@@ -10,6 +10,7 @@ from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.intervals import difference, half_width, standard_error
 from accordion_bench.report.compare.ranking import against
 from accordion_bench.report.compare.timed import comparable
+from accordion_bench.runs.metrics import split_of
 
 
 def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
@@ -78,6 +79,15 @@ def _judged(arm: Arm, dense: Arm | None) -> dict[str, Any]:
         "interval": found.how,
         "difference_shown": _yes_or_no(found.shown),
     }
+
+
+def best_column(table: pd.DataFrame) -> tuple[str, str]:
+    """(Name, heading) of the best value: on the test split where it is known, else `best, validation`."""
+    name = table["metric"].iloc[0]
+    if table[f"test_{name}_at_best"].notna().all():
+        return f"test_{name}_at_best", "best"
+    splits = {split_of(column) for column in table["selected_by"]}
+    return f"best_{name}", "best, validation" if "validation" in splits else "best"
 
 
 def _yes_or_no(shown: bool | None) -> str:

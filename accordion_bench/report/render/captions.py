@@ -6,7 +6,7 @@ from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.provenance import machine, unequal
 from accordion_bench.report.compare.show import listed, show_link
-from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.tidy import best_column, tidy
 from accordion_bench.report.compare.timed import shares_process
 from accordion_bench.report.render import remarks
 from accordion_bench.report.render.table import paper_reference
@@ -75,8 +75,7 @@ def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
     judged = metric(arms[0].metric)
     several = max(arm.n for arm in arms) > 1
     interval = "mean ± Student's 95 % t-interval over n seeds" if several else "one seed per arm, so no intervals"
-    by = "" if arms[0].attached else f", by the {split_of(arms[0].selected_by)} split"
-    best = "" if paper else f"; best: of all epochs{by}"
+    best = "" if paper else f"; {_best(arms)}"
     text = f"{judged.words.capitalize()}: after the last epoch, {interval}{best}."
     text += "" if judged.higher_is_better else " Lower is better."
     text += " 2 to the power of it is the perplexity per byte." if judged.name == "bits_per_byte" else ""
@@ -89,6 +88,15 @@ def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
             ' else Welch\'s; "no difference shown": it holds 0.'
         )
     return text
+
+
+def _best(arms: Sequence[Arm]) -> str:
+    """Which value is the best one: of which split, and chosen by which."""
+    _, heading = best_column(tidy(arms))
+    split = split_of(arms[0].selected_by)
+    if heading != "best" or arms[0].attached:
+        return f"{heading}: of all epochs"
+    return f"best: the test split in the epoch that was best by the {split} split"
 
 
 def sent(arms: Sequence[Arm], paper: bool = False) -> str:

@@ -18,6 +18,7 @@ from accordion_bench.report.compare.show import (
     show_times,
     show_value,
 )
+from accordion_bench.report.compare.tidy import best_column
 from accordion_bench.runs.metrics import Metric, metric
 
 Column = tuple[str, Callable[[Row], str]]
@@ -50,7 +51,8 @@ def _judged(table: pd.DataFrame, paper: bool) -> list[Column]:
         (f"{judged.words}, final", lambda row: show_value(judged, row[name], row[f"{name}_ci95"])),
     ]
     if not paper:
-        columns.append(("best", lambda row: show_value(judged, row[f"best_{name}"])))
+        best, heading = best_column(table)
+        columns.append((heading, lambda row: show_value(judged, row[best])))
     if (table["baseline"] != "").any():
         several = table["baseline"].nunique() > 1
         columns.append(

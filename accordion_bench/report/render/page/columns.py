@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from accordion_bench.report.compare.show import NO_DIFFERENCE, NONE, NOT_COUNTED, show_ratio, show_times, signed, size
+from accordion_bench.report.compare.tidy import best_column
 from accordion_bench.runs.metrics import Metric, metric
 
 Row = dict[Any, Any]
@@ -63,11 +64,11 @@ def columns(table: pd.DataFrame) -> list[Column]:
     rows: list[Row] = table.to_dict("records")
     judged = metric(rows[0]["metric"])
     counts = Column("n", "n", "seeds", [Cell(str(row["n"]), str(row["n"])) for row in rows], more=False)
-    found = [counts, *_judged(rows, judged), *_sent(rows), *_times(rows), *_texts(rows)]
+    found = [counts, *_judged(rows, judged, *best_column(table)), *_sent(rows), *_times(rows), *_texts(rows)]
     return [column for column in found if column.says_something]
 
 
-def _judged(rows: Sequence[Row], judged: Metric) -> list[Column]:
+def _judged(rows: Sequence[Row], judged: Metric, best: str, heading: str) -> list[Column]:
     name, points = judged.name, judged.points if judged.percent else ""
 
     def shown(value: float) -> str:
@@ -87,7 +88,7 @@ def _judged(rows: Sequence[Row], judged: Metric) -> list[Column]:
     return [
         _column(rows, name, f"{judged.words}, final", judged.unit, shown, half),
         _column(rows, f"{name}_minus_dense", "minus dense", points, lambda value: signed(judged, value), gap),
-        _column(rows, f"best_{name}", f"{judged.words}, best", judged.unit, shown, more=True),
+        _column(rows, best, f"{judged.words}, {heading}", judged.unit, shown, more=True),
     ]
 
 

@@ -54,11 +54,12 @@ class Outcome:
 
     @property
     def hash(self) -> str:
-        """Of the run's metrics: what tells this run from every other."""
+        """Of the run's metrics, or of its cell's name where it has none: what tells this run from every other."""
         if self.run is None:
             return ""
         file = self.run.path / "metrics.jsonl"
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+        rows = file.read_bytes() if file.is_file() else b""
+        return hashlib.sha256(rows or self.cell.folder.as_posix().encode()).hexdigest()[:16]
 
 
 def outcome(cell: Cell, root: Path = Path()) -> Outcome:

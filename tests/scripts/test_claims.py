@@ -155,6 +155,21 @@ def test_a_run_is_recorded_once_with_the_command_that_makes_it_again(here):
     assert "model=resnet8" in row["command"] and "seed=1" in row["command"]
 
 
+@pytest.mark.parametrize("rows", [None, b""])
+def test_every_run_that_diverged_before_its_first_row_is_recorded_once(here, rows):
+    cells = planned().count_cells(planned().tables[0], {"dense": 0.1})
+    for cell in cells:
+        path = ran(here, cell, 0.9, stopped_by="NonFinite")
+        (path / "done").unlink()
+        (path / "metrics.jsonl").unlink()
+        if rows is not None:
+            (path / "metrics.jsonl").write_bytes(rows)
+    for cell in [*cells, *cells]:
+        records.record(outcome(cell))
+    with open("results/records.csv", newline="") as lines:
+        assert [(row["status"], row["seed"]) for row in csv.DictReader(lines)] == [("diverged", s) for s in "123"]
+
+
 def test_what_has_not_ended_is_not_recorded(here):
     cell = planned().count_cells(planned().tables[0], {"dense": 0.1})[0]
     records.record(outcome(cell))

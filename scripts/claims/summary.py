@@ -2,9 +2,8 @@
 
 Each arm's metric with its interval, its differences to the arms that the plan names under `against` (else to dense)
 and to its control of one worker, and what its link sends. Where the plan names a table with a lab under `links`, the
-time of the whole training behind these links, too: modelled, and measured as steps x the time of a step there. Other
-tables have no times: their runs share the machine. A table with a lab has no summary: of its few steps only times mean
-anything.
+time of the whole training behind these links, too: steps x the measured time of a step there. There are no other times:
+the runs share the machine. A table with a lab has no summary: of its few steps only times mean anything.
 """
 
 import math
@@ -57,7 +56,7 @@ def counted(records: pd.DataFrame, claim: str, table: str, chosen: Mapping[str, 
 
 
 def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str, float]) -> pd.DataFrame:
-    """One row per arm of a table, those that count only.
+    """One row per arm of a table, in the plan's order, those that count only.
 
     Args:
         records: all of them; one run that counts is done.
@@ -67,13 +66,14 @@ def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str
 
     Returns:
         columns arm, n, rate, metric_name, metric, half, test, then ARM_gap, ARM_gap_half, ARM_shown of each arm that
-        others are compared with and `control` of the control, wire_bytes, rounds, steps, modelled_seconds,
-        link_seconds; NaN where there is none. Of an arm that has only diverged n is 0.
+        others are compared with and `control` of the control, wire_bytes, rounds, steps, link_seconds; NaN where there
+        is none. Of an arm that has only diverged n is 0.
     """
     of = counted(records, claim, table.name, chosen)
     step = link_steps(records, claim, table.links)
     rows = []
-    for arm, runs in of.groupby("arm", sort=False):
+    for arm in [arm for arm in table.all_arms if arm in set(of.arm)]:
+        runs = of[of.arm == arm]
         done = runs[runs.status == "done"].sort_values("seed")
         if done.empty:
             rows.append({"arm": arm, "n": 0, "diverged": len(runs)})
@@ -94,11 +94,10 @@ def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str
                 "wire_bytes": done.wire_bytes.mean(),
                 "rounds": done.rounds.mean(),
                 "steps": done.steps.mean(),
-                "modelled_seconds": done.modelled_seconds.mean(),
                 "link_seconds": step.get(arm, math.nan) * done.steps.mean(),
             }
         )
-    return pd.DataFrame(rows).sort_values("metric", na_position="last", ignore_index=True)
+    return pd.DataFrame(rows)
 
 
 def link_steps(records: pd.DataFrame, claim: str, links: str | None) -> dict[str, float]:
@@ -135,7 +134,7 @@ def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[li
     names = {name: words for name, words in names.items() if rows[f"{name}_gap"].notna().any()}
     behind_links = rows.link_seconds.notna().any()
     head = ["arm", "n", "rate", at_the_end(judged), "test, best epoch", *(f"minus {words}" for words in names.values())]
-    head += ["wire", "rounds", *(["modelled time", "measured time"] if behind_links else [])]
+    head += ["wire", "rounds", *(["measured time"] if behind_links else [])]
     found = [head]
     for row in rows.to_dict("records"):
         if not row["n"]:
@@ -152,7 +151,7 @@ def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[li
                 *(_gap(judged, row, name) for name in names),
                 human_bytes(row["wire_bytes"]),
                 f"{row['rounds']:,.0f}",
-                *([f"{row['modelled_seconds']:.0f} s", measured] if behind_links else []),
+                *([measured] if behind_links else []),
             ]
         )
     return found
@@ -199,7 +198,7 @@ def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Pa
     sends = rows[(rows.n > 0) & (rows.wire_bytes > 0)].reset_index(drop=True)
     axes = [("wire_bytes", "sent by a worker's link")]
     if sends.link_seconds.notna().any():
-        axes += [("modelled_seconds", "modelled time [s]"), ("link_seconds", "measured steps behind links x steps [s]")]
+        axes += [("link_seconds", "measured steps behind links x steps [s]")]
     size = (max(5.2, 3.6 * len(axes)), 4.2)
     figure, panels = plt.subplots(1, len(axes), figsize=size, sharey=True, squeeze=False, layout="constrained")
     for panel, (column, name) in zip(panels[0], axes, strict=True):

@@ -30,7 +30,8 @@ RECORDS = pd.DataFrame(
         line("dense", 1, 9.0, table="links", steps=11, seconds=5.0),
     ]
 )
-TABLE = {"arms": {}, "rates": [0.1], "seeds": [1, 2, 3]}
+ARMS = ("dense", "bf16", "diloco", "diloco_one_worker", "lost")
+TABLE = {"arms": {arm: [] for arm in ARMS}, "rates": [0.1], "seeds": [1, 2, 3]}
 CHOSEN = dict.fromkeys(RECORDS.arm, 0.1)  # of a run at 0.3 nothing counts
 
 
@@ -43,6 +44,12 @@ def rows():
 def test_means_are_of_what_counts(rows):
     assert rows.loc["dense", "metric"] == pytest.approx(2.2) and rows.loc["dense", "test"] == pytest.approx(2.3)
     assert list(rows.n) == [3, 3, 3, 0] and rows.loc["lost", "diverged"] == 3
+
+
+def test_arms_stand_in_the_order_of_the_plan_not_of_their_means():
+    table = plan._table("one", {**TABLE, "arms": {arm: [] for arm in reversed(ARMS)}}, [])
+    found = list(summary.summary(RECORDS, "tried", table, CHOSEN).arm)
+    assert found == ["lost", "diloco_one_worker", "diloco", "dense"]
 
 
 def test_differences_are_paired_by_seed(rows):
@@ -63,9 +70,10 @@ def test_the_table_says_what_is_not_shown_and_what_diverged(rows):
     near = pd.DataFrame([*(line("dense", s, 2.0) for s in (1, 2)), line("bf16", 1, 2.1), line("bf16", 2, 1.8)])
     chosen = {"dense": 0.1, "bf16": 0.1}
     near_rows = summary.summary(near, "tried", plan._table("one", TABLE, []), chosen)
-    (head, first, second) = summary.cells(near_rows, metric("bits_per_byte"), ["dense"])
+    (head, second, first) = summary.cells(near_rows, metric("bits_per_byte"), ["dense"])
     assert "not shown" in first[5] and second[5] == "–" and head[-1] == "rounds"  # nothing ran behind links
     whole = summary.cells(rows.reset_index(), metric("bits_per_byte"), ["dense", "lost"])
+    assert "modelled time" not in whole[0]  # of runs that share a machine
     assert whole[-1][:3] == ["lost", "0", "diverged"] and whole[2][-1] == "–"
     assert whole[0][5:7] == ["minus dense", "minus one worker"]  # to an arm that diverged there is no difference
 

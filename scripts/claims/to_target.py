@@ -29,6 +29,11 @@ from scripts.claims.outcome import Outcome, outcome, rates_of, runs_by_arm
 from scripts.claims.plan import Plan, Table
 from scripts.claims.summary import link_steps, looks_of_claim
 
+NOISE = (
+    "Sooner: the mean over the seeds of the ratio. Intervals are over the seeds and hold the noise of the steps to the "
+    "target, not that of the measured time of a step."
+)
+
 
 def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], records: pd.DataFrame, out: Path) -> None:
     """to_target.md and to_target.png of a table whose plan asks for them; nothing where no run that counts is done.
@@ -49,7 +54,8 @@ def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], recor
     steps = {arm: steps_to_target(runs, target) for arm, runs in done.items()}
     text = aligned(cells(steps, step, table.to_target["baseline"]))
     judged = _judged(done[table.to_target["of"]])
-    (out / "to_target.md").write_text(f"{text}\n\nTarget: {judged.show(target)}, validation.\n", encoding="utf-8")
+    note = f"Target: {judged.show(target)}, validation. {NOISE}"
+    (out / "to_target.md").write_text(f"{text}\n\n{note}\n", encoding="utf-8")
     draw(done, step, target, looks_of_claim(plan), out / "to_target.png")
 
 

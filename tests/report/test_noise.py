@@ -63,6 +63,22 @@ def test_within_noise_and_with_one_seed_there_is_no_front_and_nothing_pale(chang
     assert {line.get_alpha() for axes in figure.axes for line in axes.lines} == {None}
 
 
+@pytest.mark.parametrize("other", ["network", "processor"])
+def test_modelled_times_of_two_networks_or_machines_rank_nothing(other):
+    arms = three(0.90, 0.95)
+    for one in arms[1].runs:
+        if other == "network":
+            one.config["network"] = {"bandwidth": 1e8, "latency": 5e-5}
+        one.environment["processor"] = "A"
+    for one in arms[0].runs:
+        one.environment["processor"] = "A" if other == "network" else "B"
+    figure = drawn(arms, ["tradeoff"])["tradeoff"]
+    wire, time = figure.axes
+    assert any(line.get_alpha() for line in wire.lines) and not any(line.get_alpha() for line in time.lines)
+    assert not [line for line in time.lines if line.get_gid() == "front"]
+    assert "Modelled times do not compare, because the" in note(figure)
+
+
 def test_an_arm_is_pale_where_another_is_shown_better_and_costs_no_more():
     made = [
         (run(seed=s, end=0.9), run("topk", seed=s, end=0.95, cost=0.1), run("powersgd", seed=s, end=0.9, cost=0.05))

@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("results/report"), help="folder for tables and figures (%(default)s)"
     )
     parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
-    links = "of the links in figures of modelled time, bit/s or such as 10gbit (%(default)s)"
+    links = "of the links in the figure of modelled time, accuracy_modelled, bit/s or such as 10gbit (%(default)s)"
     parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
     every = "every figure as a file: some of png,pdf,svg; else those of README.md and those that the page does not draw"
     parser.add_argument("--figures", metavar="FORMATS", help=every)

@@ -508,10 +508,12 @@ def test_options_reach_the_figures(tmp_path, monkeypatch):
     assert report_main(typed) == 0
     every = list(figures.OF_A_SETTING)
     few = [name for name in every if name == "comparison" or name not in page.INTERACTIVE]
-    assert [names for names, _, _ in seen] == [few, every, every, every, every, every]
+    on_links = [name for name in every if name in few or name == "accuracy_modelled"]
+    assert [names for names, _, _ in seen] == [on_links, every, every, every, every, every]
     asked = [Print(), Print(), Print(formats=("svg", "pdf")), Print("one-column", ("png", "pdf")), Print(), Print()]
     assert [printed for *_, printed in seen] == asked
     assert all(bandwidths == [1e6, 2e9] for _, bandwidths, _ in seen) and "norms" in few and "tradeoff" not in few
+    assert write.names_of(False) == few
 
 
 def test_signs_and_sizes():

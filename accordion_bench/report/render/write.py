@@ -23,6 +23,7 @@ from accordion_bench.report.render.spreadsheet import csv
 from accordion_bench.report.render.table import aligned, cells, markdown
 
 FIRST = "comparison"  # the figure that README.md shows
+OF_LINKS = "accuracy_modelled"  # the figure that has the bandwidths
 TABLES = ("table.md", "table.csv", "table.tex", "report.html")
 
 
@@ -44,7 +45,7 @@ def write(
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
         bandwidths: bit/s of the links in figures of modelled time.
         printed: how figures are.
-        every: also the figures that the page draws itself, as files.
+        every: also the figures that the page draws itself, as files; that of bandwidths of one's own always is one.
 
     Raises:
         OSError: the folder takes no files; the report that was there is as it was.
@@ -52,7 +53,7 @@ def write(
     runs, parts, repeats, (said, latex_texts) = sound(runs, texts)
     absent = left_out(runs, repeats, folders)
     without_page = missing() if "html" in formats else ""
-    names = names_of(every or "html" not in formats or bool(without_page))
+    names = names_of(every or "html" not in formats or bool(without_page), tuple(bandwidths) != figures.BANDWIDTHS)
     with replacing(out) as new:
         drawn = draw(parts, new, names, bandwidths, printed)
         across, failed = _across(parts, new, printed)
@@ -73,13 +74,15 @@ def write(
     return "\n".join(filter(None, [text, where, without_page]))
 
 
-def names_of(every: bool) -> list[str]:
+def names_of(every: bool, links: bool = False) -> list[str]:
     """The figures of a setting that are drawn as files.
 
     Args:
         every: also those that the page draws itself.
+        links: also the one of modelled time on several links.
     """
-    return [name for name in figures.OF_A_SETTING if every or name == FIRST or name not in INTERACTIVE]
+    files = {FIRST, OF_LINKS} if links else {FIRST}
+    return [name for name in figures.OF_A_SETTING if every or name in files or name not in INTERACTIVE]
 
 
 def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:

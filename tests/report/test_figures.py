@@ -346,6 +346,36 @@ def test_lines_across_numbers_of_workers():
     assert {name for name, _ in by_method(two_batches)} >= {"dense, 32 samples each", "dense, 64 samples each"}
 
 
+def note_of(settings):
+    figure = figures.workers(settings)
+    return figure and " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+
+
+def of_data(workers, **data):
+    one = run(workers=workers)
+    return replace(one, config={**one.config, "dataset": {**one.config["dataset"], **data}})
+
+
+def test_no_line_joins_runs_of_other_data_or_another_metric():
+    plain = run(workers=2)
+    for other in (of_data(4, subset=1000), of_data(4, validation=500), run(workers=4, metric="perplexity", end=90)):
+        assert note_of(settings(arms_of(plain, other))) is None
+    same = settings(arms_of(of_data(2, subset=1000), of_data(4, subset=1000)))
+    assert "6 epochs, accuracy, 1,000 training samples" in note_of(same)
+
+
+def test_a_method_with_two_arms_at_one_number_of_workers_has_no_line_and_is_named():
+    twice = [of_data(workers, augment=augment) for workers in (2, 4) for augment in (False, True)]
+    made = arms_of(*(run("fp16", workers=workers) for workers in (2, 4)), *twice)
+    arms = [replace(arm, apart="") for arm in made]
+    assert {arm.label: sum(other.label == arm.label for other in arms) for arm in arms} == {"fp16": 2, "dense": 4}
+    with styled():
+        (axes,) = figures.workers([arms]).axes
+        assert sum(line.get_gid() == "curve" for line in axes.lines) == 1
+    said = "Not drawn, as several of its arms have one number of workers: dense, 32 samples each."
+    assert said in note_of([arms])
+
+
 def test_codebooks_are_drawn_where_a_policy_has_moved_them():
     arms = arms_of(run("qsgd", adaptive="alq", bits=2), run("qsgd", bits=2))
     fitted, fixed = arms

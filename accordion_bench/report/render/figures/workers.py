@@ -9,10 +9,13 @@ from accordion_bench.report.render.figures.points import points_note
 from accordion_bench.report.render.figures.sheet import Sheet
 from accordion_bench.report.render.figures.sweeps import Line, draw
 from accordion_bench.report.render.looks import looks_of
+from accordion_bench.runs.metrics import metric
 
 
 def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
-    """One panel for each model and data set whose runs differ in the number of workers: a line for each method and H.
+    """One panel for each task whose runs differ in the number of workers: a line for each method and H.
+
+    A method of which several arms have one number of workers has no line: nobody knows which of them belong together.
 
     Args:
         settings: the arms of each setting.
@@ -20,7 +23,11 @@ def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
     tasks: dict[str, list[Arm]] = {}
     for arm in [arm for arms in settings for arm in arms]:
         tasks.setdefault(task(arm), []).append(arm)
-    panels = {name: lines for name, arms in tasks.items() if (lines := by_method(arms))}
+    found = [(name, line) for name, arms in tasks.items() for line in by_method(arms)]
+    panels: dict[str, list[Line]] = {}
+    for name, line in found:
+        if not _twice(line):
+            panels.setdefault(name, []).append(line)
     if not panels:
         return None
     sheet = Sheet(len(panels))
@@ -30,13 +37,27 @@ def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
         if len(panels) > 1:
             sheet.titles[axes] = name
     shown = [arm for lines in panels.values() for _, points in lines for _, arm in points]
-    return sheet.finish(f"{'; '.join(panels)}; {points_note(shown)}.")
+    twice = ", ".join(f"{line[0]} on {name}" if len(tasks) > 1 else line[0] for name, line in found if _twice(line))
+    left_out = f" Not drawn, as several of its arms have one number of workers: {twice}." if twice else ""
+    return sheet.finish(f"{'; '.join(panels)}; {points_note(shown)}.{left_out}")
 
 
 def task(arm: Arm) -> str:
-    """What is trained, without the number of workers: `resnet8 on digits, 60 epochs`, with the scale of small runs."""
+    """What is trained and evaluated, without the number of workers: `resnet8 on digits, 60 epochs, accuracy`, with the
+    part of the data, what tells the setting from another one, and the scale of small runs."""
+    judged, subset = metric(arm.metric), arm.options.get("dataset.subset")
+    told = [f"{arm.chosen('model')} on {arm.chosen('dataset')}", f"{arm.config['epochs']} epochs", judged.words]
+    told += [f"{subset:,} training {judged.counted}"] if isinstance(subset, int) else []
+    if validation := arm.options.get("dataset.validation"):
+        told.append(f"{validation:,} of the training samples held out")
     small = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
-    return f"{arm.chosen('model')} on {arm.chosen('dataset')}, {arm.config['epochs']} epochs{small}"
+    return ", ".join(filter(None, [*told, arm.apart])) + small
+
+
+def _twice(line: Line) -> bool:
+    """Whether several of its arms have one number of workers."""
+    _, points = line
+    return len({count for count, _ in points}) < len(points)
 
 
 def by_method(arms: Sequence[Arm]) -> list[Line]:
@@ -53,7 +74,7 @@ def by_method(arms: Sequence[Arm]) -> list[Line]:
             parts = {f"{name}, {b} samples each": [a for a in members if a.config["batch_size"] == b] for b in sizes}
             parts[name] = [arm for arm in members if arm.config["batch_size"] is None]
         for own, group in parts.items():
-            points = sorted({arm.workers: arm for arm in group}.items())
-            if len(points) > 1:
+            points = sorted(((arm.workers, arm) for arm in group), key=lambda point: point[0])
+            if len({count for count, _ in points}) > 1:
                 lines.append((own, points))
     return lines

@@ -92,6 +92,18 @@ def test_a_browser_would_complain(browser, tmp_path):
     found.tab.close()
 
 
+def test_markup_in_the_name_of_a_metric_stays_text(browser, tmp_path):
+    name = "<a href='http://evil.example'>x</a>"
+    made = tmp_path / "report.html"
+    arms = group([run(metric=name), run("topk", metric=name)])[0]
+    made.write_text(page.page([page.Section(arms, [])], [], {}), encoding="utf-8")
+    found = Shown(browser, made.as_uri())
+    found.tab.evaluate("drawAll()")
+    assert name in found.tab.locator(".js-plotly-plot .ytitle").first.text_content()
+    assert found.tab.locator(".js-plotly-plot a[*|href*='evil']").count() == 0 and not found.complaints
+    found.tab.close()
+
+
 def test_what_is_far_away_is_not_drawn_yet(browser, file):
     found = Shown(browser, file.as_uri(), 420)
     assert found.plots("#setting-2").count() == 0

@@ -20,6 +20,7 @@ Maker = Callable[[Path], Path | None]
 
 EPOCHS = 3  # honest runs beside them have four, and so are compared in another table
 LINK, SCRIPT = "![x](http://evil.example/x.png)", "<script>alert(1)</script>"
+MARKUP = "<a href='http://evil.example'>x</a>"
 ESCAPE, NEWLINE = "\x1b]0;owned\x07\x1b[2J", "a\n\n# owned\n\n- b"
 MATH, LONG = r"$\frac{$", "x" * 100_000
 LAUGHS = "a0: &a0 [ha, ha, ha, ha, ha, ha, ha, ha, ha]\n" + "".join(
@@ -237,6 +238,7 @@ CORPUS: dict[str, Maker] = {
     "newlines in the environment": environment(command=f"python -m accordion_bench {NEWLINE}", processor=NEWLINE),
     "secrets": environment(command="python -m accordion_bench tracker.api_key=hunter2", GITHUB_TOKEN="hunter2"),
     "formula as metric": several(rows(**{"=1+1": 0.5}), summary(metric_name="=1+1", metric=0.5)),
+    "markup as metric": several(rows(**{MARKUP: 0.5}), summary(metric_name=MARKUP, metric=0.5)),
     "long metric": several(rows(**{LONG: 0.5}), summary(metric_name=LONG)),
     # numbers
     "metric that is none": summary(metric=float("nan")),

@@ -170,7 +170,7 @@ class Figures {
       this.unranked(arms), this.apart(arms, key)];
     return { traces: shown.flatMap(arm => this.end(arm, key, range)), height: narrow() ? 300 : 340,
       x: this.cost(key, shown.map(arm => this.on(arm, key).at(-1))),
-      y: { range, title: { text: this.data.metric.label } }, note: notes };
+      y: { range, title: { text: plain(this.data.metric.label) } }, note: notes };
   }
 
   // a marker with its interval; what leaves the axis is cut, with a triangle that tells how far it goes

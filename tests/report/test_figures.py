@@ -24,6 +24,7 @@ from accordion_bench.report.render.figures.norms import critical_share, norms_by
 from accordion_bench.report.render.figures.style import styled
 from accordion_bench.report.render.figures.workers import by_method
 from accordion_bench.report.render.formats import PAPERS, Print
+from accordion_bench.report.render.page.parts import step_times
 from tests.kit.figures import LAYERS, across, arms_of, everything, figures_of, run
 
 WORDS_AS_AXES = ("layer", "method", "method and payload")  # axes whose numbers are names
@@ -374,6 +375,19 @@ def test_a_method_with_two_arms_at_one_number_of_workers_has_no_line_and_is_name
         assert sum(line.get_gid() == "curve" for line in axes.lines) == 1
     said = "Not drawn, as several of its arms have one number of workers: dense, 32 samples each."
     assert said in note_of([arms])
+
+
+@pytest.mark.parametrize("told", [{}, {"compute_seconds": None}])
+def test_an_arm_that_does_not_tell_its_times_is_not_told_on_the_page_and_others_are(told):
+    """Of a loop of somebody's own: without the column, and with null in it."""
+    bench, own = arms_of(run(), run("topk"))
+    rows = [{key: value for key, value in row.items() if key != "compute_seconds"} | told for row in own.runs[0].rows]
+    own = replace(own, runs=(replace(own.runs[0], attached=True, rows=rows),))
+    found = step_times([bench, own])
+    assert all(part["values"][0] is not None and part["values"][1] is None for part in found["parts"])
+    assert found["beside"][1] == "not told" and step_times([own]) is None
+    with styled():
+        assert len(breakdown([bench, own]).axes[0].get_yticks()) == 1
 
 
 def test_codebooks_are_drawn_where_a_policy_has_moved_them():

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -101,6 +102,19 @@ def test_markup_in_the_name_of_a_metric_stays_text(browser, tmp_path):
     found.tab.evaluate("drawAll()")
     assert name in found.tab.locator(".js-plotly-plot .ytitle").first.text_content()
     assert found.tab.locator(".js-plotly-plot a[*|href*='evil']").count() == 0 and not found.complaints
+    found.tab.close()
+
+
+def test_an_arm_without_times_of_a_step_says_so(browser, tmp_path):
+    bench, own = group([run(), run("topk")])[0]
+    rows = [{**row, "compute_seconds": None} for row in own.runs[0].rows]
+    config = {**own.config, "dataset": {"name": "digits"}}
+    own = replace(own, runs=(replace(own.runs[0], attached=True, config=config, rows=rows),))
+    made = tmp_path / "report.html"
+    made.write_text(page.page([page.Section([bench, own], [])], [], {}), encoding="utf-8")
+    found = Shown(browser, made.as_uri())
+    found.tab.evaluate("drawAll()")
+    assert "not told" in " ".join(found.plots().all_text_contents()) and not found.complaints
     found.tab.close()
 
 

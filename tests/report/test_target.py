@@ -8,6 +8,7 @@ import pytest
 
 from accordion_bench.report.compare.target import clock_of, reached, target_of, to_target
 from accordion_bench.report.read.load import read_run
+from accordion_bench.report.render.page import parts
 from tests.kit.figures import figures_of
 from tests.report.test_figures import arms_of, run
 from tests.report.test_report import run_folder
@@ -110,6 +111,18 @@ def test_the_figure_has_a_row_for_each_arm_in_the_order_of_the_table_with_its_nu
     texts = [text.get_text() for text in axes.texts]
     assert len(texts) == 4 and [text for text in texts if text.endswith(" s")] == texts[:2]
     assert texts[2].endswith("s, reached by 1 of 2") and texts[3] == "not reached"
+
+
+@pytest.mark.parametrize(
+    "every, said", [(1, "end of the first epoch that reached"), (10, "first look within an epoch, or end of one, that")]
+)
+def test_page_and_figure_say_when_it_was_looked_for(every, said):
+    found = arms_of(*(run(name, target=0.8) for name in ("none", "topk")))
+    for arm in found:
+        arm.config["target_every"] = every
+    (note,) = figures_of(found, only=FIGURE)["time_to_target"].texts
+    assert said in parts.to_target(found)["note"] and said in note.get_text().replace("\n", " ")
+    assert said in to_target(found).note
 
 
 @pytest.mark.parametrize("looks, fine", [([LOOK], True), ("now", False), ([1], False), ([{"accuracy": "a"}], False)])

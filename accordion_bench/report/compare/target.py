@@ -79,7 +79,7 @@ def to_target(arms: Sequence[Arm]) -> Beside:
     networks = list(dict.fromkeys(arm.chosen("network") or "the network" for arm in arms))
     how = "measured" if column == "seconds" else f"modelled on {listed(networks)}"
     note = (
-        f"Training time, {how}, without evaluation and warm-up, to the {_looks(arms)} that reached {shown} in "
+        f"Training time, {how}, without evaluation and warm-up, to the {first_look(arms)} that reached {shown} in "
         f"the {split_of(arms[0].selected_by)} split; "
         "means over the seeds that did, with 95 % t-intervals; of dense: over the dense arm that an arm is compared "
         "with, where all its seeds did and the times compare; below 1 = faster."
@@ -97,7 +97,7 @@ def _of_dense(arm: Arm, dense: Arm | None, found: Mapping[str, Reached], column:
     return f"{mean(own) / mean(theirs):.2f}" if mean(theirs) else NONE
 
 
-def _looks(arms: Sequence[Arm]) -> str:
+def first_look(arms: Sequence[Arm]) -> str:
     """When it was looked for."""
     every = {run.config.get("target_every") or 1 for arm in arms for run in arm.runs}
     return "end of the first epoch" if every == {1} else "first look within an epoch, or end of one,"

@@ -47,7 +47,7 @@ def breakdown(arms: Sequence[Arm]) -> Figure | None:
     Arms whose policy distinguishes critical regimes have a bar for each regime, too; loops of somebody's own whose rows
     do not tell their times have none.
     """
-    arms = [arm for arm in arms if not arm.attached or arm.runs[0].rows[-1].get("compute_seconds") is not None]
+    arms = [arm for arm in arms if tells_times(arm)]
     rows = [bar for arm in arms for bar in bars(arm)]
     if not any(sum(bar.parts.values()) for bar in rows) or not all(
         "compute_seconds" in arm.runs[0].rows[-1] for arm in arms
@@ -102,6 +102,11 @@ def bars(arm: Arm) -> list[Bar]:
         if chosen:
             found.append(Bar(f"… {text}", _mean([split(run, epochs) for run, epochs in chosen]), measured))
     return found
+
+
+def tells_times(arm: Arm) -> bool:
+    """Whether its rows tell where a step's time went: those of a loop of somebody's own need not."""
+    return not arm.attached or arm.runs[0].rows[-1].get("compute_seconds") is not None
 
 
 def parts(arm: Arm) -> dict[str, float]:

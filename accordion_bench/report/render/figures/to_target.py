@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.target import clock_of, mean, reached, target_of
+from accordion_bench.report.compare.target import clock_of, first_look, mean, reached, target_of
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.marks import interval_bar
 from accordion_bench.report.render.figures.rows import name, name_rows, sheet_of_rows
@@ -48,9 +48,7 @@ def to_target(arms: Sequence[Arm]) -> Figure | None:
     axes.set_xlabel(f"{how} time to {metric(arms[0].metric).show(target)} [s]")
     dense = "; line: dense" if any(arm.dense for arm in arms) else ""
     bars = "; with Student's 95 % t-interval" if several(arms) else ""
-    return sheet.finish(
-        f"{heading(arms[0])}; {seeds(arms)}; to the end of the first epoch that reached it{bars}{dense}."
-    )
+    return sheet.finish(f"{heading(arms[0])}; {seeds(arms)}; to the {first_look(arms)} that reached it{bars}{dense}.")
 
 
 def _told(seconds: Sequence[float], seeds: int) -> str:

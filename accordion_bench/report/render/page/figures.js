@@ -207,11 +207,16 @@ class Figures {
 
   steps() {
     const { parts, beside, note } = this.data.steps, arms = this.ended();
+    const known = arm => parts[0].values[arm.number] !== null;
     const told = (arm, part) => [`<b>${lines(arm.label, 48)}</b>`,
-      `${part.name}: ${digits(part.values[arm.number])} ms`, beside[arm.number]].filter(Boolean).join("<br>");
-    const traces = parts.map(part => ({ type: "bar", orientation: "h", meta: "steps", y: arms.map((_, i) => i),
+      known(arm) ? `${part.name}: ${digits(part.values[arm.number])} ms` : "", beside[arm.number]]
+      .filter(Boolean).join("<br>");
+    const bars = parts.map(part => ({ type: "bar", orientation: "h", meta: "steps", y: arms.map((_, i) => i),
       x: arms.map(arm => part.values[arm.number]), hoverinfo: "text", hovertext: arms.map(arm => told(arm, part)),
       marker: { color: part.colour, line: { color: "#ffffff", width: 1 } } }));
+    const unknown = { mode: "text", x: arms.map(() => 0), y: arms.map((_, i) => i), hoverinfo: "skip",
+      text: arms.map(arm => known(arm) ? "" : ` ${beside[arm.number]}`), textposition: "middle right" };
+    const traces = arms.every(known) ? bars : [...bars, unknown];
     const x = { title: { text: "time of a step [ms]" } };
     return { ...this.rows(arms), traces, barmode: "stack", key: parts, x, note: [note] };
   }

@@ -9,9 +9,9 @@ import numpy as np
 from accordion_bench.methods.labels import knob_of, show_level
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
-from accordion_bench.report.compare.target import clock_of, mean, reached, target_of
+from accordion_bench.report.compare.target import clock_of, first_look, mean, reached, target_of
 from accordion_bench.report.compare.timed import communicates
-from accordion_bench.report.render.figures.breakdown import EXCHANGE, STEP, parts
+from accordion_bench.report.render.figures.breakdown import EXCHANGE, STEP, parts, tells_times
 from accordion_bench.report.render.figures.level_map import LADDER, levels_by_layer, shown
 from accordion_bench.report.render.figures.levels import MAPS, with_levels
 from accordion_bench.report.render.page.packed import packed, rows, thinned
@@ -31,7 +31,7 @@ def to_target(arms: Sequence[Arm]) -> dict[str, Any] | None:
     return {
         "title": f"Time to {value}",
         "name": f"{how} time [s]",
-        "note": f"To the end of the first epoch that reached {value} in the {split_of(arms[0].selected_by)} split.",
+        "note": f"To the {first_look(arms)} that reached {value} in the {split_of(arms[0].selected_by)} split.",
         "rows": [
             {
                 "mean": mean(own) if own else None,
@@ -44,22 +44,27 @@ def to_target(arms: Sequence[Arm]) -> dict[str, Any] | None:
 
 
 def step_times(arms: Sequence[Arm]) -> dict[str, Any] | None:
-    """Milliseconds of a step by part; None where the runs do not tell them."""
-    if any("compute_seconds" not in arm.runs[0].rows[-1] for arm in arms):
+    """Milliseconds of a step by part, None for an arm that does not tell them; None where no arm does."""
+    if any("compute_seconds" not in arm.runs[0].rows[-1] for arm in arms if tells_times(arm)):
         return None
-    found = [{part: 1000 * seconds for part, seconds in parts(arm).items()} for arm in arms]
-    used = [part for part in STEP if any(own[part] for own in found)]
+    found = [{part: 1000 * s for part, s in parts(arm).items()} if tells_times(arm) else None for arm in arms]
+    used = {part: STEP[part] for part in STEP if any(own[part] for own in found if own)}
     if not used:
         return None
     return {
-        "parts": [{"name": part, "colour": STEP[part], "values": [own[part] for own in found]} for part in used],
+        "parts": [
+            {"name": part, "colour": colour, "values": [own and own[part] for own in found]}
+            for part, colour in used.items()
+        ],
         "beside": [_beside(own) for own in found],
         "note": _told(arms),
     }
 
 
-def _beside(own: dict[str, float]) -> str:
-    """What an exchange has done, hidden or not: it is no part of the bar."""
+def _beside(own: dict[str, float] | None) -> str:
+    """What an exchange has done, hidden or not: it is no part of the bar; of an arm without times that it has none."""
+    if own is None:
+        return "not told"
     done = [f"{part} {own[part]:.3g} ms" for part in EXCHANGE if own[part]]
     return f"exchange in all, hidden or not: {', '.join(done)}" if done else ""
 

@@ -26,7 +26,7 @@ from scripts.claims.summary import at_the_end, axis_name, counted, gap_shown, lo
 
 
 def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
-    """curve.md and curve.png of a claim whose plan has one; nothing where no run that counts is done.
+    """curve.md and curve.png of a claim whose plan has one; nothing where runs that count are done in one place alone.
 
     Args:
         plan: of the claim.
@@ -36,7 +36,7 @@ def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
     if plan.curve is None:
         return
     runs = counted_runs(records, plan)
-    if runs.empty:
+    if runs["at"].nunique() < 2:
         return
     points, judged = curve(runs), metric(runs["metric_name"].iloc[0])
     text = aligned(cells(points, changes(runs, plan.tables[0].against[0]), judged, plan.curve["of"]))

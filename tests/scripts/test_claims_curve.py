@@ -108,6 +108,12 @@ def test_where_nothing_is_done_nothing_is_written(claim, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_place_alone_has_no_curve(claim, tmp_path):
+    few = [read(("dense", 1, 0.9), table="few"), read(("coarse", 1, 0.8), table="few")]
+    curve.write_curve(claim, pd.DataFrame(few), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_place_of_a_curve_is_a_table():
     plans = [found for found in map(plan.read_plan, plan.names()) if found.curve is not None]
     assert plans and all(found.table(name) for found in plans for name in found.curve["at"])

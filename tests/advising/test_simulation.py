@@ -246,10 +246,10 @@ def test_delays_of_pairs_are_those_of_all_workers_who_wait_for_all():
 def test_a_burst_passes_a_machines_link_once():
     """Of all-to-alls, in which four workers send over it to all others."""
     network = Network(1e8, 0.0, burst=125_000, workers_per_machine=4, inside="nvlink")
-    links, stage = UnsteadyLinks(network, SAME, 16, seed=0), Stage(0, 0, 0, 1e6, 0, {"all_to_all": (1e6, 0)})
+    links, stage = UnsteadyLinks(network, SAME, 16, seed=0), Stage(0, 0, 0, 5e4, 0, {"all_to_all": (5e4, 0)})
     first = links.collectives(stage, 0.0, np.ones(16, dtype=bool))
-    assert first == pytest.approx(0.256 - 0.01)
-    assert links.collectives(stage, first, np.ones(16, dtype=bool)) == pytest.approx(first + 0.256)
+    assert first == pytest.approx(0.0128 - 0.01)
+    assert links.collectives(stage, first, np.ones(16, dtype=bool)) == pytest.approx(first + 0.0128)
 
 
 def test_a_slow_link_slows_every_step_but_no_exchange_without_it():

@@ -141,6 +141,7 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
     """
     assert config.resume is not None
     folder = RunFolder(config.resume)
+    folder.refuse_links()
     manifest = newest_manifest(folder.path)
     if manifest is None:
         if folder.done or folder.read_config().get("epochs") != config.epochs:

@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from accordion_bench.options.checks import ConfigError
 
@@ -24,10 +25,17 @@ def replace(part: Path, final: Path) -> None:
     sync(final.parent)
 
 
+def new_file(path: Path) -> BinaryIO:
+    """A new file to write; what has its name, a link of somebody else's, say, is removed and never followed."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")  # O_EXCL follows no link
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole."""
     part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
+    with new_file(part) as file:
+        file.write(text.encode())
     replace(part, path)
 
 

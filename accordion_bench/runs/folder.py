@@ -6,8 +6,10 @@ config.yaml  environment.json  metrics.jsonl  summary.json  run.log  run.lock  c
 import contextlib
 import json
 import logging
+import os
 import secrets
 import time
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ log = logging.getLogger("accordion_bench")
 
 class _Log(logging.FileHandler):
     """run.log: where it cannot be written, the run that cannot be written either says so, once."""
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        return open(os.open(self.baseFilename, flags, 0o666), "a", encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -100,6 +106,16 @@ class RunFolder:
         if not isinstance(saved, dict):
             raise ConfigError(damaged(file, "no options in it"))
         return saved
+
+    def refuse_links(self) -> None:
+        """Refuse links where a run that goes on would write, or remove, what is elsewhere.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        for file in (self.path / "run.log", self.path / "checkpoint"):
+            if file.is_symlink():
+                raise ConfigError(damaged(file, "a link"))
 
     def reopen(self, epochs: int) -> None:
         """Let a run have another number of epochs; a finished one is unfinished then."""

@@ -7,6 +7,8 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
+from accordion_bench.runs import durable
+
 
 class Counted:
     """A file that is being written: its size, its checksum (CRC-32), and why it could not be written."""
@@ -35,7 +37,7 @@ def write(path: Path, content: dict[str, Any]) -> tuple[int, int]:
     Raises:
         OSError: the disk is full, say.
     """
-    with path.open("wb") as file:
+    with durable.new_file(path) as file:
         counted = Counted(file)
         try:
             torch.save(content, cast(IO[bytes], counted))

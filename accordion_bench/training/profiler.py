@@ -41,6 +41,8 @@ def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[
     order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
 
     def write(recorded: torch.profiler.profile) -> None:
+        for name in ("trace.json", "profile.txt", "timeline.json"):
+            (folder.path / name).unlink(missing_ok=True)  # no link is followed
         recorded.export_chrome_trace(str(folder.path / "trace.json"))
         table = recorded.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=60)
         (folder.path / "profile.txt").write_text(table, encoding="utf-8")

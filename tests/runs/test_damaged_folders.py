@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from accordion_bench import train
@@ -16,6 +17,7 @@ from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.weights import save_weights
 from tests.kit import composed, tiny
 from tests.runs.test_resume import stop
 
@@ -141,3 +143,26 @@ def test_rows_that_are_lost_are_told(runs, tmp_path, capsys):
     (folder / "metrics.jsonl").write_text("")
     train.run({**cfg, "resume": str(folder)}, {"resume": None})
     assert RunFolder(folder).done and len(RunFolder(folder).read_metrics()) == 2
+
+
+def test_no_link_leads_out_of_the_folder(tmp_path):
+    """What a resumed run writes stays in its folder, wherever links of somebody else's lead."""
+    folder, mine = RunFolder(tmp_path / "run"), tmp_path / "mine"
+    folder.path.mkdir()
+    mine.write_text("mine")
+    for name in ("metrics.jsonl", "config.yaml", "weights.pt"):
+        (folder.path / f"{name}.part").symlink_to(mine)
+    folder.keep_metrics_before(1)
+    folder.write_config({"epochs": 1})
+    save_weights(folder.path / "weights.pt", {"x": torch.zeros(1)})
+    (folder.path / "run.log").symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic"):
+        folder.log_to_file()
+    assert mine.read_text() == "mine" and folder.read_config() == {"epochs": 1}
+
+
+@pytest.mark.parametrize("name", ["run.log", "checkpoint"])
+def test_a_link_where_a_run_appends_or_removes_is_refused(name, tmp_path):
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=f"{name} must be as the run has written it, got a link; restore it, or"):
+        RunFolder(tmp_path).refuse_links()

@@ -1,6 +1,7 @@
 """Full disks, kills and random bytes: nothing is lost, and what is left can be read."""
 
 import contextlib
+import logging
 import os
 import random
 import shutil
@@ -95,11 +96,9 @@ def test_a_disk_that_is_full_at_every_write(tmp_path, straight):
 
 def test_a_full_disk_hides_no_first_error(tmp_path, monkeypatch):
     """The log, the summary: nothing can be written any more while the run ends because of something else."""
-    original = RunFolder.log_to_file
 
-    def log_to_a_full_disk(self: RunFolder):
-        (self.path / "run.log").symlink_to("/dev/full")
-        return original(self)
+    def open_on_a_full_disk(self: logging.FileHandler):
+        return open("/dev/full", "a", encoding="utf-8")
 
     def full(self: RunFolder, name: str, content: dict) -> None:
         raise OSError(28, "No space left on device")
@@ -110,7 +109,7 @@ def test_a_full_disk_hides_no_first_error(tmp_path, monkeypatch):
             log.warning("about to fail")
             raise ValueError("the first error")
 
-    monkeypatch.setattr(RunFolder, "log_to_file", log_to_a_full_disk)
+    monkeypatch.setattr("accordion_bench.runs.folder._Log._open", open_on_a_full_disk)
     monkeypatch.setattr("accordion_bench.training.trainer.Trainer", Failing)
     with pytest.raises(ValueError, match="the first error"):
         train.run(tiny.cfg(tmp_path))

@@ -154,7 +154,8 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
     backend = comm.backend
     local_processes = processes_here(environ)
     if backend == "auto":  # gloo takes tensors of GPUs through the host's memory: only where that is typed
-        several = ranks is not None or (processes or 1) > 1
+        asked = processes or (workers // per_process if workers and per_process else 1)
+        several = ranks is not None or asked > 1
         use_nccl = gpus >= (1 if several else 2) and device != "cpu"
         backend = "nccl" if use_nccl else "gloo" if several else "simulated"
     if backend == "nccl" and device == "cpu":

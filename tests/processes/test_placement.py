@@ -75,6 +75,8 @@ DECISIONS = [
     ("comm.processes=2", {}, 8, "nccl 2 2 cuda"),
     ("comm.processes=3", {}, 0, "gloo 3 1 cpu"),
     ("comm.workers_per_process=8", {}, 0, "simulated 1 8 cpu"),
+    ("workers=4 comm.workers_per_process=2", {}, 0, "gloo 2 2 cpu"),
+    ("workers=4 comm.workers_per_process=4", {}, 0, "simulated 1 4 cpu"),
     ("comm=gloo", {}, 0, "gloo 4 1 cpu"),
     ("comm=gloo comm.processes=1", {}, 0, "gloo 1 4 cpu"),
     ("comm=gloo comm.workers_per_process=2", {}, 0, "gloo 2 2 cpu"),

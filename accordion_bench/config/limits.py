@@ -60,7 +60,9 @@ def refuse_beyond(
     if (subset := parts.dataset.subset) is not None and subset > whole:
         raise ValueRefused("dataset.subset", f"at most {whole}, the whole training set", subset, None)
     if run.workers > run.train_size:
-        raise ValueRefused("workers", f"at most {run.train_size}, one for each training sample", run.workers, 4)
+        raise ValueRefused(
+            "workers", f"at most {run.train_size}, one for each training sample", run.workers, min(4, run.train_size)
+        )
     if batch > run.train_size:
         rule = f"at most {run.train_size}, because there are {samples}"
         raise ValueRefused("batch_size", rule, batch, min(32, run.train_size))

@@ -31,6 +31,7 @@ from accordion_bench.position import StepInfo
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
+from accordion_bench.sync.base import Sync
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.training.trainer import Trainer
 
@@ -138,6 +139,8 @@ def told(config: RunConfig, where: Placement, parts: Components) -> Iterator[str
             step = seconds_of_a_step(trainer)
             made = exchanges(trainer, parts)
             yield from plan_lines(trainer, parts)
+            if _waits_for_late_processes(parts.sync):
+                yield f"{'':<11}as if all workers took part in each averaging: who is late only the run can tell"
             if config.comm.hook:
                 yield f"{'bytes':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends"
             else:
@@ -157,8 +160,16 @@ def trainer_of(config: RunConfig, where: Placement, parts: Components, folder: R
     alone = replace(alone, hook=None, hook_state=None, hook_options=None)
     quiet = {"_target_": "accordion_bench.trackers.base.Tracker"}
     config = replace(config, comm=alone, compile=None, tracker=quiet)
-    parts = replace(parts, dataset=dataset, exchange=replace(parts.exchange, engine="exchange"))
+    sync = copy.copy(parts.sync)
+    if _waits_for_late_processes(sync):
+        setattr(sync, "quorum", None)  # noqa: B010
+    parts = replace(parts, dataset=dataset, exchange=replace(parts.exchange, engine="exchange"), sync=sync)
     return Trainer(config, Comm(where.workers, 1, 0, where.device), folder, None, parts)
+
+
+def _waits_for_late_processes(sync: Sync) -> bool:
+    """Whether a quorum decides who takes part: in one process nobody is late."""
+    return getattr(sync, "quorum", None) is not None and getattr(sync, "lateness", None) is None
 
 
 def seconds_of_a_step(trainer: Trainer) -> float:

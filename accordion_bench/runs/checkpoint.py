@@ -192,7 +192,7 @@ def _read(path: Path, comm: Comm) -> list[dict[str, Any]]:
     try:
         return checkpoint_in_todays_words(shared, own)
     except (LookupError, TypeError):
-        raise Damaged("shared.pt holds something else") from None
+        raise Damaged(f"{FILE} is missing") from None  # also version 0.1 has left none
 
 
 def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:

@@ -89,6 +89,7 @@ DAMAGES = {
     "missing": (Path.unlink, "worker-1.pt is missing"),
     "a flipped bit": (flip, "worker-1.pt is not as it was written"),
     "no manifest's file": (lambda file: truncate(file.parent / manifest.FILE), "manifest.json cannot be read"),
+    "no manifest": (lambda file: (file.parent / manifest.FILE).unlink(), "manifest.json is missing"),
     "a strange manifest": (
         lambda file: (file.parent / manifest.FILE).write_text("[1]"),
         "manifest.json cannot be read",

@@ -14,12 +14,12 @@ from accordion_bench.config.components import Components, build_components
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.processes import determinism, gpus, memory, process_group
 from accordion_bench.processes.interrupt import Stopper
-from accordion_bench.processes.placement import Placement
+from accordion_bench.processes.placement import Placement, with_placement
 from accordion_bench.processes.signals import handling
 from accordion_bench.processes.spawn import spawn
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint
+from accordion_bench.runs import checkpoint, durable
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.training import codec_kernels
 from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
@@ -107,12 +107,13 @@ def train(
     stopper = Stopper(watch.store if watch else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = config.comm.timeout
-    handler = folder.log_to_file() if comm.leader else None
+    with durable.room(folder.path):
+        handler = folder.log_to_file() if comm.leader else None
     with handling(stopper.note), determinism.use_kernels(config.deterministic, where.device):
         try:
             warn_of_other_models(comm)
             with Heartbeat(comm.leader and not on_a_terminal(), "loading the data and building the model"):
-                parts = parts or build_components(config, where.workers)
+                parts = parts or build_components(with_placement(config, where), where.workers)
                 trainer = Trainer(config, comm, folder, stopper, parts)
                 if config.resume:
                     resume(trainer, folder, codec_kernels.computed_with(where, parts))

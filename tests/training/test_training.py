@@ -274,3 +274,15 @@ def test_parameter_counts(model, count, matrices):
         parameters = list(built.parameters())
     assert sum(p.numel() for p in parameters) == count
     assert sum(p.ndim > 1 for p in parameters) == matrices
+
+
+def test_a_quorum_counts_the_processes_that_are_spawned(tmp_path, monkeypatch):
+    """Nobody has typed how many; each of them builds what was validated."""
+    config = RunConfig.from_dict(composed.run(tmp_path, "comm=gloo", "sync=local_sgd", "sync.quorum=3"))
+
+    def built(*_: object) -> None:
+        raise KeyError("built")
+
+    monkeypatch.setattr("accordion_bench.training.trainer.Trainer", built)
+    with pytest.raises(KeyError, match="built"):
+        launch.train(config, placement.place(config), RunFolder(tmp_path))

@@ -105,7 +105,7 @@ class RunConfig:
         Raises:
             ConfigError: an option is missing, or unknown, or no group where there must be one.
         """
-        _refuse_names(cfg)
+        refuse_names(cfg)
         return cls(**{**cfg, **{name: part(**cfg[name]) for name, part in PARTS.items()}})
 
     def to_dict(self) -> Config:
@@ -137,8 +137,12 @@ def completed(saved: Config) -> Config:
     return {**options, **parts}
 
 
-def _refuse_names(cfg: Config) -> None:
-    """Refuse what is missing or unknown at run level and in its parts."""
+def refuse_names(cfg: Config) -> None:
+    """Refuse what is missing or unknown at run level and in its parts.
+
+    Raises:
+        ConfigError: names the first option, and what to type.
+    """
     declared = {**defaults(), **{group: {} for group in GROUPS}}
     for prefix in ("", *(f"{name}." for name in PARTS)):
         here, there = (cfg[prefix[:-1]], declared[prefix[:-1]]) if prefix else (cfg, declared)
@@ -157,5 +161,5 @@ def _refuse_missing(prefix: str, here: Config, there: Config) -> None:
 
 def _refuse_unknown(prefix: str, here: Sequence[str], there: Sequence[str]) -> None:
     for key in [key for key in here if key not in there]:
-        near = checks.closest(key, there)
+        near = checks.closest(str(key), there)
         raise ConfigError(f"{prefix}{key} is no option here; type {prefix}{near}, or --help for all options")

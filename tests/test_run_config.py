@@ -124,3 +124,8 @@ def test_an_older_folder_has_what_was_in_effect_then():
     config = RunConfig.from_dict(completed(older))
     assert config == RunConfig.from_dict(cfg) and config.comm == CommConfig(backend="gloo")
     assert completed(cfg) == cfg
+
+
+def test_a_key_that_is_no_text_is_no_option():
+    with pytest.raises(ConfigError, match=r"^1 is no option here; type"):
+        RunConfig.from_dict({**composed.cfg(), 1: 2})

@@ -12,6 +12,7 @@ import secrets
 import socket
 import threading
 import time
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.options.instantiate import Config
 from accordion_bench.processes.listening import LOOPBACK, listen, raise_descriptor_limit
 from accordion_bench.processes.pauses import growing_pauses
-from accordion_bench.processes.placement import Placement, all_here, environment_ranks
+from accordion_bench.processes.placement import LONGEST_TIMEOUT, Placement, all_here, environment_ranks
 from accordion_bench.processes.sealed_store import SECRET, SealedStore, printable, shared_secret, whole_number
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
@@ -55,7 +56,7 @@ def meet(timeout: float) -> Iterator[Watch | None]:
         yield None
         return
     processes, rank, local_rank = ranks
-    timeout = checks.number("comm.timeout", timeout, above=0, instead=600)
+    timeout = checks.number("comm.timeout", timeout, above=0, at_most=LONGEST_TIMEOUT, instead=600)
     if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         slurm = "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
         by_mpi = "OMPI_COMM_WORLD_RANK" in os.environ
@@ -194,7 +195,7 @@ def run_folder(text: str) -> str:
     Raises:
         ValueError: it is no path.
     """
-    if not text or not text.isprintable():
+    if not text or any(unicodedata.category(sign) in ("Cc", "Cf", "Cs") for sign in text):  # no orders to a terminal
         raise ValueError(text)
     return text
 

@@ -311,6 +311,7 @@ def test_a_run_folder_that_is_none(meaning, garbage, capsys):
 
 def test_where_a_run_folder_lies():
     assert rendezvous.run_folder("results/runs/a b") == "results/runs/a b"
+    assert rendezvous.run_folder("runs\u3000a\u00a0b") == "runs\u3000a\u00a0b"  # spaces as well
     assert rendezvous.earlier_run('["results/x", true]') == ("results/x", True)
     assert rendezvous.earlier_run('["", false]') == ("", False)
 
@@ -384,3 +385,11 @@ def test_an_option_that_one_side_lacks():
     """A key that only one side has is null on the other."""
     assert rendezvous.first_difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}) == ("a.c", None, 2)
     assert checks.show(None) == "null"
+
+
+def test_a_timeout_that_no_clock_can_hold(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    told = r"^comm.timeout must be a number above 0 and at most 1e\+08, got 1e\+30"
+    with pytest.raises(ConfigError, match=told), rendezvous.meet(1e30):
+        pass

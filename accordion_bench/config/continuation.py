@@ -1,12 +1,13 @@
 """What a run may be resumed with: its own configuration, another place, or more epochs."""
 
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from accordion_bench.config.components import Components, build_components
-from accordion_bench.options.checks import ConfigError, show
+from accordion_bench.options.checks import ConfigError, as_typed, show
 from accordion_bench.options.conf_dir import conf_dirs
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.trusted import is_trusted, targets_in
@@ -34,14 +35,18 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
             no more epochs, or the first difference.
     """
     folder = RunFolder(str(cfg["resume"]))
-    if not (folder.path / "config.yaml").is_file():
+    try:
+        there = (folder.path / "config.yaml").is_file()
+    except OSError:  # a name that is too long, say
+        there = False
+    if not there:
         example = f"resume={cfg['paths']['runs']}/RUN"
         raise ConfigError(f"resume must be a run folder with a config.yaml, got {cfg['resume']}; type {example}")
     moving = {key: cfg[key] for key in reuse.FREE if key in cfg}
     merged = saved = completed({**moving, **folder.read_config()})
     refuse_foreign_code(saved, cfg, folder)
     if "threads" not in typed:  # sums of other threads differ in their last bits
-        merged = {**merged, "threads": _threads_of(folder)}
+        merged = {**merged, "threads": threads_of(folder)}
     if lacking := [key for key in cfg if key not in saved and key not in MOVING]:
         raise ConfigError(
             f"resume must be a run of this version, got {cfg['resume']}, whose config.yaml says nothing of "
@@ -116,24 +121,25 @@ def untrusted(saved: Config, cfg: Config) -> Iterator[tuple[str, str]]:
 
 def continuing(config: Config, folder: RunFolder) -> str:
     """What to type to go on with a run of one's own: classes that are no file's are named again."""
-    added = [f"--config-dir={place}" for place in conf_dirs()[1:]]
+    added = [shlex.quote(f"--config-dir={place}") for place in conf_dirs()[1:]]
     named = [f"{key}={path}" for key, path in untrusted(config, {})]
-    return " ".join(["python -m accordion_bench", *added, f"resume={folder.path}", *named])
+    return " ".join(["python -m accordion_bench", *added, as_typed("resume", str(folder.path)), *named])
 
 
-def _threads_of(folder: RunFolder) -> int | None:
+def threads_of(folder: RunFolder) -> int | None:
     """With how many threads each process of a run has computed, where its folder says so."""
     try:
-        return folder.read_json("environment.json").get("threads")
+        found = folder.read_json("environment.json").get("threads")
     except ConfigError:
         return None
+    return found if type(found) is int and found > 0 else None
 
 
 def refuse_other_past(config: RunConfig, parts: Components) -> None:
     """Refuse to go on from a checkpoint of another configuration, and epochs that would have made another past.
 
     Args:
-        config: of the run that goes on, with the number of workers; `resume` is its folder.
+        config: of the run that goes on, with its placement; `resume` is its folder.
         parts: its components.
 
     Raises:
@@ -173,8 +179,8 @@ def _refuse_another_length(
     """Refuse epochs= with which the steps that are taken would have been others."""
     if config.epochs <= trained.epochs:
         rule = f"more than the {trained.epochs:g} that are trained"
-        more = int(trained.epochs) + 1
-        raise ConfigError(f"epochs must be {rule}, got {config.epochs}; type resume={folder.path} epochs={more}")
+        more, typed = int(trained.epochs) + 1, as_typed("resume", str(folder.path))
+        raise ConfigError(f"epochs must be {rule}, got {config.epochs}; type {typed} epochs={more}")
     then = build_components(replace(config, epochs=before), config.workers or 1)
     anew = f"type the run's own options with epochs={config.epochs}, without resume="
     for when in _steps(trained, folder):
@@ -186,6 +192,15 @@ def _refuse_another_length(
                 f"which schedule={config.chosen('schedule')} has {lr * new:.4g} instead of {lr * old:.4g} after "
                 f"{when:.4g} epochs; {anew}"
             )
+    for key, old, new in [
+        ("compressor", then.wrapped.start_step, parts.wrapped.start_step),
+        ("sync", _synchronous_steps(then), _synchronous_steps(parts)),
+    ]:
+        if min(old, trained.step) != min(new, trained.step):
+            raise ConfigError(
+                f"epochs must leave the steps that were taken as they were, got {config.epochs}, with which "
+                f"{key}={config.chosen(key)} would have begun after step {new} instead of {old}; {anew}"
+            )
     past = math.ceil(trained.epochs)
     for name, policy in parts.policies.items():
         if then.policies[name].owed_to_length(past) != policy.owed_to_length(past):
@@ -193,6 +208,11 @@ def _refuse_another_length(
                 f"epochs must leave what was decided as it was, got {config.epochs}, with which adaptive={name} would "
                 f"have decided otherwise in the first {past} epochs; {anew}"
             )
+
+
+def _synchronous_steps(parts: Components) -> int:
+    """Steps before those that workers take on their own."""
+    return parts.run.steps - parts.sync.local_steps(parts.run)
 
 
 def _steps(trained: Trained, folder: RunFolder) -> Iterator[float]:

@@ -1,6 +1,8 @@
 """Checks of configured values: each failure is one sentence with key, rule, value and what to type instead."""
 
 import difflib
+import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +33,14 @@ def show(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{show(v)}" for key, v in value.items()) + "}"
     return str(value)
+
+
+def as_typed(key: str, text: str) -> str:
+    """`key=text` as one types it in a shell: quoted for Hydra's grammar, and for the shell, where that is needed."""
+    if not re.fullmatch(r"[A-Za-z0-9_./:@%+-]+", text):
+        escaped = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + found[2].replace("'", r"\'"), text)
+        text = f"'{escaped}'"
+    return shlex.quote(f"{key}={text}")
 
 
 def kind_of(value: Any) -> str:

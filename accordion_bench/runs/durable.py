@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.checks import ConfigError, as_typed
 
 
 def sync(path: Path) -> None:
@@ -53,6 +53,6 @@ def room(run: Path) -> Iterator[None]:
             raise
         what = f"{error.strerror} ({error.filename or run})"
         raise ConfigError(
-            f"{run} must be a folder that takes what the run writes, got: {what}; mend that, and type resume={run} "
-            "to go on from the last checkpoint"
+            f"{run} must be a folder that takes what the run writes, got: {what}; mend that, and type "
+            f"{as_typed('resume', str(run))} to go on from the last checkpoint"
         ) from error

@@ -80,6 +80,7 @@ def refused(folder: RunFolder, cfg: dict, epochs: int) -> str:
 WHOLE = Trained(3, 24, 6, 6)
 ANEW = "type the run's own options with epochs=8, without resume="
 RATES = "epochs must leave the learning rates that were trained with as they were, got 8, with which"
+TAKEN = "epochs must leave the steps that were taken as they were, got 8, with which"
 DECIDED = "epochs must leave what was decided as it was, got 8, with which adaptive="
 
 
@@ -93,6 +94,15 @@ DECIDED = "epochs must leave what was decided as it was, got 8, with which adapt
             f"{RATES} schedule=multistep has .* after 2 epochs; {ANEW}",
         ),
         (["schedule=cosine"], f"{RATES} schedule=cosine has .*; {ANEW}"),
+        (
+            [CONSTANT, "compressor=onebitadam", "optimizer=adamw"],
+            f"{TAKEN} compressor=onebitadam would have begun after step 7 instead of 4; {ANEW}",
+        ),
+        ([CONSTANT, "compressor=onebitadam", "optimizer=adamw", "compressor.freeze_step=4"], ""),
+        (
+            [CONSTANT, "sync=zerooneadam", "optimizer=adamw"],
+            f"{TAKEN} sync=zerooneadam would have begun after step 7 instead of 4; {ANEW}",
+        ),
         (["schedule=cosine", "schedule.warmup_epochs=4"], ""),  # nothing but the warm-up is over
         (
             [CONSTANT, "adaptive=schedule", "compressor=powersgd", "adaptive.schedule.critical=[[0,null]]"],

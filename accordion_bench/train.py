@@ -9,16 +9,16 @@ from typing import Any
 
 from accordion_bench.comm.samples import MATTERS
 from accordion_bench.config.components import Components
-from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config
+from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config, threads_of
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted, human_bytes
 from accordion_bench.processes import determinism, rendezvous
-from accordion_bench.processes.placement import Placement, place
+from accordion_bench.processes.placement import Placement, place, with_placement
 from accordion_bench.processes.watchdog import Watch
-from accordion_bench.run_config import RunConfig
+from accordion_bench.run_config import RunConfig, refuse_names
 from accordion_bench.runs import checkpoint, reuse
 from accordion_bench.runs.folder import RunFolder, damaged
 from accordion_bench.runs.metrics import metric, split_of
@@ -49,6 +49,7 @@ def run(
         ConfigError: a value breaks a rule; nothing has been touched.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
+    refuse_names(cfg)
     with rendezvous.meet(cfg["comm"]["timeout"]) as watch:
         return _run(cfg, typed or {}, {} if note is None else note, sweep, once, watch)
 
@@ -64,7 +65,7 @@ def _run(
     parts = validate(config, where, set(typed))
     config, where = replace(config, workers=where.workers), replace(where, threads=parts.threads)
     if config.resume is not None:
-        refuse_other_past(config, parts)
+        refuse_other_past(with_placement(config, where), parts)
     leader = where.rank == 0
     if leader:
         placed = replace(config, comm=replace(config.comm, backend=where.backend))
@@ -81,7 +82,9 @@ def _run(
                 return _tell_done(RunFolder(found)) if leader else float("nan")
             if found:
                 config = replace(config, resume=found)
-                refuse_other_past(config, parts)
+                if "threads" not in typed:  # sums of other threads differ in their last bits
+                    where = replace(where, threads=threads_of(RunFolder(found)) or where.threads)
+                refuse_other_past(with_placement(config, where), parts)
             with Heartbeat(leader and not on_a_terminal(), "getting the data"):
                 launch.prepare_data(parts.dataset, config.paths.data, where, watch)
             folder = _make_or_resume_folder(config, where, parts, watch, sweep)

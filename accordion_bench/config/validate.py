@@ -109,11 +109,21 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
         parts = replace(parts, slowdown=trial.slowdown(model, parts.dataset, config.precision, config.chosen("model")))
     build(config.tracker, "tracker")
     build(config.network, "network")
-    runs = Path(config.paths.runs)
-    nearest = next(path for path in [runs, *runs.absolute().parents] if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise ValueRefused("paths.runs", "a folder that can be written", str(runs), "results/runs")
+    key, path, instead = "paths.runs", Path(config.paths.runs), "results/runs"
+    if config.resume is not None:
+        key, path, instead = "resume", Path(config.resume), "null"
+    if not _can_be_written(path):
+        raise ValueRefused(key, "a folder that can be written", str(path), instead)
     return parts
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Whether a folder, or the nearest one above it that is there, takes files."""
+    try:
+        nearest = next(path for path in [folder, *folder.absolute().parents] if path.exists())
+    except OSError:  # a name that is too long, say
+        return False
+    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def _threads(config: RunConfig, where: Placement, model: nn.Module, dataset: Dataset) -> int:

@@ -75,7 +75,8 @@ class RunFolder:
         """
         name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{label}-{secrets.token_hex(3)}"
         folder = cls(Path(root) / name)
-        folder.path.mkdir(parents=True)
+        with durable.room(folder.path):
+            folder.path.mkdir(parents=True)
         folder.write_config(config)
         folder.write_json("environment.json", environment(threads, sweep, kernels))
         durable.sync(folder.path.parent)

@@ -159,6 +159,10 @@ REFUSED = [
     (["paths.runs=''"], "paths.runs must be a folder, got ''; type paths.runs=results/runs"),
     (["paths=x"], "paths must be a group of options, got x; type paths.data="),
     (["~epochs"], "epochs must be there, got ~epochs; type epochs=60"),
+    ([f"paths.runs={300 * 'x'}"], "paths.runs must be a folder that can be written, got x+; type paths.runs="),
+    ([f"resume={300 * 'x'}"], "resume must be a run folder with a config.yaml, got x+; type resume="),
+    (["~comm"], "comm must be there, got ~comm; type comm="),
+    (["~comm.timeout"], "comm.timeout must be there, got ~comm.timeout; type comm.timeout=600"),
     (["~compressor"], "compressor must be there, got ~compressor; type compressor=NAME"),
     (["~epocs"], "'epocs' does not exist; type"),
     (["epochs"], "epochs cannot be read: .*; type KEY=VALUE"),
@@ -316,6 +320,12 @@ def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
     cfg = continuation.resumed_config(composed.cfg(*typed), set(command.typed(typed)))
     assert placement.place(RunConfig.from_dict(cfg), environ={}, gpus=0) == placement.Placement("simulated", 1, 4)
     assert cfg["choices"]["comm"] == "simulated"
+
+
+def test_resume_of_a_folder_that_cannot_be_written(stopped, monkeypatch):
+    monkeypatch.setattr("accordion_bench.config.validate.os.access", lambda path, mode: path != stopped.path)
+    told = f"resume must be a folder that can be written, got {stopped.path}; type"
+    assert sentence(f"resume={stopped.path}").startswith(told)
 
 
 def test_resume_of_a_finished_run(stopped):

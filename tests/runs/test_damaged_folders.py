@@ -18,6 +18,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.weights import save_weights
+from accordion_bench.training import launch
 from tests.kit import composed, tiny
 from tests.runs.test_resume import stop
 
@@ -166,3 +167,14 @@ def test_a_link_where_a_run_appends_or_removes_is_refused(name, tmp_path):
     (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=f"{name} must be as the run has written it, got a link; restore it, or"):
         RunFolder(tmp_path).refuse_links()
+
+
+def test_a_folder_that_takes_no_log_is_told(tmp_path):
+    """Nor one that cannot be made."""
+    config = RunConfig.from_dict(composed.run(tmp_path))
+    (tmp_path / "run.log").mkdir()
+    with pytest.raises(ConfigError, match="must be a folder that takes what the run writes, got: Is a directory"):
+        launch.train(config, place(config), RunFolder(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="must be a folder that takes what the run writes, got: Not a directory"):
+        RunFolder.create(str(tmp_path / "file"), "x", config.to_dict())

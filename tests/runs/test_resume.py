@@ -338,3 +338,17 @@ def test_in_another_placement(story, two_processes):
         for file in (*moved["files"].values(), *straight["files"].values()):
             file.pop(name, None)
     assert far(moved, straight) == []
+
+
+def test_a_sweep_goes_on_with_the_threads_of_the_run(tmp_path, monkeypatch):
+    cfg = start(tmp_path, "compressor=topk")
+    folder = RunFolder(stop(cfg, 8, every=6))
+    folder.write_json("environment.json", {**folder.read_json("environment.json"), "threads": 3})
+
+    def run(config: RunConfig, where: placement.Placement, *_: object) -> None:
+        raise ValueError(where.threads)
+
+    monkeypatch.setattr(launch, "run", run)
+    for typed, threads in (({}, 3), ({"threads": 2}, 2)):
+        with pytest.raises(ValueError, match=f"^{threads}$"):
+            train.run({**cfg, **typed, "resume_sweep": True}, typed)

@@ -29,6 +29,7 @@ class Components(Methods):
 
     threads: with which each process is to compute.
     slowdown: how many times as long a step takes here in 16 bits as in float32; 0 = not tried.
+    buffers: whether the model has any, BatchNorm's, say.
     split: which parameters the optimizer treats how, in words; "" where it treats all alike.
     """
 
@@ -37,6 +38,7 @@ class Components(Methods):
     exchange: ExchangeOptions
     threads: int = 1
     slowdown: float = 0.0
+    buffers: bool = True
     split: str = ""
 
 

@@ -54,6 +54,8 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
         yield "clip_at", "clip_norm is null"
     if config.target is None:
         yield "target_every", "target is null"
+    if not parts.buffers:
+        yield "bn", "the model has no buffers"
     if config.optimizer.get("momentum") == 0:
         yield "optimizer.nesterov", "optimizer.momentum is 0"
     if config.resume is not None:

@@ -105,6 +105,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     build_optimizer(config.optimizer, parts.wrapped.compressor, trained, parameter_kinds(model))
     split_in_words = getattr(target(config.optimizer, "optimizer"), "split_in_words", lambda model: "")
     parts = replace(parts, threads=_threads(config, where, model, parts.dataset), split=split_in_words(model))
+    parts = replace(parts, buffers=any(True for _ in model.buffers()))
     if config.precision in HALF and where.device == "cpu":
         parts = replace(parts, slowdown=trial.slowdown(model, parts.dataset, config.precision, config.chosen("model")))
     build(config.tracker, "tracker")

@@ -378,6 +378,7 @@ def test_missing_data_without_network(monkeypatch, tmp_path):
         (["schedule.milestones=[150,250]"], "schedule.milestones"),
         (["workers=1", TOPK, "compressor.reduce=sum"], "compressor.reduce"),
         (["target_every=0.5"], "target_every"),
+        (["model=gpt_nano", "dataset=pydocs_bytes", "optimizer=adamw", "bn=local"], "bn"),
         (["paths.data=/data"], "paths.data"),
         (["micro_batch_size=32"], "micro_batch_size"),
         ([BATCH, f"{BATCH_KEY}.large_batch=64", f"{BATCH_KEY}.factor=4"], f"{BATCH_KEY}.factor"),

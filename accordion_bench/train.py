@@ -49,7 +49,8 @@ def run(
         ConfigError: a value breaks a rule; nothing has been touched.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    refuse_names(cfg)
+    if "timeout" not in (cfg.get("comm") or {}):  # of a run that is resumed other options may be missing
+        refuse_names(cfg)
     with rendezvous.meet(cfg["comm"]["timeout"]) as watch:
         return _run(cfg, typed or {}, {} if note is None else note, sweep, once, watch)
 

@@ -119,17 +119,17 @@ class TernGrad(Compressor):
         if not xs_W:
             return []
         rows_W = [x_W.flatten(1) for x_W in xs_W]
-        n = entries_of(tuple(x_W.shape[1] for x_W in rows_W), xs_W[0].device)
+        n, others, exact = entries_of(tuple(x_W.shape[1] for x_W in rows_W), xs_W[0].device)
         if self.clip is None:
             (largest_W,) = norms_of(rows_W, ["linf"])
         else:
             largest_W, norm_W, sum_W = norms_of(rows_W, ["linf", "l2", "sum"])
-            square_W = norm_W.square()
-            spread_W = square_W - sum_W.square() / n
-            spread_W = spread_W.where(spread_W > ROUNDING * (n + 9) * square_W, torch.zeros_like(spread_W))
-            sigma_W = (spread_W / (n - 1).clamp_min(1)).sqrt()
+            square_W, constant_W = norm_W.square(), sum_W.square() / n
+            sigma_W = ((square_W - constant_W).clamp_min(0) / others).sqrt()
             # all entries alike have no sigma: nothing sticks out, nothing is cut
-            largest_W = torch.where(sigma_W > 0, torch.minimum(largest_W, self.clip * sigma_W), largest_W)
+            largest_W = torch.where(
+                constant_W < exact * square_W, torch.minimum(largest_W, self.clip * sigma_W), largest_W
+            )
         return list(largest_W.amax(0).float())
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
@@ -150,5 +150,6 @@ class TernGrad(Compressor):
 
 @functools.lru_cache(maxsize=64)
 def entries_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Coordinates of each tensor, float64 [T], uploaded once."""
-    return table(torch.tensor(lengths, dtype=torch.float64), device)
+    """Of each tensor n, n - 1 but at least 1, and the share of a sum of squares that is no rounding: float64 [3, T]."""
+    n = torch.tensor(lengths, dtype=torch.float64)
+    return table(torch.stack([n, (n - 1).clamp_min(1), 1 - ROUNDING * (n + 9)]), device)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from accordion_bench.advising.table import Advice, Row
+from accordion_bench.options.override import group_of, key_of
 
 
 def with_accuracies(advice: Advice, known: Mapping[str, str], typed: Sequence[str]) -> Advice:
@@ -30,11 +31,5 @@ def command(row: Row, typed: Sequence[str]) -> str:
     period = [f"sync.period={row.period}"] if row.local and not row.every_local_step else []
     kept = [word for word in row.overrides if not word.startswith("sync.period=")]
     chosen = {word.partition("=")[0] for word in kept}
-    trained = [word for word in typed if chosen.isdisjoint(_named(word))]
+    trained = [word for word in typed if chosen.isdisjoint((key_of(word), group_of(word)))]
     return " ".join(["python -m accordion_bench", *map(shlex.quote, trained), *kept, *period])
-
-
-def _named(override: str) -> tuple[str, str]:
-    """The option, and the group that it is in."""
-    key = override.lstrip("+~").partition("=")[0]
-    return key, key.partition(".")[0]

@@ -18,6 +18,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.options.instantiate import build
+from accordion_bench.options.override import group_of
 from accordion_bench.options.renamed import overrides_in_todays_words
 from accordion_bench.report.compare.known_accuracy import known_accuracies
 from accordion_bench.report.read.load import find_runs
@@ -69,7 +70,7 @@ class Asked:
         """Overrides that say what is trained; none where nobody knows."""
         if self.timeline is not None and not self.typed_model:
             return []
-        kept = [word for word in self.typed if _group(word) not in HERE]
+        kept = [word for word in self.typed if group_of(word) not in HERE]
         assumed = [f"dataset={self.assumed}"] if self.assumed else []
         return [*kept, *assumed, f"workers={self.machines.workers}"]
 
@@ -117,10 +118,6 @@ def asked_of(args: argparse.Namespace) -> Asked:
         out=_folder(args.out, model or "timeline", machines.workers),
         figures=not args.no_figures,
     )
-
-
-def _group(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0].partition(".")[0]
 
 
 def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:

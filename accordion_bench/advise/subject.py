@@ -21,6 +21,7 @@ from accordion_bench.optimizers.parameter_kinds import parameter_kinds
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build, target
+from accordion_bench.options.override import key_of
 from accordion_bench.processes import threads
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors.keyed_rng import key, seeded
@@ -80,7 +81,7 @@ def composed(overrides: Sequence[str]) -> tuple[RunConfig, str]:
     Raises:
         ConfigError: an option has no meaning here, or breaks a rule.
     """
-    typed = {override.lstrip("+~").partition("=")[0]: override.partition("=")[2] for override in overrides}
+    typed = {key_of(override): override.partition("=")[2] for override in overrides}
     for group in METHODS:
         if taken := next((name for name in typed if name.partition(".")[0] == group), None):
             raise ConfigError(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir
+from accordion_bench.options.override import key_of
 
 DRY_RUN = "--dry-run"  # ours
 NOT_DRY = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")  # a dry run submits nothing and leaves nothing
@@ -127,7 +128,7 @@ def _override(word: str, before: Sequence[str], rest: list[str]) -> str:
 def _typed_twice(overrides: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
+        key = key_of(override)
         if key in seen:
             raise ConfigError(f"{key} must be typed once, got {seen[key]} and {override}; type {override}")
         seen[key] = override

@@ -162,14 +162,14 @@ def trainer_of(config: RunConfig, where: Placement, parts: Components, folder: R
     config = replace(config, comm=alone, compile=None, tracker=quiet)
     sync = copy.copy(parts.sync)
     if _waits_for_late_processes(sync):
-        setattr(sync, "quorum", None)  # noqa: B010
+        sync.quorum = None
     parts = replace(parts, dataset=dataset, exchange=replace(parts.exchange, engine="exchange"), sync=sync)
     return Trainer(config, Comm(where.workers, 1, 0, where.device), folder, None, parts)
 
 
 def _waits_for_late_processes(sync: Sync) -> bool:
     """Whether a quorum decides who takes part: in one process nobody is late."""
-    return getattr(sync, "quorum", None) is not None and getattr(sync, "lateness", None) is None
+    return sync.quorum is not None and getattr(sync, "lateness", None) is None
 
 
 def seconds_of_a_step(trainer: Trainer) -> float:

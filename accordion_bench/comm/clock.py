@@ -43,6 +43,11 @@ class Stage(NamedTuple):
     rounds: float
     kinds: Mapping[str, tuple[float, float]] | None = None
 
+    @property
+    def by_kind(self) -> Mapping[str, tuple[float, float]]:
+        """(wire, rounds) by kind of collective; where it is not known, all of it as an all-reduce's."""
+        return self.kinds or {"all_reduce": (self.wire, self.rounds)}
+
 
 class InForce(NamedTuple):
     """What of a plan decides how long an exchange takes.

@@ -136,9 +136,8 @@ class Network:
 
     def of_bucket(self, bucket: Stage, workers: int, tokens: float = 0.0) -> float:
         """Seconds of the collectives of one bucket, of which `tokens` bytes pass a machine's link at once."""
-        kinds = bucket.kinds or {"all_reduce": (bucket.wire, bucket.rounds)}
         taken = 0.0
-        for kind, (wire, rounds) in kinds.items():
+        for kind, (wire, rounds) in bucket.by_kind.items():
             share = link_share(kind, workers, self.workers_per_machine)
             taken += self.seconds(max(0.0, wire - tokens / share), rounds, workers, kind)
             tokens = max(0.0, tokens - share * wire)
@@ -146,13 +145,12 @@ class Network:
 
     def carried(self, bucket: Stage, workers: int) -> float:
         """Bytes of one bucket that a machine's link carries."""
-        kinds = bucket.kinds or {"all_reduce": (bucket.wire, bucket.rounds)}
-        return sum(link_share(kind, workers, self.workers_per_machine) * wire for kind, (wire, _) in kinds.items())
+        found = bucket.by_kind.items()
+        return sum(link_share(kind, workers, self.workers_per_machine) * wire for kind, (wire, _) in found)
 
     def processor_seconds(self, bucket: Stage) -> float:
         """Seconds of processor time that the collectives of one bucket take from a worker's cores."""
-        kinds = bucket.kinds or {"all_reduce": (bucket.wire, bucket.rounds)}
-        return math.fsum(self.cost(kind).cpu * wire for kind, (wire, _) in kinds.items())
+        return math.fsum(self.cost(kind).cpu * wire for kind, (wire, _) in bucket.by_kind.items())
 
     def end(self, buckets: Sequence[Stage], workers: int) -> float:
         """When the last bucket has arrived, counted as `ready` is: one thread takes them one after another.

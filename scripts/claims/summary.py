@@ -71,8 +71,8 @@ def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str
     """
     of = counted(records, claim, table.name, chosen)
     step = link_steps(records, claim, table.links)
-    rows = []
-    for arm in [arm for arm in table.all_arms if arm in set(of.arm)]:
+    rows, ran = [], set(of.arm)
+    for arm in filter(ran.__contains__, table.all_arms):
         runs = of[of.arm == arm]
         done = runs[runs.status == "done"].sort_values("seed")
         if done.empty:

@@ -47,10 +47,9 @@ class Thresholds:
         """Those of ascending levels, for `bits` of u."""
         ends, largest = np.array(levels, np.float32), np.float32(2**bits - 1)
         starts, widths = ends[:-1], (ends[1:] - ends[:-1]) * np.float32(2.0**-bits)
-        below = (
-            ends[1:].astype(np.float64) + np.nextafter(ends[1:], starts)
-        ) / 2  # what is above is rounded to the end
-        widths = np.minimum(widths, np.nextafter(((below - starts) / largest).astype(np.float32), np.float32(np.inf)))
+        # what is above the middle between the end and the number below it is rounded to the end
+        middle = (ends[1:].astype(np.float64) + np.nextafter(ends[1:], starts)) / 2
+        widths = np.minimum(widths, np.nextafter(((middle - starts) / largest).astype(np.float32), np.float32(np.inf)))
         while True:
             fused = (starts + largest * widths.astype(np.float64)).astype(np.float32)  # the product is exact
             wide = np.maximum(fused, starts + largest * widths) >= ends[1:]

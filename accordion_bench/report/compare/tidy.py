@@ -101,9 +101,8 @@ def _times_less(arm: Arm, dense: Arm | None, column: str) -> float:
     sent = arm.mean(column)
     if sent == 0:
         return math.inf
-    return (
-        dense.mean(column) / sent if dense and dense.mean(column) else math.nan
-    )  # where dense sends nothing, no ratio
+    theirs = dense.mean(column) if dense else 0.0
+    return theirs / sent if theirs else math.nan  # nothing is a multiple of nothing
 
 
 def over(arm: Arm, dense: Arm | None, column: str) -> float:

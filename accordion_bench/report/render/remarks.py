@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from accordion_bench.comm.samples import MATTERS
 from accordion_bench.methods.labels import hook_of
-from accordion_bench.options.units import counted, human_bytes
+from accordion_bench.options.units import counted, digits, human_bytes
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.show import listed
 from accordion_bench.runs.metrics import LOSSES, METRICS
@@ -34,7 +34,7 @@ def outliers(arms: Sequence[Arm]) -> list[str]:
     for arm in arms:
         seconds, steps = (sum(arm.values(name)) for name in ("outlier_seconds", "outlier_seconds_count"))
         if seconds >= MATTERS * sum(arm.values("seconds")) > 0:
-            found.append(f"{arm.label} {counted(int(steps), 'step')}, {seconds:.3g} s")
+            found.append(f"{arm.label} {counted(int(steps), 'step')}, {digits(seconds)} s")
     if not found:
         return []
     return [

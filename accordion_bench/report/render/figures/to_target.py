@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.target import clock_of, first_look, mean, reached, target_of
 from accordion_bench.report.render.captions import heading
@@ -56,5 +57,5 @@ def _told(seconds: Sequence[float], seeds: int) -> str:
     if not seconds:
         return "not reached"
     half = interval(seconds)
-    text = f"{mean(seconds):.3g}" + (f" ± {half:.2g}" if half else "") + " s"
+    text = digits(mean(seconds)) + (f" ± {digits(half, 2)}" if half else "") + " s"
     return text if len(seconds) == seeds else f"{text}, reached by {len(seconds)} of {seeds}"

@@ -7,6 +7,7 @@ import matplotlib as mpl
 import numpy as np
 
 from accordion_bench.methods.labels import knob_of, show_level
+from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.target import clock_of, first_look, mean, reached, target_of
@@ -65,7 +66,7 @@ def _beside(own: dict[str, float] | None) -> str:
     """What an exchange has done, hidden or not: it is no part of the bar; of an arm without times that it has none."""
     if own is None:
         return "not told"
-    done = [f"{part} {own[part]:.3g} ms" for part in EXCHANGE if own[part]]
+    done = [f"{part} {digits(own[part])} ms" for part in EXCHANGE if own[part]]
     return f"exchange in all, hidden or not: {', '.join(done)}" if done else ""
 
 

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from accordion_bench.options.units import digits
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -54,7 +56,7 @@ class Metric:
 
     def show(self, value: float) -> str:
         """`95.61 %`, `97.2`."""
-        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+        return f"{100 * value:.2f} %" if self.percent else digits(value, 4)
 
 
 def split_of(column: str) -> str:

@@ -12,13 +12,14 @@ that arm and the baseline.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from accordion_bench.options.units import digits
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.target import all_looks, first_row
 from accordion_bench.report.read.load import Run
@@ -104,12 +105,14 @@ def cells(
         rows[0] += [f"a step, {link}", f"to the target, {link}", f"sooner than {baseline}, {link}"]
     for arm, by_seed in steps.items():
         reached = {seed: count for seed, count in by_seed.items() if count is not None}
-        row = [arm, f"{len(reached)} of {len(by_seed)}", _mean(list(reached.values()), "{:.0f}")]
+        row = [arm, f"{len(reached)} of {len(by_seed)}", _mean(list(reached.values()), "{:,.0f}".format)]
         for seconds in step.values():
             one = seconds.get(arm, math.nan)
-            row += ["–" if math.isnan(one) else f"{one:.3g} s"]
-            row += [_mean([one * count for count in reached.values()], "{:.3g}", " s")]
-            row += [_mean(sooner(reached, steps.get(baseline, {}), one, seconds.get(baseline, math.nan)), "{:.2f}")]
+            row += ["–" if math.isnan(one) else f"{digits(one)} s"]
+            row += [_mean([one * count for count in reached.values()], digits, " s")]
+            row += [
+                _mean(sooner(reached, steps.get(baseline, {}), one, seconds.get(baseline, math.nan)), "{:.2f}".format)
+            ]
         rows.append(row)
     return rows
 
@@ -127,12 +130,12 @@ def sooner(
     return [theirs * of_baseline / (mine * step) for mine, theirs in both if mine and theirs]
 
 
-def _mean(values: Sequence[float], how: str, unit: str = "") -> str:
+def _mean(values: Sequence[float], how: Callable[[float], str], unit: str = "") -> str:
     """`5.10 ± 0.21`; – where there is nothing. Equal steps of all seeds have no interval: looks are far apart."""
     if not values or any(map(math.isnan, values)):
         return "–"
     half = half_width(values) if len(set(values)) > 1 else math.nan
-    return how.format(sum(values) / len(values)) + ("" if math.isnan(half) else f" ± {half:.2g}") + unit
+    return how(sum(values) / len(values)) + ("" if math.isnan(half) else f" ± {digits(half, 2)}") + unit
 
 
 def draw(

@@ -55,7 +55,10 @@ REFUSED = [
     ([STREAM, "sync.mixing=1.5"], "sync.mixing must be a number at least 0 and at most 1, got 1.5; .*=0.5"),
     ([STREAM, "sync.fragments=5", "sync.delay=1"], "sync.fragments must be at most 4, .* 4 layers, got 5; .*=3"),
     ([STREAM, "compressor=topk", "compressor.scope=model"], "compressor.scope must be tensor where .*; .*=tensor"),
-    ([STREAM, "compressor=efsignsgd", "compressor.block=bucket"], "compressor.block must be tensor .*; .*=tensor"),
+    (
+        [STREAM, "compressor=efsignsgd", "compressor.block=bucket", "compressor.block_size=64"],
+        "compressor.block must be tensor .*; .*=tensor",
+    ),
     ([STREAM, "adaptive=qsr"], "adaptive=qsr drives the period .*; type sync=diloco adaptive=qsr"),
     ([STREAM, "compressor=topk", "adaptive=lgreco"], "adaptive=lgreco looks at all tensors .*; type sync=diloco "),
     (["sync.quorum=5", "sync.lateness=0.1"], "sync.quorum must be at most 4, .*, got 5; type sync.quorum=4"),

@@ -143,9 +143,13 @@ def needs_all_tensors(name: str, policy: Policy, sync: Sync, scheme: str) -> Non
 
 def refuse_scope(wrapped: Wrapped, sync: Sync) -> None:
     """Tensors that travel as one cannot be averaged at different times."""
+    rule = "tensor where parts of the model are averaged at different times"
+    if sync.partial and wrapped.scope == WHOLE_MODEL:
+        raise ValueRefused("compressor.scope", rule, "model", "tensor")
     if sync.partial and wrapped.scope != "tensor":
-        key, value = ("compressor.scope", "model") if wrapped.scope == WHOLE_MODEL else ("compressor.block", "bucket")
-        raise ValueRefused(key, "tensor where parts of the model are averaged at different times", value, "tensor")
+        raise ConfigError(
+            f"compressor.block must be {rule}, got bucket; type compressor.block=tensor compressor.block_size=null"
+        )
 
 
 def needs_averages(name: str, policy: Policy, sync: Sync, scheme: str) -> None:

@@ -57,7 +57,7 @@ REFUSED = [
     ([STREAM, "compressor=topk", "compressor.scope=model"], "compressor.scope must be tensor where .*; .*=tensor"),
     (
         [STREAM, "compressor=efsignsgd", "compressor.block=bucket", "compressor.block_size=64"],
-        "compressor.block must be tensor .*; .*=tensor",
+        "compressor.block must be tensor .*; type compressor.block=tensor compressor.block_size=null",
     ),
     ([STREAM, "adaptive=qsr"], "adaptive=qsr drives the period .*; type sync=diloco adaptive=qsr"),
     ([STREAM, "compressor=topk", "adaptive=lgreco"], "adaptive=lgreco looks at all tensors .*; type sync=diloco "),

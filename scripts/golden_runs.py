@@ -186,7 +186,7 @@ SCHEMES = {
     "sparta": images("sync=sparta", "sync.sparta=0.05", *HEAVY_BALL),
     "noloco": images("sync=noloco", "sync.period=2", *HEAVY_BALL),
     "zerooneadam": images(
-        *("sync=zerooneadam", "optimizer=adamw", "optimizer.lr=0.002", "sync.freeze_step=4", "sync.refreshes=1"),
+        *("sync=zerooneadam", "optimizer=adamw", "optimizer.lr=0.0005", "sync.freeze_step=4", "sync.refreshes=1"),
         *("sync.doubling_steps=2", "sync.longest_period=2"),
     ),
     "overlap_local_sgd": images("sync=overlap_local_sgd", "sync.delay=1", "compressor=int8"),

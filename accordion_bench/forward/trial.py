@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.forward.precision import autocast
 from accordion_bench.forward.task import task_of
-from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.checks import ConfigError, ValueRefused
 
 FORWARD_AND_BACKWARD = 3  # a backward pass computes two products where a forward pass computes one
 TRIALS = 3
@@ -67,6 +67,57 @@ def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "th
             f"precision must be float32 for model={name} on this processor, which has failed in {precision} ({why}), "
             f"got {precision}; type precision=float32"
         ) from None
+
+
+def refuse_single_sample(
+    model: nn.Module, dataset: Dataset, workers: int, batch_size: int, micro_batch_size: int | None, name: str
+) -> None:
+    """Refuse batches that leave one sample to a forward pass, where the model cannot be trained on one.
+
+    BatchNorm on maps of 1 x 1 has one value per channel then, and no variance.
+
+    Args:
+        model: whose BatchNorm statistics are lost.
+        dataset: what it is to learn.
+        workers: who share it.
+        batch_size: samples per worker and step.
+        micro_batch_size: samples per forward pass; None = all of the step.
+        name: of the model, for messages.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    if dataset.task != "images":
+        return
+    samples = -(-dataset.train_count // workers)
+    steps = {min(batch_size, samples), samples % batch_size} - {0}
+    passes = {step if micro_batch_size is None else step % micro_batch_size or micro_batch_size for step in steps}
+    if 1 not in steps | passes or not _needs_two(model, dataset):
+        return
+    why = f"BatchNorm of model={name} needs two"
+    if samples == 1:
+        fewer = dataset.train_count // 2
+        raise ValueRefused("workers", f"at most {fewer:,}, since {why} samples in a step", workers, fewer)
+    if 1 in steps:
+        fits = next(size for size in range(batch_size + 1, samples + 1) if samples % size != 1)
+        rule = f"a number that leaves no step one sample ({samples:,} per worker), {why}"
+        raise ValueRefused("batch_size", rule, batch_size, fits)
+    rule = f"a number that leaves no forward pass one sample of {' or '.join(map(str, sorted(steps)))}, {why}"
+    raise ValueRefused("micro_batch_size", rule, micro_batch_size, None)
+
+
+def _needs_two(model: nn.Module, dataset: Dataset) -> bool:
+    """Whether a forward pass of one sample fails in training, by trying it."""
+    example = dataset.example(1)
+    if example is None:
+        return False
+    model.train()
+    try:
+        with torch.no_grad():
+            task_of(dataset, CPU).loss(model, *example, 0, 0)
+    except ValueError as error:
+        return "more than 1 value per channel" in str(error)
+    return False
 
 
 def _seconds(model: nn.Module, dataset: Dataset, precision: str, example: tuple[Tensor, Tensor]) -> float:

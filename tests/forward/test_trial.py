@@ -78,3 +78,26 @@ def test_a_model_that_fails_anyway_is_no_matter_of_precision():
 
 def test_float32_is_not_tried(tmp_path):
     assert composed.validated(composed.run(tmp_path)).slowdown == 0
+
+
+SMALL = ["model=resnet8", "dataset=synthetic", "dataset.train_size=60", "workers=4", "device=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["batch_size=1"], r"batch_size must be .*\(15 per worker\), BatchNorm .* two, got 1; type batch_size=3"),
+        (["batch_size=7"], "batch_size must be .* got 7; type batch_size=8"),
+        (["dataset.train_size=4", "batch_size=1"], "workers must be at most 2, .* two .* got 4; type workers=2$"),
+        (["batch_size=8", "micro_batch_size=2"], "micro_batch_size must .* 7 or 8, .* got 2; .* micro_batch_size=null"),
+    ],
+)
+def test_one_sample_is_refused_where_batch_norm_needs_two(typed, told):
+    """The last maps of ResNet-8 are 1 x 1 where images are 4 x 4."""
+    with pytest.raises(ConfigError, match=told):
+        composed.validated(composed.cfg(*SMALL, "dataset.size=4", *typed))
+
+
+@pytest.mark.parametrize("typed", [["dataset.size=4", "batch_size=8"], ["dataset.size=8", "batch_size=1"]])
+def test_one_sample_is_no_fault_elsewhere(typed):
+    composed.validated(composed.cfg(*SMALL, *typed))

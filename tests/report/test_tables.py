@@ -186,6 +186,12 @@ def test_arms_with_one_label_have_their_names_in_the_experiment(tmp_path):
     assert [arm.label for arm in grouped(tmp_path)] == ["PowerSGD rank 2, b", "PowerSGD rank 2, c"]
 
 
+def test_an_arm_named_as_its_label_keeps_it(tmp_path):
+    preset(tmp_path, arm="dense")
+    preset(tmp_path, arm="dense_muon", optimizer__lr=0.3)
+    assert [arm.label for arm in grouped(tmp_path)] == ["dense", "dense, dense_muon"]
+
+
 def large(root, **options):
     return preset(root, **{"arm": "large", "batch_size": 256, "payload": 100, "wire": 150, **options})
 

@@ -198,7 +198,8 @@ def _told_apart(arms: list[Arm]) -> list[Arm]:
             continue
         names = [twin.chosen("arm") for twin in twins]
         told = arm.chosen("arm") if all(names) and len(set(names)) == len(names) else _differing(arm, twins)
-        result.append(replace(arm, label=printable(", ".join(filter(None, [arm.label, told])), LONGEST)))
+        said = [arm.label] if told == arm.label else [arm.label, told]
+        result.append(replace(arm, label=printable(", ".join(filter(None, said)), LONGEST)))
     return result
 
 

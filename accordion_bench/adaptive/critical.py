@@ -135,6 +135,10 @@ class Detecting(Policy):
     def needs(self, epoch: int) -> frozenset[str]:
         return frozenset([self.signal]) if self.detector.due(epoch) else frozenset()
 
+    def units_change(self) -> None:
+        if self.signal == "norm_of_sum_update":
+            self.detector.saved = None
+
     def detect(self, signals: Signals, names: Sequence[str]) -> list[bool] | None:
         """Critical or not, by name; None = nothing changes. The decision notes what was seen, and why."""
         detector = self.detector

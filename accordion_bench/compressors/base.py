@@ -20,6 +20,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component, Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Measured, RunFacts, TensorSpec
+from accordion_bench.tensors.same_shape import in_rows
 
 State = dict[str, dict[str, Any]]
 """Per parameter name, the compressor's tensors; a key ending in `_W` has one row per local worker."""
@@ -240,7 +241,7 @@ class Compressor(Component, Claims):
         found = []
         for i, p_W in enumerate(ps_W):
             lost_W = lost(i)
-            part, whole = lost_W.double().flatten(1).square().sum(1), p_W.double().flatten(1).square().sum(1)
+            part, whole = (in_rows(x_W).double().square().sum(1) for x_W in (lost_W, p_W))
             sent_norm = (p_W[0] - lost_W[0]).double().norm()
             error = torch.where(whole > 0, part / whole.clamp_min(1e-300), 0).mean()
             found.append(torch.stack([part[0], whole[0].sqrt(), sent_norm, error, part.sum(), whole.sum()]))

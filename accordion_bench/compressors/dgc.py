@@ -15,7 +15,7 @@ from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks
+from accordion_bench.tensors.same_shape import Blocks, in_rows
 
 
 class DGC(Wrapper):
@@ -165,6 +165,6 @@ def clipped(xs_W: Sequence[Tensor], clip: float | None, workers: int) -> Sequenc
             scale = (clip / math.sqrt(workers) / norm.clamp_min(1e-150)).clamp_max(1)
             torch._foreach_mul_(own, scale.to(own[0].dtype))
         return copies_W
-    squares_W = torch.stack([x.double().flatten(1).square().sum(1) for x in xs_W]).sum(0)
+    squares_W = torch.stack([in_rows(x).double().square().sum(1) for x in xs_W]).sum(0)
     scales_W = (clip / math.sqrt(workers) / squares_W.sqrt().clamp_min(1e-300)).clamp_max(1)
     return [x * scales_W.to(x.dtype).view(-1, *[1] * (x.ndim - 1)) for x in xs_W]

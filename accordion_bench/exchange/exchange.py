@@ -18,6 +18,7 @@ from accordion_bench.exchange.finite import Finite, Look, all_finite, largest
 from accordion_bench.exchange.partition import bucketed_in_parts, levelled, sent_units, unit_spec
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
+from accordion_bench.tensors.same_shape import in_rows
 
 
 class Exchange:
@@ -328,7 +329,7 @@ class Exchange:
             return wide_W
         ends = list(itertools.accumulate(counts))
         parts = [wide_W[end - count : end] for end, count in zip(ends, counts, strict=True)]
-        return [torch.cat([x_W.flatten(1) for x_W in part], dim=1).unsqueeze(1) for part in parts]
+        return [torch.cat([in_rows(x_W) for x_W in part], dim=1).unsqueeze(1) for part in parts]
 
     @torch.no_grad()
     def refuse_non_finite(self, xs_W: Sequence[Tensor], what: str | None = None) -> None:

@@ -28,11 +28,12 @@ class GradientSums:
     Args:
         specs: the tensors whose norms are wanted; one float each.
         comm: collectives.
-        like: gives type and device.
+        like: gives type and device; half precision is summed in float32.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> None:
-        self.specs, self.comm, self.like = specs, comm, like
+        self.specs, self.comm = specs, comm
+        self.like = like.float() if like.element_size() == 2 else like
         self.sums: dict[str, Blocks] = {}
         self.squares: Tensor | None = None  # of msdr_local: per tensor sum_t ||g_t||^2, then T
 

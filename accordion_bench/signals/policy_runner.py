@@ -82,7 +82,7 @@ class PolicyRunner:
         self.compression_error: float | None = None
         self.epoch_sums = GradientSums(specs, comm, like)
         self.statistics = BucketStatistics(comm)
-        self.probes: dict[int, dict[str, Measured]] = {}
+        self.probes: dict[str, dict[int, dict[str, Measured]]] = {}
         self.square_norms: SquareNorms | None = None
         self.asked: frozenset[Request] = frozenset()
         self.recent: list[Tensor] = []
@@ -133,22 +133,33 @@ class PolicyRunner:
             pairs = zip(exchanges, xs_W, strict=True)
             buckets = [rows for exchange, x_W in pairs for rows in cut_into_buckets(exchange, x_W, info)]
             self.statistics.add(statistics, buckets)
-        levels = sorted(request.level for request in needs if isinstance(request, Probe))
         if self.comm.leader and RecentMean() in needs:
             own = compressor_input(exchanges[0], xs_W[0], info)
             self.recent = [a + b for a, b in zip(self.recent, own, strict=True)] if self.recent else own
             self.recent_count += 1
-        if self.comm.leader and levels:
-            self.probes = self._probe(exchanges[0], xs_W[0], levels, info, RecentMean() in needs)
+        if self.comm.leader and any(isinstance(request, Probe) for request in needs):
+            looked = exchanges[0], xs_W[0], info
+            self.probes = self._probe(*looked, mean=False) | self._probe(*looked, mean=True)
 
     def _probe(
-        self, exchange: Exchange, xs_W: Sequence[Tensor], levels: Sequence[int], info: StepInfo, mean: bool
-    ) -> dict[int, dict[str, Measured]]:
-        """What some levels would cost and lose on worker 0; of `xs_W`, or of the mean of the recent exchanges."""
-        if mean:
+        self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo, mean: bool
+    ) -> dict[str, dict[int, dict[str, Measured]]]:
+        """By policy, what the levels that it asks for would cost and lose on worker 0.
+
+        Args:
+            exchange, xs_W, info: of the coming exchange.
+            mean: of the policies that look at the mean of the recent exchanges, which is forgotten then; else of those
+                that look at `xs_W`.
+        """
+        asked = {name: policy.needs_at(self.exchanges) for name, policy in self.policies.items()}
+        asked = {name: requests for name, requests in asked.items() if (RecentMean() in requests) == mean}
+        levels = {name: [r.level for r in requests if isinstance(r, Probe)] for name, requests in asked.items()}
+        wanted = sorted({level for own in levels.values() for level in own})
+        if mean and wanted:
             xs_W = [total / self.recent_count for total in self.recent]
             self.recent, self.recent_count = [], 0
-        return {level: measure_level(exchange, xs_W, level, info, fed=mean) for level in levels}
+        found = {level: measure_level(exchange, xs_W, level, info, fed=mean) for level in wanted}
+        return {name: {level: found[level] for level in own} for name, own in levels.items()}
 
     def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
         """After the exchange: look at what the first local group has got."""
@@ -195,7 +206,6 @@ class PolicyRunner:
                 warming_up=position.at(position.step_in_epoch + 1) < self.warmup_epochs,
                 statistics=self.statistics.read(needs),
                 loss=self.read_loss() if TrainingLoss() in needs else None,
-                probes=self.probes,
                 square_norms=self.square_norms,
                 local=averaging,
             )
@@ -249,7 +259,8 @@ class PolicyRunner:
         self.comm.clock.event("decision")
         if self.comm.leader:
             for name, policy in policies.items():
-                before, plan = plan, checked(name, plan, policy.update(signals, plan), self.ladder)
+                own = replace(signals, probes=self.probes.get(name, {}))
+                before, plan = plan, checked(name, plan, policy.update(own, plan), self.ladder)
                 if plan is not before:
                     tell_followers(list(self.policies.values()), policy, plan)
                 if before.lr_factor and plan.lr_factor != before.lr_factor:  # for the policies after this one

@@ -37,6 +37,11 @@ class Blocks:
                 self.tensors[i] = block[:, g]
 
 
+def in_rows(x_W: Tensor) -> Tensor:
+    """A tensor [W, ...] as rows [W, N]; N is 1 where a worker has a single number, without a dimension."""
+    return x_W.flatten(1) if x_W.ndim > 1 else x_W[:, None]
+
+
 def as_matrices(xs_W: Sequence[Tensor], matrix: tuple[int, int]) -> Tensor | None:
     """Equal-shaped tensors [W, ...] as one batch of matrices [W*G, n, m] without a copy; None where they are apart."""
     first, (n, m) = xs_W[0], matrix

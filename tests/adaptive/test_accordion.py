@@ -137,6 +137,20 @@ def test_a_held_check_keeps_the_norm_from_before_the_drop():
     assert found.update(160, [1.5], 0.04, 0.04) == [False] and found.saved == [1.5]
 
 
+@pytest.mark.parametrize("statistic", ["local", "update"])
+def test_updates_that_were_gradients_are_not_compared_with_differences_of_parameters(statistic):
+    policy = Accordion(statistic=statistic, interval=1)
+
+    def reason(epoch, norm):
+        policy.detect(Signals(epoch, 0.1, 0.1, {policy.signal: {"a": norm}}), ["a"])
+        return policy.decision()["reason"]
+
+    assert [reason(0, 5.0), reason(1, 5.0)] == ["first check", "norm"]
+    policy.units_change()
+    assert reason(2, 0.5) == ("first check" if statistic == "update" else "norm")
+    assert reason(3, 0.5) == "norm"
+
+
 def test_a_drop_wins_over_the_norm_rule():
     found = detector(interval=10)
     found.update(0, [1.0], 0.4, 0.4)

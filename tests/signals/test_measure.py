@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accordion_bench import train
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.plan import TensorSpec
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals import policy_runner
 from accordion_bench.signals.gradient_sums import GradientSums
@@ -232,3 +234,15 @@ def test_refused(tmp_path, key):
     with pytest.raises(ConfigError) as refused:
         composed.validated(cfg_for(tmp_path, f"measure.{key}=3"))
     assert str(refused.value) == f"measure.{key} must be true or false, got 3; type measure.{key}=false"
+
+
+def test_sums_of_a_long_epoch_in_half_precision():
+    """A bfloat16 that has reached 256 times a gradient grows no more by it."""
+    specs = [TensorSpec("weight", (4,))]
+    sums = GradientSums(specs, Comm(1), torch.zeros((), dtype=torch.bfloat16))
+    sums.begin(frozenset(["norm_of_sum_local", "norm_of_sum_mean", "norm_of_sum_update"]))
+    ones = torch.ones(1, 4, dtype=torch.bfloat16)
+    for _ in range(1000):
+        sums.add_gradients([ones])
+        sums.add_updates([ones[0]])
+    assert {values["weight"] for values in sums.read().values()} == {2000}

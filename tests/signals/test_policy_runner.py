@@ -48,3 +48,25 @@ def test_what_was_seen_of_gradients_is_forgotten_where_differences_are_exchanged
     train.run(composed.run(tmp_path, *LOOKS[policy], *SWITCH))
     seen, left = held
     assert seen and not left
+
+
+def test_a_probe_of_the_present_exchange_leaves_the_mean_to_the_policy_that_asks_for_it(tmp_path, monkeypatch):
+    """GraVAC looks at every third exchange, L-GreCo at the mean of the first four."""
+    looked = []
+    measure = policy_runner.measure_level
+
+    def watched(exchange, xs_W, level, info, fed=False):
+        looked.append((info.step, fed))
+        return measure(exchange, xs_W, level, info, fed=fed)
+
+    monkeypatch.setattr(policy_runner, "measure_level", watched)
+    counts = []
+    fed = policy_runner.compressor_input
+    monkeypatch.setattr(policy_runner, "compressor_input", lambda *args: (counts.append(args[2].step), fed(*args))[1])
+    options = ["compressor=topk", "adaptive=[gravac,lgreco]", "adaptive.gravac.every=3", "adaptive.lgreco.samples=4"]
+    options += ["adaptive.gravac.smallest=0.05", "adaptive.lgreco.levels=[0.05,0.1]"]
+    train.run(composed.run(tmp_path, *options, "epochs=1", "schedule.warmup_epochs=0"))
+    (row,) = RunFolder(tiny.only(tmp_path)).read_metrics()
+    (refined,) = row["decisions"]["lgreco"]["updates"]
+    levels = len(refined["errors"])
+    assert counts == [0, 1, 2, 3] and looked == [(2, False)] + [(3, True)] * levels + [(5, False)]

@@ -38,13 +38,17 @@ def forecast(cfg, folder):
     return dry_run.totals(trainer, parts, dry_run.exchanges(trainer, parts))
 
 
+def sent(cfg):
+    note = {}
+    train.run(cfg, {}, note)
+    return RunFolder(note["folder"]).read_json("summary.json")
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("overrides", list(RUNS.values()), ids=list(RUNS))
 def test_the_bytes_are_those_of_the_run(overrides, tmp_path):
     cfg = composed.run(tmp_path / "runs", *overrides, "epochs=3")
-    note = {}
-    train.run(cfg, {}, note)
-    summary = RunFolder(note["folder"]).read_json("summary.json")
+    summary = sent(cfg)
     payload, wire = forecast(cfg, tmp_path)
     exact = validate(RunConfig.from_dict(cfg), place(RunConfig.from_dict(cfg))).wrapped.compressor.traits.fixed_size
     if exact:  # each exchange is rounded to whole bytes of a mean worker
@@ -52,6 +56,12 @@ def test_the_bytes_are_those_of_the_run(overrides, tmp_path):
         assert wire == pytest.approx(summary["wire_bytes"], rel=0, abs=summary["steps"] / 2)
     else:  # a bound
         assert payload >= summary["payload_bytes"] > payload / 2
+
+
+def test_late_averages_end_in_an_exact_one_whatever_the_number_of_steps(tmp_path):
+    cfg = composed.run(tmp_path / "runs", "sync=overlap_local_sgd", "sync.period=3", "epochs=1")
+    summary = sent(cfg)
+    assert forecast(cfg, tmp_path) == (summary["payload_bytes"], summary["wire_bytes"])
 
 
 def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):

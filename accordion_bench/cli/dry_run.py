@@ -139,7 +139,7 @@ def told(config: RunConfig, where: Placement, parts: Components) -> Iterator[str
             step = seconds_of_a_step(trainer)
             made = exchanges(trainer, parts)
             yield from plan_lines(trainer, parts)
-            if _waits_for_late_processes(parts.sync):
+            if parts.sync.quorum is not None:
                 yield f"{'':<11}as if all workers took part in each averaging: who is late only the run can tell"
             if config.comm.hook:
                 yield f"{'bytes':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends"

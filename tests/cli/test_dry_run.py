@@ -115,7 +115,8 @@ def test_a_sweep_tells_each_cell_and_leaves_nothing(tmp_path, monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_a_quorum_all_take_part(capsys):
-    options = ["comm=gloo", "sync=local_sgd", "sync.quorum=3", "workers=4", "epochs=1"]
+@pytest.mark.parametrize("late", ["comm=gloo", "sync.lateness=0.3"])
+def test_of_a_quorum_all_take_part(late, capsys):
+    options = [late, "sync=local_sgd", "sync.quorum=3", "workers=4", "epochs=1"]
     dry_run.run(composed.cfg(*options), {})
     assert "as if all workers took part in each averaging" in capsys.readouterr().out

@@ -1,12 +1,14 @@
 """--dry-run: what a run would do and take, from sizes and a short trial; it makes no folder and needs no data."""
 
 import copy
+import functools
 import itertools
+import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,16 +204,32 @@ def exchanges(trainer: Trainer, parts: Components) -> list[Made]:
         made += [_made(exchange, times, info) for times, info in phases]
     if local:
         info = StepInfo(plan, run.steps, epoch=run.epochs)
-        groups = trainer.sync.groups or [(plan.period, trainer.comm.workers)]
-        for (period, size), longer in zip(groups, [*(p for p, _ in groups[1:]), 0], strict=True):
-            exchange = trainer.sync.new_exchange(Comm(size, 1, 0, device))
-            if trainer.sync.split is None:
-                made.append(_made(exchange, local // period - (local // longer if longer else 0), info))
-                continue
-            for part, times in enumerate(trainer.sync.averagings(local)):
-                made.append(_made(exchange.part(part, trainer.sync.split[part]), times, info))
+        for exchange, times_in in _averagings(trainer.sync, plan.period, trainer.comm.workers, device):
+            dense = times_in(min(max(exchange.start_step - (run.steps - local), 0), local))
+            made += [_made(exchange, dense, StepInfo(plan))] if dense else []
+            made.append(_made(exchange, times_in(local) - dense, info))
         made += [_made(exchange, local, info) for exchange in trainer.sync.between()]
     return made
+
+
+def _averagings(sync: Sync, period: int, workers: int, device: str) -> Iterator[tuple[Exchange, Callable[[int], int]]]:
+    """What local methods exchange, and of each how often it is made in so many local steps."""
+    if sync.split is not None:
+        whole = sync.new_exchange(Comm(workers, 1, 0, device))
+        for number, tensors in enumerate(sync.split):
+            yield whole.part(number, tensors), functools.partial(_times_of_part, sync, number)
+        return
+    groups = sync.groups or [(period, workers)]
+    for (every, size), longer in zip(groups, [*(period for period, _ in groups[1:]), math.inf], strict=True):
+        yield sync.new_exchange(Comm(size, 1, 0, device)), functools.partial(_times_of_group, every, longer)
+
+
+def _times_of_part(sync: Sync, number: int, steps: int) -> int:
+    return sync.averagings(steps)[number]
+
+
+def _times_of_group(period: int, longer: float, steps: int) -> int:
+    return steps // period - int(steps // longer)
 
 
 def _phases(exchange: Exchange, plan: Plan, steps: int, per_epoch: int) -> list[tuple[int, StepInfo]]:

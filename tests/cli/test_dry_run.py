@@ -64,6 +64,13 @@ def test_late_averages_end_in_an_exact_one_whatever_the_number_of_steps(tmp_path
     assert forecast(cfg, tmp_path) == (summary["payload_bytes"], summary["wire_bytes"])
 
 
+def test_averagings_before_the_compressor_starts_are_dense(tmp_path):
+    options = ["sync=local_sgd", "sync.period=2", "sync.switch_step=1", "compressor=powersgd"]
+    cfg = composed.run(tmp_path / "runs", *options, "compressor.start_step=4", "epochs=1")
+    summary = sent(cfg)
+    assert forecast(cfg, tmp_path) == (summary["payload_bytes"], summary["wire_bytes"])
+
+
 def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cfg = composed.cfg("compressor=powersgd", "adaptive=accordion", "workers=4", "epochs=3", "paths.runs=there")

@@ -143,6 +143,15 @@ class Sync(Component):
         """How many averagings of each part of `split` so many local steps have."""
         return []
 
+    def buffer_averagings(self, steps: int, period: int) -> int:
+        """How often the inner optimizers' buffers are averaged in so many local steps.
+
+        Args:
+            steps: in all.
+            period: H, at the start.
+        """
+        return 0
+
     def ends_apart(self, steps: int, period: int) -> bool:
         """Whether the run ends in an exact average, after so many local steps.
 

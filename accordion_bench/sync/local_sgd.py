@@ -183,6 +183,10 @@ class LocalSGD(Sync):
             return run.steps - (run.first_drop() or 0) * run.steps_per_epoch()
         return run.steps - self.switch_step
 
+    def buffer_averagings(self, steps: int, period: int) -> int:
+        at_the_switch = self.phase1 == "model" and self.switch_step != 0
+        return steps // period + at_the_switch if self.buffers == "average" else 0
+
     def ends_apart(self, steps: int, period: int) -> bool:
         return self.final and steps % (self.groups[-1][0] if self.groups else period) > 0
 

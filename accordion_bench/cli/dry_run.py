@@ -353,9 +353,17 @@ def memory_lines(trainer: Trainer, where: Placement, made: list[Made]) -> Iterat
         "buffers": share * size_of(x for x_W in axis.buffers_W.values() for x in x_W),
         "error feedback and other state of the compressor": state,
         "optimizer": optimizer,
+        "scheme": _kept_by(trainer.sync, trainer.comm.local_workers, share),
     }
     shown = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items() if size)
     yield f"{'memory':<11}about {human_bytes(sum(parts.values()))} per process, beside activations: {shown}"
+
+
+def _kept_by(sync: Sync, workers: int, share: float) -> float:
+    """Bytes that a scheme keeps beside replicas and exchanges in a process with this share of the workers."""
+    sync.make_state()
+    own = sum(size_of(tensors_in(sync.worker_state(row))) for row in range(workers))
+    return size_of(tensors_in(sync.state_dict())) + share * own
 
 
 def time_lines(

@@ -238,6 +238,9 @@ class Sync(Component):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
 
+    def make_state(self) -> None:
+        """Make what else the first averaging would make, for whoever asks how much there is."""
+
     def worker_state(self, row: int) -> dict[str, Any]:
         """What belongs to one local worker."""
         return {}

@@ -365,6 +365,9 @@ class LocalSGD(Sync):
         buffers = self.outer.state_dict()
         return {key: dict(zip(self.names, values, strict=True)) for key, values in buffers.items()}
 
+    def make_state(self) -> None:
+        self.outer.buffers(self.axis.shared)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["forked"] and not self.forked:
             self.fork()

@@ -109,6 +109,18 @@ def test_memory_counts_what_is_there(tmp_path, capsys):
         assert part in memory
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["sync=diloco"], ["sync=noloco"], ["sync=zerooneadam", "optimizer=adamw"], ["sync=streaming_diloco"]],
+    ids=lambda options: options[0],
+)
+def test_memory_counts_what_a_scheme_keeps(options, capsys):
+    """An outer momentum for all; z and a momentum for each worker; the same for each and a variance for all."""
+    dry_run.run(composed.cfg(*options, "workers=2", "epochs=1"), {})
+    kept = {"sync=noloco": "1.2 MB", "sync=zerooneadam": "900 kB"}.get(options[0], "300 kB")
+    assert f"scheme {kept}" in capsys.readouterr().out
+
+
 def test_no_data_is_needed(tmp_path, capsys):
     cfg = composed.cfg("dataset=cifar10", "workers=2", "batch_size=2", "epochs=1", f"paths.data={tmp_path / 'none'}")
     dry_run.run(cfg, {})

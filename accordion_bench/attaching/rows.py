@@ -85,7 +85,7 @@ def told(attachment: Attachment) -> str:
         ratio = f", {dense / spent:.3g} times fewer than dense fp32" if spent and dense else ""
         lines.append(f"{what}: {human_bytes(spent)} per worker{ratio}")
     spent_seconds = comm.clock.columns(True)
-    steps = max(position.step - 1, 1)
+    steps = max(comm.clock.steps.timed, 1)  # the first one after each pause counts nowhere
     parts = ", ".join(f"{part} {1000 * (spent_seconds[f'{part}_seconds'] or 0) / steps:.3g}" for part in EXCLUSIVE[1:])
     lines.append(f"milliseconds per step: {parts}; encode, wait for others and decode run beside compute")
     levels = plan_record(position.plan, attachment.methods.ladder)["levels"]

@@ -1,12 +1,14 @@
 """--dry-run: what a run would do and take, from sizes and a short trial; it makes no folder and needs no data."""
 
 import copy
+import functools
 import itertools
+import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from accordion_bench import train
 from accordion_bench.cli.command_line import DRY_RUN
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.none import Dense
 from accordion_bench.config.components import Components
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
@@ -26,12 +29,13 @@ from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted, human_bytes
-from accordion_bench.plan import Plan
+from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.sync.base import Sync
+from accordion_bench.sync.buffers import averaged
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.training.trainer import Trainer
 
@@ -139,7 +143,7 @@ def told(config: RunConfig, where: Placement, parts: Components) -> Iterator[str
             step = seconds_of_a_step(trainer)
             made = exchanges(trainer, parts)
             yield from plan_lines(trainer, parts)
-            if _waits_for_late_processes(parts.sync):
+            if parts.sync.quorum is not None:
                 yield f"{'':<11}as if all workers took part in each averaging: who is late only the run can tell"
             if config.comm.hook:
                 yield f"{'bytes':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends"
@@ -202,16 +206,45 @@ def exchanges(trainer: Trainer, parts: Components) -> list[Made]:
         made += [_made(exchange, times, info) for times, info in phases]
     if local:
         info = StepInfo(plan, run.steps, epoch=run.epochs)
-        groups = trainer.sync.groups or [(plan.period, trainer.comm.workers)]
-        for (period, size), longer in zip(groups, [*(p for p, _ in groups[1:]), 0], strict=True):
-            exchange = trainer.sync.new_exchange(Comm(size, 1, 0, device))
-            if trainer.sync.split is None:
-                made.append(_made(exchange, local // period - (local // longer if longer else 0), info))
-                continue
-            for part, times in enumerate(trainer.sync.averagings(local)):
-                made.append(_made(exchange.part(part, trainer.sync.split[part]), times, info))
+        for exchange, times_in in _averagings(trainer.sync, plan.period, trainer.comm.workers, device):
+            dense = times_in(min(max(exchange.start_step - (run.steps - local), 0), local))
+            made += [_made(exchange, dense, StepInfo(plan))] if dense else []
+            made.append(_made(exchange, times_in(local) - dense, info))
         made += [_made(exchange, local, info) for exchange in trainer.sync.between()]
+        if times := trainer.sync.buffer_averagings(local, plan.period):
+            made += [_made(one, times, info) for one in [_buffers(trainer)] if one.numel]
     return made
+
+
+def _buffers(trainer: Trainer) -> Exchange:
+    """An exchange of what an average of the inner optimizers' buffers sends."""
+    axis, inner = trainer.axis, trainer.inner
+    optimizer, params = (inner.of_replicas[0], axis.replicas[0]) if axis.replicas else (inner.common, axis.params)
+    states = [(spec.name, optimizer.state.get(param, {})) for spec, param in zip(axis.specs, params, strict=True)]
+    specs = [TensorSpec(f"{name}.{key}", tuple(own[key].shape)) for name, own in states for key in averaged(own)]
+    exchange = Exchange(Dense(), specs, Ladder(), Comm(trainer.comm.workers, 1, 0, trainer.device.type), params[0])
+    exchange.what = "buffer"
+    return exchange
+
+
+def _averagings(sync: Sync, period: int, workers: int, device: str) -> Iterator[tuple[Exchange, Callable[[int], int]]]:
+    """What local methods exchange, and of each how often it is made in so many local steps."""
+    if sync.split is not None:
+        whole = sync.new_exchange(Comm(workers, 1, 0, device))
+        for number, tensors in enumerate(sync.split):
+            yield whole.part(number, tensors), functools.partial(_times_of_part, sync, number)
+        return
+    groups = sync.groups or [(period, workers)]
+    for (every, size), longer in zip(groups, [*(period for period, _ in groups[1:]), math.inf], strict=True):
+        yield sync.new_exchange(Comm(size, 1, 0, device)), functools.partial(_times_of_group, every, longer)
+
+
+def _times_of_part(sync: Sync, number: int, steps: int) -> int:
+    return sync.averagings(steps)[number]
+
+
+def _times_of_group(period: int, longer: float, steps: int) -> int:
+    return steps // period - int(steps // longer)
 
 
 def _phases(exchange: Exchange, plan: Plan, steps: int, per_epoch: int) -> list[tuple[int, StepInfo]]:
@@ -320,9 +353,17 @@ def memory_lines(trainer: Trainer, where: Placement, made: list[Made]) -> Iterat
         "buffers": share * size_of(x for x_W in axis.buffers_W.values() for x in x_W),
         "error feedback and other state of the compressor": state,
         "optimizer": optimizer,
+        "scheme": _kept_by(trainer.sync, trainer.comm.local_workers, share),
     }
     shown = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items() if size)
     yield f"{'memory':<11}about {human_bytes(sum(parts.values()))} per process, beside activations: {shown}"
+
+
+def _kept_by(sync: Sync, workers: int, share: float) -> float:
+    """Bytes that a scheme keeps beside replicas and exchanges in a process with this share of the workers."""
+    sync.make_state()
+    own = sum(size_of(tensors_in(sync.worker_state(row))) for row in range(workers))
+    return size_of(tensors_in(sync.state_dict())) + share * own
 
 
 def time_lines(

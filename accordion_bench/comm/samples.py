@@ -142,6 +142,11 @@ class Steps:
         """One more step, or what has happened between two."""
         self.phases.setdefault(phase, Alike()).add([seconds.get(part, 0.0) for part in PARTS])
 
+    @property
+    def timed(self) -> int:
+        """How many steps there were, without what happens between them."""
+        return sum(alike.count for phase, alike in self.phases.items() if phase.samples)
+
     def usual(self) -> list[Usual]:
         """What own parts usually take, where they take anything."""
         return [

@@ -143,6 +143,15 @@ class Sync(Component):
         """How many averagings of each part of `split` so many local steps have."""
         return []
 
+    def buffer_averagings(self, steps: int, period: int) -> int:
+        """How often the inner optimizers' buffers are averaged in so many local steps.
+
+        Args:
+            steps: in all.
+            period: H, at the start.
+        """
+        return 0
+
     def ends_apart(self, steps: int, period: int) -> bool:
         """Whether the run ends in an exact average, after so many local steps.
 
@@ -228,6 +237,9 @@ class Sync(Component):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
+
+    def make_state(self) -> None:
+        """Make what else the first averaging would make, for whoever asks how much there is."""
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """What belongs to one local worker."""

@@ -1,6 +1,7 @@
 """The inner optimizers' buffers (momenta, second moments) at an averaging of all workers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,11 @@ def treat_buffers(inner: Optimizers, policy: str, rows: Iterable[int] | None = N
         average_buffers(inner)
 
 
+def averaged(state: Mapping[str, Any]) -> list[str]:
+    """Which buffers of one parameter have a mean."""
+    return [key for key, value in state.items() if isinstance(value, Tensor) and key != "step"]
+
+
 @torch.no_grad()
 def average_buffers(inner: Optimizers) -> None:
     """Replace every buffer by its mean over all workers, sent as it is; counts of steps stay."""
@@ -33,7 +39,7 @@ def average_buffers(inner: Optimizers) -> None:
         for optimizer, replica in zip(inner.of_replicas, inner.axis.replicas, strict=True)
     ]
     # an optimizer may keep other buffers of one parameter than of another
-    held = [(i, key) for i, own in enumerate(rows[0]) for key in own if isinstance(own[key], Tensor) and key != "step"]
+    held = [(i, key) for i, own in enumerate(rows[0]) for key in averaged(own)]
     for key in dict.fromkeys(key for _, key in held):
         holders = [i for i, its in held if its == key]
         stacked = [torch.stack([row[i][key] for row in rows]) for i in holders]

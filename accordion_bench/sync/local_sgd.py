@@ -183,6 +183,10 @@ class LocalSGD(Sync):
             return run.steps - (run.first_drop() or 0) * run.steps_per_epoch()
         return run.steps - self.switch_step
 
+    def buffer_averagings(self, steps: int, period: int) -> int:
+        at_the_switch = self.phase1 == "model" and self.switch_step != 0
+        return steps // period + at_the_switch if self.buffers == "average" else 0
+
     def ends_apart(self, steps: int, period: int) -> bool:
         return self.final and steps % (self.groups[-1][0] if self.groups else period) > 0
 
@@ -360,6 +364,9 @@ class LocalSGD(Sync):
         """Buffers of the outer optimizer, by parameter name."""
         buffers = self.outer.state_dict()
         return {key: dict(zip(self.names, values, strict=True)) for key, values in buffers.items()}
+
+    def make_state(self) -> None:
+        self.outer.buffers(self.axis.shared)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["forked"] and not self.forked:

@@ -89,6 +89,12 @@ class OverlapLocalSGD(LocalSGD):
             raise ValueRefused("sync.merge_alpha", rule, 1, 0.6)
         super().refuse_driven(drivers, run)
 
+    def buffer_averagings(self, steps: int, period: int) -> int:
+        return super().buffer_averagings(steps + period - min(self.delay or period, period), period)
+
+    def ends_apart(self, steps: int, period: int) -> bool:
+        return self.final and steps > 0
+
     def begin(self, context: SyncContext) -> None:
         self.in_flight = InFlight(context.runner)
         super().begin(context)

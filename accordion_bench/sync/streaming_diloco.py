@@ -197,6 +197,10 @@ class StreamingDiLoCo(LocalSGD):
                 found.setdefault(key, {}).update(zip(names, values, strict=True))
         return found
 
+    def make_state(self) -> None:
+        for own, outer in zip(self.tensors, self.outers, strict=True):
+            outer.buffers(self.anchor(own))
+
     def load_outer(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         for names, own, outer in zip(self.named, self.tensors, self.outers, strict=True):
             known = {key: [kept[name] for name in names] for key, kept in state.items() if kept.keys() >= set(names)}

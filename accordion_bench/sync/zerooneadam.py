@@ -98,6 +98,20 @@ class ZeroOneAdam(Sync):
     def local_steps(self, run: RunFacts) -> int:
         return max(0, run.steps - self.switch_step)
 
+    def _averaged(self, steps: int) -> tuple[int, int]:
+        """How many averagings so many local steps have, and how many steps come after the last one."""
+        averagings, period, since = 0, 1, 0
+        for step in range(1, steps + 1):
+            since += 1
+            if since >= period:
+                averagings, since = averagings + 1, 0
+            if step % self.doubling_steps == 0:
+                period = min(self.longest_period, 2 * period)
+        return averagings, since
+
+    def ends_apart(self, steps: int, period: int) -> bool:
+        return self.final and self._averaged(steps)[1] > 0
+
     def makes(self, run: RunFacts) -> Sequence[tuple[Exchange, int]]:
         exact, interval, refreshed = 0, 1, 0
         for step in range(1, self.switch_step + 1):
@@ -105,13 +119,7 @@ class ZeroOneAdam(Sync):
                 exact, refreshed = exact + 1, refreshed + 1
                 if refreshed == self.refreshes:
                     interval, refreshed = 2 * interval, 0
-        averagings, period, since = 0, 1, 0
-        for step in range(1, self.local_steps(run) + 1):
-            since += 1
-            if since >= period:
-                averagings, since = averagings + 1, 0
-            if step % self.doubling_steps == 0:
-                period = min(self.longest_period, 2 * period)
+        averagings, _ = self._averaged(self.local_steps(run))
         kinds = self.exact, self.runner.new_exchange(), self.runner.new_exchange(of_differences=True)
         return list(zip(kinds, (exact, self.switch_step - exact, averagings), strict=True))
 

@@ -1,6 +1,7 @@
 """Rows of metrics, the text of `print(comm)`, and timelines."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -91,3 +92,19 @@ def test_timeline(tmp_path, ddp):
     ready = [tensor["ready_seconds"] for tensor in found["tensors"]]
     assert 0 < ready[-1] <= ready[0] <= found["seconds"]["compute"] + found["seconds"]["exposed"] + 1
     assert sum(bucket["numel"] for bucket in found["buckets"]) == sum(p.numel() for p in net().parameters())
+
+
+def test_milliseconds_are_those_of_the_steps_that_were_timed(tmp_path):
+    with by_hand.in_group(0, str(tmp_path / "store"), 1):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        comm = ab.attach(model, optimizer)
+        for _ in range(6):
+            for _ in range(2):  # the first one follows a pause
+                model(torch.randn(4, 6)).square().mean().backward()
+                time.sleep(0.01)
+                optimizer.step()
+            comm.end_epoch()
+        told = next(line for line in str(comm).splitlines() if line.startswith("milliseconds"))
+        comm.detach()
+    assert float(told.split("compute ")[1].split(",")[0]) >= 10

@@ -38,13 +38,17 @@ def forecast(cfg, folder):
     return dry_run.totals(trainer, parts, dry_run.exchanges(trainer, parts))
 
 
+def sent(cfg):
+    note = {}
+    train.run(cfg, {}, note)
+    return RunFolder(note["folder"]).read_json("summary.json")
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("overrides", list(RUNS.values()), ids=list(RUNS))
 def test_the_bytes_are_those_of_the_run(overrides, tmp_path):
     cfg = composed.run(tmp_path / "runs", *overrides, "epochs=3")
-    note = {}
-    train.run(cfg, {}, note)
-    summary = RunFolder(note["folder"]).read_json("summary.json")
+    summary = sent(cfg)
     payload, wire = forecast(cfg, tmp_path)
     exact = validate(RunConfig.from_dict(cfg), place(RunConfig.from_dict(cfg))).wrapped.compressor.traits.fixed_size
     if exact:  # each exchange is rounded to whole bytes of a mean worker
@@ -52,6 +56,36 @@ def test_the_bytes_are_those_of_the_run(overrides, tmp_path):
         assert wire == pytest.approx(summary["wire_bytes"], rel=0, abs=summary["steps"] / 2)
     else:  # a bound
         assert payload >= summary["payload_bytes"] > payload / 2
+
+
+LATE = ["sync=overlap_local_sgd", "sync.period=3"]
+GROWING = ["sync=zerooneadam", "optimizer=adamw", "sync.freeze_step=2", "sync.doubling_steps=1"]
+
+
+@pytest.mark.parametrize("options", [LATE, GROWING], ids=["late averages", "a growing period"])
+def test_the_exact_average_at_the_end_is_counted(options, tmp_path):
+    cfg = composed.run(tmp_path / "runs", *options, "optimizer.lr=1e-4", "epochs=1")
+    summary = sent(cfg)
+    assert forecast(cfg, tmp_path) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["sync=local_sgd", "optimizer=adamw", "sync.phase1=model"], ["sync=overlap_local_sgd", "sync.delay=1"]],
+    ids=["at the switch", "late"],
+)
+def test_averages_of_buffers_are_counted(options, tmp_path):
+    options = [*options, "sync.period=3", "sync.buffers=average", "sync.switch_step=1"]
+    cfg = composed.run(tmp_path / "runs", *options, "epochs=1")
+    summary = sent(cfg)
+    assert forecast(cfg, tmp_path) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
+
+
+def test_averagings_before_the_compressor_starts_are_dense(tmp_path):
+    options = ["sync=local_sgd", "sync.period=2", "sync.switch_step=1", "compressor=powersgd"]
+    cfg = composed.run(tmp_path / "runs", *options, "compressor.start_step=4", "epochs=1")
+    summary = sent(cfg)
+    assert forecast(cfg, tmp_path) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
 
 
 def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):
@@ -73,6 +107,18 @@ def test_memory_counts_what_is_there(tmp_path, capsys):
     memory = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("memory"))
     for part in ("parameters 300 kB", "gradients 1.2 MB", "optimizer 300 kB"):
         assert part in memory
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["sync=diloco"], ["sync=noloco"], ["sync=zerooneadam", "optimizer=adamw"], ["sync=streaming_diloco"]],
+    ids=lambda options: options[0],
+)
+def test_memory_counts_what_a_scheme_keeps(options, capsys):
+    """An outer momentum for all; z and a momentum for each worker; the same for each and a variance for all."""
+    dry_run.run(composed.cfg(*options, "workers=2", "epochs=1"), {})
+    kept = {"sync=noloco": "1.2 MB", "sync=zerooneadam": "900 kB"}.get(options[0], "300 kB")
+    assert f"scheme {kept}" in capsys.readouterr().out
 
 
 def test_no_data_is_needed(tmp_path, capsys):
@@ -105,7 +151,8 @@ def test_a_sweep_tells_each_cell_and_leaves_nothing(tmp_path, monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_a_quorum_all_take_part(capsys):
-    options = ["comm=gloo", "sync=local_sgd", "sync.quorum=3", "workers=4", "epochs=1"]
+@pytest.mark.parametrize("late", ["comm=gloo", "sync.lateness=0.3"])
+def test_of_a_quorum_all_take_part(late, capsys):
+    options = [late, "sync=local_sgd", "sync.quorum=3", "workers=4", "epochs=1"]
     dry_run.run(composed.cfg(*options), {})
     assert "as if all workers took part in each averaging" in capsys.readouterr().out

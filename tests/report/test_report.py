@@ -366,6 +366,14 @@ def test_one_seed_says_nothing_about_noise(tmp_path):
     assert "±" not in table.markdown(tidy.tidy(grouped(tmp_path)))
 
 
+def test_a_mean_of_almost_a_hundred_test_images_is_written_as_a_number(tmp_path):
+    for seed, images in enumerate((99, 100, 100)):
+        run_folder(tmp_path, "none", seed=seed, accuracy=0.9)
+        run_folder(tmp_path, "powersgd", seed=seed, accuracy=0.9 - images / 360)
+    (sentence,) = verdicts.verdicts(grouped(tmp_path))
+    assert "27.69 points below dense (100 of 360 test images)" in sentence
+
+
 @pytest.mark.parametrize(
     ("low", "expected", "cell"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from accordion_bench.attaching.attachment import Attachment
+from accordion_bench.comm import hardware
 from accordion_bench.comm.clock import EXCLUSIVE
 from accordion_bench.options.units import human_bytes
 from accordion_bench.plan import plan_record
@@ -57,11 +58,12 @@ def description(attachment: Attachment) -> dict[str, Any]:
         "optimizer": type(attachment.optimizer).__name__,
         "versions": {name: _version(name) for name in ("accordion-bench", "torch")},
         "host": platform.node(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": hardware.processor(),
         "cpu_cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "started": attachment.started,
         "device": comm.device.type,
+        "gpus": hardware.gpus(),
     }
 
 

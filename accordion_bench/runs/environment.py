@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from accordion_bench import __version__
@@ -32,6 +31,8 @@ def environment(threads: int | None = None, sweep: str = "", kernels: str = "") 
         sweep: that the run belongs to; "" = none.
         kernels: with what its codecs compute, `numba` or `torch`; "" = with nothing that there are kernels for.
     """
+    from accordion_bench.comm import hardware  # imports torch, which reports do without
+
     versions = {"accordion-bench": __version__}
     for package in PACKAGES:
         try:
@@ -47,12 +48,12 @@ def environment(threads: int | None = None, sweep: str = "", kernels: str = "") 
         "python": platform.python_version(),
         "versions": versions,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": hardware.processor(),
         "cpu_cores": os.cpu_count(),
         "threads": threads,
         "load": _load(),
         "host": platform.node(),
-        "gpus": _gpus(),
+        "gpus": hardware.gpus(),
         **({"netlab": masked(json.loads(lab))} if (lab := os.environ.get(NETLAB)) else {}),
     }
 
@@ -81,17 +82,3 @@ def _load() -> float | None:
         return round(os.getloadavg()[0], 2)
     except OSError:
         return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
-def _gpus() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -158,6 +158,7 @@ def resume(trainer: Any, folder: RunFolder, computed_with: str) -> None:
     path, problems = trainer.load_newest()
     if not trainer.comm.leader:
         return
+    (folder.path / "summary.json").unlink(missing_ok=True)  # of the part before, which says what has stopped it
     problems = [f"{problem}; an older one is taken" for problem in problems]
     if lacking := folder.keep_metrics_before(trainer.position.epoch):
         problems.append(f"metrics.jsonl lacks the rows of {lacking} epochs: reports will call the run incomplete")

@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 from accordion_bench.report.read.load import find_runs, read_run
+from accordion_bench.runs import durable
 from scripts.claims.outcome import has_ended
 from scripts.claims.plan import RUNS
 
@@ -39,11 +40,13 @@ def pack(claim: str) -> None:
         return
     file = archive_of(claim)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(file, "w:xz", preset=9) as packed:
+    part = file.with_name(f"{file.name}.part")
+    with tarfile.open(part, "w:xz", preset=9) as packed:
         for folder in folders:
             for name in KEPT:
                 if (folder / name).is_file():
                     _add(packed, folder / name)
+    durable.replace(part, file)
 
 
 def _add(packed: tarfile.TarFile, file: Path) -> None:

@@ -84,7 +84,7 @@ def steps_to_target(runs: Mapping[int, Run], target: float) -> dict[int, int | N
     """Seed -> steps until the first look that found the target reached; None = it was not."""
     judged, found = _judged(runs), {}
     for seed, run in runs.items():
-        row = first_row(run.rows, judged, run.summary["selected_by"], target, "step")
+        row = first_row(run.rows, judged, run.summary["selected_by"], target)
         found[seed] = None if row is None else int(row["step"])
     return found
 

@@ -7,7 +7,7 @@ from accordion_bench.advise.accuracies import command, with_accuracies
 from accordion_bench.report.compare.known_accuracy import known_accuracies
 from tests.advising import made_up
 from tests.kit import composed
-from tests.report.test_report import run_folder
+from tests.report.test_report import node, run_folder
 
 
 def runs(root, seeds=(0, 1, 2), drop=0.02, **options):
@@ -31,6 +31,18 @@ def test_of_two_learning_rates_that_of_dense_counts_and_is_told(tmp_path):
     run_folder(tmp_path, "powersgd", accuracy=0.89, optimizer__lr=0.3)
     (said,) = known_accuracies([tmp_path], "", 4).values()
     assert said == "-1.00 points, n = 1 (resnet8 on digits, 4 workers, lr=0.3)"
+
+
+def test_a_local_method_that_compresses_is_another_method(tmp_path):
+    local = {"sync": node("sync", "local_sgd"), "choices__sync": "local_sgd"}
+    run_folder(tmp_path, accuracy=0.9)
+    run_folder(tmp_path, "topk", accuracy=0.5, **local)
+    assert "local SGD" not in known_accuracies([tmp_path], "", 4)
+    run_folder(tmp_path, accuracy=0.89, **local)
+    run_folder(tmp_path, "topk", accuracy=0.5, seed=1, **local)
+    known = known_accuracies([tmp_path], "", 4)
+    assert known["local SGD"] == "at H 8: -1.00 points, n = 1 (resnet8 on digits, 4 workers)"
+    assert known["local SGD, H 8, TopK 10 %"].startswith("-40.00 points, n = 2 (")
 
 
 def test_one_seed_has_no_interval(tmp_path):

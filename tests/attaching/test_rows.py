@@ -2,13 +2,16 @@
 
 import json
 import time
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from torch import nn
 
 import accordion_bench as ab
+from accordion_bench.attaching.rows import description
 from accordion_bench.report.read.load import read_runs
+from accordion_bench.runs.environment import environment
 from tests.kit import by_hand
 from tests.kit.processes import together
 
@@ -44,6 +47,14 @@ def write_rows(rank, folder) -> None:
         if rank == 0:
             (folder / "told.txt").write_text(str(comm))
         comm.detach()
+
+
+def test_the_machine_has_the_name_that_it_has_in_run_folders():
+    """Else a report says of both that they come from different machines."""
+    told, seen = description(MagicMock()), environment()
+    assert [told[key] for key in ("processor", "cpu_cores", "gpus")] == [
+        seen[key] for key in ("processor", "cpu_cores", "gpus")
+    ]
 
 
 def test_rows_are_those_of_a_run_and_the_report_reads_them(tmp_path):

@@ -255,6 +255,22 @@ def test_runs_that_differ_only_in_seed_are_one_arm(tmp_path):
     assert three.mean("metric") == pytest.approx(0.91)
 
 
+def test_runs_from_before_an_option_are_of_the_arm_that_has_its_default(tmp_path):
+    run_folder(tmp_path, seed=0)
+    run_folder(tmp_path, seed=1, deterministic=False, target_every=1.0)
+    run_folder(tmp_path, seed=2, deterministic=True)
+    assert [(arm.label, arm.seeds) for arm in grouped(tmp_path)] == [
+        ("dense, deterministic=False", [0, 1]),
+        ("dense, deterministic=True", [2]),
+    ]
+
+
+def test_looking_for_the_target_within_epochs_makes_no_other_arm(tmp_path):
+    for seed, every in enumerate((1.0, 0.25)):
+        run_folder(tmp_path, seed=seed, target=0.8, target_every=every)
+    assert [(arm.label, arm.seeds) for arm in grouped(tmp_path)] == [("dense", [0, 1])]
+
+
 def test_a_repeated_seed_counts_once(tmp_path):
     run_folder(tmp_path, accuracy=0.5, started="2026-01-02")
     older = run_folder(tmp_path, accuracy=0.9, started="2026-01-01")
@@ -364,6 +380,14 @@ def test_one_seed_says_nothing_about_noise(tmp_path):
     (sentence,) = verdicts.verdicts(grouped(tmp_path))
     assert "accuracy 0.56 points below dense (2 of 360 test images); one seed: no statement about noise" in sentence
     assert "±" not in table.markdown(tidy.tidy(grouped(tmp_path)))
+
+
+def test_a_mean_of_almost_a_hundred_test_images_is_written_as_a_number(tmp_path):
+    for seed, images in enumerate((99, 100, 100)):
+        run_folder(tmp_path, "none", seed=seed, accuracy=0.9)
+        run_folder(tmp_path, "powersgd", seed=seed, accuracy=0.9 - images / 360)
+    (sentence,) = verdicts.verdicts(grouped(tmp_path))
+    assert "27.69 points below dense (100 of 360 test images)" in sentence
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,18 @@ def test_times_that_are_not_shown_to_differ_or_do_not_compare_have_no_share():
     assert to_target([found[0], replace(found[1], runs=elsewhere)]).cells[2][3] == "–"
 
 
+def test_an_arm_whose_time_is_not_known_has_reached_it_all_the_same():
+    """A hook of somebody else's, say, beside runs whose workers share a process: nothing of it is modelled."""
+    runs = [run(name, seed=seed, target=0.8, shared=True) for name in ("none", "topk") for seed in (0, 1)]
+    for one in runs[2:]:
+        one.rows[:] = [{**row, "modelled_seconds": None} for row in one.rows]
+    found = arms_of(*runs)
+    assert to_target(found).cells[2] == ["TopK 10 %", "2 of 2", "–", "–", "3 MB"]
+    assert [row["beside"] for row in parts.to_target(found)["rows"]] == ["", "time not known"]
+    (axes,) = figures_of(found, only=FIGURE)["time_to_target"].axes
+    assert [text.get_text() for text in axes.texts][1] == "time not known"
+
+
 def test_without_a_common_target_there_is_nothing_to_tell():
     mixed = arms_of(run(target=0.8), run("topk", target=0.7))
     assert target_of(mixed) is None and to_target(mixed).heading == ""

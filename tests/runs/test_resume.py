@@ -11,6 +11,8 @@ import torch
 from accordion_bench import train
 from accordion_bench.processes import placement
 from accordion_bench.processes.interrupt import Interrupted
+from accordion_bench.report.read.load import read_run
+from accordion_bench.report.read.running import is_running
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
@@ -141,6 +143,16 @@ def test_in_one_process(arm, straight, tmp_path):
         assert checkpoint.latest(folder) == folder / "checkpoint" / f"step-{stop_at:08d}"
     resume(folder, cfg)
     assert differences(state(folder), straight(arm)) == []
+
+
+def test_a_run_that_goes_on_is_stopped_no_more(tmp_path, monkeypatch):
+    """The page that follows runs shows it as running."""
+    cfg, seen, begin = start(tmp_path, "epochs=2"), [], Trainer.begin_epoch
+    folder = stop(cfg, tiny.STEPS + 1, every=1)
+    assert RunFolder(folder).read_json("summary.json")["stopped_by"] == "KeyboardInterrupt"
+    monkeypatch.setattr(Trainer, "begin_epoch", lambda self: (seen.append(is_running(read_run(folder))), begin(self)))
+    resume(folder, cfg)
+    assert seen == [True]
 
 
 @pytest.fixture(scope="module")

@@ -234,6 +234,21 @@ def test_an_archive_gives_the_runs_again(here):
     assert again.run.rows == [json.loads(line) for line in (here / "before" / "metrics.jsonl").open()]
 
 
+def test_an_archive_that_is_stopped_while_it_is_written_stays_as_it_was(here, monkeypatch):
+    for cell in planned().count_cells(planned().tables[0], {"dense": 0.1}):
+        ran(here, cell, 0.9)
+    archive.pack("tried")
+    before = archive.archive_of("tried").read_bytes()
+
+    def stopped(*_):
+        raise SystemExit(143)
+
+    monkeypatch.setattr(archive, "_add", stopped)
+    with pytest.raises(SystemExit):
+        archive.pack("tried")
+    assert archive.archive_of("tried").read_bytes() == before
+
+
 def test_a_run_behind_links_is_started_by_netlab():
     claim = planned(lab=["--hosts", "2"], rates=[0.1])
     (cell, *_) = claim.count_cells(claim.tables[0], {"dense": 0.1})

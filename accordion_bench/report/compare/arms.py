@@ -8,11 +8,12 @@ from typing import Any
 
 from accordion_bench.methods.labels import drives, is_dense, policies_of
 from accordion_bench.report.read.load import Run, flat
+from accordion_bench.run_config import completed
 from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
 from accordion_bench.runs.reuse import without
 
 # what does not change what a run computes
-FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target")
+FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target", "target_every")
 # what is compared: nobody needs to be told that these differ from dense
 METHOD = ("compressor", "sync", "adaptive", "batch_size", "attached")
 NAMED = ("arm", "compressor", "adaptive", "sync")  # of a loop of somebody's own, which need not tell its options
@@ -131,9 +132,9 @@ class Arm:
 def fingerprint(run: Run) -> dict[str, Any]:
     """The configuration without what may differ inside an arm, with the number of workers that really ran.
 
-    An option that is null is left out, as in runs from before there was that option.
+    An option that is null is left out; one that is lacking has the value that was in effect before there was it.
     """
-    kept = without(run.config, FREE)
+    kept = without(run.config if run.attached else completed(run.config), FREE)
     kept["adaptive"] = policies_of(run.config)  # a preset changes no result: its scheme stands under sync
     kept["scale"] = run.config.get("scale") or "full"
     if run.attached:

@@ -33,8 +33,9 @@ def known_accuracies(paths: Sequence[Path], model: str, workers: int) -> dict[st
                 continue
             name = arm.runs[0].label
             method, _, period = name.partition(PERIOD)
-            length = float(period) if period.replace(".", "", 1).isdigit() else 0.0
-            rank = (arm.workers == workers, arm.n, length, -len(differences(arm, dense)))
+            if not period.replace(".", "", 1).isdigit():  # none, or a local method with more beside it: another method
+                method, period = name, ""
+            rank = (arm.workers == workers, arm.n, float(period or 0), -len(differences(arm, dense)))
             if method not in found or rank > found[method][0]:
                 found[method] = rank, told(arm, dense, f"at H {period}: " if period else "")
     return {name: said for name, (_, said) in found.items()}

@@ -15,10 +15,20 @@ from accordion_bench.runs.metrics import Metric, metric, split_of
 
 
 class Reached(NamedTuple):
-    """What an arm has spent until the target, per seed that reached it."""
+    """What an arm has spent until the target, per seed that reached it; NaN where that is not known."""
 
     seconds: list[float]
-    payload: list[float]  # NaN where it is not counted
+    payload: list[float]
+
+    @property
+    def timed(self) -> list[float]:
+        """Seconds, where those of all these seeds are known."""
+        return [] if any(map(math.isnan, self.seconds)) else self.seconds
+
+    @property
+    def untimed(self) -> str:
+        """What stands where there is no time."""
+        return "time not known" if self.seconds else "not reached"
 
 
 def target_of(arms: Sequence[Arm]) -> float | None:
@@ -35,24 +45,23 @@ def clock_of(arms: Sequence[Arm]) -> str:
 def reached(arm: Arm, target: float, column: str) -> Reached:
     """Seconds and payload of the seeds that have reached the target."""
     judged = metric(arm.metric)
-    first = [first_row(run.rows, judged, arm.selected_by, target, column) for run in arm.runs]
+    first = [first_row(run.rows, judged, arm.selected_by, target) for run in arm.runs]
     rows = [row for row in first if row is not None]
-    return Reached([row[column] for row in rows], [_bytes_of(row) for row in rows])
+    return Reached([_spent(row, column) for row in rows], [_spent(row, "payload_bytes") for row in rows])
 
 
-def _bytes_of(row: Mapping[str, Any]) -> float:
-    payload = row.get("payload_bytes")
-    return math.nan if payload is None else payload
+def _spent(row: Mapping[str, Any], column: str) -> float:
+    spent = row.get(column)
+    return spent if isinstance(spent, int | float) else math.nan
 
 
 def first_row(
-    rows: Sequence[Mapping[str, Any]], judged: Metric, selected_by: str, target: float, column: str
+    rows: Sequence[Mapping[str, Any]], judged: Metric, selected_by: str, target: float
 ) -> Mapping[str, Any] | None:
-    """The first row that reaches the target in the column it goes by, where the time is known."""
+    """The first row that reaches the target in the column it goes by."""
     looks = all_looks(rows)
     found = (row for row in looks if row.get(selected_by) is not None and judged.reaches(row[selected_by], target))
-    row = next(found, None)
-    return row if row is not None and isinstance(row.get(column), int | float) else None
+    return next(found, None)
 
 
 def all_looks(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -68,13 +77,13 @@ def to_target(arms: Sequence[Arm]) -> Beside:
     found = {arm.label: reached(arm, target, column) for arm in arms}
     rows = [["arm", "reached", "time", "of dense", "payload"]]
     for arm in arms:
-        seconds, payload = found[arm.label]
-        cells = [NONE, NONE, NONE]
-        if seconds:
-            half = half_width(seconds)
-            time = digits(mean(seconds)) + ("" if math.isnan(half) else f" ± {digits(half, 2)}") + " s"
-            cells = [time, _of_dense(arm, baseline(arm, arms), found, column), show_bytes(mean(payload))]
-        rows.append([arm.label, f"{len(seconds)} of {arm.n}", *cells])
+        own, time, share = found[arm.label], NONE, NONE
+        if own.timed:
+            half = half_width(own.timed)
+            time = digits(mean(own.timed)) + ("" if math.isnan(half) else f" ± {digits(half, 2)}") + " s"
+            share = _of_dense(arm, baseline(arm, arms), found, column)
+        payload = show_bytes(mean(own.payload)) if own.payload else NONE
+        rows.append([arm.label, f"{len(own.seconds)} of {arm.n}", time, share, payload])
     shown = metric(arms[0].metric).show(target)
     networks = list(dict.fromkeys(arm.chosen("network") or "the network" for arm in arms))
     how = "measured" if column == "seconds" else f"modelled on {listed(networks)}"
@@ -89,9 +98,9 @@ def to_target(arms: Sequence[Arm]) -> Beside:
 
 def _of_dense(arm: Arm, dense: Arm | None, found: Mapping[str, Reached], column: str) -> str:
     """The time over that of its dense arm, which all seeds of that must have reached."""
-    if dense is None or len(found[dense.label].seconds) < dense.n or not comparable(arm, dense, column):
+    if dense is None or len(found[dense.label].timed) < dense.n or not comparable(arm, dense, column):
         return NONE
-    own, theirs = found[arm.label].seconds, found[dense.label].seconds
+    own, theirs = found[arm.label].timed, found[dense.label].timed
     if arm is not dense and difference(own, theirs).shown is False:
         return NO_DIFFERENCE
     return f"{mean(own) / mean(theirs):.2f}" if mean(theirs) else NONE

@@ -49,7 +49,7 @@ def _sent(row: dict[Any, Any], one: Rival) -> str:
 
 
 def _count(images: float) -> str:
-    return f"{images:.2g}" if images < 100 else f"{images:.0f}"
+    return f"{images:.2g}" if images < 99.5 else f"{images:.0f}"
 
 
 def _noise(one: Rival) -> str:

@@ -26,15 +26,16 @@ def to_target(arms: Sequence[Arm]) -> Figure | None:
     target, column = target_of(arms), clock_of(arms)
     if target is None or len(arms) < 2:
         return None
-    found = [reached(arm, target, column).seconds for arm in arms]
-    if not any(found):
+    found = [reached(arm, target, column) for arm in arms]
+    if not any(own.timed for own in found):
         return None
     names = [name(arm) for arm in arms]
     sheet = sheet_of_rows(names)
     (axes,) = sheet.panels
     name_rows(axes, names)
-    axes.set_xlim(0, ROOM * max(mean(own) + (interval(own) or 0) for own in found if own))
-    for y, (arm, look, own) in enumerate(zip(arms, looks(arms), found, strict=True)):
+    axes.set_xlim(0, ROOM * max(mean(own.timed) + (interval(own.timed) or 0) for own in found if own.timed))
+    for y, (arm, look, of_arm) in enumerate(zip(arms, looks(arms), found, strict=True)):
+        own = of_arm.timed
         if own:
             axes.barh(y, mean(own), height=0.6, color=look.colour, alpha=0.85, zorder=2)
             interval_bar(axes, mean(own), y, interval(own), "#777777", across=True)
@@ -42,7 +43,13 @@ def to_target(arms: Sequence[Arm]) -> Figure | None:
             axes.axvline(mean(own), color="black", linewidth=0.6, zorder=1)
         end = mean(own) + (interval(own) or 0) if own else 0
         axes.annotate(
-            _told(own, arm.n), (end, y), (4, 0), textcoords="offset points", va="center", fontsize=SMALL, zorder=4
+            _told(own, arm.n) if own else of_arm.untimed,
+            (end, y),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL,
+            zorder=4,
         )
     axes.set_ylabel("method")
     how = "measured" if column == "seconds" else "modelled"
@@ -54,8 +61,6 @@ def to_target(arms: Sequence[Arm]) -> Figure | None:
 
 def _told(seconds: Sequence[float], seeds: int) -> str:
     """`12.3 ± 0.4 s`, and how many seeds have come there, where not all have."""
-    if not seconds:
-        return "not reached"
     half = interval(seconds)
     text = digits(mean(seconds)) + (f" ± {digits(half, 2)}" if half else "") + " s"
     return text if len(seconds) == seeds else f"{text}, reached by {len(seconds)} of {seeds}"

@@ -10,7 +10,7 @@ from accordion_bench.methods.labels import knob_of, show_level
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
-from accordion_bench.report.compare.target import clock_of, first_look, mean, reached, target_of
+from accordion_bench.report.compare.target import Reached, clock_of, first_look, mean, reached, target_of
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.render.figures.breakdown import EXCHANGE, STEP, parts, tells_times
 from accordion_bench.report.render.figures.level_map import LADDER, levels_by_layer, shown
@@ -24,8 +24,8 @@ def to_target(arms: Sequence[Arm]) -> dict[str, Any] | None:
     target, clock = target_of(arms), clock_of(arms)
     if target is None or len(arms) < 2:
         return None
-    found = [reached(arm, target, clock).seconds for arm in arms]
-    if not any(found):
+    found = [reached(arm, target, clock) for arm in arms]
+    if not any(own.timed for own in found):
         return None
     value = metric(arms[0].metric).show(target)
     how = "measured" if clock == "seconds" else "modelled"
@@ -35,13 +35,20 @@ def to_target(arms: Sequence[Arm]) -> dict[str, Any] | None:
         "note": f"To the {first_look(arms)} that reached {value} in the {split_of(arms[0].selected_by)} split.",
         "rows": [
             {
-                "mean": mean(own) if own else None,
-                "half": half_width(own) if len(own) > 1 else None,
-                "beside": "" if len(own) == arm.n else f"{len(own)} of {arm.n}" if own else "not reached",
+                "mean": mean(own.timed) if own.timed else None,
+                "half": half_width(own.timed) if len(own.timed) > 1 else None,
+                "beside": _unless_all(own, arm.n),
             }
             for arm, own in zip(arms, found, strict=True)
         ],
     }
+
+
+def _unless_all(own: Reached, seeds: int) -> str:
+    """How many seeds have come there, where not all have."""
+    if not own.timed:
+        return own.untimed
+    return "" if len(own.timed) == seeds else f"{len(own.timed)} of {seeds}"
 
 
 def step_times(arms: Sequence[Arm]) -> dict[str, Any] | None:

@@ -139,7 +139,8 @@ class Network:
         taken = 0.0
         for kind, (wire, rounds) in bucket.by_kind.items():
             share = link_share(kind, workers, self.workers_per_machine)
-            taken += self.seconds(max(0.0, wire - tokens / share), rounds, workers, kind)
+            at_once = tokens / share if share else 0.0
+            taken += self.seconds(max(0.0, wire - at_once), rounds, workers, kind)
             tokens = max(0.0, tokens - share * wire)
         return taken
 

@@ -242,6 +242,12 @@ def test_the_last_of_several_workers_is_waited_for():
     assert later == pytest.approx(3 * 0.1 * largest_of(4))
 
 
+def test_a_burst_is_that_of_machines_links_not_of_those_inside():
+    network = Network(1e9, 0, burst=1e6, workers_per_machine=4, inside={"bandwidth": 1e9, "latency": 0})
+    one = Stage(0, 0, 0, 1.5e6, 6)
+    assert network.end([one], 4) == pytest.approx(8 * 1.5e6 / 1e9) and network.carried(one, 4) == 0
+
+
 def test_a_faster_link_hides_more(tmp_path):
     """The same run on other links: from its own computation alone to the bound of the link."""
     row = run(tmp_path).read_metrics()[-1]

@@ -1,11 +1,13 @@
 """A step of one method on one cluster: when communication ends, and what of it nothing hides."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from accordion_bench.advising.method_cost import MethodCost
 from accordion_bench.advising.step_times import StepTimes
+from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.samples import Series
 from accordion_bench.network.link_model import Network, largest_of
 from accordion_bench.network.shared_cores import step_ends
@@ -60,7 +62,8 @@ def step(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Step:
     `end` is that of the last bucket (docs/network.md). Buckets begin when the last worker has them ready, e_A standard
     deviations of a step later than the mean one; after H local steps, sqrt(H) times as late. Where a period has several
     exchanges, of some tensors each, they are added, and H is the steps from one to the next. Of
-    workers that meet in pairs, the later one of two counts.
+    workers that meet in pairs, the later one of two counts. A burst comes back only while the link is idle, so that no
+    step is shorter than what the link alone takes for its bytes without one.
 
     Args:
         times: of one worker alone.
@@ -78,12 +81,21 @@ def step(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Step:
             for part in cost.exchanges(buckets)
         ]
         seconds = sum(ends) / cost.period + slowdown * own * ((cost.between - cost.beside) / cost.between)
+        seconds = max(seconds, _least(cluster, buckets) / cost.period)
         return Step(seconds, seconds - slowdown * times.compute)
     ready = [(seconds if cost.overlaps else times.backward_end) + late for seconds in times.ready]
     buckets = cost.stages(ready, cluster.workers)
     backward, end = step_ends(cluster.network, buckets, cluster.workers, times.backward_end, cluster.cores)
     seconds = max(backward, end) + slowdown * max(0.0, times.update + cost.extra)
+    seconds = max(seconds, _least(cluster, buckets))
     return Step(seconds, seconds - slowdown * times.compute)
+
+
+def _least(cluster: Cluster, buckets: Sequence[Stage]) -> float:
+    """Seconds that links with a burst take for buckets when none of it is left."""
+    if not cluster.network.burst:
+        return 0.0
+    return math.fsum(cluster.network.of_bucket(bucket, cluster.workers) for bucket in buckets)
 
 
 def shortest_period(times: StepTimes, cost: MethodCost, cluster: Cluster) -> MethodCost:

@@ -16,7 +16,7 @@ from accordion_bench.sync.state import SyncState
 log = logging.getLogger("accordion_bench")
 State = dict[str, Any]
 FORMAT = 1
-OVER_WORKERS = ("payload", "wire", "inner_wire", "control_wire", "dense", "dense_wire", "entropy")  # sums, see `Ledger`
+OVER_WORKERS = ("payload", "wire", "inner_wire", "control_wire", "dense", "dense_wire", "saved")  # sums, see `Ledger`
 
 
 def state_of(attachment: Attachment) -> State:
@@ -152,7 +152,8 @@ def _put_own(attachment: Attachment, own: State) -> None:
     attachment.policy_runner.load_worker_state(0, own)
     attachment.loss_sum.copy_(own["loss_sum"])
     attachment.losses = own["losses"]
-    attachment.comm.ledger.views.update(own["views"])
+    views = attachment.comm.ledger.views
+    views.update({name: n for name, n in own["views"].items() if name in views})
 
 
 def _renamed(state: State, before: int, workers: int) -> State:

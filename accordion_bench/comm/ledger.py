@@ -41,11 +41,12 @@ class Ledger:
         "dense",
         "dense_wire",
         "dense_rounds",
-        "entropy",
+        "saved",
+        "coded",
         "paper_floats",
         "uncounted",
     )
-    viewed = ("payload", "wire", "entropy")
+    viewed = ("payload", "wire", "saved")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -109,6 +110,11 @@ class Ledger:
         self.counts["paper_floats"] += floats or 0
         self.counts["uncounted"] += floats is None
 
+    def entropy_count(self, saved: int) -> None:
+        """Count an exchange whose codes entropy coding would shorten by so many bytes, of all workers' messages."""
+        self.counts["saved"] += saved
+        self.counts["coded"] += 1
+
     def add(self, part: "Ledger") -> None:
         """Add what some of the workers have just spent, known to whoever counts here, and clear it."""
         for name, spent in part.counts.items():
@@ -128,7 +134,7 @@ class Ledger:
         alike = self.workers // (inner[0].workers * len(inner))  # processes, or groups of several processes
         for name in self.viewed:
             self.views[name] += alike * sum(ledger.counts[name] for ledger in inner)
-        for name in ("rounds", "paper_floats", "uncounted"):  # of one worker, equal in all groups
+        for name in ("rounds", "coded", "paper_floats", "uncounted"):  # of one worker, equal in all groups
             self.counts[name] += max(ledger.counts[name] for ledger in inner)
         for ledger in inner:
             ledger.counts = dict.fromkeys(self.fields, 0)
@@ -165,7 +171,10 @@ class Ledger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.counts.update(state["ledger"])
+        counts = dict(state["ledger"])
+        if before := counts.pop("entropy", 0):  # an older checkpoint has what is left of codes, not what they save
+            counts |= {"saved": counts["payload"] - before, "coded": 1}
+        self.counts.update(counts)
 
     def columns(self) -> dict[str, Any]:
         """The ledger as it stands in every metrics row; bytes of one worker. Unsettled, it is this process's view.
@@ -193,7 +202,7 @@ class Ledger:
             "dense_bytes": mean(c["dense"]),
             "dense_wire_bytes": mean(c["dense_wire"]),
             "dense_rounds": c["dense_rounds"],
-            "entropy_bytes": mean(c["entropy"]) if c["entropy"] else None,
+            "entropy_bytes": mean(c["payload"] - c["saved"]) if c["coded"] else None,
             "paper_floats": None if c["uncounted"] else c["paper_floats"],
         }
         return counted if self.complete else {**counted, **dict.fromkeys(OF_EXCHANGES)}

@@ -267,7 +267,6 @@ class OneShot(Compressor):
         decoded_W = dict(zip(decoded_here, zeros_like([xs_W[i] for i in decoded_here]), strict=True))
         sent.add_own_(decoded_W, 1.0)
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
-        payload = comm.ledger.counts["payload"]
         for i, mean in zip(reduced, comm.all_reduce_mean([decoded_W.get(i, xs_W[i]) for i in reduced]), strict=True):
             update[i] = mean
         saved = 0
@@ -282,7 +281,7 @@ class OneShot(Compressor):
             if self.entropy != "none":
                 saved = self._saved(message_A, specs, levels, ctx)
         if self.entropy != "none":
-            comm.ledger.counts["entropy"] += comm.ledger.counts["payload"] - payload - saved
+            comm.ledger.entropy_count(saved)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in compressed}, xs_W)

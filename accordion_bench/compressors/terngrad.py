@@ -135,11 +135,7 @@ class TernGrad(Compressor):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         specs = ctx.specs
         sent = [i for i, level in enumerate(ctx.levels) if level is not None and self.pays(specs[i], comm.workers)]
-        counts = comm.ledger.counts
-        before = counts["payload"]
         shared = comm.all_reduce_max(self.largest_of([xs_W[i] for i in sent]))
-        if self.entropy != "none":  # the scales stay as they are
-            counts["entropy"] += counts["payload"] - before
         for i, scale in zip(sent, shared, strict=True):
             if comm.device.type == "cpu" and not scale.isfinite():
                 raise NonFinite(f"what some worker was to send of {specs[i].name} is not finite")

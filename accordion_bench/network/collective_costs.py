@@ -67,7 +67,9 @@ def payload_and_times(kind: str, wire: float, rounds: float, workers: int) -> tu
 
 def link_share(kind: str, workers: int, per_machine: int) -> float:
     """How many times what one worker sends a machine's link carries, of flat collectives."""
-    if kind not in DIRECT or workers <= per_machine:
+    if workers <= per_machine:
+        return 0.0  # all are in one machine
+    if kind not in DIRECT:
         return 1.0
     return per_machine * (workers - per_machine) / (workers - 1)
 

@@ -139,7 +139,8 @@ class Network:
         taken = 0.0
         for kind, (wire, rounds) in bucket.by_kind.items():
             share = link_share(kind, workers, self.workers_per_machine)
-            taken += self.seconds(max(0.0, wire - tokens / share), rounds, workers, kind)
+            at_once = tokens / share if share else 0.0
+            taken += self.seconds(max(0.0, wire - at_once), rounds, workers, kind)
             tokens = max(0.0, tokens - share * wire)
         return taken
 
@@ -171,21 +172,27 @@ class Network:
             end = idle_since + bucket.decode
         return end
 
-    def exposed(self, kinds: Sequence[Exchanges], wire_bytes: float, rounds: float, workers: int) -> float:
+    def exposed(
+        self, kinds: Sequence[Exchanges], wire_bytes: float, rounds: float, workers: int, own: float = math.inf
+    ) -> float:
         """Seconds that communication, with its codec, adds to what a worker computes.
 
         Of each exchange that is what is left when there is nothing to do but to wait; of all other traffic, everything.
         An exchange begins when the last of A workers is ready, `spread` e_A later than the mean one, with e_A the
-        expected largest of A standard normal numbers: workers take independent, normally distributed times.
+        expected largest of A standard normal numbers: workers take independent, normally distributed times. An exchange
+        finds the whole burst, which comes back only while the link is idle: over the run nothing is faster than the
+        link without one.
 
         Args:
             kinds: of exchanges.
             wire_bytes: that one worker sends in the run, inside exchanges and outside.
             rounds: likewise.
             workers: of the run.
+            own: seconds that a worker computes in the run; infinity = long enough for every burst to come back.
         """
         inside = math.fsum(kind.times * self.left(kind) for kind in kinds)
-        return inside + self._outside(kinds, wire_bytes, rounds, workers)
+        found = inside + self._outside(kinds, wire_bytes, rounds, workers)
+        return max(found, self.alone(kinds, wire_bytes, rounds, workers) - own) if self.burst else found
 
     def left(self, kind: Exchanges) -> float:
         """Seconds of one exchange that are left when there is nothing to do but to wait for it."""
@@ -228,7 +235,7 @@ class Network:
         own = (measured - comm.clock.steps.excess()) / comm.local_workers
         wire_bytes, rounds = (sent[key] + sent[f"control_{key}"] for key in ("wire_bytes", "rounds"))
         kinds = exchanges_of(comm, overlaps)
-        exposed = self.exposed(kinds, wire_bytes, rounds, comm.workers)
+        exposed = self.exposed(kinds, wire_bytes, rounds, comm.workers, own)
         return {
             "modelled_seconds": own + exposed,
             "modelled_exposed_seconds": exposed,

@@ -18,7 +18,7 @@ from accordion_bench.sync.outer import Average
 from accordion_bench.sync.quorum import Quorum, nbytes, shares_of
 
 TIMEOUT = 600.0  # seconds, where nobody has said another one
-LEARNT = ("payload", "wire", "rounds", "entropy", "paper_floats", "uncounted")  # of a ledger, what averagings spend
+LEARNT = ("payload", "wire", "rounds", "saved", "coded", "paper_floats", "uncounted")  # of a ledger, by averagings
 
 
 class Room(NamedTuple):

@@ -99,6 +99,13 @@ def test_a_burst_passes_at_once_where_the_link_has_been_idle():
     assert found.seconds == pytest.approx(found.seconds[0], rel=1e-12)
 
 
+@pytest.mark.parametrize("cost", [EVERY, LOCAL, replace(LOCAL, period=1), BESIDE])
+def test_in_the_long_run_a_burst_is_what_comes_back(cost):
+    fast, bursting = replace(TIMES.scaled(0.1), steps=()), Network(1e8, 1e-4, burst=150_000)
+    found = simulate(fast, cost, bursting, 4, SAME, 60, 0).seconds[20:52]
+    assert found == pytest.approx(step(fast, cost, Cluster(bursting, 4)).seconds, rel=1e-9)
+
+
 def test_a_method_without_messages_computes_alone():
     alone = run(MethodCost("alone", (), ()), disturbances=Disturbances(slow={1: 2.0}, spread=0.0))
     assert alone.wall == pytest.approx(12 * 2 * TIMES.compute)

@@ -170,10 +170,10 @@ def test_terngrads_entropy_counts_the_shared_scales():
     for entropy in ("none", "huffman"):
         exchange, plan = exchange_for("terngrad", 4, dtype=torch.float32, entropy=entropy)
         exchange(gradients(dtype=torch.float32).tensors, StepInfo(plan, 0, 0.1))
-        counts.append(exchange.comm.ledger.counts)
-    scales = 4 * 4 * sum(exchange.compressor.pays(spec, 4) for spec in exchange.sent)
-    dense = 4 * 4 * sum(spec.numel for spec in exchange.sent if not exchange.compressor.pays(spec, 4))
-    assert scales + dense < counts[1]["entropy"] < counts[1]["payload"] == counts[0]["payload"]
+        counts.append(exchange.comm.ledger.columns())
+    scales = 4 * sum(exchange.compressor.pays(spec, 4) for spec in exchange.sent)
+    dense = 4 * sum(spec.numel for spec in exchange.sent if not exchange.compressor.pays(spec, 4))
+    assert scales + dense < counts[1]["entropy_bytes"] < counts[1]["payload_bytes"] == counts[0]["payload_bytes"]
 
 
 # ---- natural

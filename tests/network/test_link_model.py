@@ -242,6 +242,20 @@ def test_the_last_of_several_workers_is_waited_for():
     assert later == pytest.approx(3 * 0.1 * largest_of(4))
 
 
+def test_in_the_long_run_nothing_is_faster_than_the_link():
+    """100 steps of 1 s, each with 400 bytes at 100 a second, after which nothing is left of a burst."""
+    kinds, network = [Exchanges(4, 100, 1.0, [Stage(0.5, 0, 0, 400, 0)])], Network(800, 0, burst=1000)
+    assert network.exposed(kinds, 4e4, 0, 4) == 0
+    assert network.exposed(kinds, 4e4, 0, 4, own=100.0) == pytest.approx(4e4 / 100 - 100)
+    assert network.exposed(kinds, 4e4, 0, 4, own=1000.0) == 0
+
+
+def test_a_burst_is_that_of_machines_links_not_of_those_inside():
+    network = Network(1e9, 0, burst=1e6, workers_per_machine=4, inside={"bandwidth": 1e9, "latency": 0})
+    one = Stage(0, 0, 0, 1.5e6, 6)
+    assert network.end([one], 4) == pytest.approx(8 * 1.5e6 / 1e9) and network.carried(one, 4) == 0
+
+
 def test_a_faster_link_hides_more(tmp_path):
     """The same run on other links: from its own computation alone to the bound of the link."""
     row = run(tmp_path).read_metrics()[-1]

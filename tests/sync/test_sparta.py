@@ -134,6 +134,15 @@ def test_bytes_are_four_for_each_drawn_coordinate(tmp_path):
     assert run.sync.exchange.predicted_bytes(info) == run.sync.exchange.mean_bytes(info) == 4 * k
 
 
+def test_entropy_counts_what_has_no_codes(tmp_path):
+    """Sparse averages, averaged buffers and the exact average at the end."""
+    coded = ["sync=local_sgd", "sync.period=7", "compressor=qsgd", "compressor.entropy=huffman"]
+    run = trained(tmp_path, *coded, "sync.sparta=0.03", "sync.buffers=average", "model._target_=tests.kit.models.Plain")
+    columns, d = run.comm.ledger.columns(), sum(spec.numel for spec in run.axis.specs)
+    averagings, plain = 3, 24 * 4 * int(0.03 * d) + (3 + 1) * 4 * d
+    assert plain < columns["entropy_bytes"] < columns["payload_bytes"] < plain + averagings * 4 * d
+
+
 def test_the_mean_of_the_replicas_is_evaluated(tmp_path):
     found = []
 

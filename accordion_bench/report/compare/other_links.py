@@ -55,8 +55,19 @@ def _of_rows(rows: Sequence[Mapping[str, Any]], links: Sequence[Network], worker
     wire, rounds = wire.clip(0), rounds.clip(0)
     for link, of_link in zip(links, seconds, strict=True):
         exposed = sum((times[key] * link.left(one) for key, one in exchanges.items()), np.zeros(len(known)))
-        of_link[known] = own + exposed + _outside(link, wire, rounds, workers)
+        outside = _outside(link, wire, rounds, workers)
+        of_link[known] = own + exposed + outside
+        if link.burst:  # see `Network.exposed`
+            of_link[known] = np.maximum(of_link[known], outside + _alone(link, exchanges, times))
     return seconds
+
+
+def _alone(
+    link: Network, exchanges: Mapping[str, Exchanges], times: Mapping[str, NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """Seconds of all exchanges, hidden or not."""
+    each = {key: sum(link.of_bucket(bucket, one.workers) for bucket in one.buckets) for key, one in exchanges.items()}
+    return np.sum([times[key] * seconds for key, seconds in each.items()], axis=0)
 
 
 def _outside(

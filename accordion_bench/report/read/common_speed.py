@@ -151,15 +151,14 @@ def _remodelled(run: Run, row: Mapping[str, Any], whole: Whole, common: Common |
     local_workers = run.summary["workers"] // run.summary.get("processes", 1)
     now = row["seconds_by_phase"]
     later = sum(steps * (whole.usual.get((part, str(phase)), own) - own) for part, phase, steps, own in now)
-    own = row["modelled_seconds"] - row["modelled_exposed_seconds"] + later / local_workers
+    own = (row["modelled_seconds"] - row["modelled_exposed_seconds"] + later / local_workers) / whole.slowness
     kinds = _in_hindsight(exchanges_from(row["seconds_by_bucket"]), whole.exchanges)
     if common:
         kinds = [_at(whole.slowness, common.spread, kind) for kind in kinds]
     wire_bytes, rounds = (row[key] + (row.get(f"control_{key}") or 0) for key in SENT)
-    exposed = whole.network.exposed(kinds, wire_bytes, rounds, run.summary["workers"])
+    exposed = whole.network.exposed(kinds, wire_bytes, rounds, run.summary["workers"], own)
     as_read = [[*kind[:3], [list(bucket) for bucket in kind.buckets], kind.spread] for kind in kinds]
-    seconds = own / whole.slowness + exposed
-    return {"modelled_seconds": seconds, "modelled_exposed_seconds": exposed, "seconds_by_bucket": as_read}
+    return {"modelled_seconds": own + exposed, "modelled_exposed_seconds": exposed, "seconds_by_bucket": as_read}
 
 
 def _looks(row: Mapping[str, Any], seconds: float | None) -> list[dict[str, Any]] | None:

@@ -32,6 +32,9 @@ def split(overrides: Sequence[str]) -> tuple[Machines, list[str]]:
     said = dict(override.partition("=")[::2] for override in overrides if override.partition("=")[0] in OWN)
     numbers = {key: _integer(key, value, 2 if key == "workers" else 1) for key, value in said.items()}
     rest = [override for override in overrides if override.partition("=")[0] not in OWN]
+    for key, _, value in (override.lstrip("+").partition("=") for override in rest):
+        if key == "network.workers_per_machine":
+            raise ConfigError(f"{key} must be left out here, got {value}; type workers_per_machine={value}")
     refuse_rate_without_unit(rest)
     return _machines(**numbers), rest
 

@@ -1,5 +1,6 @@
 """--simulate: what late workers and lost links would do to the methods that the advice names first."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -163,6 +164,7 @@ def _number(key: str, text: str, instead: str) -> float:
 
 
 def _whole(key: str, number: float) -> int:
-    if number != int(number):
-        raise ConfigError(f"{key} must be a whole number, got {number:g}; type {key}={round(number)}")
+    if not number.is_integer():
+        instead = round(number) if math.isfinite(number) else 1
+        raise ConfigError(f"{key} must be a whole number, got {number:g}; type {key}={instead}")
     return int(number)

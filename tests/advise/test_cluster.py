@@ -31,6 +31,10 @@ def test_clusters(typed, machines):
         ("workers=16,32", "workers must be an integer of at least 2, got 16,32; type workers=16"),
         ("machines=1", "machines must be at least 2 where each has one worker, got 1; type machines=2"),
         ("workers=7 workers_per_machine=4", "workers_per_machine must be a divisor of workers=7, got 4; type"),
+        (
+            "workers=16 network.workers_per_machine=4",
+            "network.workers_per_machine must be left out here, got 4; type workers_per_machine=4",
+        ),
         ("workers=9 machines=8", "workers must be machines x workers_per_machine = 8 x 1, got 9; type workers=8"),
         (
             "workers=4 network.bandwidth=10",

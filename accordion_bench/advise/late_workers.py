@@ -164,7 +164,7 @@ def _number(key: str, text: str, instead: str) -> float:
 
 
 def _whole(key: str, number: float) -> int:
-    if not number.is_integer():
+    if not float(number).is_integer():
         instead = round(number) if math.isfinite(number) else 1
         raise ConfigError(f"{key} must be a whole number, got {number:g}; type {key}={instead}")
     return int(number)

@@ -18,7 +18,6 @@ from torch import Tensor
 from accordion_bench import train
 from accordion_bench.cli.command_line import DRY_RUN
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.none import Dense
 from accordion_bench.config.components import Components
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
@@ -29,13 +28,13 @@ from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted, human_bytes
-from accordion_bench.plan import Ladder, Plan, TensorSpec
+from accordion_bench.plan import Plan
 from accordion_bench.position import StepInfo
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.sync.base import Sync
-from accordion_bench.sync.buffers import averaged
+from accordion_bench.sync.buffers import exchange_of_buffers
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.training.trainer import Trainer
 
@@ -212,19 +211,9 @@ def exchanges(trainer: Trainer, parts: Components) -> list[Made]:
             made.append(_made(exchange, times_in(local) - dense, info))
         made += [_made(exchange, local, info) for exchange in trainer.sync.between()]
         if times := trainer.sync.buffer_averagings(local, plan.period):
-            made += [_made(one, times, info) for one in [_buffers(trainer)] if one.numel]
+            buffers = exchange_of_buffers(trainer.inner, Comm(trainer.comm.workers, 1, 0, device))
+            made += [_made(buffers, times, info)] if buffers.numel else []
     return made
-
-
-def _buffers(trainer: Trainer) -> Exchange:
-    """An exchange of what an average of the inner optimizers' buffers sends."""
-    axis, inner = trainer.axis, trainer.inner
-    optimizer, params = (inner.of_replicas[0], axis.replicas[0]) if axis.replicas else (inner.common, axis.params)
-    states = [(spec.name, optimizer.state.get(param, {})) for spec, param in zip(axis.specs, params, strict=True)]
-    specs = [TensorSpec(f"{name}.{key}", tuple(own[key].shape)) for name, own in states for key in averaged(own)]
-    exchange = Exchange(Dense(), specs, Ladder(), Comm(trainer.comm.workers, 1, 0, trainer.device.type), params[0])
-    exchange.what = "buffer"
-    return exchange
 
 
 def _averagings(sync: Sync, period: int, workers: int, device: str) -> Iterator[tuple[Exchange, Callable[[int], int]]]:

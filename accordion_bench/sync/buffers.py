@@ -6,7 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.none import Dense
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.optimizers.inner import Optimizers
+from accordion_bench.plan import Ladder, TensorSpec
 
 BUFFERS = ("keep", "reset", "average")
 
@@ -48,3 +52,19 @@ def average_buffers(inner: Optimizers) -> None:
             for row in rows:
                 row[i][key].copy_(mean)
     inner.axis.comm.clock.lap("exposed")
+
+
+def exchange_of_buffers(inner: Optimizers, comm: Comm) -> Exchange:
+    """An exchange that sends what an average of the buffers sends, for forecasts.
+
+    Args:
+        inner: the optimizers, after a step.
+        comm: of the workers whose buffers would be averaged.
+    """
+    axis = inner.axis
+    optimizer, params = (inner.of_replicas[0], axis.replicas[0]) if axis.replicas else (inner.common, axis.params)
+    states = [(spec.name, optimizer.state.get(param, {})) for spec, param in zip(axis.specs, params, strict=True)]
+    specs = [TensorSpec(f"{name}.{key}", tuple(own[key].shape)) for name, own in states for key in averaged(own)]
+    exchange = Exchange(Dense(), specs, Ladder(), comm, params[0])
+    exchange.what = "buffer"
+    return exchange

@@ -29,6 +29,8 @@ def write_rates(table: Table, outcomes: Sequence[Outcome], chosen: Mapping[str, 
             [arm, *(_shown(rate, tried.get((arm, rate)), chosen.get(arm)) for rate in table.grid(arm))]
             for arm in table.arms
         ]
+        longest = max(map(len, rows))
+        rows = [row + [""] * (longest - len(row)) for row in rows]  # an arm may have a grid of its own
         text = f"Seed {table.tune_seed}, in no mean; the chosen rate in bold.\n\n{aligned(rows)}"
     file.write_text(f"# Learning rates of {table.name}\n\n{text}\n", encoding="utf-8")
 

@@ -15,7 +15,7 @@ from accordion_bench.processes.placement import place
 from accordion_bench.report.read.load import Run
 from accordion_bench.run_config import RunConfig
 from scripts.claims import __main__ as program
-from scripts.claims import archive, plan, records, same_bytes
+from scripts.claims import archive, plan, records, same_bytes, tables
 from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome, best_rates, outcome
 from tests.report.test_report import run_folder
@@ -306,6 +306,13 @@ def test_a_table_of_runs_that_are_done_gets_its_report_its_rates_and_its_summary
     }
     assert len((here / "results/records.csv").read_text().splitlines()) == 7
     assert (here / "results/claims/tried/runs.tar.xz").is_file()
+
+
+def test_an_arm_with_a_grid_of_its_own_stands_in_the_table_of_rates(here):
+    table = planned(own_rates={"topk": [0.2]}).tables[0]
+    tables.write_rates(table, [], {}, here / "rates.md")
+    rows = [line for line in (here / "rates.md").read_text().splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1 and "0.2: not run" in rows[-1]
 
 
 def test_one_arm_alone_has_no_figure_of_its_summary(here):

@@ -71,7 +71,7 @@ def test_a_late_process_loses_nothing(tmp_path, scheme):
         assert local.all_equal([own["shared"], found[0]["shared"]])
 
     nbytes = 8 * sum(spec.numel for spec in run.axis.specs)
-    learnt = 2 * nbytes + 8 * 8  # z, momentum, and what has been counted
+    learnt = 2 * nbytes + 8 * 9  # z, momentum, and what has been counted
     for own in found:
         assert own["learnt"] == 2 * nbytes and (own["averagings"], own["took_part"]) == (5, 13)
         assert own["counts"]["payload"] == nbytes * (13 + 3) + learnt  # 3: the exact average in the end

@@ -58,6 +58,6 @@ def test_after_the_target_nobody_looks_and_its_time_is_that_of_the_look():
 def test_a_report_reads_the_first_look_that_reached_it():
     looks = [{"accuracy": 0.7, "seconds": 1.0}, {"accuracy": 0.85, "seconds": 2.0}]
     rows = [{"accuracy": 0.5, "seconds": 0.5}, {"accuracy": 0.9, "seconds": 3.0, "looks": looks}]
-    assert first_row(rows, ACCURACY, "accuracy", 0.8, "seconds") == looks[1]
-    assert first_row(rows, ACCURACY, "accuracy", 0.88, "seconds") == rows[1]
-    assert first_row(rows, ACCURACY, "accuracy", 0.99, "seconds") is None
+    assert first_row(rows, ACCURACY, "accuracy", 0.8) == looks[1]
+    assert first_row(rows, ACCURACY, "accuracy", 0.88) == rows[1]
+    assert first_row(rows, ACCURACY, "accuracy", 0.99) is None

@@ -533,6 +533,15 @@ def test_runs_that_have_learned_nothing_are_told(tmp_path):
     assert remarks.not_learned([arm]) == ["dense: in 1 of 1 run the accuracy is that of a guess."]
 
 
+def test_of_an_arm_whose_levels_change_what_went_dense_in_most_steps_is_told(tmp_path):
+    for seed, notes in enumerate([{"half travels dense": 5, "all travels dense": 9}, {"all travels dense": 8}]):
+        path = run_folder(tmp_path / str(seed), seed=seed)
+        file = path / "summary.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "went_dense": notes}))
+    (arm,) = grouped(tmp_path)
+    assert remarks.went_dense([arm]) == ["dense (17 of its steps; 5 with other tensors): all travels dense."]
+
+
 def test_no_run_is_refused_with_what_to_type(tmp_path, capsys):
     assert report_main([str(tmp_path / "nothing")]) == 2
     assert "type python -m accordion_bench.report results/runs/*" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """What sets some arms of a setting apart: other loops, bytes that nobody counted, stalls, nothing learned."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from accordion_bench.comm.samples import MATTERS
@@ -44,13 +45,27 @@ def outliers(arms: Sequence[Arm]) -> list[str]:
 
 
 def went_dense(arms: Sequence[Arm]) -> list[str]:
-    """Which arms were to compress and sent what they had dense, why, and what would have helped."""
+    """Which arms were to compress and sent what they had dense, why, and what would have helped.
+
+    A policy changes what travels dense from one decision to the next: of each arm what held in most of its steps.
+    """
     found: dict[str, list[str]] = {}
     for arm in arms:
-        notes = [run.summary.get("went_dense") for run in arm.runs]
-        for sentence in dict.fromkeys(text for note in notes if isinstance(note, dict) for text in note):
-            found.setdefault(sentence, []).append(arm.label)
+        if counts := _steps_dense(arm):
+            (sentence, most), *rest = counts.most_common()
+            others = sum(steps for _, steps in rest)
+            when = f" ({most:,} of its steps; {others:,} with other tensors)" if others else ""
+            found.setdefault(sentence, []).append(arm.label + when)
     return [f"{listed(labels)}: {sentence}." for sentence, labels in found.items()]
+
+
+def _steps_dense(arm: Arm) -> Counter[str]:
+    """Sentence -> steps, over all runs; a count that is none is 0."""
+    counts: Counter[str] = Counter()
+    for note in (run.summary.get("went_dense") for run in arm.runs):
+        for sentence, steps in note.items() if isinstance(note, dict) else ():
+            counts[sentence] += steps if isinstance(steps, int) else 0
+    return counts
 
 
 def attached(arms: Sequence[Arm]) -> list[str]:

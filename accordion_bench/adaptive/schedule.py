@@ -48,7 +48,7 @@ class LevelSchedule(Policy):
             rule = "null or a list of [first epoch, end, level]"
             raise ValueRefused("ranges", rule, ranges, [[0, 20, "weak"], [20, None, "strong"]])
         self.critical, self.ranges = critical, ranges
-        self.plans_with = frozenset({"epochs"} if critical or ranges else {"epochs", "schedule"})
+        self.plans_with = frozenset({"epochs"} if critical is not None or ranges else {"epochs", "schedule"})
         self.inside, self.outside = inside or "weak", outside or "strong"
         self._values: list[float] = []
         self._indices: list[int] = []

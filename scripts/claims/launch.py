@@ -1,12 +1,15 @@
 """Runs cells, several at once, until the time is up; what still runs then saves its state and goes on next time."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import IO, NamedTuple
 
 from scripts.claims.outcome import Outcome, outcome
 from scripts.claims.plan import Cell
@@ -29,6 +32,13 @@ class Budget:
         return time.monotonic() > self.deadline
 
 
+class Started(NamedTuple):
+    """A run's process, and the file of what it says."""
+
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+
+
 def command(cell: Cell) -> list[str]:
     """What is typed for a cell, after `python` and from the repository's root."""
     typed = [*cell.overrides, f"paths.runs={cell.folder}", "resume_sweep=true", "hydra.mode=RUN"]
@@ -45,21 +55,23 @@ def run(cells: Iterable[Cell], data: str, budget: Budget, tell: Callable[[Outcom
         tell: called with each outcome as it ends.
     """
     waiting = iter(cell for cell in cells if not outcome(cell).ended)
-    active: dict[subprocess.Popen[bytes], Cell] = {}
-    try:
-        while not budget.over:
-            for cell in _next(waiting, budget.jobs - len(active)):
-                active[_start(cell, data)] = cell
-            if not active:
-                return
-            for process in [process for process in active if process.poll() is not None]:
-                _ended(process, active.pop(process), tell)
-            time.sleep(0.2)
-    finally:  # time is up, or Ctrl-C, which the runs have got themselves
-        for process in active:
-            process.send_signal(signal.SIGTERM)
-        for process, cell in active.items():
-            _ended(process, cell, tell)
+    active: dict[Started, Cell] = {}
+    with contextlib.ExitStack() as files:
+        try:
+            while not budget.over:
+                for cell in _next(waiting, budget.jobs - len(active)):
+                    # a pipe would be full, and the run would wait, before anybody reads it
+                    active[_start(cell, data, files.enter_context(tempfile.TemporaryFile()))] = cell
+                if not active:
+                    return
+                for started in [started for started in active if started.process.poll() is not None]:
+                    _ended(started, active.pop(started), tell)
+                time.sleep(0.2)
+        finally:  # time is up, or Ctrl-C, which the runs have got themselves
+            for started in active:
+                started.process.send_signal(signal.SIGTERM)
+            for started, cell in active.items():
+                _ended(started, cell, tell)
 
 
 def _next(waiting: Iterator[Cell], count: int) -> Iterator[Cell]:
@@ -67,14 +79,16 @@ def _next(waiting: Iterator[Cell], count: int) -> Iterator[Cell]:
         yield cell
 
 
-def _start(cell: Cell, data: str) -> subprocess.Popen[bytes]:
+def _start(cell: Cell, data: str, said: IO[bytes]) -> Started:
     typed = [sys.executable, *command(cell), f"paths.data={data}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(typed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    return Started(subprocess.Popen(typed, stdout=subprocess.DEVNULL, stderr=said, env=environment), said)
 
 
-def _ended(process: subprocess.Popen[bytes], cell: Cell, tell: Callable[[Outcome], None]) -> None:
-    lines = process.communicate()[1].decode(errors="replace").strip().splitlines()
+def _ended(started: Started, cell: Cell, tell: Callable[[Outcome], None]) -> None:
+    started.process.wait()
+    started.said.seek(0)
+    lines = started.said.read().decode(errors="replace").strip().splitlines()
     found = outcome(cell)
     print(f"{cell.name}: {found.status}" + _why(found, lines), flush=True)
     tell(found)

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from accordion_bench.processes.placement import place
 from accordion_bench.report.read.load import Run
 from accordion_bench.run_config import RunConfig
 from scripts.claims import __main__ as program
-from scripts.claims import archive, plan, records, same_bytes, tables
+from scripts.claims import archive, launch, plan, records, same_bytes, tables
 from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome, best_rates, outcome
 from tests.report.test_report import run_folder
@@ -254,6 +255,16 @@ def test_a_run_behind_links_is_started_by_netlab():
     (cell, *_) = claim.count_cells(claim.tables[0], {"dense": 0.1})
     assert command(cell)[:5] == ["-m", "accordion_bench.netlab", "--hosts", "2", "--"]
     assert command(cell)[-1] == "hydra.mode=RUN"
+
+
+def test_a_run_that_says_very_much_comes_to_its_end(here, monkeypatch, capsys):
+    """More than a pipe holds."""
+    cell = planned(rates=[0.1]).count_cells(planned().tables[0], {"dense": 0.1})[0]
+    monkeypatch.setattr(
+        launch, "command", lambda _: ["-c", "import sys; sys.stderr.write('much\\n' * 100_000 + 'last')"]
+    )
+    launch.run([cell], "data", launch.Budget(1, time.monotonic() + 100), lambda _: None)
+    assert capsys.readouterr().out == f"{cell.name}: not started: last\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

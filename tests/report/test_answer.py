@@ -83,6 +83,17 @@ def test_all_lose(tmp_path):
     ]
 
 
+def test_a_shown_loss_within_the_margin_is_not_passed_over(tmp_path):
+    arm(tmp_path)
+    arm(tmp_path, "powersgd", 0.899, own=20, payload=100)
+    arm(tmp_path, "topk", 0.88, payload=200)
+    assert said(tmp_path)[0].startswith("Undecided: no arm is shown to keep dense's accuracy within 2 points; ")
+    arm(tmp_path, "fp16", 0.895, payload=500)
+    first, second = said(tmp_path)
+    assert first.startswith("Undecided: no arm without a shown loss is shown to keep dense's accuracy within 2 points;")
+    assert "fp16 is worse by 0.50 ± 0.25 points" in second
+
+
 def test_one_seed_ranks_nothing(tmp_path):
     arm(tmp_path, seeds=1)
     arm(tmp_path, "powersgd", 0.899, payload=100, seeds=1)

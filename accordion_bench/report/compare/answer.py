@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.provenance import dense_attached, dense_command
-from accordion_bench.report.compare.ranking import MARGIN, Standing, against, shown_better
+from accordion_bench.report.compare.ranking import MARGIN, Standing, against, shown_better, within_margin
 from accordion_bench.report.compare.rival import Rival, rivals
 from accordion_bench.report.compare.show import listed, show_gap
 from accordion_bench.runs.metrics import metric
@@ -27,7 +27,7 @@ def answers(arms: Sequence[Arm]) -> list[str]:
         beside = [*_too(leanest, others), *_worse(lose), *_open(undecided), *_without_interval(unknown)]
         return [_kept(leanest), *_sentence([*beside, *denser])]
     if undecided:
-        return [_undecided(undecided), *_sentence([*_worse(lose), *_without_interval(unknown), *denser])]
+        return [_undecided(undecided, lose), *_sentence([*_worse(lose), *_without_interval(unknown), *denser])]
     if lose:
         return [_none_keeps(lose), *_sentence([*_without_interval(unknown), *denser])]
     if unknown:
@@ -53,12 +53,13 @@ def _kept(one: Rival) -> str:
     return f"{'; '.join([*clauses, *one.beware()])}."
 
 
-def _undecided(undecided: Sequence[Rival]) -> str:
-    """Where no interval is narrow enough: how wide the narrowest is."""
+def _undecided(undecided: Sequence[Rival], lose: Sequence[Rival]) -> str:
+    """Where no interval is narrow enough: how wide the narrowest is. A shown loss may be within the margin."""
     one = min(undecided, key=lambda one: one.found.half)
     margin = f"{100 * MARGIN:g} {one.judged.points if one.judged.percent else '%'}"
+    whose = "no arm without a shown loss" if any(within_margin(one.arm, one.dense) for one in lose) else "no arm"
     return (
-        f"Undecided: no arm is shown to keep {one.dense_name}'s {one.judged.words} within {margin}; the narrowest "
+        f"Undecided: {whose} is shown to keep {one.dense_name}'s {one.judged.words} within {margin}; the narrowest "
         f"interval, of {one.label} ({one.seeds}), reaches from {one.reach()} {one.bytes()}; {one.time()}."
     )
 

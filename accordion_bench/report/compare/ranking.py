@@ -40,10 +40,15 @@ def standing(arm: Arm, dense: Arm) -> Standing:
         return Standing.NO_INTERVAL
     if found.shown and not judged.better(found.gap, 0):
         return Standing.LOSES
+    return Standing.KEEPS if within_margin(arm, dense) else Standing.UNDECIDED
+
+
+def within_margin(arm: Arm, dense: Arm) -> bool:
+    """Whether the worse end of the interval is within it, be a loss shown or not."""
+    judged, found = metric(arm.metric), against(arm, dense)
     loss = -found.gap if judged.higher_is_better else found.gap
     margin = MARGIN if judged.percent else MARGIN * abs(dense.mean("metric"))
-    half = 0.0 if found.constant else found.half
-    return Standing.KEEPS if loss + half <= margin else Standing.UNDECIDED
+    return loss + (0.0 if found.constant else found.half) <= margin
 
 
 def apart(arms: Sequence[Arm]) -> bool:

@@ -94,7 +94,8 @@ class ExchangePart(NamedTuple):
     """What the clock counts of one kind of exchange, or of one of its buckets.
 
     kind: of exchange.
-    part: `count`, `wait`; of a bucket `encode`, `decode`, `ready`, `wire`, `rounds`, `all_gather_wire` and so on.
+    part: `count`, `wait`, `full_wait` (in steps of a whole batch); of a bucket `encode`, `decode`, `ready`, `wire`,
+        `rounds`, `all_gather_wire` and so on.
     bucket: its number; None = of the whole exchange.
     """
 
@@ -155,6 +156,7 @@ class Clock:
         self._plans: list[InForce] = []
         self._events: set[str] = set()  # of the step that is running
         self._taken: dict[str, float] = defaultdict(float)  # by its parts
+        self._waits: list[tuple[ExchangeKind, tuple[Any, Any]]] = []  # in it
         self._spans: deque[tuple[str | ExchangePart | Phase, Sequence[tuple[Any, Any]]]] = deque()  # not read yet
         self._collectives: list[tuple[Any, Any]] | None = None  # of the exchange that is running
         self._ready: dict[int, tuple[Any, Any]] = {}  # per bucket: since when is counted, and when it was ready
@@ -211,6 +213,10 @@ class Clock:
         """
         phase = Phase(samples, tuple(sorted(self._events)))
         self._events.clear()
+        for kind, stretch in self._waits:
+            if kind.plan is None or samples == kind.plan.batch_size:
+                self._add(ExchangePart(kind, "full_wait"), stretch)
+        self._waits.clear()
         if not self.cuda:
             self._keep(phase)
             return
@@ -250,7 +256,9 @@ class Clock:
         self.event(kind.name)
         if self.warm:
             kind = kind._replace(plan=self.plan)
-            self._add(ExchangePart(kind, "wait"), (self._step if since is None else since, self._last))
+            stretch = self._step if since is None else since, self._last
+            self._add(ExchangePart(kind, "wait"), stretch)
+            self._waits.append((kind, stretch))
             self.totals[ExchangePart(kind, "count")] += 1
 
     @contextlib.contextmanager
@@ -404,8 +412,10 @@ class Clock:
         return self.totals.get(part, 0.0) / count
 
     def _deviation(self, part: ExchangePart) -> float:
+        """Of full batches, where there are any: the last batch of an epoch is shorter by nature."""
+        full = part._replace(part="full_wait")
         if part in self.series:
-            return self.series[part].deviation()
+            return self.series[full if full in self.series else part].deviation()
         squares = self.totals.get(part._replace(part="wait_squared"), 0.0)
         count = self.totals[part._replace(part="count")]
         return max(0.0, squares / count - self._usual(part) ** 2) ** 0.5

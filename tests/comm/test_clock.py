@@ -126,6 +126,17 @@ def test_the_spread_of_normal_steps_is_their_deviation():
     assert Series().deviation() == Series([5.0]).deviation() == 0
 
 
+def test_the_short_last_batch_of_an_epoch_is_no_spread():
+    """Two steps an epoch, of 32 samples and of 4: all take as long as they should."""
+    told = Told()
+    for _ in range(10):
+        told.step(compute=1.0)
+        told.step(compute=0.2, samples=4, batch=32)
+    (kind,) = exchanges_of(told.comm, True)
+    assert (kind.times, kind.spread) == (20, pytest.approx(0))
+    assert Series([1.0, 0.2] * 10).deviation() > 0.8
+
+
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     """Half of a run, saved, loaded and continued, is the whole run."""
     whole, first, rest = run(57, compute=9.0), run(steps=50), Told()

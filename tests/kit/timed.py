@@ -24,10 +24,12 @@ class Told:
         self.now += seconds
         self.clock.lap(part)
 
-    def step(self, compute=1.0, encode=0.0, decode=0.0, update=0.1, samples=32, payload=1000, exchanges=True):
+    def step(
+        self, compute=1.0, encode=0.0, decode=0.0, update=0.1, samples=32, payload=1000, exchanges=True, batch=None
+    ):
         """Compute, exchange one bucket in no time, update."""
         clock = self.clock
-        clock.in_force(samples, payload)
+        clock.in_force(batch or samples, payload)
         clock.worker()
         self.lap("compute", compute)
         if exchanges:

@@ -95,3 +95,9 @@ def test_the_report_warns_of_unequal_circumstances():
         "their times are too long."
     ]
     assert provenance.unequal([arm("an old one"), arm("another")]) == []
+    assert provenance.unequal([arm("an old one"), arm("topk", threads=2)]) == [
+        "With how many threads per process an old one computed is not known: the times may differ by that."
+    ]
+    assert provenance.unequal([arm("an old one"), arm("topk", threads=2), arm("dense", threads=1)]) == [
+        "The arms differ in threads per process (an old one unknown, topk 2 and dense 1): so do their times."
+    ]

@@ -114,6 +114,9 @@ def _unequal_threads(arms: Sequence[Arm]) -> list[str]:
     said = {arm.label: sorted({str(run.environment.get("threads") or "unknown") for run in arm.runs}) for arm in arms}
     if len(set(map(tuple, said.values()))) == 1:
         return []
+    if len({count for counts in said.values() for count in counts} - {"unknown"}) == 1:
+        unknown = listed([label for label, counts in said.items() if "unknown" in counts])
+        return [f"With how many threads per process {unknown} computed is not known: the times may differ by that."]
     each = listed([f"{label} {' and '.join(counts)}" for label, counts in said.items()])
     return [f"The arms differ in threads per process ({each}): so do their times."]
 

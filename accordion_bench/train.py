@@ -103,6 +103,8 @@ def _run(
         if leader:
             if folder.read_config()["epochs"] != config.epochs:
                 folder.reopen(config.epochs)
+            if config.resume is not None:
+                folder.note_resumption(where.threads, codec_kernels.computed_with(where, parts))
             if found:
                 print(f"going on with {found}", flush=True)
             print(header(config, where, parts), flush=True)

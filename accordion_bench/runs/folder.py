@@ -125,6 +125,20 @@ class RunFolder:
         (self.path / "summary.json").unlink(missing_ok=True)
         self.write_config({**saved, "epochs": epochs})
 
+    def note_resumption(self, threads: int | None, kernels: str) -> None:
+        """Note in environment.json what is other than it was when the run began; of a damaged one nothing.
+
+        Args:
+            threads: of each process.
+            kernels: with what its codecs compute, see `environment`.
+        """
+        with contextlib.suppress(ConfigError):
+            first = self.read_json("environment.json")
+            before = first.get("resumed")
+            changes = {key: new for key, new in environment(threads, "", kernels).items() if first.get(key) != new}
+            first["resumed"] = [*(before if isinstance(before, list) else []), changes]
+            self.write_json("environment.json", first)
+
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON file."""
         self._write(name, json.dumps(content, indent=1) + "\n")

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from scipy.special import stdtrit
 
+from accordion_bench.report.compare import provenance
 from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.ranking import Standing, apart, beaten, standing
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read.load import Run, read_run
 from tests.report.test_report import grouped, run_folder
 from tests.report.test_tables import edited, one_worker, perplexed, preset
 from tests.report.test_uncounted import both
@@ -166,6 +167,15 @@ def test_else_modelled_time_is_told_with_its_link(tmp_path):
     modelled(tmp_path)
     (sentence,) = said(tmp_path)
     assert sentence.endswith("; it takes 0.50 times dense's time (modelled on 1 Gbit/s and 50 µs per round).")
+
+
+def test_times_of_runs_that_moved_do_not_compare(tmp_path):
+    arm(tmp_path)
+    arm(tmp_path, "powersgd", payload=100)
+    for path in tmp_path.iterdir():
+        edited(path, "environment.json", processor="P", cpu_cores=2, resumed=[{"processor": "Q"}, "torn", {"gpus": 3}])
+    assert said(tmp_path)[0].endswith("; their times do not compare, because the runs come from different machines.")
+    assert provenance.machine(read_run(path)) == "P, 2 cores, then Q, 2 cores"
 
 
 def test_times_of_other_machines_or_threads_do_not_compare(tmp_path):

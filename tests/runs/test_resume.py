@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from accordion_bench import train
+from accordion_bench.comm import hardware
 from accordion_bench.processes import placement
 from accordion_bench.processes.interrupt import Interrupted
+from accordion_bench.report.compare import provenance
 from accordion_bench.report.read.load import read_run
 from accordion_bench.report.read.running import is_running
 from accordion_bench.run_config import RunConfig
@@ -350,6 +352,25 @@ def test_in_another_placement(story, two_processes):
         for file in (*moved["files"].values(), *straight["files"].values()):
             file.pop(name, None)
     assert far(moved, straight) == []
+
+
+def test_the_folder_tells_of_every_machine(tmp_path, monkeypatch):
+    cfg = start(tmp_path, "compressor=topk")
+    folder = RunFolder(stop(cfg, 8, every=6))
+    first = folder.read_json("environment.json")
+
+    def run(*_: object) -> None:
+        raise ValueError("it trains no more")
+
+    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(hardware, "processor", lambda: "another")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no more"):
+            train.run({**cfg, "resume": str(folder.path)}, {"resume"})
+    now = folder.read_json("environment.json")
+    assert [changes["processor"] for changes in now["resumed"]] == ["another"] * 2
+    assert {key: now[key] for key in first} == first
+    assert provenance.machine(read_run(folder.path)).count("cores, then another, ") == 1
 
 
 def test_a_sweep_goes_on_with_the_threads_of_the_run(tmp_path, monkeypatch):

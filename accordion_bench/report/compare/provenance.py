@@ -35,11 +35,12 @@ def facts(runs: Sequence[Run]) -> dict[str, str]:
     """How many runs, their seeds, commit, hardware and versions."""
 
     def said(key: str) -> str:
-        return ", ".join(dict.fromkeys(str(run.environment.get(key) or "unknown") for run in runs))
+        return ", ".join(dict.fromkeys(str(environment.get(key) or "unknown") for environment in environments))
 
+    environments = [environment for run in runs for environment in run.environments]
     versions: dict[str, Any] = {}
-    for run in runs:
-        versions |= {f"{name} {version}": None for name, version in (run.environment.get("versions") or {}).items()}
+    for environment in environments:
+        versions |= {f"{name} {version}": None for name, version in (environment.get("versions") or {}).items()}
     return {
         "runs": f"{len(runs)}; seeds: {show_seeds([run.seed for run in runs])}",
         "commit": said("commit"),
@@ -99,8 +100,16 @@ def dense_attached() -> str:
 
 
 def machine(run: Run) -> str:
-    """Processor and GPUs of a run."""
-    environment = run.environment
+    """Processor and GPUs of a run; of one that was resumed elsewhere, of each machine."""
+    return ", then ".join(machines(run))
+
+
+def machines(run: Run) -> list[str]:
+    """Each machine of a run."""
+    return list(dict.fromkeys(map(_machine, run.environments)))
+
+
+def _machine(environment: dict[str, Any]) -> str:
     cores = f"{environment.get('processor') or 'unknown processor'}, {environment.get('cpu_cores', '?')} cores"
     return ", ".join([cores, *map(str, environment.get("gpus") or [])])
 
@@ -111,7 +120,10 @@ def unequal(arms: Sequence[Arm]) -> list[str]:
 
 
 def _unequal_threads(arms: Sequence[Arm]) -> list[str]:
-    said = {arm.label: sorted({str(run.environment.get("threads") or "unknown") for run in arm.runs}) for arm in arms}
+    said = {
+        arm.label: sorted({str(seen.get("threads") or "unknown") for run in arm.runs for seen in run.environments})
+        for arm in arms
+    }
     if len(set(map(tuple, said.values()))) == 1:
         return []
     if len({count for counts in said.values() for count in counts} - {"unknown"}) == 1:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.provenance import machine
+from accordion_bench.report.compare.provenance import machines
 
 
 def is_ddp(config: dict[str, Any]) -> bool:
@@ -34,8 +34,8 @@ def comparable(arm: Arm, dense: Arm, column: str) -> bool:
 def unlike(arms: Iterable[Arm]) -> str:
     """Why no times of these arms compare, to stand behind `because`; "" where nothing is known against it."""
     runs = [run for arm in arms for run in arm.runs]
-    if len({machine(run) for run in runs}) > 1:
+    if len({machine for run in runs for machine in machines(run)}) > 1:
         return "the runs come from different machines"
-    if len({run.environment.get("threads") for run in runs} - {None}) > 1:
+    if len({environment.get("threads") for run in runs for environment in run.environments} - {None}) > 1:
         return "the runs differ in threads per process"
     return ""

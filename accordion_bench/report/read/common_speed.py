@@ -76,15 +76,21 @@ class Common(NamedTuple):
 def is_shared(run: Run) -> bool:
     """Whether what a step of this run computes may be put in the place of another's."""
     beside = run.summary.get("processes") != 1 and (run.config.get("comm") or {}).get("overlap") is not False
-    return run.finished and not run.attached and not beside and bool(_computing(run))
+    elsewhere = len(set(map(_runs_on, run.environments))) > 1  # it was resumed on another machine
+    return run.finished and not run.attached and not beside and not elsewhere and bool(_computing(run))
 
 
 def what_computes(run: Run) -> str:
     """One text for everything that must be equal before two runs compute the same in a step of equally many samples."""
     device = run.config.get("device")
     parts = [run.summary.get("workers"), run.summary.get("processes"), device]
-    parts += [run.config.get(key) for key in COMPUTES] + [run.environment.get(key) for key in RUNS_ON]
-    return json.dumps([*parts, (run.environment.get("versions") or {}).get("torch")], sort_keys=True)
+    parts += [run.config.get(key) for key in COMPUTES]
+    return json.dumps([*parts, _runs_on(run.environment)], sort_keys=True)
+
+
+def _runs_on(environment: dict[str, Any]) -> str:
+    versions = environment.get("versions") or {}
+    return json.dumps([*(environment.get(key) for key in RUNS_ON), versions.get("torch")], sort_keys=True)
 
 
 def _computing(run: Run) -> dict[int, tuple[int, float]]:

@@ -39,6 +39,7 @@ ENVIRONMENT = {
     "host": str,
     "versions": dict,
     "gpus": list,
+    "resumed": list,
 }
 
 
@@ -67,6 +68,11 @@ class Run:
     def name(self) -> str:
         """Of the folder or file, printable."""
         return printable(self.path.name)
+
+    @property
+    def environments(self) -> list[dict[str, Any]]:
+        """The environment at its start, and each in which it was resumed."""
+        return [self.environment, *({**self.environment, **changes} for changes in self.environment.get("resumed", []))]
 
     @property
     def label(self) -> str:
@@ -187,7 +193,14 @@ def _read_file(path: Path) -> Run:
 
 
 def _shown(environment: dict[str, Any]) -> dict[str, Any]:
-    """What is known of the kinds that it must have, secrets masked."""
+    """What is known of the kinds that it must have, secrets masked, and the same of each resumption."""
+    known = _known(environment)
+    if "resumed" in known:
+        known["resumed"] = [_known(changes) for changes in known["resumed"] if isinstance(changes, dict)]
+    return known
+
+
+def _known(environment: dict[str, Any]) -> dict[str, Any]:
     known = {key: value for key, value in environment.items() if isinstance(value, ENVIRONMENT.get(key, object))}
     known = masked(known)
     if command := known.get("command"):

@@ -1,5 +1,6 @@
 """Accordion for the batch size: small batches in critical regimes, large ones afterwards."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -69,12 +70,15 @@ class AccordionBatch(Detecting):
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         self.small = run.batch_size
-        self.large = self.large_batch or self.factor * run.batch_size
+        (self.large,) = self.later_batches(run.batch_size)
         self.refuse_sizes(run.batch_size, most(run))
         if self.fixed_switch is not None and self.fixed_switch >= run.epochs > 1:
             rule = f"null, or an epoch below {run.epochs}, the end of the run"
             raise ValueRefused("fixed_switch", rule, self.fixed_switch, max(run.epochs // 15, 1))
         return plan
+
+    def later_batches(self, first: int) -> Iterable[int]:
+        return [self.large_batch or self.factor * first]
 
     def refuse_sizes(self, small: int, limit: int) -> None:
         """Refuse a large batch that is not larger, or that no worker could fill.

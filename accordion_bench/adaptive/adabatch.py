@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,7 @@ class AdaBatch(Policy):
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         refuse_full("adabatch", run)
-        self.first, self.most = plan.batch_size, most(run)
+        self.first, self.most, self.epochs = plan.batch_size, most(run), run.epochs
         factors = [run.schedule(half / 2) for half in range(2 * run.epochs)]
         if self.gamma < self.beta and any(b < a for a, b in itertools.pairwise(factors)):
             rule = f"beta={checks.show(self.beta)} with a schedule that decays, or the learning rate would decay twice"
@@ -65,12 +66,19 @@ class AdaBatch(Policy):
         self._decision = {}
         if rest:
             return plan
-        capped = k >= math.log(self.most / self.first, self.beta)
-        batch = self.most if capped else min(int(self.first * self.beta**k), self.most)
+        batch, capped = self.after(k, self.first)
         # beta^k alone may be beyond all numbers
         factor = float32((self.gamma / self.beta) ** k * batch / self.first)
         self._decision = {"batch_size": batch, "lr_factor": factor, "capped": capped}
         return replace(plan, batch_size=batch, lr_factor=factor)
+
+    def after(self, changes: int, first: int) -> tuple[int, bool]:
+        """The batch after so many changes, and whether it is capped."""
+        capped = changes >= math.log(self.most / first, self.beta)
+        return self.most if capped else min(int(first * self.beta**changes), self.most), capped
+
+    def later_batches(self, first: int) -> Iterable[int]:
+        return {self.after(k, first)[0] for k in range(1, (self.epochs - 1) // self.freq + 1)}
 
     def decision(self) -> dict[str, Any]:
         return self._decision

@@ -1,7 +1,7 @@
 """What every policy is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -89,6 +89,10 @@ class Policy(Component):
             ValueRefused: an option does not fit the run.
         """
         return plan
+
+    def later_batches(self, first: int) -> Iterable[int]:
+        """The batch sizes that it may take where a run begins with `first`; after `start`. Empty = none, or unknown."""
+        return ()
 
     def units_change(self) -> None:
         """From here on differences of parameters are exchanged, no more gradients: forget what would mix both."""

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -47,8 +48,8 @@ class GrowBatch(Policy):
         limit = most(run)
         self.first, self.wanted = run.batch_size, float(run.batch_size)
         self.most = self.cap or min(run.train_size // (10 * run.workers), limit)
-        factors = [run.schedule(float(epoch)) for epoch in range(run.epochs)]
-        if run.epochs > 1 and not any(after < before for before, after in itertools.pairwise(factors)):
+        self.factors = [run.schedule(float(epoch)) for epoch in range(run.epochs)]
+        if run.epochs > 1 and not any(after < before for before, after in itertools.pairwise(self.factors)):
             raise ConfigError(
                 "adaptive.grow_batch needs a schedule that lowers the learning rate from one epoch to the next, got "
                 f"one that never does; type {lowering(run.schedule)}"
@@ -63,12 +64,23 @@ class GrowBatch(Policy):
         self._decision = {}
         if not signals.next_lr < signals.lr:
             return plan
-        f = signals.lr / signals.next_lr if signals.next_lr else math.inf
-        self.wanted *= f
-        batch = self.most if self.wanted >= self.most else max(round(self.wanted), plan.batch_size)
+        self.wanted *= ratio(signals.lr, signals.next_lr)
+        batch = self.at(self.wanted, plan.batch_size)
         factor = float32(batch / self.first)
         self._decision = {"batch_size": batch, "lr_factor": factor, "capped": batch == self.most}
         return replace(plan, batch_size=batch, lr_factor=factor)
+
+    def at(self, wanted: float, batch: int) -> int:
+        """The batch that comes after another where so many samples are wanted."""
+        return self.most if wanted >= self.most else max(round(wanted), batch)
+
+    def later_batches(self, first: int) -> Iterable[int]:
+        wanted, batches = float(first), [first]
+        for before, after in itertools.pairwise(self.factors):
+            if after < before:
+                wanted *= ratio(before, after)
+                batches.append(self.at(wanted, batches[-1]))
+        return batches[1:]
 
     def decision(self) -> dict[str, Any]:
         return self._decision
@@ -78,6 +90,11 @@ class GrowBatch(Policy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.wanted = state["wanted"]
+
+
+def ratio(before: float, after: float) -> float:
+    """Of two learning rates."""
+    return before / after if after else math.inf
 
 
 def lowering(schedule: Any) -> str:

@@ -1,6 +1,7 @@
 """Grow the batch as the gradient noise scale grows."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,7 @@ class NoiseScale(Policy):
                 f"mean, got {run.workers}; type workers=2"
             )
         limit = most(run)
-        self.workers, self.first = run.workers, run.batch_size
+        self.workers, self.first, self.epochs = run.workers, run.batch_size, run.epochs
         self.most = limit if self.cap is None else self.cap
         if 2 * self.first > limit:
             raise ConfigError(
@@ -117,6 +118,10 @@ class NoiseScale(Policy):
         factor = scaled(self.lr_scaling, batch / self.first)
         self._decision |= {"batch_size": batch, "lr_factor": factor}
         return replace(plan, batch_size=batch, lr_factor=factor)
+
+    def later_batches(self, first: int) -> Iterable[int]:
+        doublings = int(math.log2(self.most / first)) if first <= self.most else 0
+        return [first * 2**k for k in range(1, min(doublings, self.epochs - 1) + 1)]
 
     def decision(self) -> dict[str, Any]:
         return self._decision

@@ -106,8 +106,13 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     split_in_words = getattr(target(config.optimizer, "optimizer"), "split_in_words", lambda model: "")
     parts = replace(parts, threads=_threads(config, where, model, parts.dataset), split=split_in_words(model))
     parts = replace(parts, buffers=any(True for _ in model.buffers()))
-    batches = config.batch_size, config.micro_batch_size
-    trial.refuse_single_sample(model, parts.dataset, where.workers, *batches, config.chosen("model"))
+
+    def later(first: int) -> list[int]:
+        return [size for policy in parts.policies.values() for size in policy.later_batches(first)]
+
+    batches = where.workers, config.batch_size, config.micro_batch_size, config.chosen("model")
+    trial.refuse_single_sample(model, parts.dataset, *batches)
+    trial.refuse_later_single_sample(model, parts.dataset, *batches, later)
     if config.precision in HALF and where.device == "cpu":
         parts = replace(parts, slowdown=trial.slowdown(model, parts.dataset, config.precision, config.chosen("model")))
     build(config.tracker, "tracker")

@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -90,8 +91,7 @@ def refuse_single_sample(
     if dataset.task != "images":
         return
     samples = -(-dataset.train_count // workers)
-    steps = {min(batch_size, samples), samples % batch_size} - {0}
-    passes = {step if micro_batch_size is None else step % micro_batch_size or micro_batch_size for step in steps}
+    steps, passes = _steps(samples, batch_size), _last_passes(samples, batch_size, micro_batch_size)
     if 1 not in steps | passes or not _needs_two(model, dataset):
         return
     why = f"BatchNorm of model={name} needs two"
@@ -104,6 +104,54 @@ def refuse_single_sample(
         raise ValueRefused("batch_size", rule, batch_size, fits)
     rule = f"a number that leaves no forward pass one sample of {' or '.join(map(str, sorted(steps)))}, {why}"
     raise ValueRefused("micro_batch_size", rule, micro_batch_size, None)
+
+
+def refuse_later_single_sample(
+    model: nn.Module,
+    dataset: Dataset,
+    workers: int,
+    batch_size: int,
+    micro_batch_size: int | None,
+    name: str,
+    later: Callable[[int], Iterable[int]],
+) -> None:
+    """As `refuse_single_sample`, for the batches that policies may make of the first one.
+
+    Args:
+        model, dataset, workers, batch_size, micro_batch_size, name: as there.
+        later: from a first batch size to those that may follow.
+
+    Raises:
+        ConfigError: one of them leaves one sample to a forward pass.
+    """
+    if dataset.task != "images":
+        return
+    samples = -(-dataset.train_count // workers)
+
+    def leaves_one(size: int) -> bool:
+        return 1 in _last_passes(samples, size, micro_batch_size)
+
+    wrong = next(filter(leaves_one, later(batch_size)), None)
+    if wrong is None or not _needs_two(model, dataset):
+        return
+    rule = f"a number that grows to none that leaves a forward pass one sample ({wrong} does, with {samples:,} per "
+    rule += f"worker), BatchNorm of model={name} needs two"
+    others = [*range(batch_size + 1, samples + 1), *range(batch_size - 1, 0, -1)]
+    fits = next((first for first in others if not any(map(leaves_one, [first, *later(first)]))), None)
+    if fits is None:
+        raise ConfigError(f"batch_size must be {rule}, got {batch_size}; type adaptive=none")
+    raise ValueRefused("batch_size", rule, batch_size, fits)
+
+
+def _steps(samples: int, batch_size: int) -> set[int]:
+    """How many of a worker's samples the steps of an epoch have."""
+    return {min(batch_size, samples), samples % batch_size} - {0}
+
+
+def _last_passes(samples: int, batch_size: int, micro_batch_size: int | None) -> set[int]:
+    """How many samples the last forward passes of these steps have."""
+    steps = _steps(samples, batch_size)
+    return {step if micro_batch_size is None else step % micro_batch_size or micro_batch_size for step in steps}
 
 
 def _needs_two(model: nn.Module, dataset: Dataset) -> bool:

@@ -53,6 +53,31 @@ def spans(rows):
     return [(e, *row) for e, row in enumerate(rows) if e == 0 or row != rows[e - 1]]
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *(
+            AdaBatch(freq=7, beta=1.7, gamma=1.7),
+            AdaBatch(freq=1, beta=1e9, gamma=1e9),
+            GrowBatch(),
+            GrowBatch(cap=500),
+        ),
+        *(AccordionBatch(interval=1, eta=9), AccordionBatch(large_batch=333, fixed_switch=20)),
+    ],
+)
+def test_the_batches_to_come_are_known_beforehand(policy):
+    run = RunFacts(60, 4, 50_000, 128, Cosine(60, 4) if isinstance(policy, GrowBatch) else MultiStep(60, 4))
+    taken = {batch for batch, _ in batches(policy, run)} - {128}
+    assert taken and taken == set(policy.later_batches(128)) - {128}
+
+
+def test_the_noise_scale_may_double_once_per_epoch_within_the_cap():
+    policy = NoiseScale()
+    for epochs, sizes in ((1, []), (3, [16, 32]), (9, [16, 32, 64])):
+        policy.start(Plan(batch_size=8), Ladder(), RunFacts(epochs, 4, 256, 8))
+        assert policy.later_batches(8) == sizes and policy.later_batches(100) == []
+
+
 class TestAccordionBatch:
     def test_the_switch_lands_after_the_first_check_that_does_not_fire(self):
         """The check at 10 fires, the one at 20 does not: large from 21 on, and for good, whatever the schedule does."""

@@ -98,6 +98,29 @@ def test_one_sample_is_refused_where_batch_norm_needs_two(typed, told):
         composed.validated(composed.cfg(*SMALL, "dataset.size=4", *typed))
 
 
+GROWING = {
+    "adabatch": (["batch_size=3", "adaptive.adabatch.freq=1", "adaptive.adabatch.beta=1.5"], "type batch_size=6"),
+    "accordion_batch": (["batch_size=3", "adaptive.accordion_batch.large_batch=4"], "type adaptive=none"),
+    "grow_batch": (
+        ["batch_size=3", "adaptive.grow_batch.cap=9", "schedule.gamma=0.75", "schedule.warmup_epochs=0"],
+        "type batch_size=5",
+    ),
+    "noise_scale": (["batch_size=5", "micro_batch_size=3"], "type batch_size=6"),
+}
+
+
+@pytest.mark.parametrize("policy", GROWING)
+def test_a_batch_that_may_grow_to_one_that_leaves_one_sample_is_refused(policy):
+    """17 samples per worker, of which a batch of 4 leaves one; 10 leave one by three."""
+    typed, instead = GROWING[policy]
+    constant = ["schedule=constant"] * (policy == "adabatch")
+    options = [*SMALL, "dataset.train_size=68", f"adaptive={policy}", *constant, *typed]
+    told = rf"^batch_size must be a number that grows to none .* \((4|10) does, with 17 per worker\).*; {instead}$"
+    with pytest.raises(ConfigError, match=told):
+        composed.validated(composed.cfg(*options, "dataset.size=4", "epochs=4"))
+    composed.validated(composed.cfg(*options, "dataset.size=8", "epochs=4"))
+
+
 @pytest.mark.parametrize("typed", [["dataset.size=4", "batch_size=8"], ["dataset.size=8", "batch_size=1"]])
 def test_one_sample_is_no_fault_elsewhere(typed):
     composed.validated(composed.cfg(*SMALL, *typed))

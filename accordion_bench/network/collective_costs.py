@@ -14,8 +14,9 @@ Of A workers, G of them on each of M = A/G machines; n bytes in all that a worke
     pairs        direct        n, 1 round, however many workers there are
 
 A round of one level takes its latency; a byte 8/bandwidth. A ring through machines goes at the pace of its slowest hop,
-and sends over each machine's link what one worker sends. In all others the G workers of a machine share its link. The
-stages of a hierarchical collective count one after another, which is an upper bound for long messages.
+and sends over each machine's link what one worker sends. In all others the G workers of a machine share its link, and
+the link inside carries, at the same time, what a worker sends to the other G-1 (a pair may be all inside). The stages
+of a hierarchical collective count one after another, which is an upper bound for long messages.
 """
 
 import math
@@ -74,6 +75,14 @@ def link_share(kind: str, workers: int, per_machine: int) -> float:
     return per_machine * (workers - per_machine) / (workers - 1)
 
 
+def inner_share(kind: str, workers: int, per_machine: int) -> float:
+    """Which part of what one worker sends stays in its machine, or may, of flat collectives.
+
+    A worker of a ring may have its neighbour there, and one of a pair its partner; nobody waits for the mean one.
+    """
+    return (per_machine - 1) / (workers - 1) if kind in ("all_to_all", UNEVEN) else 1.0
+
+
 def ring(kind: str, payload: float, times: float, workers: int, per_machine: int, outer: Hop, inner: Hop) -> float:
     """Seconds of collectives through all workers as if they were alike, machine after machine.
 
@@ -91,8 +100,8 @@ def ring(kind: str, payload: float, times: float, workers: int, per_machine: int
         return inner.seconds(wire, rounds)
     if per_machine == 1:
         return outer.seconds(wire, rounds)
-    share = link_share(kind, workers, per_machine)
-    pace = max(8 * wire / inner.bandwidth, 8 * share * wire / outer.bandwidth)
+    inside, between = inner_share(kind, workers, per_machine) * wire, link_share(kind, workers, per_machine) * wire
+    pace = max(inner.seconds(inside, 0), outer.seconds(between, 0))
     return pace + rounds * max(inner.latency, outer.latency)
 
 

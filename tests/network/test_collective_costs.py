@@ -86,6 +86,16 @@ def test_a_flat_collective_over_machines(kind, machines, per_machine):
     assert took == pytest.approx(crossed(kind, machines, per_machine))
 
 
+@pytest.mark.parametrize("kind", ["all_to_all", UNEVEN])
+@pytest.mark.parametrize(("machines", "per_machine"), [(2, 2), (3, 4), (8, 4)])
+def test_the_link_inside_carries_what_stays_in_a_machine(kind, machines, per_machine):
+    """With nothing to pay between machines, a worker's messages to the others of its machine decide."""
+    free, link, workers = Hop(0, math.inf), Hop(0, 8), machines * per_machine
+    each = 1 / workers if kind == "all_to_all" else 1
+    stays = sum(each for other in range(1, workers) if other // per_machine == 0)  # of the first worker
+    assert ring(kind, 1.0, 1, workers, per_machine, free, link) == pytest.approx(stays)
+
+
 def test_unequal_messages_are_gathered_directly_whatever_is_cheapest():
     """16 workers on 4 machines, 1 MB each: a machine sends four messages to twelve workers, 48 MB at 1 Gbit/s."""
     link, inside = Hop(0, 1e9), Hop(0, 2e12)

@@ -33,14 +33,16 @@ class Hop(NamedTuple):
 
     latency: seconds that each round adds.
     bandwidth: bit/s, one direction.
+    at_once: bytes that pass in no time.
     """
 
     latency: float
     bandwidth: float
+    at_once: float = 0.0
 
     def seconds(self, wire: float, rounds: float) -> float:
         """Of so many bytes in so many rounds."""
-        return 8 * wire / self.bandwidth + rounds * self.latency
+        return 8 * max(0.0, wire - self.at_once) / self.bandwidth + rounds * self.latency
 
 
 def wire_and_rounds(kind: str, payload: float, times: float, workers: int) -> tuple[float, float]:

@@ -54,7 +54,7 @@ def inner_hop(inside: Any) -> Hop:
     """
     if isinstance(inside, Mapping):
         said = without_units(dict(inside))
-        if set(said) != set(Hop._fields):
+        if set(said) != {"latency", "bandwidth"}:
             raise ValueRefused("inside", "a preset's name, or a group of bandwidth and latency", inside, "pcie4")
         bandwidth = checks.number("inside.bandwidth", said["bandwidth"], above=0, instead=2e11)
         return Hop(checks.number("inside.latency", said["latency"], at_least=0, instead=1e-5), bandwidth)

@@ -116,18 +116,21 @@ class Network:
         """Of one kind of collective between machines; unequal messages travel as an all-to-all."""
         return self.kinds.get("all_to_all" if kind == UNEVEN else kind) or KindCost(self.latency, self.bandwidth)
 
-    def seconds(self, wire_bytes: float, rounds: float, workers: int, kind: str = "all_reduce") -> float:
+    def seconds(
+        self, wire_bytes: float, rounds: float, workers: int, kind: str = "all_reduce", tokens: float = 0.0
+    ) -> float:
         """Modelled seconds of communication: 8 wire_bytes / bandwidth + rounds (latency + jitter H_A) on equal links.
 
         Args:
-            wire_bytes: that one worker sends, over a link that is not idle before, as the ledger charges them.
+            wire_bytes: that one worker sends, as the ledger charges them.
             rounds: one after another.
             workers: that take part, A; H_A = 1 + 1/2 + ... + 1/A.
             kind: of collective.
+            tokens: bytes that pass a machine's link at once; 0 = it is not idle before.
         """
         slowest = self.jitter * harmonic(min(workers, 2) if kind == PAIRS else workers)
         cost, per_machine = self.cost(kind), self.workers_per_machine
-        outer = Hop(cost.latency + slowest, cost.bandwidth)
+        outer = Hop(cost.latency + slowest, cost.bandwidth, tokens)
         if workers < 2 or self.flat:
             return outer.seconds(wire_bytes, rounds)
         take = ring if self.algorithm == "ring" else cheapest
@@ -138,10 +141,8 @@ class Network:
         """Seconds of the collectives of one bucket, of which `tokens` bytes pass a machine's link at once."""
         taken = 0.0
         for kind, (wire, rounds) in bucket.by_kind.items():
-            share = link_share(kind, workers, self.workers_per_machine)
-            at_once = tokens / share if share else 0.0
-            taken += self.seconds(max(0.0, wire - at_once), rounds, workers, kind)
-            tokens = max(0.0, tokens - share * wire)
+            taken += self.seconds(wire, rounds, workers, kind, tokens)
+            tokens = max(0.0, tokens - link_share(kind, workers, self.workers_per_machine) * wire)
         return taken
 
     def carried(self, bucket: Stage, workers: int) -> float:

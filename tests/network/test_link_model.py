@@ -158,6 +158,16 @@ def test_a_burst_passes_a_machines_link_once_whoever_sends(kind):
         assert end == pytest.approx(network.of_bucket(long, 16) - 0.005, abs=1e-4)
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "cheapest"])
+@pytest.mark.parametrize("kind", ["all_to_all", "all_gather", "all_reduce"])
+def test_no_burst_hastens_a_slow_link_inside(kind, algorithm):
+    """With nothing to pay between machines, a burst there changes nothing."""
+    slow = {"bandwidth": 1e6, "latency": 0}
+    network = Network(1e30, 0, burst=1e9, workers_per_machine=4, inside=slow, algorithm=algorithm)
+    one = Stage(0, 0, 0, 1e6, 0, {kind: (1e6, 15)})
+    assert network.end([one], 16) == pytest.approx(network.of_bucket(one, 16))
+
+
 def clocked(workers, **totals) -> Comm:
     """What a process of so many workers has on its clock."""
     comm = Comm(workers)

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from accordion_bench.network.collective_costs import KINDS
+from accordion_bench.network.collective_costs import KINDS, Hop
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.link_options import network_options, to_type
 from accordion_bench.network.measured_link import LinkCost, MeasuredLink
@@ -27,7 +27,7 @@ def test_the_modelled_link_takes_what_the_measured_one_has_taken():
 
 def test_machines_share_the_link_that_their_workers_used_together():
     network = Network(**network_options(LAYERED))
-    assert (network.workers_per_machine, network.bandwidth, network.inner) == (4, 1e8, (1e-5, 1e11))
+    assert (network.workers_per_machine, network.bandwidth, network.inner) == (4, 1e8, Hop(1e-5, 1e11))
     assert network.cost("all_to_all").bandwidth == pytest.approx(1e8 / 3)
 
 

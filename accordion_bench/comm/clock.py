@@ -31,7 +31,7 @@ class Stage(NamedTuple):
 
     ready: seconds from the start of a worker's step until its tensors were there; median.
     encode, decode: seconds of work before its last collective ended, and after; medians.
-    wire: bytes that one worker sends; mean.
+    wire: bytes that one worker sends; mean over exchanges and workers.
     rounds: of collectives, one after another; mean.
     kinds: (wire, rounds) by kind of collective; None = not known.
     """
@@ -266,7 +266,7 @@ class Clock:
         """Around the exchange of one bucket, on the thread that makes it.
 
         Args:
-            kind: of the exchange.
+            kind: of the exchange; its workers share the bytes, those who are late for it, too, as in the run's ledger.
             bucket: its number.
             ledger: where its bytes are counted.
         """
@@ -289,12 +289,12 @@ class Clock:
             kind = kind._replace(plan=self.plan)
             for part, stretches in (("ready", [ready]), ("encode", encode), ("decode", [decode])):
                 self._add(ExchangePart(kind, part, bucket), *stretches)
-            self.totals[ExchangePart(kind, "wire", bucket)] += (ledger.counts["wire"] - sent) / ledger.workers
+            self.totals[ExchangePart(kind, "wire", bucket)] += (ledger.counts["wire"] - sent) / kind.workers
             self.totals[ExchangePart(kind, "rounds", bucket)] += ledger.counts["rounds"] - rounds
             for name, now in ledger.kinds.items():
                 if now != before[name]:
                     own, made = (after - then for after, then in zip(now, before[name], strict=True))
-                    self.totals[ExchangePart(kind, f"{name}_wire", bucket)] += own / ledger.workers
+                    self.totals[ExchangePart(kind, f"{name}_wire", bucket)] += own / kind.workers
                     self.totals[ExchangePart(kind, f"{name}_rounds", bucket)] += made
 
     def collective(self, start: Any) -> None:

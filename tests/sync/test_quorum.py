@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from accordion_bench.network.link_model import Network, exchanges_of
 from accordion_bench.sync.quorum import shares_of
 from tests.kit import local
 from tests.kit.helpers import residuals
@@ -193,6 +194,21 @@ def test_bytes_are_those_of_who_takes_part_and_what_the_late_ones_learn(tmp_path
         assert counts["wire"] == nbytes * (sum(2 * (len(present) - 1) for present in who) + learnt * late)
         rounds = sum(2 * (len(present) - 1) + (len(present) < 4) for present in who)
         assert counts["rounds"] == rounds
+
+
+def test_modelled_times_are_of_all_bytes_in_the_ledger(tmp_path):
+    """Averagings are in buckets; what the late ones learn, 8 N each, is in none and takes its time beside."""
+    run = trainer_for(tmp_path, "sync=local_sgd", *LATE, "sync.final=false")
+    who, nbytes = present_of(run, 8), 8 * sum(spec.numel for spec in run.axis.specs)
+    local.fitted(run)
+    kinds = exchanges_of(run.comm, overlaps=False)
+    sent = sum(kind.times * bucket.wire for kind in kinds for bucket in kind.buckets)
+    learnt = nbytes * sum(4 - len(present) for present in who) / 4
+    wire = run.comm.ledger.columns()["wire_bytes"]
+    assert sent == pytest.approx(wire - learnt)
+    codec = sum(kind.times * (bucket.encode + bucket.decode) for kind in kinds for bucket in kind.buckets)
+    link = Network(8, 0)
+    assert link.exposed(kinds, wire, 0, 4) == pytest.approx(link.alone(kinds, wire, 0, 4) + codec, rel=1e-6)
 
 
 def test_rows_say_how_many_took_part(tmp_path):

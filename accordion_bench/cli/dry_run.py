@@ -352,7 +352,7 @@ def _kept_by(sync: Sync, workers: int, share: float) -> float:
     """Bytes that a scheme keeps beside replicas and exchanges in a process with this share of the workers."""
     sync.make_state()
     own = sum(size_of(tensors_in(sync.worker_state(row))) for row in range(workers))
-    return size_of(tensors_in(sync.state_dict())) + share * own
+    return size_of(tensors_in(sync.state_dict())) + size_of(sync.derived()) + share * own
 
 
 def time_lines(

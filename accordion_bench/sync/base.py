@@ -241,6 +241,10 @@ class Sync(Component):
     def make_state(self) -> None:
         """Make what else the first averaging would make, for whoever asks how much there is."""
 
+    def derived(self) -> list[Tensor]:
+        """Tensors that follow from its state, so that no checkpoint has them."""
+        return []
+
     def worker_state(self, row: int) -> dict[str, Any]:
         """What belongs to one local worker."""
         return {}

@@ -276,6 +276,9 @@ class ZeroOneAdam(Sync):
             v.copy_(state["variance"][name])
         self.divide_by_variance()
 
+    def derived(self) -> list[Tensor]:
+        return self.inverse
+
     def worker_state(self, row: int) -> dict[str, Any]:
         return {
             "momentum": {name: copy_on_cpu(m_W[row]) for name, m_W in zip(self.names, self.momentum_W, strict=True)}

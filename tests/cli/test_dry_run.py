@@ -115,9 +115,9 @@ def test_memory_counts_what_is_there(tmp_path, capsys):
     ids=lambda options: options[0],
 )
 def test_memory_counts_what_a_scheme_keeps(options, capsys):
-    """An outer momentum for all; z and a momentum for each worker; the same for each and a variance for all."""
+    """An outer momentum for all; z and a momentum for each worker; the same, and a variance and its root for all."""
     dry_run.run(composed.cfg(*options, "workers=2", "epochs=1"), {})
-    kept = {"sync=noloco": "1.2 MB", "sync=zerooneadam": "900 kB"}.get(options[0], "300 kB")
+    kept = {"sync=noloco": "1.2 MB", "sync=zerooneadam": "1.2 MB"}.get(options[0], "300 kB")
     assert f"scheme {kept}" in capsys.readouterr().out
 
 

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 from accordion_bench.advising.method_cost import BucketCost, Messages
 from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, Step
+from accordion_bench.exchange.state_bytes import size_of
+from accordion_bench.sync.buffers import averaged
 
 ALIKE = 0.005  # messages that differ by less do not hang on the number of workers
 T = TypeVar("T", float, Step)
@@ -19,7 +21,7 @@ def bucket_costs(few: Rehearsal, more: Rehearsal) -> tuple[BucketCost, ...]:
 
     A look at the gradients, without which no CPU sends any, is in `encode`, by size. What a local method does around an
     exchange (differences before it, the outer step after it) is in `decode` of the last bucket
-    of each exchange.
+    of each exchange, and so is the work of averaging the optimizer's buffers; what that sends is a bucket at the end.
 
     Args:
         few, more: of different numbers of workers, with the same buckets; or twice the same one, of which nothing can
@@ -43,7 +45,16 @@ def bucket_costs(few: Rehearsal, more: Rehearsal) -> tuple[BucketCost, ...]:
                 messages=messages,
             )
         )
-    return tuple(found)
+    return (*found, *_of_buffers(more))
+
+
+def _of_buffers(rehearsal: Rehearsal) -> list[BucketCost]:
+    """What an averaging of the optimizer's buffers sends, where the scheme averages them."""
+    held = [(key, own[key]) for own in rehearsal.optimizer.state.values() for key in averaged(own)]
+    if not held or not rehearsal.sync.buffer_averagings(1, 1):
+        return []
+    sent = Messages(size_of(buffer for _, buffer in held), 0.0, len(dict(held)))  # one collective for each kind
+    return [BucketCost((), 0.0, (0.0, 0.0), {"all_reduce": sent})]
 
 
 def _messages(small: OfBucket, large: OfBucket, kind: str, few: Rehearsal, more: Rehearsal) -> Messages:

@@ -1,6 +1,7 @@
 """What was measured of methods among few workers beside the ledger of any number of them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.methods.levels import ladder_of
+from accordion_bench.options.choice_file import read_options
+from accordion_bench.options.conf_dir import yaml_file
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 
@@ -71,6 +74,18 @@ def test_seconds_are_there_and_none_is_negative(arm):
     assert cost.quorum == (arm.chosen.sync_name in {"local_sgd", "slowmo", "diloco"})
     gathers = any(kind.startswith("all_gather") for bucket in cost.buckets for kind in bucket.messages)
     assert gathers or not any(bucket.decode[1] for bucket in cost.buckets)
+
+
+@pytest.mark.parametrize("optimizer, buffers", [("sgd", 1), ("adamw", 2)])
+def test_averaged_buffers_are_sent_like_one_more_model_each(optimizer, buffers):
+    arm = arm_of(sync="local_sgd", optimizer=read_options(yaml_file("optimizer", optimizer)))
+    averaging = replace(arm, chosen=replace(arm.chosen, sync={**arm.chosen.sync, "buffers": "average"}))
+    kept, averaged = (measured_method(one, SPECS, budget=0.0) for one in (arm, averaging))
+    for workers in (2, 24):
+        assert averaged.payload(workers) == (1 + buffers) * kept.payload(workers)
+        assert averaged.wire(workers) == pytest.approx((1 + buffers) * kept.wire(workers))
+        stages = averaged.stages([0.0] * len(SPECS), workers)
+        assert sum(stage.rounds for stage in stages) == (1 + buffers) * 2 * (workers - 1)
 
 
 CROWDED = [

@@ -13,7 +13,8 @@ class MultiStep(Schedule):
 
     Args:
         milestones: each a share of the run below 1 (0.5 of 300 epochs = epoch 150; at the least epoch 1), or an epoch
-            from 1 up.
+            from 1 up. Shares are rounded to epochs; of a short run several may fall on one, which then decays once for
+            each of them (0.5 and 0.8333 of 3 epochs: to 0.01 from epoch 2 on).
         gamma: decay at each milestone.
         lag: the timing of Accordion's code: warm-up one epoch late, decays two epochs late (152 and 252 of 300).
         epochs, workers, warmup_epochs, lr_scaling: see `Schedule`.

@@ -13,6 +13,7 @@ def factors(epochs: int, **options) -> list[float]:
 def test_shares_are_rounded_to_epochs():
     assert factors(12) == pytest.approx([1] * 6 + [0.1] * 4 + [0.01] * 2)
     assert factors(4, milestones=(0.5, 3), gamma=0.5) == [1, 1, 0.5, 0.25]
+    assert factors(3) == pytest.approx([1, 1, 0.01])  # both shares fall on epoch 2
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3])

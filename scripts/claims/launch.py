@@ -87,8 +87,9 @@ def _start(cell: Cell, data: str, said: IO[bytes]) -> Started:
 
 def _ended(started: Started, cell: Cell, tell: Callable[[Outcome], None]) -> None:
     started.process.wait()
-    started.said.seek(0)
-    lines = started.said.read().decode(errors="replace").strip().splitlines()
+    with started.said as said:
+        said.seek(0)
+        lines = said.read().decode(errors="replace").strip().splitlines()
     found = outcome(cell)
     print(f"{cell.name}: {found.status}" + _why(found, lines), flush=True)
     tell(found)

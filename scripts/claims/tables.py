@@ -24,14 +24,13 @@ def write_rates(table: Table, outcomes: Sequence[Outcome], chosen: Mapping[str, 
         text = f"{table.rates[0]:g} for all."
     else:
         tried = {(found.cell.arm, found.cell.rate): found for found in outcomes if found.cell.phase == "tune"}
-        rows = [["arm", "lowest rate", *[""] * (len(table.rates) - 2), "highest rate"]]
-        rows += [
+        rows = [
             [arm, *(_shown(rate, tried.get((arm, rate)), chosen.get(arm)) for rate in table.grid(arm))]
             for arm in table.arms
         ]
-        longest = max(map(len, rows))
-        rows = [row + [""] * (longest - len(row)) for row in rows]  # an arm may have a grid of its own
-        text = f"Seed {table.tune_seed}, in no mean; the chosen rate in bold.\n\n{aligned(rows)}"
+        longest = max(map(len, rows))  # an arm may have a grid of its own
+        filled = [row + [""] * (longest - len(row)) for row in [["arm", "from its lowest rate to its highest"], *rows]]
+        text = f"Seed {table.tune_seed}, in no mean; the chosen rate in bold.\n\n{aligned(filled)}"
     file.write_text(f"# Learning rates of {table.name}\n\n{text}\n", encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import re
 import signal
 
 import pytest
@@ -11,11 +12,17 @@ import torch
 from accordion_bench.options import conf_dir, trusted
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen when Triton is imported, whoever does that first
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # nothing of what is collected goes before the end
+
+
+def pytest_configure(config):
+    """GPUs are hidden unless `-m` asks for the tests of one: the others, and what they start, would train there."""
+    if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen when Triton is imported, whoever does that first
 
 
 def pytest_collection_finish():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.fsdp._fully_shard import _fsdp_common as fsdp_common
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -400,10 +400,12 @@ def _refuses_models(mesh: DeviceMesh) -> None:
     mixed.norm.double()
     fully_shard(mixed, mesh=mesh["shard"])
     assert "got torch.float32 and torch.float64" in _refused(lambda: attached(mixed, mesh, "none"))
-    several, everybody = Net(), FSDPMeshInfo(init_device_mesh("cpu", (REPLICAS * SHARDS,)), shard_mesh_dim=0)
-    elsewhere = ShardPlacementResult(Shard(0), everybody)
-    fully_shard(several, mesh=mesh["shard"], shard_placement_fn=lambda p: elsewhere if p.ndim > 1 else None)
-    assert "the whole model must have one mesh for all its" in _refused(lambda: attached(several, mesh, "none"))
+    if hasattr(fsdp_common, "ShardPlacementResult"):  # torch 2.11 has one mesh for each call of fully_shard
+        several = Net()
+        everybody = fsdp_common.FSDPMeshInfo(init_device_mesh("cpu", (REPLICAS * SHARDS,)), shard_mesh_dim=0)
+        elsewhere = fsdp_common.ShardPlacementResult(Shard(0), everybody)
+        fully_shard(several, mesh=mesh["shard"], shard_placement_fn=lambda p: elsewhere if p.ndim > 1 else None)
+        assert "the whole model must have one mesh for all its" in _refused(lambda: attached(several, mesh, "none"))
     with torch.device("meta"):
         empty = Net()
     fully_shard(empty, mesh=mesh["shard"])

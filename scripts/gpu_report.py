@@ -2,13 +2,15 @@
 
     python -m scripts.gpu_report                          # a machine with CUDA; results/gpu
     python -m scripts.gpu_report --only codecs memory     # some sections
+    python -m scripts.gpu_report --compressors topk none  # of codecs, counts and exchanges some
     python -m scripts.gpu_report --smallest --out FOLDER  # anywhere: what needs no CUDA, as small as it goes
 
 Sections: the tests marked gpu; torch's CUDA sanitizer around exchanges; waits of the host around them, forbidden where
 sizes are fixed; launches and waits against the stated ones; codecs next to a copy; steps next to
-DistributedDataParallel and its hooks, with a trace; peak memory. Times by CUDA events, after a warm-up round, in
-interleaved rounds; medians. Without CUDA a section that needs it says so in a line. `--device cpu` tries the sections
-that measure time on the CPU, over gloo. Ends with 1 where a check does not hold.
+DistributedDataParallel and its hooks, with a trace; four workers in one process next to a plain loop; peak memory.
+Times by CUDA events, after a warm-up round, in interleaved rounds; medians. Without CUDA a section that needs it says
+so in a line. `--device cpu` tries the sections that measure time on the CPU, over gloo. Ends with 1 where a check does
+not hold.
 """
 
 import argparse
@@ -20,9 +22,11 @@ from typing import Any
 
 import torch
 
+from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.runs.environment import environment
 from scripts.gpu_sections import SECTIONS, Section, Setting
 
+SMALLEST = ["none", "powersgd", "topk"]
 TITLES = {
     "tests": "Tests that need CUDA",
     "sanitizer": "CUDA sanitizer",
@@ -30,6 +34,7 @@ TITLES = {
     "counts": "Launches and waits, counted",
     "codecs": "Codecs next to a copy",
     "steps": "Steps next to DistributedDataParallel",
+    "training": "Four workers in one process next to a plain loop",
     "memory": "Memory",
 }
 
@@ -68,8 +73,10 @@ def page(facts: dict[str, Any], made: dict[str, Section]) -> str:
 
 def main() -> int:
     """As the module says."""
+    names = sorted(yaml_files("compressor"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), metavar="SECTION")
+    parser.add_argument("--compressors", nargs="+", default=[], choices=names, metavar="NAME", help="default: all")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--smallest", action="store_true", help="few compressors, small networks, two rounds")
     parser.add_argument("--rounds", type=int, default=0, help="default: 15, at the smallest 2")
@@ -84,7 +91,9 @@ def main() -> int:
         parser.error("results/gpu is for measurements on a GPU, and this machine has none; type --out FOLDER")
     device = typed.device or ("cuda" if torch.cuda.is_available() else "")
     typed.out.mkdir(parents=True, exist_ok=True)
-    setting = Setting(device, typed.smallest, typed.rounds or (2 if typed.smallest else 15), typed.seed, typed.out)
+    chosen = typed.compressors or (SMALLEST if typed.smallest else names)
+    rounds = typed.rounds or (2 if typed.smallest else 15)
+    setting = Setting(device, typed.smallest, rounds, typed.seed, typed.out, chosen)
     facts, made = header(setting), {}
     for name in typed.only:
         print(f"{name} ...", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from accordion_bench.compressors.base import Context
 from accordion_bench.conformance import launches
 from accordion_bench.conformance.networks import gpt2, resnet50, small
 from accordion_bench.conformance.subject import Setup, from_yaml
-from accordion_bench.options.conf_dir import package_dir, yaml_files
+from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.kernels import on_gpu
 from scripts import bench_codec, gpu_steps
@@ -42,6 +42,7 @@ class Setting:
     rounds: of every measurement.
     seed: of the gradients.
     out: folder for files beside the report.
+    names: of compressors.
     """
 
     device: str
@@ -49,11 +50,7 @@ class Setting:
     rounds: int
     seed: int
     out: Path
-
-    @property
-    def names(self) -> list[str]:
-        """Compressors."""
-        return ["none", "powersgd", "topk"] if self.smallest else sorted(yaml_files("compressor"))
+    names: Sequence[str]
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -296,15 +293,37 @@ def steps(setting: Setting) -> Section:
         return Section([reason], {"skipped": reason})
     world = torch.cuda.device_count() if setting.device == "cuda" else 2
     found = gpu_steps.measured(setting.device, world, setting.rounds, setting.smallest, setting.out)
-    rows = []
-    for name, seconds in found.items():
-        ddp = found[gpu_steps.rival(name)]
-        ratios = sorted(a / b for a, b in zip(seconds, ddp, strict=True))
-        low, median, high = statistics.quantiles(ratios, n=4)
-        rows.append((name, f"{1000 * statistics.median(seconds):.2f}", f"{median:.3f} ({low:.3f} to {high:.3f})"))
+    rows = [
+        (name, f"{1000 * statistics.median(seconds):.2f}", _quartiles(seconds, found[gpu_steps.rival(name)]))
+        for name, seconds in found.items()
+    ]
     heads = ["step", "ms, median", "in steps of its rival: median (quartiles)"]
     note = f"{world} processes; of every rival, see the rows that begin with DDP. Trace of two steps: `trace.json`."
     return Section([*table(heads, rows), "", note], found)
+
+
+def training(setting: Setting) -> Section:
+    """Images per second of four workers in one process, next to a plain loop with the same images per step."""
+    if not setting.device:
+        return absent()
+    if reason := gpu_steps.cannot():
+        return Section([reason], {"skipped": reason})
+    facts, rows = {}, []
+    for how, images, found in gpu_steps.training(setting.device, setting.rounds, setting.smallest):
+        facts[how] = found
+        for arm, seconds in found.items():
+            speed = images / statistics.median(seconds)
+            rows.append((how, arm, f"{speed:,.0f}", _quartiles(found["a plain loop"], seconds)))
+    heads = ["", "arm", "images per second", "of the plain loop's: median (quartiles)"]
+    return Section(table(heads, rows), facts)
+
+
+def _quartiles(some: Sequence[float], others: Sequence[float]) -> str:
+    """Of the ratios, round by round."""
+    low, median, high = statistics.quantiles(
+        [a / b for a, b in zip(some, others, strict=True)], n=4, method="inclusive"
+    )
+    return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
 
 SECTIONS: dict[str, Callable[[Setting], Section]] = {
@@ -314,6 +333,7 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
     "counts": counts,
     "codecs": codecs,
     "steps": steps,
+    "training": training,
     "memory": memory,
 }
 
@@ -321,7 +341,7 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
 def main() -> None:
     """Exchanges on a GPU, for the sanitizer; with two GPUs steps whose buckets leave early."""
     names, seed = sys.argv[1].split(","), int(sys.argv[2])
-    setting = Setting("cuda", True, 2, seed, Path())
+    setting = Setting("cuda", True, 2, seed, Path(), names)
     for name in names:
         once = Once(name, setting)
         for _ in range(3):

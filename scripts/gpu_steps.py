@@ -6,16 +6,18 @@ import multiprocessing
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components, build_model
+from accordion_bench.training.trainer import Trainer
 from scripts.bench_arms import our_step, plain_step, trainer_for
 
 LARGE = ["model=resnet50", "dataset=synthetic", "batch_size=64"]
@@ -23,6 +25,15 @@ SMALL = ["model=resnet8", "dataset=synthetic", "batch_size=4"]
 RANK = 2
 DDP = "DDP"
 OURS = {"none": DDP, "bf16": f"{DDP}, bf16 hook", "powersgd": f"{DDP}, PowerSGD hook", "topk": DDP, "signsgd": DDP}
+
+
+WORKERS = 4  # of `training`
+TRAINING = ["model=resnet18", "dataset=synthetic"]  # images as CIFAR-10's
+HOW = {  # overrides of ours, and whether the plain loop does the same
+    "float32": [],
+    "bfloat16, channels_last": ["precision=bfloat16", "channels_last=true"],
+    "bfloat16, channels_last, compiled": ["precision=bfloat16", "channels_last=true", "compile=inductor"],
+}
 
 
 def rival(name: str) -> str:
@@ -60,6 +71,60 @@ def measured(device: str, world: int, rounds: int, smallest: bool, out: Path | N
         if any(child.exitcode for child in children):
             raise RuntimeError(f"steps ended with {[child.exitcode for child in children]}")
         return json.loads((Path(folder) / "seconds.json").read_text(encoding="utf-8"))
+
+
+def training(device: str, rounds: int, smallest: bool) -> Iterator[tuple[str, int, dict[str, list[float]]]]:
+    """Steps of four workers in this process, and of a plain loop whose batch is theirs together.
+
+    Args:
+        device: `cuda` or `cpu`.
+        rounds: interleaved.
+        smallest: few images, and float32 alone.
+
+    Yields:
+        How both compute, images per step, seconds per step of each arm in each round.
+    """
+    batch = 2 if smallest else 128
+    for how, overrides in list(HOW.items())[: 1 if smallest else None]:
+        typed = [*TRAINING, *overrides]
+        arms = {
+            f"four workers, {name}": our_step(
+                trainer_for([*typed, f"batch_size={batch}", f"compressor={name}"], Comm(WORKERS, device=device))
+            )
+            for name in ("none", "powersgd")
+        }
+        alone = trainer_for([*typed, f"batch_size={WORKERS * batch}"], Comm(1, device=device))
+        arms["a plain loop"] = plain_step(alone, _plain(alone))
+        with torch.enable_grad():
+            found = _interleaved(arms, rounds, device)
+        yield how, WORKERS * batch, found
+
+
+def _plain(trainer: Trainer) -> torch.nn.Module:
+    """The network of a trainer, as everyone would have it compute."""
+    config = trainer.config
+    model = build_model(config.model, build_components(config, 1).dataset).to(trainer.device)
+    model = model.to(memory_format=trainer.memory_format)  # type: ignore[call-overload]
+    if config.compile:
+        model = torch.compile(model, backend=config.compile)
+    return Autocast(model, config.precision) if config.precision else model
+
+
+class Autocast(torch.nn.Module):
+    """A network whose forward pass computes in another precision.
+
+    Args:
+        model: takes images.
+        precision: name of the dtype.
+    """
+
+    def __init__(self, model: torch.nn.Module, precision: str) -> None:
+        super().__init__()
+        self.model, self.dtype = model, getattr(torch, precision)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, self.dtype):
+            return self.model(x)
 
 
 def _process(rank: int, world: int, folder: str, kind: str, rounds: int, smallest: bool, out: Path | None) -> None:

@@ -21,7 +21,7 @@ def test_what_needs_cuda_says_so_in_one_line(tmp_path, monkeypatch):
     only = [name for name in gpu_sections.SECTIONS if name != "counts"]  # what is counted takes seconds: test_scripts
     assert reported(monkeypatch, "--smallest", "--out", str(tmp_path), "--only", *only) == 0
     page, told = (tmp_path / "README.md").read_text(), json.loads((tmp_path / "report.json").read_text())
-    assert page.count(gpu_sections.ABSENT) == len(only) == 6
+    assert page.count(gpu_sections.ABSENT) == len(only) == 7
     assert {"command", "commit", "gpus", "driver", "versions", "seed", "n"} <= told["header"].keys()
     assert all(told[name]["found"] == {"skipped": gpu_sections.ABSENT} for name in only)
 
@@ -29,8 +29,7 @@ def test_what_needs_cuda_says_so_in_one_line(tmp_path, monkeypatch):
 def test_launches_are_held_against_what_is_stated(tmp_path, monkeypatch):
     stated = {("none", "ResNet-50"): (1, 0)}
     monkeypatch.setattr(gpu_sections, "stated", lambda page: stated)
-    monkeypatch.setattr(Setting, "names", ["none"])
-    setting = Setting("", True, 2, 0, tmp_path)
+    setting = Setting("", True, 2, 0, tmp_path, ["none"])
     section = gpu_sections.counts(setting)
     assert section.failed and "1 / 0, EXCEEDED" in section.lines[-1]
     stated["none", "ResNet-50"] = (12, 1)
@@ -64,7 +63,6 @@ def test_a_codec_in_triton_is_timed_beside_torch(tmp_path, monkeypatch):
 
     monkeypatch.setattr(on_gpu, "usable", lambda xs: True)
     monkeypatch.setattr(bench_codec, "codec", codec)
-    monkeypatch.setattr(Setting, "names", ["qsgd"])
-    section = gpu_sections.codecs(Setting("cpu", True, 2, 0, tmp_path))
+    section = gpu_sections.codecs(Setting("cpu", True, 2, 0, tmp_path, ["qsgd"]))
     assert [row[1] for row in section.facts] == ["copy", "qsgd", "qsgd, by torch"]
     assert set(triton) == {True, False} and on_gpu.usable([])

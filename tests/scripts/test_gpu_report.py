@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -46,13 +45,14 @@ def test_a_section_that_breaks_is_told_and_stops_no_other(tmp_path, monkeypatch)
     assert "next to a copy, FAILED\n\nRuntimeError: no kernel image\n\n## Memory\n" in page
 
 
-def test_measurements_of_a_gpu_come_from_one(monkeypatch, capsys):
+def test_measurements_of_a_gpu_come_from_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     for typed in ([], ["--device", "cuda"], ["--rounds", "1", "--out", "x"]):
         with pytest.raises(SystemExit):
             reported(monkeypatch, *typed)
     said = capsys.readouterr().err
     assert "type --out FOLDER" in said and "type --smallest" in said and "type --rounds 2" in said
-    assert not Path("results/gpu").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_codec_in_triton_is_timed_beside_torch(tmp_path, monkeypatch):

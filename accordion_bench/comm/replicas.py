@@ -13,6 +13,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.clip import clip_factor
+from accordion_bench.tensors.real_view import as_kind_of, as_real
 
 Tensors = Sequence[int] | None
 """Some of the trained tensors, by index; None = all."""
@@ -23,6 +24,8 @@ T = TypeVar("T", bound=Tensor)
 class Replicas:
     """The trainable parameters of a model, and for each of the W local workers its gradients.
 
+    A complex parameter counts as a real tensor [..., 2] of its real and imaginary parts.
+
     Args:
         named: names and parameters, in the model's order.
         comm: how many workers there are and which are here.
@@ -31,6 +34,7 @@ class Replicas:
     Attributes:
         specs: names and shapes.
         params: the model's parameters; which values they hold may change after `fork`.
+        like: a tensor of the type and on the device of what is exchanged.
         shared: the values [...] that all workers have in common: the parameters, or since `fork` the last consensus.
         gradients_W: their gradients of this step, [W, ...], contiguous in whatever memory format the model is.
         replicas: since `fork`, the parameters of each local worker.
@@ -39,8 +43,10 @@ class Replicas:
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], comm: Comm, tables: Collection[str] = ()) -> None:
         self.comm = comm
         self.params = [param for _, param in named]
-        self.specs = [TensorSpec(name, tuple(param.shape), name in tables) for name, param in named]
-        self.shared = [param.data for param in self.params]
+        self.shared = [as_real(param.data) for param in self.params]
+        pairs = zip(named, self.shared, strict=True)
+        self.specs = [TensorSpec(name, tuple(value.shape), name in tables) for (name, _), value in pairs]
+        self.like = self.shared[0]
         self.replicas: list[list[nn.Parameter]] = []
         self.gradients_W: list[Tensor] = []
 
@@ -65,14 +71,14 @@ class Replicas:
         for i, row in enumerate(rows):
             own = [part_W[i] for part_W in parts_W]
             torch._foreach_copy_(own, list(anchor))
-            torch._foreach_sub_(own, self._values(row, tensors))
+            torch._foreach_sub_(own, self.values(row, tensors))
         return parts_W
 
     @torch.no_grad()
     def restart(self, anchor: Sequence[Tensor], rows: range, tensors: Tensors = None) -> None:
         """x <- anchor for some local workers; arguments as of `differences`."""
         for row in rows:
-            torch._foreach_copy_(self._values(row, tensors), list(anchor))
+            torch._foreach_copy_(self.values(row, tensors), list(anchor))
 
     @torch.no_grad()
     def clip(self, norm: float) -> None:
@@ -85,11 +91,11 @@ class Replicas:
     def pull(self, anchor: Sequence[Tensor], alpha: float, tensors: Tensors = None) -> None:
         """x <- (1 - alpha) x + alpha anchor for every local worker; `anchor` and `tensors` as of `differences`."""
         for row in range(len(self.replicas)):
-            torch._foreach_lerp_(self._values(row, tensors), list(anchor), alpha)
+            torch._foreach_lerp_(self.values(row, tensors), list(anchor), alpha)
 
-    def _values(self, row: int, tensors: Tensors) -> list[Tensor]:
-        """A local worker's own parameters."""
-        return [x.data for x in _chosen(self.replicas[row], tensors)]
+    def values(self, row: int, tensors: Tensors = None) -> list[Tensor]:
+        """What a local worker's replica holds, a tensor [...] per spec."""
+        return [as_real(x.data) for x in _chosen(self.replicas[row], tensors)]
 
     @torch.no_grad()
     def mean_replica(self, account: str) -> list[Tensor]:
@@ -99,7 +105,7 @@ class Replicas:
     @torch.no_grad()
     def mean_over_workers(self, rows: Sequence[Sequence[Tensor]], account: str) -> list[Tensor]:
         """The mean over all workers of what each local one has, a tensor per spec; as `mean_replica`."""
-        sums = [torch.stack([x.data for x in xs]).sum(0) for xs in zip(*rows, strict=True)]
+        sums = [torch.stack([as_real(x.data) for x in xs]).sum(0) for xs in zip(*rows, strict=True)]
         total = torch.cat([x.flatten() for x in sums])
         mean = self.comm.sum_(total, account) / self.comm.workers
         parts = mean.split([spec.numel for spec in self.specs])
@@ -108,8 +114,9 @@ class Replicas:
     def apply(self, updates: Sequence[Tensor]) -> None:
         """Hand the updates to the optimizer, as the gradients of the shared parameters, in their memory format."""
         for param, update in zip(self.params, updates, strict=True):
-            alike = update.stride() == param.stride()
-            param.grad = update if alike else torch.empty_like(param).copy_(update)
+            gradient = as_kind_of(update, param)
+            alike = gradient.stride() == param.stride()
+            param.grad = gradient if alike else torch.empty_like(param).copy_(gradient)
 
     # ---- checkpoints
 

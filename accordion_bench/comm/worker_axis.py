@@ -14,6 +14,7 @@ from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.comm.pooled_buffers import pooled_buffers
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.real_view import as_kind_of, as_real
 from accordion_bench.tensors.same_shape import Blocks
 
 BN_POLICIES = ("pooled", "average", "recompute", "rank0", "local")
@@ -44,7 +45,7 @@ class WorkerAxis(Replicas):
         self.model, self.seed, self.bn = model, seed, bn
         rows = comm.local_workers
         # one worker's gradients stay where autograd has put them
-        self._storage = Blocks(self.specs, rows, self.params[0]).tensors if rows > 1 else []
+        self._storage = Blocks(self.specs, rows, self.like).tensors if rows > 1 else []
         self._taken: dict[int, Tensor] = {}
         self._current: int | None = None
         self.buffers_W = {
@@ -63,22 +64,23 @@ class WorkerAxis(Replicas):
     def _use_values(self, values: Sequence[Tensor]) -> None:
         # the parameters stay the same objects: recurrent layers keep references of their own
         for param, value in zip(self.params, values, strict=True):
-            param.data = value
+            param.data = as_kind_of(value, param)
 
     def become(self, row: int) -> None:
         """Let the model read and write the buffers, and the replica if there is one, of one local worker."""
         if self._current != row:
             self._use_buffers({name: buffer_W[row] for name, buffer_W in self.buffers_W.items()})
             if self.replicas:
-                self._use_values([replica.data for replica in self.replicas[row]])
+                self._use_values(self.values(row))
             self._current = row
 
     @torch.no_grad()
     def fork(self) -> None:
-        storage_W = Blocks(self.specs, self._W, self.shared[0]).tensors
+        storage_W = Blocks(self.specs, self._W, self.like).tensors
         for x_W, value in zip(storage_W, self.shared, strict=True):
             x_W.copy_(value)
-        self.replicas = [[nn.Parameter(x_W[row]) for x_W in storage_W] for row in range(self._W)]
+        paired = list(zip(storage_W, self.params, strict=True))
+        self.replicas = [[nn.Parameter(as_kind_of(x_W[row], param)) for x_W, param in paired] for row in range(self._W)]
         self._current = None
 
     def backward(
@@ -130,8 +132,8 @@ class WorkerAxis(Replicas):
 
     @torch.no_grad()
     def taken(self, i: int) -> Tensor:
-        gradient = self.params[i].grad
-        assert gradient is not None and self._current is not None
+        assert self.params[i].grad is not None and self._current is not None
+        gradient = _gradient_of(self.params[i])
         if self.comm.local_workers == 1:
             self._taken[i] = gradient.contiguous().unsqueeze(0)
         else:
@@ -217,8 +219,7 @@ class WorkerAxis(Replicas):
 
 
 def _gradient_of(param: nn.Parameter) -> Tensor:
-    gradient = param.grad
-    return torch.zeros_like(param) if gradient is None else gradient
+    return as_real(torch.zeros_like(param) if param.grad is None else param.grad)
 
 
 def _home(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -69,9 +69,9 @@ class DDPExchange(Exchange):
         hook: ForeignHook | None = None,
     ) -> None:
         compressor, start_step = bare(node), node.get("start_step", 0)
-        super().__init__(compressor, axis.specs, ladder, comm, axis.params[0], seed, start_step=start_step)
+        super().__init__(compressor, axis.specs, ladder, comm, axis.like, seed, start_step=start_step)
         self.what = "mean gradient"
-        self._element_size = axis.params[0].element_size()
+        self._element_size = axis.like.element_size()
         cap = bucket_cap_mb
         if wants_one_bucket(compressor, hook) and dist.get_backend() == "gloo":
             cap = math.ceil(self.numel * self._element_size / MB) + 1

@@ -113,7 +113,7 @@ class ExchangeRunner:
         if wrapped is None:
             wrapped = self.differences() if of_differences else self.gradients
         seed = self.seed if seed is None else seed
-        specs, like, comm = self.axis.specs, self.axis.params[0], comm or self.comm
+        specs, like, comm = self.axis.specs, self.axis.like, comm or self.comm
         sizes = {"bucket_mb": self.bucket_mb, "gradient_mb": self.gradient_mb, "together": self.together}
         options = {**wrapped.for_exchange, **sizes, "parts": parts}
         exchange = Exchange(wrapped.compressor, specs, self.ladder, comm, like, seed, **options)
@@ -123,7 +123,7 @@ class ExchangeRunner:
     def preload(self) -> None:
         """Before the first step: load what exchanges compute with, so that it is in no measured time."""
         if self.ddp is None:
-            preload(self.gradients, self.ladder, self.position.plan.codebooks, self.axis.params[0])
+            preload(self.gradients, self.ladder, self.position.plan.codebooks, self.axis.like)
 
     def run(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: Rate = 1.0) -> CompletedExchange:
         """One exchange: of all workers, or of groups side by side.

@@ -8,19 +8,43 @@ from torch import Tensor, nn
 
 from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.comm.replicas import Replicas
+from accordion_bench.tensors.real_view import as_kind_of
 
 Optimizer = torch.optim.Optimizer
+
+
+class OptimizerLike(Protocol):
+    """What schemes read of an optimizer, or of several of one model."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters and options."""
+
+    @property
+    def state(self) -> Any:
+        """Of which `get(parameter, default)` and `clear()` are used."""
 
 
 class Optimizers(Protocol):
     """What schemes need: the optimizer of the shared parameters, and since `fork` one for each local replica."""
 
     axis: Replicas
-    common: Optimizer
-    of_replicas: list[Optimizer]
+
+    @property
+    def common(self) -> OptimizerLike:
+        """Of the shared parameters."""
+
+    @property
+    def of_replicas(self) -> Sequence[OptimizerLike]:
+        """Of each local worker."""
 
     def fork(self) -> None:
         """Every local replica gets an optimizer in the state of the common one."""
+
+
+def is_sgd(optimizer: OptimizerLike) -> bool:
+    """Whether the optimizer, or all of several, are torch's SGD."""
+    return all(isinstance(own, torch.optim.SGD) for own in getattr(optimizer, "optimizers", [optimizer]))
 
 
 class InnerOptimizers:
@@ -65,7 +89,7 @@ class InnerOptimizers:
             self.common.step()
         for row, optimizer in enumerate(self.of_replicas):
             for replica, gradient_W in zip(self.axis.replicas[row], self.axis.gradients_W, strict=True):
-                replica.grad = gradient_W[row]
+                replica.grad = as_kind_of(gradient_W[row], replica)
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

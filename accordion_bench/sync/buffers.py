@@ -11,6 +11,7 @@ from accordion_bench.compressors.none import Dense
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.optimizers.inner import Optimizers
 from accordion_bench.plan import Ladder, TensorSpec
+from accordion_bench.tensors.real_view import as_real
 
 BUFFERS = ("keep", "reset", "average")
 
@@ -46,11 +47,11 @@ def average_buffers(inner: Optimizers) -> None:
     held = [(i, key) for i, own in enumerate(rows[0]) for key in averaged(own)]
     for key in dict.fromkeys(key for _, key in held):
         holders = [i for i, its in held if its == key]
-        stacked = [torch.stack([row[i][key] for row in rows]) for i in holders]
+        stacked = [torch.stack([as_real(row[i][key]) for row in rows]) for i in holders]
         inner.axis.comm.ledger.paper_count(sum(x_W[0].numel() for x_W in stacked))
         for i, mean in zip(holders, inner.axis.comm.all_reduce_mean(stacked), strict=True):
             for row in rows:
-                row[i][key].copy_(mean)
+                as_real(row[i][key]).copy_(mean)
     inner.axis.comm.clock.lap("exposed")
 
 
@@ -64,7 +65,8 @@ def exchange_of_buffers(inner: Optimizers, comm: Comm) -> Exchange:
     axis = inner.axis
     optimizer, params = (inner.of_replicas[0], axis.replicas[0]) if axis.replicas else (inner.common, axis.params)
     states = [(spec.name, optimizer.state.get(param, {})) for spec, param in zip(axis.specs, params, strict=True)]
-    specs = [TensorSpec(f"{name}.{key}", tuple(own[key].shape)) for name, own in states for key in averaged(own)]
-    exchange = Exchange(Dense(), specs, Ladder(), comm, params[0])
+    named = [(f"{name}.{key}", as_real(own[key])) for name, own in states for key in averaged(own)]
+    specs = [TensorSpec(name, tuple(buffer.shape)) for name, buffer in named]
+    exchange = Exchange(Dense(), specs, Ladder(), comm, axis.like)
     exchange.what = "buffer"
     return exchange

@@ -8,6 +8,7 @@ from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.position import Rate
 from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.tensors.clip import clip_factor
+from accordion_bench.tensors.real_view import as_real
 
 
 class EveryStep(Sync):
@@ -38,7 +39,7 @@ class EveryStep(Sync):
         axis, traits, decay = self.axis, self.exchange.compressor.traits, self.context.weight_decay
         if decay and traits.owns and traits.weight_decay_mode == "in_gradient":
             for param, gradient_W in zip(axis.params, axis.gradients_W, strict=True):
-                gradient_W.add_(param.detach(), alpha=decay)
+                gradient_W.add_(as_real(param.detach()), alpha=decay)
         completed = self.runner.run([self.exchange], [axis.gradients_W], lr)
         self._updates = completed.updates[0]
         if self.context.clip_mean:
@@ -57,7 +58,7 @@ class EveryStep(Sync):
         taken, updates, self._updates = [i for i, it_is in enumerate(self._taken) if it_is], self._updates, []
         if taken:
             rate: Rate = 1.0 if self.exchange.compressor.traits.units == "parameter" else lr
-            params: list[Tensor] = [self.axis.params[i] for i in taken]
+            params: list[Tensor] = [as_real(self.axis.params[i]) for i in taken]
             updates = [updates[i] for i in taken]
             if isinstance(rate, int | float):
                 torch._foreach_sub_(params, updates, alpha=rate)

@@ -18,6 +18,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
+from accordion_bench.optimizers.inner import is_sgd
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
@@ -198,8 +199,8 @@ class LocalSGD(Sync):
         refuse_unheard(context, self.quorum, self.lateness)
         self.names = [spec.name for spec in self.axis.specs]
         if not self.buffers:
-            is_sgd = isinstance(self.inner.common, torch.optim.SGD)
-            self.buffers = "reset" if self.outer_optimizer == "slowmo" and is_sgd else "keep"
+            resets = self.outer_optimizer == "slowmo" and is_sgd(self.inner.common)
+            self.buffers = "reset" if resets else "keep"
         self.every_step = EveryStep()
         if self.gradient_exchange:
             self.every_step.begin(context)
@@ -221,7 +222,7 @@ class LocalSGD(Sync):
 
     def sparse_average(self, comm: Comm) -> SparseAverage:
         """What averages the share `sparta` of the parameters."""
-        sparse = SparseAverage(self.sparta or 1.0, self.axis.specs, comm, self.axis.params[0], self.runner.seed)
+        sparse = SparseAverage(self.sparta or 1.0, self.axis.specs, comm, self.axis.like, self.runner.seed)
         sparse.finite = self.runner.finite
         return sparse
 
@@ -282,7 +283,7 @@ class LocalSGD(Sync):
         if self.sparse is not None and self.count:
             self.land()  # one collective at a time
             self.clock.waits(self.sparse.kind)
-            self.sparse.average_(self.axis.replicas, self.position.step)
+            self.sparse.average_([self.axis.values(row) for row in range(self.comm.local_workers)], self.position.step)
             self.clock.lap("exposed")
         completed = self.after_local_step()
         self.clock.lap("update")

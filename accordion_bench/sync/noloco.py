@@ -76,7 +76,7 @@ class NoLoCo(LocalSGD):
         return self._new_pairs(comm or self.comm)
 
     def _new_pairs(self, comm: Comm) -> PairExchange:
-        pairs = PairExchange(self.axis.specs, comm, self.axis.params[0], self.runner.seed)
+        pairs = PairExchange(self.axis.specs, comm, self.axis.like, self.runner.seed)
         pairs.finite = self.runner.finite
         return pairs
 
@@ -84,8 +84,12 @@ class NoLoCo(LocalSGD):
         super().fork()
         self.pairs = self._new_pairs(self.comm)
         self.tiers = [Tier(self.comm.workers, [Group(range(self.comm.local_workers), self.pairs, self.axis.shared)])]
-        self.z = [[x.detach().clone() for x in replica] for replica in self.axis.replicas]
+        self.z = [[x.clone() for x in own] for own in self._values()]
         self.momentum = [[torch.zeros_like(x) for x in own] for own in self.z]
+
+    def _values(self) -> list[list[Tensor]]:
+        """The parameters of each local worker."""
+        return [self.axis.values(row) for row in range(self.comm.local_workers)]
 
     def after_local_step(self) -> None:
         """Meet where a period has passed."""
@@ -96,14 +100,14 @@ class NoLoCo(LocalSGD):
     def meet(self) -> None:
         """The outer step of each local worker, and its replica goes on from there."""
         self.clock.waits(self.pairs.kind)
-        means = self.pairs.means(self.axis.replicas, self.position.step)
+        means = self.pairs.means(self._values(), self.position.step)
         self.clock.lap("exposed")
-        for replica, mean, z, m in zip(self.axis.replicas, means, self.z, self.momentum, strict=True):
+        for values, mean, z, m in zip(self._values(), means, self.z, self.momentum, strict=True):
             torch._foreach_sub_(mean, z)
             torch._foreach_mul_(m, self.outer_momentum)
             torch._foreach_add_(m, mean, alpha=self.outer_lr)
             torch._foreach_add_(z, m)
-            torch._foreach_copy_([x.data for x in replica], z)
+            torch._foreach_copy_(values, z)
         self.since = 0
         treat_buffers(self.inner, self.buffers)
 

@@ -141,8 +141,8 @@ class OverlapLocalSGD(LocalSGD):
         axis = self.axis
         torch._foreach_sub_(axis.shared, self.in_flight.take())
         if self.merge == "cocod":
-            for row, replica in enumerate(axis.replicas):
-                values = [x.data for x in replica]
+            for row in range(len(axis.replicas)):
+                values = axis.values(row)
                 torch._foreach_add_(values, axis.shared)
                 torch._foreach_sub_(values, [x_W[row] for x_W in self.launched_W])
         else:
@@ -150,8 +150,8 @@ class OverlapLocalSGD(LocalSGD):
         treat_buffers(self.inner, self.buffers)
 
     def note_launched(self) -> None:
-        for row, replica in enumerate(self.axis.replicas):
-            torch._foreach_copy_([x_W[row] for x_W in self.launched_W], [x.data for x in replica])
+        for row in range(len(self.axis.replicas)):
+            torch._foreach_copy_([x_W[row] for x_W in self.launched_W], self.axis.values(row))
 
     def consensus(self) -> list[Tensor]:
         return self.axis.mean_replica("eval") if self.forked and not self.finished else self.axis.shared

@@ -144,7 +144,7 @@ class Quorum:
         if rows:
             moved = torch._foreach_sub(self.axis.shared, list(before))
             for row in rows:
-                torch._foreach_add_([x.data for x in self.axis.replicas[row]], moved)
+                torch._foreach_add_(self.axis.values(row), moved)
 
     def _to_be_learnt(self) -> list[Tensor]:
         """What a late worker lacks: z, the outer optimizer's buffers, what the compressor keeps for all workers."""

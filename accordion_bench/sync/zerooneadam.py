@@ -211,11 +211,11 @@ class ZeroOneAdam(Sync):
     @torch.no_grad()
     def after_step(self, lr: Rate) -> CompletedExchange | None:
         if not self.forked:
-            self.move(self.axis.params, 0)
+            self.move(self.axis.shared, 0)
             self.clock.lap("update")
             return None
-        for row, replica in enumerate(self.axis.replicas):
-            self.move(replica, row)
+        for row in range(len(self.axis.replicas)):
+            self.move(self.axis.values(row), row)
         self.clock.lap("update")
         self.since += 1
         self.counted += 1
@@ -226,11 +226,11 @@ class ZeroOneAdam(Sync):
         self.clock.lap("update")
         return completed
 
-    def move(self, params: Sequence[Tensor], row: int) -> None:
+    def move(self, values: Sequence[Tensor], row: int) -> None:
         """x <- x - eta m / r, of one local worker."""
         steps = torch._foreach_mul([m_W[row] for m_W in self.momentum_W], self.inverse)
         torch._foreach_mul_(steps, self.rates)
-        torch._foreach_sub_([param.data for param in params], list(steps))
+        torch._foreach_sub_(list(values), list(steps))
 
     def average(self) -> CompletedExchange:
         """One step of all workers from the last consensus, in units of the momentum; all go on from where it leads."""

@@ -113,7 +113,7 @@ class Trainer:
 
         chosen_by = self.task.selected_by, self.task.tested
         self.score = Score(self.task.metric, config.target, config.target_every, self.device, *chosen_by)
-        specs, like, run = self.axis.specs, self.axis.params[0], parts.run
+        specs, like, run = self.axis.specs, self.axis.like, parts.run
         plan = parts.plan_for(specs)
         self.position = Position(plan, config.optimizer["lr"], parts.schedule, config.epochs, self.sampler.steps)
         sampler, position = self.sampler, self.position  # who kept this object would keep its data's readers

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from accordion_bench.attaching.loop_position import LoopPosition
 from accordion_bench.attaching.lost_worker import lost_worker_told
 from accordion_bench.attaching.own_parameters import OwnParameters, plain_name, trained_parameters, trained_tables
+from accordion_bench.attaching.parameter_watch import ParameterWatch
 from accordion_bench.attaching.python_words import pass_instead
+from accordion_bench.attaching.same_parameters import is_due, refuse_drift
 from accordion_bench.attaching.timeline import Timeline
-from accordion_bench.attaching.users_optimizer import UsersOptimizer
+from accordion_bench.attaching.users_optimizer import Stepping, UsersOptimizer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.pooled_buffers import pooled_buffers
+from accordion_bench.comm.pooled_buffers import is_dense, pooled_buffers
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap
@@ -31,8 +33,10 @@ from accordion_bench.position import Rate
 from accordion_bench.requests import TrainingLoss
 from accordion_bench.signals.policy_runner import PolicyRunner
 from accordion_bench.sync.base import SyncContext
+from accordion_bench.tensors.real_view import as_kind_of
 
 log = logging.getLogger("accordion_bench")
+UNUSED = 10  # backward passes in a row after which somebody may step with another optimizer
 LONG = 10_000  # steps in one epoch after which somebody may have forgotten to tell its end
 
 
@@ -77,7 +81,7 @@ class Attachment:
 
     Args:
         model: the module that is trained.
-        optimizer: its optimizer.
+        optimizer: its optimizer, or several together.
         methods: what communicates, what adapts it, and when.
         comm: of one worker in each process.
         setting: what else was passed.
@@ -87,13 +91,13 @@ class Attachment:
         exchange: what carries messages now, with its ladder of levels and its state.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, methods: Methods, comm: Comm, setting: Setting
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Stepping, methods: Methods, comm: Comm, setting: Setting) -> None:
         self.model, self.optimizer, self.methods, self.comm, self.setting = model, optimizer, methods, comm, setting
         self.clock = comm.clock
-        self.axis = OwnParameters(trained_parameters(model), comm, trained_tables(model))
+        named = trained_parameters(model)
+        self.axis = OwnParameters(named, comm, trained_tables(model))
         self.inner = UsersOptimizer(optimizer, self.axis)
+        self.watch = ParameterWatch(model, named, self.inner.all)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=comm.device)
         self.losses = 0  # that were noted
         self.position = LoopPosition(
@@ -107,7 +111,7 @@ class Attachment:
             methods.policies,
             self.axis.specs,
             comm,
-            self.axis.params[0],
+            self.axis.like,
             methods.ladder,
             self.position,
             self.loss_sum,
@@ -140,9 +144,9 @@ class Attachment:
         self._completed: CompletedExchange | None = None
         self._lr: Rate = 0.0
         self.decisions: dict[str, Any] = {}  # of the last epoch, by policy
-        self._told_of_epochs = self._told_of_updates = False
-        self._frozen = [param for param in model.parameters() if not param.requires_grad]
-        self._held = sum(len(group["params"]) for group in optimizer.param_groups)
+        self._told_of_epochs = self._told_of_updates = self._told_of_rounding = False
+        self._given_up = 0  # steps in a row whose gradients nobody used
+        self._stepped: list[torch.optim.Optimizer] = []  # that have taken this step, of several
         self.recording: Timeline | None = None
         self.when_recorded: Callable[[], None] = lambda: None
         self._handles: list[Any] = []
@@ -166,10 +170,13 @@ class Attachment:
         Args:
             listens: autograd says which gradients have arrived; else somebody else does.
         """
-        self._handles += [
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(self._after_step),
-        ]
+        for optimizer in self.inner.all:
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        self._handles.append(self.model.register_load_state_dict_post_hook(lambda *_: self.watch.note()))
+        self.watch.note()  # rank 0's parameters have come since
+        self.watch.start()
+        self.when_detached(self.watch.stop)
         if listens:
             for i, param in enumerate(self.axis.params):
                 hook = param.register_post_accumulate_grad_hook(lambda _, i=i: self._arrived(i))
@@ -217,7 +224,9 @@ class Attachment:
             return
         if self.recording is not None:
             self.recording.arrived(i)
-        if self.axis.is_taken(i):
+        if not self.watch.pending:
+            self._look()
+        elif self.axis.is_taken(i):
             self._arrived_again(i)
         if not self.axis.has_taken and self.overlap.armed is None:
             self._arm()
@@ -227,14 +236,46 @@ class Attachment:
 
     def _arrived_again(self, i: int) -> None:
         """A further backward pass before the optimizer's step."""
+        self._look()
         left = self.joined or self._leaves_early
         if left and not self.axis.was_reset(i):
             raise ConfigError(
                 f"all backward passes of a step but the last must be within comm.no_sync(), got two that reach "
                 f"{self.axis.specs[i].name}, whose gradient has been sent; write `with comm.no_sync():` around the "
-                "earlier ones, forward pass included"
+                "earlier ones, forward pass included; or, where a layer is used twice within activation checkpoints, "
+                "pass use_reentrant=False to torch.utils.checkpoint"
             )
+        self._give_up_unused()
+
+    def _look(self) -> None:
+        """A backward pass has begun: do its gradients belong to parameters that all workers share and step?
+
+        Raises:
+            ConfigError: they do not.
+        """
+        self._refuse_missing_steps()
+        self.watch.refuse_replaced()
+        self.watch.refuse_moved()
+        self.watch.pending = True
+
+    def _refuse_missing_steps(self) -> None:
+        if self._stepped:
+            names = ", ".join(type(own).__name__ for own in self.inner.all if own not in self._stepped)
+            raise ConfigError(
+                f"optimizers must all take a step after each backward pass, got none of {names}; call its step, or "
+                "attach each with a module of its own"
+            )
+
+    def _give_up_unused(self) -> None:
+        """Gradients have come, and those of the step before were never used; that may happen, but not for ever."""
         self.give_up_step()
+        self._given_up += 1
+        if self._given_up == UNUSED and self.comm.leader:
+            log.warning(
+                "the gradients of %d backward passes in a row were used by no optimizer of ab.attach; call the step of "
+                "the optimizer that was passed, or all workers train alone",
+                UNUSED,
+            )
 
     @property
     def _leaves_early(self) -> bool:
@@ -254,6 +295,11 @@ class Attachment:
         self.overlap.armed = None
         self._forget()
 
+    def skip_step(self) -> None:
+        """All workers leave this step out."""
+        self.give_up_step()
+        self.watch.note()
+
     def _forget(self) -> None:
         self.joined, self._completed = False, None
         self.axis.forget()
@@ -267,9 +313,10 @@ class Attachment:
 
     def begin_delivery(self) -> None:
         """Somebody takes the gradients of a step where DistributedDataParallel has put them."""
+        self._look()
         if self.axis.has_taken:
             self._warn_of_lost_updates()
-            self.give_up_step()
+            self._give_up_unused()
         self.axis.delivers = True
         self._arm()
 
@@ -295,7 +342,7 @@ class Attachment:
         if self.joined:
             return
         with self._told():
-            self._refuse_new_parameters()
+            self.watch.refuse_replaced()
             self._note_rate()
             self.axis.collect(give=self.sync.buffers == "average")  # else workers could have different buffers
             if self.sync.gradients_go_to() is not None and (name := self.axis.changed()):
@@ -319,9 +366,19 @@ class Attachment:
         self.position.note_rate()
         self._lr = self.inner.rate()
 
-    def _before_step(self, _: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]] | None:
         """Join, or where a closure computes the gradients, join after it; `args` begin with the optimizer."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if optimizer in self._stepped:
+            self._refuse_missing_steps()
+        if closure is not None and len(self.inner.all) > 1:
+            raise ConfigError(
+                "optimizers must step without a closure where there are several, got one, which would compute "
+                "gradients between their steps; call backward before the first of them steps"
+            )
+        self.watch.stepping()
         if closure is None:
             self.join()
             self._note_rate()
@@ -339,7 +396,14 @@ class Attachment:
             return (args[0], closure_then_join, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure_then_join}
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._stepped.append(optimizer)
+        self.watch.stepped()
+        if len(self._stepped) == len(self.inner.all):
+            self._stepped = []
+            self._all_have_stepped()
+
+    def _all_have_stepped(self) -> None:
         with self._told():
             after = self.sync.after_step(self._lr)
             completed = self._completed if after is None else after
@@ -348,7 +412,15 @@ class Attachment:
                 self.policy_runner.after_exchange(completed, self.sync.averaging)
                 self.clock.lap("policy")
             self.runner.finite.refuse()
-        self.position.step_taken()
+            self.position.step_taken()
+            if not self.axis.replicas and is_due(self.position.step):
+                self.clock.lap("update")
+                self._told_of_rounding |= refuse_drift(
+                    self.comm, self.axis.shared, self.position.step, not self._told_of_rounding
+                )
+                self.clock.lap("policy")
+        self.watch.note()
+        self._given_up = 0
         self.clock.step_over(self.setting.batch_size)
         self.clock.warm = True
         self._forget()
@@ -405,11 +477,13 @@ class Attachment:
         """
         with self._told():
             self.pause()
-            values = dict(zip((spec.name for spec in self.axis.specs), self.sync.consensus(), strict=True))
+            pairs = zip(self.axis.params, self.sync.consensus(), strict=True)
+            values = [as_kind_of(value, param) for param, value in pairs]
+            named = dict(zip((spec.name for spec in self.axis.specs), values, strict=True))
             buffers = {plain_name(name): buffer.detach()[None] for name, buffer in self.model.named_buffers()}
             pooled = pooled_buffers(buffers, self.comm)
-        rest = {plain_name(name): p for name, p in self.model.named_parameters() if plain_name(name) not in values}
-        return {name: value.detach().clone() for name, value in {**rest, **values, **pooled}.items()}
+        rest = {plain_name(name): p for name, p in self.model.named_parameters() if plain_name(name) not in named}
+        return {name: value.detach().clone() for name, value in {**rest, **named, **pooled}.items()}
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -429,7 +503,9 @@ class Attachment:
     @torch.no_grad()
     def _put(self, values: dict[str, Tensor]) -> None:
         for name, tensor in self._tensors().items():
-            tensor.copy_(values[name])
+            if is_dense(tensor):
+                tensor.copy_(values[name])
+        self.watch.note()
 
     def finish(self) -> None:
         """After the last step: leave one model behind, unless `final` is false, and detach. All processes call it."""
@@ -460,14 +536,6 @@ class Attachment:
                 yield
         except NonFinite as bad:
             raise NonFinite(f"step {step}: {bad}; lower the learning rate, now {self._first_rate():g}") from None
-
-    def _refuse_new_parameters(self) -> None:
-        held = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        if held != self._held or any(param.requires_grad for param in self._frozen):
-            what = f"{held} in the optimizer, {self._held} before" if held != self._held else "a frozen one thawed"
-            raise ConfigError(
-                f"parameters must be the same as at ab.attach, got {what}; call comm.detach() and ab.attach again"
-            )
 
     def _refuse_missing_loss(self) -> None:
         if not self.losses and any(isinstance(request, TrainingLoss) for request in self.policy_runner.needs_at()):

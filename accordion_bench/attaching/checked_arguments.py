@@ -16,9 +16,11 @@ from accordion_bench.attaching.attachment import Setting
 from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.attaching.exempt import exempt_names
 from accordion_bench.attaching.loop_position import UNKNOWN
-from accordion_bench.attaching.own_parameters import trained_parameters, trained_specs, unwrapped
+from accordion_bench.attaching.own_parameters import refuse_tensors, trained_parameters, trained_specs, unwrapped
 from accordion_bench.attaching.passed import Passed
+from accordion_bench.attaching.same_parameters import checksum
 from accordion_bench.attaching.users_functions import answer
+from accordion_bench.comm.pooled_buffers import dense_parts, is_dense
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.methods.build import Methods, build_methods
 from accordion_bench.methods.chosen import Chosen
@@ -83,6 +85,7 @@ def checked_arguments(passed: Passed, workers: int) -> Checked:
     devices = [param.device for _, param in named]
     if other := next((device for device in devices if device != devices[0]), None):
         raise ConfigError(f"model must be on one device, got {devices[0]} and {other}; move it to one")
+    refuse_tensors(inner)
     exempted = exempt_names(passed.exempt, inner) & {name for name, _ in named}
     setting = _setting(chosen, passed, own.get("weight_decay", 0.0))
     methods = _methods(chosen, passed, workers, exempted, setting.network)
@@ -91,7 +94,13 @@ def checked_arguments(passed: Passed, workers: int) -> Checked:
         raise ValueRefused("clip_at", rule, "after", "before")
     methods.sync.refuse_tensors(trained_specs(inner))
     methods.plan_for(trained_specs(inner))
-    return Checked(inner, wrapper, named, exempted, methods, setting, _to_agree_on(chosen, passed, exempted, named))
+    agreed = {**_to_agree_on(chosen, passed, exempted, named), "buffers": _not_sent(inner)}
+    return Checked(inner, wrapper, named, exempted, methods, setting, agreed)
+
+
+def _not_sent(model: nn.Module) -> dict[str, int]:
+    """A checksum of each buffer that is not dense: rank 0's is sent to nobody, so that all must have the same."""
+    return {name: checksum(dense_parts(buffer)) for name, buffer in model.named_buffers() if not is_dense(buffer)}
 
 
 def _refuse_wrapped_parts(model: nn.Module) -> None:
@@ -111,8 +120,9 @@ def _refuse_kinds(passed: Passed) -> None:
     optimizer, schedule, scaler, overlap = passed.optimizer, passed.schedule, passed.scaler, passed.overlap
     if not isinstance(passed.model, nn.Module):
         raise ConfigError(f"model must be a torch.nn.Module, got {passed.model!r}; pass the module that is trained")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}; pass that of the model")
+    if not isinstance(optimizer, torch.optim.Optimizer | users_optimizer.Together):
+        told = repr(optimizer).splitlines()[0][:80]
+        raise ConfigError(f"optimizer must be a torch.optim.Optimizer or a list of them, got {told}; pass the model's")
     if schedule is not None:
         found = answer("schedule", schedule, 0.0) if callable(schedule) else None
         if not isinstance(found, Real):

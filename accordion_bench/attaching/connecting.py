@@ -20,6 +20,7 @@ from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import Passed
 from accordion_bench.attaching.python_words import in_python
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.pooled_buffers import is_dense
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 
@@ -40,7 +41,7 @@ def connected(passed: Passed) -> Attached:
         refuse_differences(comm, found if isinstance(found, ConfigError) else found.agreed)
         assert isinstance(found, Checked)
         if found.wrapper is None:
-            comm.broadcast_([*found.inner.parameters(), *found.inner.buffers()], "setup")
+            comm.broadcast_([*found.inner.parameters(), *filter(is_dense, found.inner.buffers())], "setup")
     if comm.leader:
         for sentence in without_effect(found.setting.chosen, found.methods):
             log.warning("%s", sentence)

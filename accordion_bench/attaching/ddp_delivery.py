@@ -1,5 +1,6 @@
 """A communication hook of DistributedDataParallel that hands its buckets to an attachment."""
 
+import math
 import weakref
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.tensors.real_view import as_kind_of, as_real
+
+SPARSE = "gradients must be dense tensors, got a sparse one of DistributedDataParallel; pass sparse=False to its module"
 
 
 class DDPDelivery:
@@ -66,13 +70,27 @@ class DDPDelivery:
             self._held = []
             attachment.begin_delivery()
         indices = [self._index[id(param)] for param in bucket.parameters()]
-        numbered = list(zip(indices, bucket.gradients(), strict=True))
+        numbered = list(zip(indices, self._gradients(bucket), strict=True))
         self._held.append((future, bucket.buffer(), numbered))
         for i, gradient in numbered:
             attachment.arrive(i, gradient.clone() if self._is_kept(attachment) else gradient)
         if bucket.is_last():
             self._deliver(attachment)
         return future
+
+    def _gradients(self, bucket: dist.GradBucket) -> list[Tensor]:
+        """The bucket cut into the gradients of its parameters, complex ones as real tensors.
+
+        Raises:
+            ConfigError: it is sparse.
+        """
+        if bucket.buffer().layout != torch.strided:
+            raise ConfigError(SPARSE)
+        if not any(param.is_complex() for param in bucket.parameters()):
+            return bucket.gradients()
+        shapes = [as_real(param.detach()).shape for param in bucket.parameters()]  # those of the bucket are wrong
+        parts = bucket.buffer().split([shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _is_kept(self, attachment: Attachment) -> bool:
         """Whether somebody looks at local gradients when the bucket already holds exchanged ones."""
@@ -86,16 +104,27 @@ class DDPDelivery:
         for future, buffer, numbered in held:
             for i, gradient in numbered:
                 gradient.copy_(axis.applied[i])
-                if self.may_skip:
-                    self._put(axis.params[i], gradient)
+            if self.may_skip:
+                self._put([(axis.params[i], gradient) for i, gradient in numbered])
             future.set_result(buffer)
 
-    def _put(self, param: nn.Parameter, gradient: Tensor) -> None:
-        """What no worker's loss reaches DistributedDataParallel leaves alone; a residual may come all the same."""
-        if param.grad is None:
-            param.grad = gradient if self.shares else gradient.clone()
-        elif not self.shares:
-            param.grad.copy_(gradient)
+    def _put(self, pairs: list[tuple[nn.Parameter, Tensor]]) -> None:
+        """Give parameters that no worker's loss reaches, which DistributedDataParallel leaves alone, what has come.
+
+        A residual, or signs of zeros, may have come of their exchange. A gradient of zeros stays None, as it does
+        without us, so that no weight decay and no momentum moves the parameter.
+        """
+        missing = [(param, gradient) for param, gradient in pairs if param.grad is None and gradient.numel()]
+        if missing:  # the host waits for a device here
+            largest = torch.stack(torch._foreach_norm([gradient for _, gradient in missing], math.inf)).tolist()
+            for (param, gradient), magnitude in zip(missing, largest, strict=True):
+                if magnitude:
+                    own = as_kind_of(gradient, param)
+                    param.grad = own if self.shares else own.clone()
+        if not self.shares:
+            for param, gradient in pairs:
+                if param.grad is not None:
+                    as_real(param.grad).copy_(gradient)
 
 
 _deliveries: "weakref.WeakKeyDictionary[DistributedDataParallel, DDPDelivery]" = weakref.WeakKeyDictionary()

@@ -1,12 +1,13 @@
 """`ab.attach` and `ab.local`: the methods of this package in a training loop of one's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from accordion_bench.attaching.attached import Attached
 from accordion_bench.attaching.chosen_options import Named, Several, arguments_of, choose
@@ -26,7 +27,7 @@ Schedule = Callable[[float], float]
 
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     compressor: Named = "none",
     adaptive: Several = None,
     *,
@@ -55,11 +56,13 @@ def attach(
     Of DistributedDataParallel, gradients are the exchanged ones when `backward` returns. Of a plain module, buckets
     leave while the backward pass goes on, and are waited for in `optimizer.step`, or in `comm.join()` before it. A
     parameter that the loss does not reach counts as having a zero gradient. A plain module starts with rank 0's
-    parameters and buffers.
+    parameters and buffers. Where something else than the attached optimizer changes the parameters, so that workers
+    would train alone, a ConfigError says so.
 
     Args:
         model: DistributedDataParallel, or a plain module, in an initialised process group; one worker per process.
-        optimizer: holds all its trained parameters; of a framework's wrapper, the one inside is meant.
+        optimizer: holds all its trained parameters; of a framework's wrapper, the one inside is meant. A list where
+            several do, each with parameters of its own; all of them step after each backward pass.
         compressor: name of a YAML file in conf/compressor, or {name: {option: value}}.
         adaptive: policies, likewise: a name, {name: {option: value}}, or a list of names.
         exempt: what is never compressed: words of `norm,bias,embedding`, or a function of name and parameter.
@@ -95,7 +98,7 @@ def attach(
 
 def local(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     sync: Named,
     compressor: Named = "none",
     adaptive: Several = None,

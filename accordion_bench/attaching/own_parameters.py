@@ -4,13 +4,17 @@ from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import Replicas, Tensors
-from accordion_bench.optimizers.parameter_kinds import tables_of
+from accordion_bench.optimizers.parameter_kinds import EMBEDDINGS, tables_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.real_view import as_real
 
+CARRIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel's and torch.compile's
 
 
@@ -28,10 +32,20 @@ class OwnParameters(Replicas):
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], comm: Comm, tables: Collection[str] = ()) -> None:
         super().__init__(named, comm, tables)
+        self._anchor: list[Tensor] = []
         self.delivers = False
         self.applied: list[Tensor] = []
         self._taken: dict[int, Tensor] = {}
         self._seen: dict[int, tuple[Tensor, int]] = {}  # gradients that were taken, and their versions
+
+    @property
+    def shared(self) -> list[Tensor]:
+        """The values that all workers have in common: what the parameters hold now, since `fork` the last consensus."""
+        return self._anchor or [as_real(param.data) for param in self.params]
+
+    @shared.setter
+    def shared(self, values: list[Tensor]) -> None:
+        self._anchor = values
 
     # ---- gradients of a step
 
@@ -43,7 +57,7 @@ class OwnParameters(Replicas):
         return self._taken[i]
 
     def take(self, i: int, gradient: Tensor) -> None:
-        """This is the gradient of one parameter in this step.
+        """This is the gradient of one parameter in this step, complex or already as a real tensor.
 
         Raises:
             ConfigError: it is sparse.
@@ -54,7 +68,7 @@ class OwnParameters(Replicas):
                 "module that makes it"
             )
         self._seen[i] = gradient, gradient._version
-        self._taken[i] = gradient.detach().contiguous().unsqueeze(0)
+        self._taken[i] = as_real(gradient.detach()).contiguous().unsqueeze(0)
 
     @property
     def has_taken(self) -> bool:
@@ -124,7 +138,7 @@ class OwnParameters(Replicas):
 
     @torch.no_grad()
     def fork(self) -> None:
-        self.shared = [param.detach().clone(memory_format=torch.contiguous_format) for param in self.params]
+        self.shared = [value.clone(memory_format=torch.contiguous_format) for value in self.shared]
         self.replicas = [self.params]
 
 
@@ -137,6 +151,44 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """What torch.compile has wrapped."""
     found: nn.Module = getattr(model, "_orig_mod", model)
     return found
+
+
+def refuse_tensors(model: nn.Module) -> None:
+    """Refuse trained parameters that no exchange can carry, whatever the method.
+
+    Raises:
+        ConfigError: naming the first, and what it is.
+    """
+    for name, param in trained_parameters(model):
+        if what := _cannot_be_carried(param):
+            raise ConfigError(
+                "parameters must be dense tensors of float16, bfloat16, float32, float64 or complex numbers, got "
+                f"{name}, which is {what}"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, EMBEDDINGS) and module.sparse and module.weight.requires_grad:
+            raise ConfigError(
+                f"gradients must be dense tensors, got {plain_name(name) or type(module).__name__} with sparse=True; "
+                "pass sparse=False to it"
+            )
+
+
+def _cannot_be_carried(param: Tensor) -> str:
+    """What makes a parameter unfit for an exchange, and what to do; "" where nothing does."""
+    if is_lazy(param):
+        return "lazy and has no shape yet; run one batch through the model first"
+    if any(cls.__name__ == "DTensor" for cls in type(param).__mro__):  # whose import takes a second
+        return "a DTensor; call ab.attach_shards for a model of fully_shard, and no tensor parallelism beside it"
+    if param.is_meta:
+        return "on the meta device and holds no numbers; call model.to_empty(device=...) and initialise it first"
+    if param.is_nested or param.layout != torch.strided:
+        layout = "nested" if param.is_nested else str(param.layout).removeprefix("torch.")
+        return f"of layout {layout}; store it densely"
+    if param.is_quantized or param.dtype not in CARRIED:
+        return f"of type {str(param.dtype).removeprefix('torch.')}; convert it, or call requires_grad_(False)"
+    if is_traceable_wrapper_subclass(param):
+        return f"a {type(param.data).__name__}; convert it to a plain tensor, or call requires_grad_(False)"
+    return ""
 
 
 def plain_name(name: str) -> str:
@@ -154,4 +206,4 @@ def trained_tables(model: nn.Module) -> set[str]:
 def trained_specs(model: nn.Module) -> list[TensorSpec]:
     """Names and shapes of the parameters that are trained, and which are tables."""
     tables = trained_tables(model)
-    return [TensorSpec(name, tuple(param.shape), name in tables) for name, param in trained_parameters(model)]
+    return [TensorSpec(name, tuple(as_real(param).shape), name in tables) for name, param in trained_parameters(model)]

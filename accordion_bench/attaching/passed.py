@@ -10,6 +10,7 @@ from torch import nn
 
 from accordion_bench.attaching.chosen_options import Named, Several
 from accordion_bench.attaching.exempt import Exempt
+from accordion_bench.attaching.users_optimizer import Stepping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Passed:
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Stepping
     compressor: Named
     adaptive: Several
     sync: Named

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from accordion_bench.attaching.attachment import Attachment
+from accordion_bench.attaching.users_optimizer import kind_of
 from accordion_bench.comm import hardware
 from accordion_bench.comm.clock import EXCLUSIVE
 from accordion_bench.options.units import human_bytes
@@ -55,7 +56,7 @@ def description(attachment: Attachment) -> dict[str, Any]:
         "network": attachment.setting.link,
         "model": type(getattr(model, "_orig_mod", model)).__name__,
         "parameters": sum(spec.numel for spec in attachment.axis.specs),
-        "optimizer": type(attachment.optimizer).__name__,
+        "optimizer": kind_of(attachment.optimizer),
         "versions": {name: _version(name) for name in ("accordion-bench", "torch")},
         "host": platform.node(),
         "processor": hardware.processor(),

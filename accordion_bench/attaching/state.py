@@ -4,11 +4,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from accordion_bench.attaching.agreement import first_difference
 from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.attaching.other_workers import shared_anew
+from accordion_bench.attaching.same_parameters import checksum
 from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.sync.state import SyncState
@@ -40,7 +39,7 @@ def state_of(attachment: Attachment) -> State:
         "workers": comm.workers,
         "rank": comm.rank,
         "options": _options(attachment),
-        "weights": _checksum(attachment),
+        "weights": checksum(attachment.axis.params),
         "shared": _merged([owner.state_dict() for owner in shared]) | (attachment.axis.state_dict() if forked else {}),
         "own": {
             **_merged([sync.worker_state(0), runner.worker_state(0)]),
@@ -100,7 +99,7 @@ def _put_same(attachment: Attachment, state: State) -> None:
     rank = attachment.comm.rank
     if state["rank"] != rank:
         raise ConfigError(f"state must be that of the same rank, got that of rank {state['rank']}; pass rank {rank}'s")
-    if state["weights"] != _checksum(attachment):
+    if state["weights"] != checksum(attachment.axis.params):
         raise ConfigError(
             "model must hold the parameters that it had when the state was saved, got others; call "
             "model.load_state_dict after ab.attach or ab.local, and comm.load_state_dict after that"
@@ -166,16 +165,6 @@ def _renamed(state: State, before: int, workers: int) -> State:
 def _bytes_of(counts: Mapping[str, int], before: int, workers: int) -> dict[str, int]:
     """A ledger's counts, where those that are sums over the workers become sums over as many as there are now."""
     return {name: round(n * workers / before) if name in OVER_WORKERS else n for name, n in counts.items()}
-
-
-def _checksum(attachment: Attachment) -> int:
-    """Of the bits of all parameters that are trained."""
-    total = 0
-    for param in attachment.axis.params:
-        bits = param.detach().contiguous().view(-1).view(torch.uint8)
-        wide = bits.view(torch.int32) if bits.numel() % 4 == 0 else bits
-        total += int(wide.sum(dtype=torch.int64))
-    return total
 
 
 def _options(attachment: Attachment) -> State:

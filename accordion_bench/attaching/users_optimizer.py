@@ -1,13 +1,15 @@
 """The user's own optimizer, in the place of those that the bench makes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.base import Compressor
+from accordion_bench.optimizers.inner import OptimizerLike
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.position import Rate
@@ -17,17 +19,60 @@ UNREAD = {"dampening": 0, "maximize": False, "amsgrad": False}  # what none appl
 READ = ("betas", "eps")  # what it may have to know, too
 
 
+class Together:
+    """Several optimizers of one model, each with parameters of its own, as one.
+
+    Args:
+        optimizers: such as Muon for matrices and AdamW for the rest.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of all."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> "Together":
+        """The states of all, of which `get` and `clear` are used."""
+        return self
+
+    def get(self, param: Tensor, default: Any) -> Any:
+        """The state of one parameter, of the optimizer that has one."""
+        return next((own.state[param] for own in self.optimizers if param in own.state), default)
+
+    def clear(self) -> None:
+        """Forget all states."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+
+
+Stepping = torch.optim.Optimizer | Together
+
+
+def one_by_one(optimizer: Stepping) -> list[torch.optim.Optimizer]:
+    """The user's optimizers."""
+    return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
+
+
 class UsersOptimizer:
     """As `InnerOptimizers` for one worker: the optimizer of the shared parameters is that of the replica.
 
     Args:
-        optimizer: the user's.
+        optimizer: the user's, or several together.
         axis: whose parameters it trains.
+
+    Attributes:
+        all: the user's optimizers, one by one.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, axis: Replicas) -> None:
-        self.axis, self.common = axis, optimizer
-        self.of_replicas: list[torch.optim.Optimizer] = []
+    def __init__(self, optimizer: Stepping, axis: Replicas) -> None:
+        self.axis = axis
+        self.common: OptimizerLike = optimizer
+        self.of_replicas: list[OptimizerLike] = []
+        self.all = one_by_one(optimizer)
         numbered = enumerate(optimizer.param_groups)
         group_of = {id(param): number for number, group in numbered for param in group["params"]}
         self._groups = [group_of[id(param)] for param in axis.params]  # by number: load_state_dict makes new ones
@@ -42,14 +87,21 @@ class UsersOptimizer:
         return rates[0] if len(set(rates)) == 1 else rates
 
 
-def stepping_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The innermost optimizer of wrappers that keep it as `.optimizer`, as Accelerate's and Lightning's do."""
+def stepping_optimizer(optimizer: Any) -> Any:
+    """The innermost optimizer of wrappers that keep it as `.optimizer`, as Accelerate's and Lightning's do.
+
+    Args:
+        optimizer: or a list of them.
+    """
+    if isinstance(optimizer, list | tuple) and all(isinstance(own, torch.optim.Optimizer) for own in optimizer):
+        each = [stepping_optimizer(own) for own in optimizer]
+        return each[0] if len(each) == 1 else Together(each) if each else optimizer
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
 
 
-def refuse_parameters(named: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> None:
+def refuse_parameters(named: Sequence[tuple[str, nn.Parameter]], optimizer: Stepping) -> None:
     """Refuse a model and an optimizer that are not about the same parameters.
 
     Raises:
@@ -58,11 +110,16 @@ def refuse_parameters(named: Sequence[tuple[str, nn.Parameter]], optimizer: torc
     if not named:
         raise ConfigError("model must have parameters that are trained, got none; pass one with requires_grad=True")
     known = {id(param) for _, param in named}
-    held = {id(param) for group in optimizer.param_groups for param in group["params"] if param.requires_grad}
+    listed = [id(param) for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+    held = set(listed)
+    if len(held) < len(listed):
+        raise ConfigError(
+            "optimizers must hold each parameter once, got one that two of them hold; pass each parameter to one"
+        )
     if left := next((name for name, param in named if id(param) not in held), None):
         raise ConfigError(
             f"optimizer must hold all trained parameters of the model, got one without {left}; pass it to the "
-            "optimizer, or call requires_grad_(False)"
+            "optimizer, pass a list where the model has several optimizers, or call requires_grad_(False)"
         )
     if held - known:
         raise ConfigError(
@@ -71,22 +128,17 @@ def refuse_parameters(named: Sequence[tuple[str, nn.Parameter]], optimizer: torc
         )
 
 
-def options_of(optimizer: torch.optim.Optimizer) -> Config:
-    """What a configuration would say of this optimizer.
-
-    Raises:
-        ConfigError: groups differ in what a compressor may have to apply.
-    """
-    known = {"torch.optim.SGD": torch.optim.SGD, "torch.optim.AdamW": torch.optim.AdamW}
-    kind = next((name for name, cls in known.items() if isinstance(optimizer, cls)), _path(type(optimizer)))
+def options_of(optimizer: Stepping) -> Config:
+    """What a configuration would say of this optimizer."""
+    kind = " and ".join(dict.fromkeys(map(_kind, one_by_one(optimizer))))
     first, *others = optimizer.param_groups
     found: Config = {key: first[key] for key in (*MOVED, *READ) if key in first}
     alike = [key for key in found if key != "weight_decay" or "betas" not in found]  # AdamW decays by itself
-    differ = next((key for key in alike if any(group[key] != first[key] for group in others)), None)
+    differ = next((key for key in alike if any(group.get(key) != first[key] for group in others)), None)
     return {"_target_": kind, **found, **({"differs": differ} if differ else {})}
 
 
-def hand_over(optimizer: torch.optim.Optimizer, compressor: Compressor) -> Config:
+def hand_over(optimizer: Stepping, compressor: Compressor) -> Config:
     """Take from the optimizer what the compressor applies itself; returns the values that were taken.
 
     Raises:
@@ -110,7 +162,7 @@ def hand_over(optimizer: torch.optim.Optimizer, compressor: Compressor) -> Confi
     return taken
 
 
-def _refuse_unread(optimizer: torch.optim.Optimizer) -> None:
+def _refuse_unread(optimizer: Stepping) -> None:
     for group in optimizer.param_groups:
         for key, off in UNREAD.items():
             if group.get(key, off) != off:
@@ -120,11 +172,18 @@ def _refuse_unread(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def give_back(optimizer: torch.optim.Optimizer, taken: Config) -> None:
+def give_back(optimizer: Stepping, taken: Config) -> None:
     """Put back what `hand_over` has taken."""
     for group in optimizer.param_groups:
         group |= taken
 
 
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+def kind_of(optimizer: Stepping) -> str:
+    """The class's name, or several."""
+    return "+".join(type(own).__name__ for own in one_by_one(optimizer))
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    known = {"torch.optim.SGD": torch.optim.SGD, "torch.optim.AdamW": torch.optim.AdamW}
+    path = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    return next((name for name, cls in known.items() if isinstance(optimizer, cls)), path)

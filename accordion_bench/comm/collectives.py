@@ -373,12 +373,17 @@ class Comm:
         Raises:
             RuntimeError: the processes differ.
         """
+        if not self.same(value):
+            raise RuntimeError(f"the processes no longer agree on {what}; rank {self.rank} has checksum {value}")
+
+    def same(self, value: int) -> bool:
+        """Whether every process has the same integer, as all of them find; 8 control bytes, on no clock."""
         self.ledger.charge("control", 8)
-        if self.processes > 1:
-            lowest = torch.tensor([value, -value], dtype=torch.int64, device=self.device)
-            self._run(lambda: dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self.group))
-            if lowest[0] != -lowest[1]:
-                raise RuntimeError(f"the processes no longer agree on {what}; rank {self.rank} has checksum {value}")
+        if self.processes == 1:
+            return True
+        lowest = torch.tensor([value, -value], dtype=torch.int64, device=self.device)
+        self._run(lambda: dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self.group))
+        return bool(lowest[0] == -lowest[1])
 
     def everyones(self, said: Any) -> list[Any]:
         """What each process says, by rank; on no ledger and no clock, for what leaves no trace in a run."""

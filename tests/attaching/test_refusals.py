@@ -225,14 +225,16 @@ ONE_PROCESS: dict[str, Case] = {
     "model must be a torch.nn.Module, got None; pass the module that is trained": (
         lambda m, o: ab.attach(None, o)  # type: ignore[arg-type]
     ),
-    "optimizer must be a torch.optim.Optimizer, got 0.1; pass that of the model": (
+    "optimizer must be a torch.optim.Optimizer or a list of them, got 0.1; pass the model's": (
         lambda m, o: ab.attach(m, 0.1)  # type: ignore[arg-type]
     ),
     "model must have parameters that are trained, got none; pass one with requires_grad=True": (
         lambda m, o: ab.attach(m.requires_grad_(False), o)
     ),
-    "optimizer must hold all trained parameters of the model, got one without 1.weight; pass it to the optimizer, or "
-    "call requires_grad_(False)": lambda m, o: ab.attach(m, sgd(m[0])),  # type: ignore[index]
+    "optimizer must hold all trained parameters of the model, got one without 1.weight; pass it to the optimizer, "
+    "pass a list where the model has several optimizers, or call requires_grad_(False)": (
+        lambda m, o: ab.attach(m, sgd(m[0]))  # type: ignore[index]
+    ),
     "model must hold all parameters of the optimizer, got one that lacks 4 of them; pass the module that holds all": (
         lambda m, o: ab.attach(m[0], o)  # type: ignore[index]
     ),
@@ -334,12 +336,13 @@ def in_the_loop(rank: int) -> None:
     assert "got a frozen one thawed; call comm.detach() and ab.attach again" in said, said
     comm.detach()
 
-    model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
-    optimizer = sgd(model)
-    comm = ab.attach(model, optimizer)
-    said = said_by(lambda: model(torch.tensor([1, 2])).sum().backward())
+    model = nn.Module()
+    model.table = nn.Parameter(torch.ones(5, 3))
+    comm = ab.attach(model, sgd(model))
+    looked_up = nn.functional.embedding(torch.tensor([1, 2]), model.table, sparse=True)
+    said = said_by(lambda: looked_up.sum().backward())
     assert said == (
-        "gradients must be dense tensors, got a sparse one of 0.weight; pass sparse=False to the module that makes it"
+        "gradients must be dense tensors, got a sparse one of table; pass sparse=False to the module that makes it"
     ), said
     comm.detach()
 

@@ -1,0 +1,199 @@
+"""Whether the parameters that train are those that are exchanged: else each process would train a model of its own.
+
+Four ways to lose them, and where each is seen:
+
+    another optimizer steps them                          after its step
+    a loop changes them by hand, without an optimizer     in the next backward pass
+    a module or its parameters are replaced               in the next backward pass, or before the optimizer's step
+    their memory is replaced, by other values             in the next backward pass
+"""
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.tensors.real_view import as_real
+
+ATTACH_AGAIN = "call comm.detach() and ab.attach again"
+
+
+class ParameterWatch:
+    """Sees who changes the parameters of an attached model.
+
+    Args:
+        model: the module that is trained.
+        named: names and parameters that are exchanged.
+        optimizers: those that may step them.
+
+    Attributes:
+        pending: gradients have arrived since the last step of these optimizers.
+    """
+
+    def __init__(
+        self, model: nn.Module, named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        self._model, self._names, self._optimizers = model, [name for name, _ in named], list(optimizers)
+        self._params = [param for _, param in named]
+        self._ids = {id(param) for param in self._params}
+        self._frozen = [param for param in model.parameters() if not param.requires_grad]
+        self._held = self._count_held()
+        self._stepping = self.pending = False
+        self._steps = 0
+        self._entered: dict[int, int] = {}  # by id of another optimizer that steps: our steps until then
+        self._structure = _structure(model)
+        self._places: list[int] = []
+        self.note()
+
+    def start(self) -> None:
+        """From here on every optimizer of this process is looked at."""
+        _look_at_all_optimizers()
+        _watches.add(self)
+
+    def stop(self) -> None:
+        """Nobody is looked at any more."""
+        _watches.discard(self)
+
+    def stepping(self) -> None:
+        """One of the attached optimizers takes a step: what it calls, or changes, is its own affair."""
+        self._stepping = True
+
+    def stepped(self) -> None:
+        """The step is over."""
+        self._stepping, self._steps = False, self._steps + 1
+
+    @torch.no_grad()
+    def note(self) -> None:
+        """What the parameters hold now is right."""
+        self.pending = False
+        self._versions = [param._version for param in self._params]
+        places = [param.data_ptr() for param in self._params]
+        if places != self._places:
+            self._places, self._firsts = places, self._first_numbers()
+        self._samples = torch.cat(self._firsts)
+
+    def _first_numbers(self) -> list[Tensor]:
+        """Of each parameter, as views."""
+        values = [as_real(param.detach()) for param in self._params]
+        return [value.as_strided((1,), (1,)) for value in values if value.numel()]
+
+    # ---- what is refused
+
+    def refuse_replaced(self) -> None:
+        """Refuse other parameters than those at the start.
+
+        Raises:
+            ConfigError: the model or the optimizers have others.
+        """
+        held = self._count_held()
+        if held != self._held:
+            got = f"{held} in the optimizer, {self._held} before"
+        elif any(param.requires_grad for param in self._frozen):
+            got = "a frozen one thawed"
+        elif name := self._replaced():
+            got = f"{name} replaced, added or taken out"
+        else:
+            return
+        raise ConfigError(f"parameters must be the same as at ab.attach, got {got}; {ATTACH_AGAIN}")
+
+    def refuse_moved(self) -> None:
+        """Refuse parameters that were changed though no attached optimizer has taken a step.
+
+        Between a step and the next backward pass whoever loads or clips weights may write into them. Once gradients
+        have arrived, only the optimizer may. Other memory with the same values is fine at any time.
+
+        Raises:
+            ConfigError: naming the first that was changed.
+        """
+        if self._stepping:  # with a closure, which computes gradients in the middle
+            return
+        if self.pending:
+            pairs = zip(self._params, self._versions, self._places, strict=True)
+            changed = (i for i, (param, v, at) in enumerate(pairs) if (param._version, param.data_ptr()) != (v, at))
+            if (i := next(changed, None)) is not None:
+                raise ConfigError(
+                    f"parameters must be changed by the optimizer of ab.attach alone, got {self._names[i]} changed "
+                    f"after a backward pass and without its step; {ATTACH_AGAIN} with the optimizer that steps"
+                )
+        elif [param.data_ptr() for param in self._params] != self._places:
+            now = torch.cat(self._first_numbers())
+            if now.dtype != self._samples.dtype or not torch.equal(now.to(self._samples.device), self._samples):
+                raise ConfigError(
+                    "parameters must keep their type and values between two steps, got others in new memory, as by "
+                    f"model.to_empty(), model.half() or p.data = ...; {ATTACH_AGAIN} after that"
+                )
+
+    def _count_held(self) -> int:
+        return sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
+
+    def _replaced(self) -> str | None:
+        """Name of a trained parameter that is not exchanged, or of an exchanged one that the model has no more."""
+        entries, sizes = self._structure
+        if all(own.get(name) is it for own, name, it in entries) and all(len(own) == n for own, n in sizes):
+            return None
+        there = dict(self._model.named_parameters())
+        ids = {id(param) for param in there.values()}
+        new = (name for name, param in there.items() if param.requires_grad and id(param) not in self._ids)
+        gone = (name for name, param in zip(self._names, self._params, strict=True) if id(param) not in ids)
+        if name := next(new, None) or next(gone, None):
+            return name
+        self._structure = _structure(self._model)  # what was replaced has nothing that is trained
+        return None
+
+    # ---- other optimizers
+
+    def enter(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer of this process begins a step."""
+        if not self._owns(optimizer):
+            self._entered[id(optimizer)] = self._steps
+
+    def leave(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has taken the step.
+
+        Raises:
+            ConfigError: it has stepped what an attached one should have, neither within its step nor around it.
+        """
+        if self._owns(optimizer) or self._stepping or self._entered.pop(id(optimizer), -1) != self._steps:
+            return
+        stepped = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+        trained = self._ids | {id(param) for param in self._model.parameters() if param.requires_grad}
+        if any(id(param) in trained for param in stepped):
+            passed = ", ".join(type(own).__name__ for own in self._optimizers)
+            raise ConfigError(
+                "optimizer must be the one that steps the model, got another one that did: "
+                f"{type(optimizer).__name__}, while {passed} was passed; {ATTACH_AGAIN} with the one that steps, or a "
+                "list where several do"
+            )
+
+    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(own is optimizer for own in self._optimizers)
+
+
+Structure = tuple[list[tuple[dict[str, Any], str, Any]], list[tuple[dict[str, Any], int]]]
+
+
+def _structure(model: nn.Module) -> Structure:
+    """Which parameter and which module stands where: a look at it costs a hundredth of a walk through the model."""
+    homes = [own for module in model.modules() for own in (module._parameters, module._modules)]
+    return [(own, name, it) for own in homes for name, it in own.items()], [(own, len(own)) for own in homes]
+
+
+_watches: "weakref.WeakSet[ParameterWatch]" = weakref.WeakSet()
+
+
+@functools.cache
+def _look_at_all_optimizers() -> None:
+    """Once in a process: torch calls these around every step of every optimizer."""
+    register_optimizer_step_pre_hook(lambda optimizer, *_: _ask("enter", optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: _ask("leave", optimizer))
+
+
+def _ask(what: str, optimizer: torch.optim.Optimizer) -> None:
+    if not torch.compiler.is_compiling():
+        for watch in list(_watches):
+            getattr(watch, what)(optimizer)

@@ -22,16 +22,10 @@ INSTEAD = "comm.engine=exchange"
 
 
 def foreign_hook(config: RunConfig) -> ForeignHook | None:
-    """The hook that a run names; None = the compressor's own.
-
-    Raises:
-        ConfigError: options of a hook that are none.
-    """
+    """The hook that a run names; None = the compressor's own."""
     comm = config.comm
     if comm.hook is None:
         return None
-    if not isinstance(comm.hook_options, dict | None):
-        raise ValueRefused("comm.hook_options", "null or a group of options", comm.hook_options, None)
     return ForeignHook(comm.hook, comm.hook_state, comm.hook_options or {})
 
 
@@ -65,10 +59,10 @@ def _lost(compressor: Compressor, hook: ForeignHook | None) -> bool:
 
 
 def refuse_elsewhere(config: RunConfig) -> None:
-    """Refuse options of a hook where there is none, and a hook without DistributedDataParallel.
+    """Refuse a hook without DistributedDataParallel.
 
     Raises:
-        ConfigError: for the first of them.
+        ConfigError: naming it.
     """
     comm = config.comm
     if comm.hook is not None and comm.engine != "ddp":
@@ -76,9 +70,6 @@ def refuse_elsewhere(config: RunConfig) -> None:
             f"comm.hook needs comm.engine=ddp, got comm.engine={comm.engine}; type comm.engine=ddp comm.hook="
             f"{show(comm.hook)}"
         )
-    for key, of in (("hook_state", "hook"), ("hook_options", "hook_state")):
-        if getattr(comm, key) is not None and getattr(comm, of) is None:
-            raise ValueRefused(f"comm.{key}", f"null without comm.{of}", getattr(comm, key), None)
 
 
 def unsaved(config: RunConfig, ddp: DDPExchange) -> str:

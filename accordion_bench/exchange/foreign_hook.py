@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.options import checks
-from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import imported
 
 PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
@@ -96,18 +96,46 @@ class ForeignHook:
             ) from error
 
 
+def refuse_hook(path: object, state_path: object, options: object) -> None:
+    """Refuse what cannot be a hook, what makes its state, and its options, whatever the rest of the run; None = none.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if path is not None:
+        _parts("comm.hook", path, "function", EXAMPLE)
+    if state_path is not None:
+        _parts("comm.hook_state", state_path, "factory", EXAMPLE_OF_STATE)
+    if not isinstance(options, Mapping | None):
+        raise ValueRefused("comm.hook_options", "null or a group of options", options, None)
+    if state_path is not None and path is None:
+        raise ValueRefused("comm.hook_state", "null without comm.hook", state_path, None)
+    if options is not None and state_path is None:
+        raise ValueRefused("comm.hook_options", "null without comm.hook_state", options, None)
+
+
 def can_be_saved(state: Any) -> bool:
     """Whether a hook's state, or the class of one, has `state_dict` and `load_state_dict`."""
     return all(callable(getattr(state, name, None)) for name in SAVED_BY)
 
 
-def _callable(key: str, path: object, what: str, example: str) -> Callable:
-    """What a path names."""
+def _parts(key: str, path: object, what: str, example: str) -> tuple[str, str, str]:
+    """Module and name that a path is made of, and the rule.
+
+    Raises:
+        ConfigError: it is not made so.
+    """
     rule = f"{key} must be package.module:{what} of a module that can be imported, got {checks.show(path)}"
     named = PATH.fullmatch(path) if isinstance(path, str) else None
     if named is None:
         raise ConfigError(f"{rule}; type {key}={example}, say")
-    found = imported(named[1], named[2], rule, f"{key}={example}, say")
+    return named[1], named[2], rule
+
+
+def _callable(key: str, path: str, what: str, example: str) -> Callable:
+    """What a path names."""
+    module, name, rule = _parts(key, path, what, example)
+    found = imported(module, name, rule, f"{key}={example}, say")
     if not callable(found):
         raise ConfigError(f"{key} must name what can be called, got {path}, a {type(found).__name__}; type {key}=null")
     return found

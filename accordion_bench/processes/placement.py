@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from accordion_bench.exchange.foreign_hook import refuse_hook
 from accordion_bench.network.interface import Interface
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -134,6 +135,7 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
         checks.number("comm.bucket_cap_mb", comm.bucket_cap_mb, above=0, instead=25)
     if comm.interface is not None:
         Interface(comm.interface)
+    refuse_hook(comm.hook, comm.hook_state, comm.hook_options)
     counts = {
         "workers": config.workers,
         "comm.processes": comm.processes,

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from accordion_bench.models.resnet import CifarResNet
+
 
 class Plain(nn.Module):
     """Two convolutions without BatchNorm."""
@@ -14,6 +16,17 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
+
+
+class ResNetInDouble(CifarResNet):
+    """In float64, in which rounding lets no entry cross a threshold."""
+
+    def __init__(self, in_channels: int, num_classes: int, depth: int) -> None:
+        super().__init__(in_channels, num_classes, depth)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.double())
 
 
 class OneLayer(nn.Module):

@@ -17,7 +17,8 @@ from tests.kit import composed, local
 from tests.kit.helpers import residuals, server_residuals
 from tests.kit.local import deviation, replicas, trainer_for
 
-B1, B2, EPS = 0.9, 0.999, 1e-8
+B1, B2 = 0.9, 0.999
+EPS = 1e-5  # with 1e-8 a gradient of nearly nothing is mostly rounding, enlarged, another on each kind of processor
 ADAM = ["sync=zerooneadam", "optimizer=adamw"]
 QUICK = {"freeze_step": 9, "refreshes": 2, "doubling_steps": 4, "longest_period": 4}
 REFRESHED = [1, 2, 4, 6, 8]  # steps, counted from 1: kappa 1 for two refreshes, 2 for two, then 4
@@ -83,6 +84,7 @@ class ByHand:
 def test_without_compression_it_is_the_twin(tmp_path, identity):
     """Parameters of all workers after every step, under a schedule, with decay."""
     run = trainer_for(tmp_path, *typed(), "optimizer.weight_decay=0.05")
+    run.sync.eps = EPS
     by_hand = ByHand([spec.shape for spec in run.axis.specs], 4, 0.05)
     theirs: list = []
 
@@ -99,7 +101,7 @@ def test_without_compression_it_is_the_twin(tmp_path, identity):
     local.fitted(run, watch)
     assert len(ours) == len(theirs) == 24
     for step, (models, twins) in enumerate(zip(ours, theirs, strict=True)):
-        assert max(map(deviation, models, twins)) < 1e-10, step
+        assert max(map(deviation, models, twins)) < 1e-11, step
 
 
 def test_it_refreshes_and_averages_ever_more_seldom(tmp_path):

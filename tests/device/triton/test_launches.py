@@ -21,7 +21,7 @@ MOST = {
     "signum": 26,
     "onebit": 27,
     "distefblocksgd": 29,
-    "terngrad": 31,
+    "terngrad": 30,
 }
 WORKERS = 4  # of more, messages of 8 bits and beyond cost more than a dense all-reduce
 

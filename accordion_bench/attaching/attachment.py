@@ -199,8 +199,9 @@ class Attachment:
             handle.remove()
         for undo in self._when_detached:
             undo()
-        if self.comm.transport is not None:
-            self.comm.transport.close()
+        transport = self.comm.transport
+        if transport is None or transport.close(seconds=1):
+            self.comm.leave()
 
     def when_detached(self, undo: Callable[[], None]) -> None:
         """What else is to be undone."""

@@ -1,7 +1,10 @@
 """From what was passed to an attachment: all processes agree, then model and optimizer are hooked."""
 
+import atexit
 import datetime
 import logging
+import sys
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -56,10 +59,17 @@ def connected(passed: Passed) -> Attached:
     attached.connect(listens=found.wrapper is None or found.setting.scaled)
     if passed.scaler is not None:
         exchange_after_unscaling(passed.scaler, attached)
+    atexit.register(_detach_at_the_end, weakref.ref(attached))
     attached_models.add(found.inner)
     attached.when_detached(lambda: attached_models.discard(found.inner))
     attached.when_detached(lambda: users_optimizer.give_back(passed.optimizer, taken))
     return attached
+
+
+def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
+    """Where nobody has, unless the process ends by an error: the others may be waiting then."""
+    if (left := attached()) is not None and getattr(sys, "last_value", None) is None:
+        left.detach()
 
 
 def _group(passed: Passed) -> tuple[dist.ProcessGroup | None, float]:
@@ -110,11 +120,12 @@ def _comm(group: dist.ProcessGroup | None, timeout: float, device: torch.device)
         RuntimeError: a process has not come within the time.
     """
     comm = Comm(1, dist.get_world_size(group), dist.get_rank(group), str(device))
-    comm.timeout, comm.group = timeout, group
+    comm.timeout, comm.group, comm.before = timeout, group, group
     if comm.processes > 1:
         ranks = None if group is None else dist.get_process_group_ranks(group)
         limit = datetime.timedelta(seconds=timeout)
         own = dist.new_group(ranks, timeout=limit, use_local_synchronization=ranks is not None)
         assert isinstance(own, dist.ProcessGroup)
         comm.group = own
+        comm.made.append(comm)
     return comm

@@ -3,6 +3,7 @@
 Tensor suffixes: W local workers, A all workers. A tensor `x_W` has the local workers as dimension 0.
 """
 
+import contextlib
 import datetime
 import functools
 from collections.abc import Callable, Sequence
@@ -39,6 +40,8 @@ class Comm:
         first_worker: number of the first local worker.
         first_named: its number in the whole run, for messages; another one inside `groups`.
         transport: a thread that makes exchanges, where there is one: other threads wait for it before each collective.
+        before: the group before one was made for this object.
+        made: those for which groups were made, see `leave`.
         timeout: seconds after which a collective inside `groups` gives up; None = torch's own.
     """
 
@@ -51,6 +54,8 @@ class Comm:
         self.first_worker = self.first_named = rank * workers_per_process
         self.timeout: float | None = None
         self.group: dist.ProcessGroup | None = None  # the default one
+        self.before: dist.ProcessGroup | None = None
+        self.made: list[Comm] = []
         self.grouped = False
         self.transport: Transport | None = None
         self.ledger = Ledger(self.workers)
@@ -82,6 +87,7 @@ class Comm:
             mine = groups[self.rank // span]
             assert isinstance(mine, dist.ProcessGroup)
             comm.group = mine
+            self.made.append(comm)
             inner = [comm]
         for i, comm in enumerate(inner):
             comm.clock, comm.timeout, comm.transport = self.clock, self.timeout, self.transport
@@ -390,6 +396,21 @@ class Comm:
         heard = [said] * self.processes
         self._run(lambda: dist.all_gather_object(heard, said, group=self.group))
         return heard
+
+    def leave(self) -> None:
+        """Give up the groups of gloo that were made for this object, after the last collective.
+
+        Its threads may hold tensors for a moment longer than a collective takes. A process that ends meanwhile is
+        aborted ("terminate called without an active exception"), since they cannot give them back to Python any more.
+        They are waited for when the last reference to a destroyed group is gone. NCCL has no such threads, and its way
+        out waits for the other processes.
+        """
+        while self.made:
+            made = self.made.pop()
+            group, made.group = made.group, made.before
+            with contextlib.suppress(ValueError, RuntimeError):  # the user has destroyed all groups
+                if dist.is_initialized() and dist.get_backend(group) == "gloo":
+                    dist.destroy_process_group(group)
 
     def barrier(self) -> None:
         """Wait for every process."""

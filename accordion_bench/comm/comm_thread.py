@@ -35,12 +35,16 @@ class Transport:
 
     Args:
         device: where tensors live.
+
+    Attributes:
+        failed: a piece of work has raised.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.streams = streams.streams_of(device)
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._last: Future | None = None
+        self.failed = False
         # a daemon: one that waits for a lost peer must not keep its process alive
         self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
         self._thread.start()
@@ -82,9 +86,11 @@ class Transport:
         if self._last is not None and threading.current_thread() is not self._thread:
             self.wait(self._last)
 
-    def close(self) -> None:
-        """End the thread, after what has been handed over."""
+    def close(self, seconds: float = 0.0) -> bool:
+        """End the thread, after what has been handed over; whether it has ended well within so many seconds."""
         self._work.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive() and not self.failed
 
     def _run(self) -> None:
         failure: BaseException | None = None
@@ -106,6 +112,6 @@ class Transport:
                     work.future.set_result((tensors, work.state, self.streams.record()))
                     del tensors
             except BaseException as error:
-                failure = failure or error
+                failure, self.failed = failure or error, True
                 work.future.set_exception(error)
             del work  # or the last gradients would live until the next

@@ -1,5 +1,6 @@
 """Hugging Face's Trainer: torchrun --standalone --nproc-per-node 2 examples/attach/with_hf_trainer.py"""
 
+import gc
 import tempfile
 from typing import Any
 
@@ -11,9 +12,12 @@ import accordion_bench as ab
 
 
 class Attach(TrainerCallback):
+    trainer: Trainer
+
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         chosen = {"compressor": "powersgd", "rank": 4, "exempt": "norm,bias,embedding"}
-        self.comm = ab.attach(trainer.model_wrapped, trainer.optimizer, **chosen)  # not the `model` of the callback
+        model = self.trainer.model_wrapped  # not the one that the callback gets
+        self.comm = ab.attach(model, self.trainer.optimizer, **chosen)
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         self.comm.end_epoch()
@@ -31,6 +35,10 @@ options = TrainingArguments(
     use_cpu=not torch.cuda.is_available(), ddp_find_unused_parameters=False,
 )  # fmt: skip
 trainer = Trainer(model, options, train_dataset=[{"input_ids": x, "labels": x} for x in images], callbacks=[attach])
+attach.trainer = trainer
 trainer.train()
 if trainer.is_world_process_zero():
     print(attach.comm)
+del trainer, attach  # what refers to the process group must go before it does: docs/attach.md, "At the end"
+gc.collect()
+torch.distributed.destroy_process_group()

@@ -1,5 +1,6 @@
 """Lightning, with its DDPStrategy: torchrun --standalone --nproc-per-node 2 examples/attach/with_lightning.py"""
 
+import gc
 import os
 
 import lightning
@@ -49,3 +50,6 @@ trainer = lightning.Trainer(
 trainer.fit(model, DataLoader(data, batch_size=32, shuffle=True, drop_last=True))
 if trainer.is_global_zero:
     print(attach.comm)
+del trainer, attach  # what refers to the process group must go before it does: docs/attach.md, "At the end"
+gc.collect()
+torch.distributed.destroy_process_group()

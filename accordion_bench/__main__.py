@@ -13,6 +13,8 @@ from types import FrameType
 from typing import Any
 
 from accordion_bench import __version__
+from accordion_bench.advising import asked_device
+from accordion_bench.advising.asked_device import AskedDevice
 from accordion_bench.cli import command_line, help
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
@@ -45,7 +47,7 @@ def main() -> None:
         return
     if (status := _answered([word for word in sys.argv[1:] if word != command_line.DRY_RUN])) is not None:
         raise SystemExit(status)
-    dry = command_line.DRY_RUN in sys.argv[1:]
+    dry, device = command_line.DRY_RUN in sys.argv[1:], AskedDevice()
     failures: list[int] = []
     usual = signal.getsignal(signal.SIGINT)
     # a KeyboardInterrupt would be lost in what torch's imports catch
@@ -53,8 +55,9 @@ def main() -> None:
     with handling(importing, (signal.SIGINT,)), tempfile.TemporaryDirectory() if dry else nullcontext("") as folder:
         try:
             if dry:
-                sys.argv[1:] = command_line.for_dry_run(sys.argv[1:], folder)
-            _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)), dry)
+                device, words = asked_device.split(sys.argv[1:])
+                sys.argv[1:] = command_line.for_dry_run(words, folder)
+            _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)), dry, device)
         except KeyboardInterrupt as stop:
             print(str(stop) or "stopped", file=sys.stderr)
             failures.append(128 + getattr(stop, "signum", signal.SIGINT))
@@ -119,7 +122,7 @@ def _no_launcher(error: Exception) -> str | None:
     return f"{group.lstrip('/')} must be one of {there}, got {name}; type {wanted}"
 
 
-def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool) -> None:
+def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, device: AskedDevice) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -162,7 +165,8 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool) 
         if dry:
             try:
                 experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
-                metric = dry_run.run(resolve(composed, hydra_config.runtime.choices), typed(overrides), cell)
+                cfg = resolve(composed, hydra_config.runtime.choices)
+                metric = dry_run.run(cfg, typed(overrides), cell, device)
                 return sweep.told_to(hydra_config.sweeper, metric)
             except Exception as error:
                 return tell(error)

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from accordion_bench.advise import cluster, links, subject
 from accordion_bench.advise.late_workers import Wanted
-from accordion_bench.advising import write
+from accordion_bench.advising import asked_device, write
 from accordion_bench.advising.arms import Arm
+from accordion_bench.advising.asked_device import AskedDevice
 from accordion_bench.advising.chosen_methods import chosen_arms
 from accordion_bench.advising.timeline_file import step_times_from
 from accordion_bench.cli import command_line
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
-from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.options.instantiate import build
 from accordion_bench.options.override import group_of
@@ -38,7 +39,10 @@ class Asked:
         typed: overrides, without those of the cluster's size.
         config: what is timed, and where.
         assumed: the data set, where nobody has typed one.
-        network: the cluster's links.
+        device: that is not here, if one is asked for.
+        where: steps compute, `cpu` or `cuda`.
+        at_hand: what is timed here is what the cluster's devices take.
+        networks: the cluster's links, by device: their libraries choose collectives.
         link_error: relative error of a probed link's fit; 0 = the link is taken as typed.
         arms: methods that are looked at.
         seconds: for timing them.
@@ -54,7 +58,10 @@ class Asked:
     typed: list[str]
     config: RunConfig
     assumed: str
-    network: Network
+    device: AskedDevice
+    where: str
+    at_hand: bool
+    networks: dict[str, Network]
     link_error: float
     arms: list[Arm]
     seconds: float
@@ -85,19 +92,21 @@ def asked_of(args: argparse.Namespace) -> Asked:
     if args.config_dir is not None:
         add_conf_dir(args.config_dir)
     import_from_here()
-    overrides = overrides_in_todays_words(args.overrides)
+    device, overrides = asked_device.split(overrides_in_todays_words(args.overrides))
     machines, overrides = cluster.split(overrides)
     command_line.refuse_unreadable(overrides)
     wanted = Wanted(args.simulate) if args.simulate else None
     link = links.link_of(args.link, overrides)
     each = f"network.workers_per_machine={machines.workers_each}"
     config, assumed = subject.composed([*links.words_of(link, machines.workers_each), *overrides, each])
-    device = subject.device_of(config).type
-    if args.timeline is not None:
-        device = step_times_from(args.timeline).device or device  # refused before anything is made
-    backend = link.backend if link else "nccl" if device == "cuda" else "gloo"
-    config = replace(config, network=links.with_algorithm(config.network, overrides, backend))
-    network = build(config.network, "network")
+    hardware = subject.device_of(config).type
+    where = _where(device, args.timeline, hardware, config.device)
+    by_backend = {
+        kind: links.with_algorithm(config.network, overrides, link.backend if link else backend)
+        for kind, backend in (("cpu", "gloo"), ("cuda", "nccl"))
+    }
+    networks = {kind: build(options, "network") for kind, options in by_backend.items()}
+    config = replace(config, network=by_backend[where])
     if wanted is not None:
         wanted.check(machines.workers, machines.workers_each)
     typed_model = any(word.startswith("model=") for word in overrides)
@@ -107,7 +116,10 @@ def asked_of(args: argparse.Namespace) -> Asked:
         typed=overrides,
         config=config,
         assumed=assumed if args.timeline is None or typed_model else "",
-        network=network,
+        device=device,
+        where=where,
+        at_hand=where == hardware and device.gpu is None,
+        networks=networks,
         link_error=links.error_of(link, machines.workers_each),
         arms=chosen_arms(args.methods, config.optimizer),
         seconds=seconds,
@@ -118,6 +130,31 @@ def asked_of(args: argparse.Namespace) -> Asked:
         out=_folder(args.out, model or "timeline", machines.workers),
         figures=not args.no_figures,
     )
+
+
+def _where(asked: AskedDevice, timeline: Path | None, hardware: str, typed: str) -> str:
+    """On which kind of device steps compute: `cpu` or `cuda`.
+
+    Args:
+        asked: a device that is not here.
+        timeline: of a step, refused here before anything is made.
+        hardware: of this machine.
+        typed: the option `device`.
+
+    Raises:
+        ConfigError: two of them tell of the same thing.
+    """
+    recorded = None if timeline is None else step_times_from(timeline).device
+    if asked.gpu is not None:
+        beside = "a --timeline of a CPU" if recorded == "cpu" else "device=cpu" if typed == "cpu" else ""
+        if beside and recorded != "cuda":
+            raise ConfigError(f"gpu must stand without {beside}, got gpu={asked.gpu.key}; type one of them")
+    if asked.compute is not None and timeline is not None:
+        told = f"{1000 * asked.compute:g}"
+        raise ConfigError(f"compute_ms must stand without --timeline, which tells it, got {told}; type one of them")
+    if timeline is not None:
+        return recorded if recorded == "cpu" else "cuda" if recorded else hardware
+    return "cuda" if asked and typed != "cpu" else hardware
 
 
 def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.override import taken
 from accordion_bench.options.units import rate
 
 OWN = ("workers", "machines", "workers_per_machine")
@@ -29,9 +30,8 @@ def split(overrides: Sequence[str]) -> tuple[Machines, list[str]]:
     Raises:
         ConfigError: the numbers are none, do not fit together, or are missing; a rate has no unit.
     """
-    said = dict(override.partition("=")[::2] for override in overrides if override.partition("=")[0] in OWN)
+    said, rest = taken(overrides, OWN)
     numbers = {key: _integer(key, value, 2 if key == "workers" else 1) for key, value in said.items()}
-    rest = [override for override in overrides if override.partition("=")[0] not in OWN]
     for key, _, value in (override.lstrip("+").partition("=") for override in rest):
         if key == "network.workers_per_machine":
             raise ConfigError(f"{key} must be left out here, got {value}; type workers_per_machine={value}")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +11,18 @@ from accordion_bench.advise.asked import Asked, asked_of
 from accordion_bench.advise.late_workers import told
 from accordion_bench.advise.measured import Measured, measured
 from accordion_bench.advise.progress import done, say
-from accordion_bench.advising import write
-from accordion_bench.advising.advice import advise
+from accordion_bench.advising import basis, write
 from accordion_bench.advising.machine import cluster_like_here
 from accordion_bench.advising.pipeline import Cluster
 from accordion_bench.advising.table import Advice
-from accordion_bench.advising.text import text
+from accordion_bench.advising.text import short_text, text
 from accordion_bench.advising.verdict import verdict
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.environment import environment
 
 PROBED = Path("link.json")
 PROBE_SECONDS = 20.0
+PIPED = 110  # letters of a line where standard output is no terminal
 
 
 def run(args: argparse.Namespace) -> None:
@@ -35,15 +36,16 @@ def run(args: argparse.Namespace) -> None:
         return
     asked = asked_of(args)
     found = measured(asked)
-    cluster = cluster_like_here(asked.network, asked.machines.workers, found.times.device, found.threads)
-    advice = advised(asked, found, cluster)
-    said = text(advice)
-    timed_with = {"device": found.times.device, **environment(found.threads)}
+    advice = advised(asked, found)
+    said, shown = text(advice), short_text(advice, shutil.get_terminal_size((PIPED, 24)).columns)
+    timed_with = {"device": asked.where, "on": advice.on, **environment(found.threads)}
     late = []
     if asked.wanted is not None:
         say("simulating")
-        late = asked.wanted.run(found.times, found.costs, cluster, advice)
-        said += f"\n{told(late, advice, asked.wanted)}"
+        cluster = cluster_of(asked, asked.where, found.threads)
+        late = asked.wanted.run(found.basis.times, found.basis.costs, cluster, advice)
+        simulated = f"\n{told(late, advice, asked.wanted)}"
+        said, shown = said + simulated, shown + simulated
     write.write(advice, asked.out, timed_with, said)
     if late:
         rows = [one.flat() for one in late]
@@ -54,23 +56,20 @@ def run(args: argparse.Namespace) -> None:
         say("drawing")
         draw_advice(advice, asked.out)
     done()
-    print(f"{said}\ntable and figures: {asked.out}" if asked.figures else f"{said}\ntable: {asked.out}")
+    print(f"{shown}\nwhole table{' and figures' * asked.figures}: {asked.out}")
 
 
-def advised(asked: Asked, found: Measured, cluster: Cluster) -> Advice:
+def advised(asked: Asked, found: Measured) -> Advice:
     """The advice from what was timed, with accuracies and its verdict."""
     options = {key: value for key, value in asked.config.network.items() if key != "_target_"}
-    advice = advise(
-        found.times,
-        found.costs,
-        cluster,
-        link_error=asked.link_error,
-        network=options,
-        doubts=found.doubts,
-        left_out=found.left_out,
-    )
+    advice = basis.advised(found.basis, lambda kind: cluster_of(asked, kind, found.threads), options, asked.link_error)
     advice = with_accuracies(advice, asked.known, asked.trained)
     return replace(advice, verdict=verdict(advice))
+
+
+def cluster_of(asked: Asked, device: str, threads: int) -> Cluster:
+    """The reader's cluster, where steps compute on `cpu` or on `cuda`."""
+    return cluster_like_here(asked.networks[device], asked.machines.workers, device, threads)
 
 
 def probe(args: argparse.Namespace) -> None:

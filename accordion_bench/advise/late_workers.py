@@ -117,7 +117,7 @@ class Late:
 def told(late: Sequence[Late], advice: Advice, wanted: Wanted) -> str:
     """A table, after the words that say what it is."""
     unit = unit_of(advice)
-    head = ("method", f"step, {unit.name}", "without", "whole run, s", "waiting for others", "exposed", "left out")
+    head = ("method", f"step, {unit.name}", "without", "whole run, s", "waiting", "exposed", "left out")
     lines = [
         (
             SPOKEN.get(one.row.method, one.row.method),
@@ -131,7 +131,8 @@ def told(late: Sequence[Late], advice: Advice, wanted: Wanted) -> str:
         for one in late
     ]
     said = f"With late workers, simulated: {wanted.steps} steps, seed {wanted.seed}; 95 % of the steps lie in brackets."
-    return f"{said}\n\n{aligned([head, *lines])}\n"
+    table = [head, *lines] if any(one.found.left_out.any() for one in late) else [line[:-1] for line in (head, *lines)]
+    return f"{said}\n\n{aligned(table)}\n"
 
 
 def _named_first(advice: Advice) -> list[Row]:

@@ -1,41 +1,38 @@
-"""What is timed here: a step of the model, unless a timeline has it, and the exchange of every method."""
+"""What is timed here: a step of the model, unless somebody knows its time, and the exchange of every method."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from accordion_bench.advise import subject
 from accordion_bench.advise.asked import Asked
 from accordion_bench.advise.progress import say
-from accordion_bench.advising.codec_times import measured_methods
-from accordion_bench.advising.method_cost import MethodCost
-from accordion_bench.advising.step_times import StepTimes
+from accordion_bench.advise.subject import Subject
+from accordion_bench.advising import basis
+from accordion_bench.advising.basis import Basis, Methods
 from accordion_bench.advising.timeline_file import step_times_from
 from accordion_bench.advising.trial import measured_step
 from accordion_bench.attaching.own_parameters import trained_specs
+from accordion_bench.processes.computing import as_in_a_run, computing_with
 
 OF_A_STEP = 15.0  # seconds, at most, for timing the step
+OWN_LOOP = (
+    "{} is of your own loop, which lacks what a run sets: it keeps freed memory, chooses its threads and lets cuDNN "
+    "search for the fastest kernels"
+)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Times of one machine.
+    """What advice is computed from.
 
     Args:
-        times: of a step.
-        costs: of the methods.
-        left_out: methods that could not be timed, and why.
+        basis: times of a step and costs of the methods.
         threads: that computed.
-        doubts: why this may not be the cluster's speed.
     """
 
-    times: StepTimes
-    costs: list[MethodCost]
-    left_out: dict[str, str]
+    basis: Basis
     threads: int
-    doubts: tuple[str, ...]
 
 
 def measured(asked: Asked) -> Measured:
@@ -44,47 +41,52 @@ def measured(asked: Asked) -> Measured:
     Raises:
         ConfigError: the model does not fit, or the timeline is of another one.
     """
-    doubts = []
-    if asked.assumed:
-        doubts.append(f"dataset={asked.assumed} is assumed for this model; type dataset=NAME for another")
-    device, chosen = subject.device_of(asked.config), asked.config.threads or torch.get_num_threads()
+    device = torch.device("cpu") if asked.where == "cpu" else subject.device_of(asked.config)
+    chosen = asked.config.threads or torch.get_num_threads()
     made = None
     if asked.timeline is None or asked.typed_model:
         made = subject.subject_of(asked.config, asked.assumed, asked.machines.workers_each)
         chosen = made.threads
-    with computing_with(chosen):
-        if asked.timeline is None:
-            assert made is not None
-            say(f"timing a step of {made.name}")
-            times = measured_step(
-                made.model,
-                made.batch,
-                made.loss,
-                made.optimizer,
-                budget=OF_A_STEP,
-                batch_size=asked.config.batch_size,
-                name=made.name,
-            )
-        else:
-            specs = None
-            if made is not None:
-                specs = trained_specs(made.model)
-            times = step_times_from(asked.timeline, specs)
-            if times.device and times.device != device.type:
-                doubts.append(f"methods were timed on {device.type} here, the step on {times.device}")
-        del made
-        costs, left_out = measured_methods(
-            asked.arms, times.specs, device, asked.seconds, lambda name: say(f"timing {name}")
-        )
-    return Measured(times, costs, left_out, chosen, tuple(doubts))
+    methods = Methods(asked.arms, device, asked.seconds, lambda name: say(f"timing {name}"))
+    if asked.timeline is not None:
+        with computing_with(chosen):
+            found = _of_timeline(asked, methods, made)
+    else:
+        assert made is not None
+        with as_in_a_run(device.type, chosen, asked.config.deterministic):
+            found = _of_model(asked, methods, made)
+    if asked.assumed:
+        assumed = f"dataset={asked.assumed} is assumed for this model; type dataset=NAME for another"
+        found = replace(found, doubts=(assumed, *found.doubts))
+    return Measured(found, chosen)
 
 
-@contextmanager
-def computing_with(threads: int) -> Iterator[None]:
-    """So many threads of torch inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _of_model(asked: Asked, methods: Methods, made: Subject) -> Basis:
+    """From a model of this program."""
+    if asked.device:
+        say(f"counting a step of {made.name}")
+        rates = asked.config.precision, asked.config.deterministic
+        return basis.asked_for(asked.device, made.counted(), methods, *rates, at_hand=asked.at_hand)
+    say(f"timing a step of {made.name}")
+    times = measured_step(
+        made.model,
+        made.batch,
+        made.loss,
+        made.optimizer,
+        budget=OF_A_STEP,
+        batch_size=asked.config.batch_size,
+        name=made.name,
+    )
+    return basis.here(times, methods, made.counted() if methods.device.type == "cpu" else None)
+
+
+def _of_timeline(asked: Asked, methods: Methods, made: Subject | None) -> Basis:
+    """From a step that somebody has recorded in a loop of their own."""
+    assert asked.timeline is not None
+    times = step_times_from(asked.timeline, None if made is None else trained_specs(made.model))
+    times = replace(times, device=asked.where)
+    if asked.at_hand or asked.where == "cpu":
+        found = basis.here(times, methods)
+    else:
+        found = basis.on_gpu(asked.device.codecs_of, lambda _: times, times.specs, methods)
+    return replace(found, doubts=(OWN_LOOP.format(asked.timeline.name), *found.doubts))

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.cli.dry_run import Example
+from accordion_bench.advising.counted_step import CountedStep, counted_step
+from accordion_bench.cli.example import Example
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.config.components import build_model, build_optimizer
 from accordion_bench.config.compose import compose
@@ -63,11 +64,14 @@ class Subject:
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Forward pass and loss, in the configuration's precision."""
         with autocast(self.config.precision, self.device):
-            return self.task.loss(model, *batch, 0, 0)
+            return self._loss(model, batch)
 
-    @property
-    def task(self) -> Any:
-        return task_of(self.dataset, self.device)
+    def counted(self) -> CountedStep:
+        """A step, counted; what is computed is the same in every precision."""
+        return counted_step(self.model, self.batch, self._loss, self.config.batch_size, self.name)
+
+    def _loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return task_of(self.dataset, batch[0].device).loss(model, *batch, 0, 0)
 
     def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The configuration's, as a dense run has it."""

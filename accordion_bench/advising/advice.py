@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from accordion_bench.advising.break_even import break_even
-from accordion_bench.advising.method_cost import MethodCost
+from accordion_bench.advising.method_cost import BF16, FP32, MethodCost
+from accordion_bench.advising.pays import pays_below
 from accordion_bench.advising.pipeline import Cluster, Step, shortest_period, step
 from accordion_bench.advising.resampling import DRAWS, factors, interval, link_factors
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.advising.table import Advice, Interval, Regions, Row, by_step
+from accordion_bench.advising.table import Advice, Interval, Pays, Regions, Row, by_step
 from accordion_bench.options.checks import ConfigError
 
-FP32, BF16 = ("compressor=none",), ("compressor=bf16",)
 SLOWEST, FASTEST = 1e7, 4e11  # bit/s that figures show
 PLACES = 41
 MOST_WORKERS = 4096
@@ -28,6 +28,7 @@ def advise(
     network: Mapping[str, object] | None = None,
     doubts: Sequence[str] = (),
     left_out: Mapping[str, str] | None = None,
+    pays: Pays | None = None,
 ) -> Advice:
     """What each method would do on a cluster; nothing is trained, and nothing is timed here.
 
@@ -39,6 +40,7 @@ def advise(
         network: the link's options, for the record.
         doubts: why the advice may be wrong, beside what the times say of themselves.
         left_out: methods that could not be timed, and why.
+        pays: where compressing starts to pay, if that is said of other devices; None = found for these.
 
     Raises:
         ConfigError: dense fp32 or bf16 is missing, with which all others are compared.
@@ -65,6 +67,8 @@ def advise(
         by_bandwidth=over_bandwidth(times, settled, cluster),
         by_workers=over_workers(times, settled, cluster),
         left_out=dict(left_out or {}),
+        on=times.place,
+        pays=pays or Pays(pays_below(times, costs, cluster)),
     )
 
 

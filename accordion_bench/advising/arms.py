@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accordion_bench.advising.advice import BF16, FP32
+from accordion_bench.advising.method_cost import BF16, FP32
 from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.compressors.traits import declared_by
 from accordion_bench.methods.chosen import Chosen

@@ -12,7 +12,7 @@ from accordion_bench.advising.bucket_costs import bucket_costs, counted, median
 from accordion_bench.advising.crowding import crowded_from
 from accordion_bench.advising.method_cost import BucketCost, MethodCost
 from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, optimizer_of
-from accordion_bench.advising.trial import lacks_memory
+from accordion_bench.advising.trial import MakeOptimizer, lacks_memory
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import target
 from accordion_bench.plan import TensorSpec
@@ -164,13 +164,14 @@ def _extra(arm: Arm, rehearsal: Rehearsal, gradients: Sequence[Tensor]) -> float
     own = median([max(0.0, step.before - step.exchanged - step.look) + step.after for step in steps])
     if not rehearsal.moved_momentum:
         return own
-    return own + median([step.update for step in steps]) - usual_update(arm, gradients)
+    usual = usual_update(lambda params: optimizer_of(arm.chosen.optimizer, params), gradients)
+    return own + median([step.update for step in steps]) - usual
 
 
-def usual_update(arm: Arm, gradients: Sequence[Tensor]) -> float:
-    """Seconds of the optimizer's step where no compressor takes a part of it."""
+def usual_update(make: MakeOptimizer, gradients: Sequence[Tensor]) -> float:
+    """Seconds of an optimizer's step where no compressor takes a part of it."""
     params = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
-    optimizer = optimizer_of(arm.chosen.optimizer, params)
+    optimizer = make(params)
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient
     wait = torch.cuda.synchronize if params[0].device.type == "cuda" else lambda: None

@@ -8,12 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench.advising.advice import advise
+from accordion_bench.advising.asked_device import asked_device
+from accordion_bench.advising.basis import Methods, advised, asked_for, here
 from accordion_bench.advising.chosen_methods import chosen_arms
-from accordion_bench.advising.codec_times import measured_methods
+from accordion_bench.advising.counted_step import counted_step
+from accordion_bench.advising.gpus import HALF
 from accordion_bench.advising.machine import cluster_like_here
 from accordion_bench.advising.table import Advice
-from accordion_bench.advising.trial import Loss, MakeOptimizer, measured_step
+from accordion_bench.advising.trial import Loss, MakeOptimizer, measured_step, trained_module
 from accordion_bench.advising.verdict import verdict
 from accordion_bench.attaching.python_words import in_python
 from accordion_bench.network.link_model import Network
@@ -38,6 +40,9 @@ def advice(
     inside: str | None = None,
     seconds: float = 40.0,
     batch_size: int = 0,
+    gpu: str | None = None,
+    compute_ms: float | None = None,
+    precision: str | None = None,
 ) -> Advice:
     """What each method would do for this model on a cluster; nothing is trained, one process asks.
 
@@ -60,6 +65,11 @@ def advice(
         inside: the link between those, a name in conf/network.
         seconds: for timing all methods, about.
         batch_size: samples in the batch, for messages; 0 = not known.
+        gpu: estimate a step on this GPU, which is not here: a100, h100, h200, l40s, 4090; its work is counted, and
+            codecs are those timed on an H200, by the memory's speed.
+        compute_ms: a step's forward and backward pass take so many milliseconds on the cluster's GPUs; codecs are
+            timed here where the model is on a GPU, else estimated.
+        precision: of the forward pass on `gpu`: float32 (None), bfloat16, float16.
 
     Raises:
         ConfigError: what was passed breaks a rule, or the model does not take the batch.
@@ -70,14 +80,22 @@ def advice(
         link, options = link_of(network, workers_per_machine, inside)
         if workers % link.workers_per_machine:
             raise ValueRefused("workers_per_machine", f"a divisor of workers={workers}", link.workers_per_machine, 1)
-        arms = chosen_arms(methods, key="methods")
-        times = measured_step(model, example_batch, loss or cross_entropy, optimizer, batch_size=batch_size)
-        costs, left_out = measured_methods(arms, times.specs, next(model.parameters()).device, seconds)
-        cluster = cluster_like_here(link, workers, times.device, torch.get_num_threads())
-        found = advise(times, costs, cluster, network=options, left_out=left_out)
+        asked = asked_device(gpu, compute_ms)
+        if precision is not None:
+            checks.choice("precision", precision, ["float32", *HALF])
+        device = next(trained_module(model).parameters()).device
+        looked_at = Methods(chosen_arms(methods, key="methods"), device, seconds, optimizer=optimizer)
+        work = (model, example_batch, loss or cross_entropy)
+        if asked:
+            counted = counted_step(*work, batch_size)
+            found = asked_for(asked, counted, looked_at, precision, at_hand=device.type == "cuda")
+        else:
+            times = measured_step(*work, optimizer, batch_size=batch_size)
+            found = here(times, looked_at, counted_step(*work, batch_size) if device.type == "cpu" else None)
+        table = advised(found, lambda kind: cluster_like_here(link, workers, kind, torch.get_num_threads()), options)
     except ConfigError as refused:
         raise in_python(refused) from None
-    return replace(found, verdict=verdict(found))
+    return replace(table, verdict=verdict(table))
 
 
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

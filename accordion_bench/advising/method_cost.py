@@ -8,6 +8,8 @@ from typing import NamedTuple
 from accordion_bench.comm.clock import Stage
 from accordion_bench.network.collective_costs import PAIRS, wire_and_rounds
 
+FP32, BF16 = ("compressor=none",), ("compressor=bf16",)  # overrides of the baselines, with which others are compared
+
 
 class Messages(NamedTuple):
     """Messages of one kind of collective in the exchange of a bucket.
@@ -97,6 +99,11 @@ class MethodCost:
     repetitions: tuple[float, ...] = ()
     crowded_from: float = math.inf
     crowded: tuple[BucketCost, ...] = ()
+
+    @property
+    def baseline(self) -> bool:
+        """Whether others are compared with it."""
+        return self.overrides in (FP32, BF16)
 
     @property
     def in_pairs(self) -> bool:

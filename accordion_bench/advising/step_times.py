@@ -23,7 +23,8 @@ class StepTimes:
         batch_size: samples of a step; 0 = not known.
         model: what it is called.
         device: `cpu`, `cuda`.
-        source: where the times come from: `a trial here`, or a file.
+        source: where the times come from: `a trial here`, or a file; "" = they are estimated.
+        on: on which device, as one says it; "" = on one like `device`.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -35,6 +36,17 @@ class StepTimes:
     model: str
     device: str
     source: str
+    on: str = ""
+
+    @property
+    def place(self) -> str:
+        """On which device the step computes, as one says it: `THIS CPU`, `an NVIDIA H100 (estimated)`."""
+        return self.on or ("a CPU" if self.device == "cpu" else "a GPU")
+
+    @property
+    def estimated(self) -> bool:
+        """Whether nobody has timed the step."""
+        return not self.source
 
     @property
     def compute(self) -> float:
@@ -53,7 +65,9 @@ class StepTimes:
 
     def doubts(self) -> list[str]:
         """Why a prediction from these times may be wrong, one sentence each."""
-        found = []
+        found: list[str] = []
+        if self.estimated:
+            return found
         if not self.steps:
             return [f"{self.source} does not say what each step took, so their spread is not known: record it again"]
         if len(self.steps) < FEWEST:

@@ -17,11 +17,22 @@ class Interval(NamedTuple):
     high: float
 
 
-def break_even_in_words(bits: float) -> str:
-    """Of one that is no bandwidth; "" of one that is."""
-    if math.isnan(bits):
+class Pays(NamedTuple):
+    """Where compressing starts to pay.
+
+    below: seconds of a forward and backward pass; 0 = at no step time, infinity = at every one.
+    on: the devices that this is said of; "" = those that the advice is for.
+    """
+
+    below: float
+    on: str = ""
+
+
+def limit_in_words(limit: float) -> str:
+    """Of one that is no number; "" of one that is."""
+    if math.isnan(limit):
         return "only on fast links"
-    return "always" if math.isinf(bits) else "" if bits else "never"
+    return "always" if math.isinf(limit) else "" if limit else "never"
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class Row:
             elif name == "overrides":
                 found[name] = " ".join(value)
             elif name.startswith("break_even"):
-                found[name] = break_even_in_words(value) or value
+                found[name] = limit_in_words(value) or value
             else:
                 found[name] = value
         return found
@@ -113,6 +124,8 @@ class Advice:
         rows: sorted by step time.
         by_bandwidth, by_workers: for the figures.
         left_out: methods that could not be timed, and why.
+        on: the device that it is computed for, as one says it: `THIS CPU`, `an NVIDIA H100 (estimated)`.
+        pays: the step time at which the answer flips; None = not looked for.
     """
 
     model: str
@@ -127,6 +140,8 @@ class Advice:
     by_bandwidth: Regions
     by_workers: Regions
     left_out: dict[str, str]
+    on: str = ""
+    pays: Pays | None = None
 
     @property
     def workers(self) -> int:

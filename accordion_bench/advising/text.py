@@ -4,17 +4,30 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from accordion_bench.advising.pipeline import HIDDEN, LONGEST
-from accordion_bench.advising.table import Advice, Interval, Row, break_even_in_words
+from accordion_bench.advising.table import Advice, Interval, Row, limit_in_words
 from accordion_bench.advising.verdict import SPOKEN
 from accordion_bench.advising.winners import HALF
 from accordion_bench.options.units import counted, human_bytes, human_rate
 
 WIDTH = 110  # letters of a line of sentences
+FEWEST = 3  # columns of a narrow terminal
 TOLD = 3  # of the fastest methods whose accuracy is not known: the command that would measure it
 
-Column = tuple[str, Callable[[Row], str]]
+
+class Column(NamedTuple):
+    """One column of the table.
+
+    name: its heading.
+    cell: of a row.
+    told: what it holds, as a clause; "" = the heading says it.
+    """
+
+    name: str
+    cell: Callable[[Row], str]
+    told: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,25 +41,43 @@ class Unit:
         return digits(self.factor * seconds)
 
     def interval(self, seconds: Interval) -> str:
-        """`12.3 (12.1 to 12.6)`."""
-        return f"{self.show(seconds.value)} ({self.show(seconds.low)} to {self.show(seconds.high)})"
+        """`12.3 (12.1 to 12.6)`; `12.3` where nobody knows how far it may be off."""
+        return _between(seconds, self.show)
 
 
-def text(advice: Advice) -> str:
-    """Everything, the answer first."""
+def text(advice: Advice, columns: Sequence[Column] | None = None, width: int = WIDTH) -> str:
+    """Everything, the answer first.
+
+    Args:
+        advice: with its verdict.
+        columns: of the table; None = all.
+        width: letters of a line of sentences.
+    """
+    shown = columns_of(advice) if columns is None else columns
     parts = [
-        "\n".join(_wrapped(sentence) for sentence in advice.verdict),
-        table(advice),
-        "\n".join(_wrapped(line) for line in notes(advice)),
+        "\n".join(_wrapped(sentence, width) for sentence in advice.verdict),
+        table(advice, shown),
+        "\n".join(_wrapped(line, width) for line in notes(advice, shown)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def table(advice: Advice) -> str:
+def short_text(advice: Advice, width: int) -> str:
+    """Everything with a table of few columns, for a terminal; of those that do not fit, the last ones are left out.
+
+    Args:
+        advice: with its verdict.
+        width: letters of a line of the terminal.
+    """
+    columns = few_columns(advice)
+    while len(columns) > FEWEST and max(map(len, table(advice, columns).splitlines())) > width:
+        columns.pop()
+    return text(advice, columns, min(WIDTH, width))
+
+
+def table(advice: Advice, columns: Sequence[Column]) -> str:
     """One line for each method, the fastest first."""
-    unit = unit_of(advice)
-    columns = columns_of(advice, unit)
-    lines = [[name for name, _ in columns], *([show(row) for _, show in columns] for row in advice.rows)]
+    lines = [[column.name for column in columns], *([column.cell(row) for column in columns] for row in advice.rows)]
     return aligned(lines)
 
 
@@ -67,22 +98,60 @@ def unit_of(advice: Advice) -> Unit:
     return Unit("s", 1.0) if advice.compute.value >= 1 else Unit("ms", 1e3)
 
 
-def columns_of(advice: Advice, unit: Unit) -> list[Column]:
-    """(heading, cell of a row); periods only where there are local methods."""
-    columns: list[Column] = [
-        ("method", lambda row: SPOKEN.get(row.method, row.method)),
-        (f"step, {unit.name}", lambda row: unit.interval(row.step)),
-        ("x dense fp32", lambda row: times(row.over_fp32)),
-        ("x dense bf16", lambda row: times(row.over_bf16)),
-        (f"exposed, {unit.name}", lambda row: unit.show(row.exposed.value)),
-        ("payload", lambda row: human_bytes(row.payload_bytes)),
-        ("on the link", lambda row: human_bytes(row.wire_bytes)),
-        ("memory", lambda row: human_bytes(row.memory_bytes)),
-        ("faster than bf16", lambda row: "" if row.method == HALF else break_even(row.break_even_bf16)),
+def columns_of(advice: Advice) -> list[Column]:
+    """All columns; periods only where there are local methods."""
+    unit = unit_of(advice)
+    columns = [
+        Column("method", lambda row: SPOKEN.get(row.method, row.method)),
+        Column(f"step, {unit.name}", lambda row: unit.interval(row.step), "modelled, with its 95 % interval"),
+        Column("x dense fp32", lambda row: times(row.over_fp32)),
+        Column("x dense bf16", lambda row: times(row.over_bf16)),
+        _exposed(unit),
+        Column("payload", lambda row: human_bytes(row.payload_bytes), "bytes that a worker hands over per step"),
+        _ON_THE_LINK,
+        Column("memory", lambda row: human_bytes(row.memory_bytes), "what the method keeps in a worker"),
+        _FASTER,
     ]
     if any(row.local for row in advice.rows):
-        columns.append(("period", _period))
-    return [*columns, ("accuracy against dense", lambda row: row.accuracy or "not known")]
+        columns.append(Column("period", _period, f"{_PERIODS}, up to {LONGEST}"))
+    return [*columns, _ACCURACY]
+
+
+def few_columns(advice: Advice) -> list[Column]:
+    """Six of them, those that can be missed best last: accuracies are told where some are known."""
+    unit = unit_of(advice)
+    local = any(row.local for row in advice.rows)
+    known = any(row.accuracy for row in advice.rows)
+    return [
+        Column("method", _with_period, f"H is {_PERIODS}" if local else ""),
+        Column(f"step, {unit.name}", lambda row: unit.show(row.step.value), "modelled"),
+        Column("x bf16", lambda row: times(row.over_bf16), "times as fast as dense bf16, with its 95 % interval"),
+        _ON_THE_LINK,
+        *([_ACCURACY] if known else []),
+        _FASTER,
+        *([] if known else [_exposed(unit)]),
+    ]
+
+
+def _exposed(unit: Unit) -> Column:
+    what = "what of it communication and codec add"
+    return Column(f"exposed, {unit.name}", lambda row: unit.show(row.exposed.value), what)
+
+
+_ON_THE_LINK = Column("on the link", lambda row: human_bytes(row.wire_bytes), "bytes of a worker per step")
+_FASTER = Column(
+    "faster than bf16",
+    lambda row: "" if row.method == HALF else break_even(row.break_even_bf16),
+    "the bandwidths at which it beats dense bf16",
+)
+_ACCURACY = Column("accuracy against dense", lambda row: row.accuracy or "not known")
+_PERIODS = "the shortest period in which the exchange of a local method adds less than 5 % to its steps"
+
+
+def _with_period(row: Row) -> str:
+    """`DiLoCo, H 30`."""
+    shown = row.local and not row.every_local_step and "H " not in row.method
+    return f"{SPOKEN.get(row.method, row.method)}{f', H {row.period}' if shown else ''}"
 
 
 def _period(row: Row) -> str:
@@ -91,7 +160,7 @@ def _period(row: Row) -> str:
     return f"{row.period}, {100 * share:.0f} % exposed" if too_short else str(row.period)
 
 
-def notes(advice: Advice) -> list[str]:
+def notes(advice: Advice, columns: Sequence[Column]) -> list[str]:
     """What was timed, what the columns are, who was left out, and why all of it may be wrong."""
     unit = unit_of(advice)
     link = ", ".join(f"{key} {_option(key, value)}" for key, value in advice.network.items() if value is not None)
@@ -101,17 +170,10 @@ def notes(advice: Advice) -> list[str]:
         else counted(advice.workers, "worker")
     )
     found = [
-        f"{advice.model} on {advice.device}: a step computes for {unit.interval(advice.compute)} {unit.name}; "
+        f"{advice.model} on {advice.on}: a step computes for {unit.interval(advice.compute)} {unit.name}; "
         f"{machines}; link: {link}.",
-        "step: modelled, with its 95 % interval; exposed: what of it communication and codec add; payload, on the "
-        "link: bytes of a worker per step; memory: what the method keeps in a worker; faster than bf16: the bandwidths "
-        "at which it beats dense bf16.",
+        "; ".join(f"{column.name.partition(',')[0]}: {column.told}" for column in columns if column.told) + ".",
     ]
-    if any(row.local for row in advice.rows):
-        found.append(
-            f"period: the shortest one, up to {LONGEST}, in which a local method's exchange adds less than 5 % to its "
-            "steps."
-        )
     found += [f"Left out: {method}: {why}." for method, why in advice.left_out.items()]
     unknown = [row for row in advice.rows if not row.accuracy and row.command and row.method != "dense"][:TOLD]
     if unknown:
@@ -129,13 +191,17 @@ def digits(value: float) -> str:
 
 
 def times(ratio: Interval) -> str:
-    """`1.23 (1.20 to 1.26)`."""
-    return f"{digits(ratio.value)} ({digits(ratio.low)} to {digits(ratio.high)})"
+    """`1.23 (1.20 to 1.26)`; `1.23` where the interval is no wider."""
+    return _between(ratio, digits)
+
+
+def _between(number: Interval, show: Callable[[float], str]) -> str:
+    return show(number.value) + ("" if number.low == number.high else f" ({show(number.low)} to {show(number.high)})")
 
 
 def break_even(bits: float) -> str:
     """`below 1.3 Gbit/s`, `never`, `always`, `only on fast links`."""
-    return break_even_in_words(bits) or f"below {human_rate(float(f'{bits:.2g}'))}"
+    return limit_in_words(bits) or f"below {human_rate(float(f'{bits:.2g}'))}"
 
 
 def _option(key: str, value: object) -> str:
@@ -148,6 +214,6 @@ def _option(key: str, value: object) -> str:
     return str(value)
 
 
-def _wrapped(line: str) -> str:
+def _wrapped(line: str, width: int) -> str:
     """Commands stay on one line, so that they can be copied."""
-    return line if line.startswith("  ") else "\n".join(textwrap.wrap(line, WIDTH, break_on_hyphens=False))
+    return line if line.startswith("  ") else "\n".join(textwrap.wrap(line, width, break_on_hyphens=False))

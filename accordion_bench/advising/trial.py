@@ -59,13 +59,10 @@ def measured_step(
     """
     checks.integer("steps", steps, at_least=1, instead=STEPS)
     checks.number("budget", budget, above=0, instead=BUDGET)
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    named = trained_parameters(inner)
-    if not named:
-        raise ConfigError("model must have parameters that are trained, got none; pass one with requires_grad=True")
-    device = named[0][1].device
+    inner = trained_module(model)
+    device = next(inner.parameters()).device
     with kept_rng(device), memory_told(batch_size):
-        trial = Trial(_copied(inner), example_batch, loss, optimizer)
+        trial = Trial(copied(inner), example_batch, loss, optimizer)
         began = time.perf_counter()
         for _ in range(WARM_UP):
             trial.step()
@@ -84,7 +81,25 @@ def measured_step(
         model=name or type(unwrapped(inner)).__name__,
         device=device.type,
         source="a trial here",
+        on=this_device(device),
     )
+
+
+def trained_module(model: nn.Module) -> nn.Module:
+    """The model itself; of DistributedDataParallel, the module inside.
+
+    Raises:
+        ConfigError: it has nothing to train.
+    """
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    if not trained_parameters(inner):
+        raise ConfigError("model must have parameters that are trained, got none; pass one with requires_grad=True")
+    return inner
+
+
+def this_device(device: torch.device) -> str:
+    """The device at hand, as one says it: loud where it is a CPU, which few clusters train on."""
+    return "THIS CPU" if device.type == "cpu" else f"this {torch.cuda.get_device_name(device)}"
 
 
 class Trial:
@@ -134,7 +149,7 @@ class Trial:
             param.grad = None
         self.marks.clear()
         began = self.clock.mark()
-        self._loss().backward()
+        scalar_loss(self.loss, self.model, self.batch).backward()
         end = self.clock.mark()
         self.optimizer.step()
         over = self.clock.mark()
@@ -145,24 +160,29 @@ class Trial:
         self.updates.append(self.clock.between(end, over))
         self.totals.append(self.clock.between(began, over))
 
-    def _loss(self) -> Tensor:
-        try:
-            loss = self.loss(self.model, self.batch)
-        except (ConfigError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"example_batch must be a batch that the model takes, got one with which loss(model, batch) fails "
-                f"({_why(error)}); pass one as it comes from your data loader, on the model's device"
-            ) from error
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            got = "one that hangs on no parameter" if got.endswith("[]") else got
-            raise ConfigError(
-                f"loss(model, batch) must be a scalar tensor with a gradient, got {got}; return the mean loss of the "
-                "batch"
-            )
-        return loss
+
+def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
+    """The loss of a batch.
+
+    Raises:
+        ConfigError: it cannot be computed, or is no scalar.
+    """
+    try:
+        found = loss(model, batch)
+    except (ConfigError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"example_batch must be a batch that the model takes, got one with which loss(model, batch) fails "
+            f"({_why(error)}); pass one as it comes from your data loader, on the model's device"
+        ) from error
+    if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+        got = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        got = "one that hangs on no parameter" if got.endswith("[]") else got
+        raise ConfigError(
+            f"loss(model, batch) must be a scalar tensor with a gradient, got {got}; return the mean loss of the batch"
+        )
+    return found
 
 
 def _why(error: Exception) -> str:
@@ -180,7 +200,7 @@ def usual_optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     return made
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module) -> nn.Module:
     """A copy without hooks and gradients.
 
     Raises:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from accordion_bench.advising.table import Advice, Row
+from accordion_bench.advising.table import Advice, Row, limit_in_words
 from accordion_bench.advising.winners import BASELINES, DENSE, GAIN, HALF, Stretch, as_good, stretches
-from accordion_bench.options.units import counted, human_rate
+from accordion_bench.options.units import counted, duration, human_rate
 
 SPOKEN = {DENSE: "dense fp32", HALF: "dense bf16"}
 NAMED = 3  # methods that are alike, before the others are counted
@@ -19,7 +19,7 @@ def verdict(advice: Advice) -> tuple[str, ...]:
     every_step = [row for row in advice.rows if not row.local]
     best = as_good(every_step)
     over_bandwidth = stretches(advice.by_bandwidth, every_step, from_above=True)
-    said = [_headline(advice, best, over_bandwidth), *_elsewhere(advice, best, over_bandwidth)]
+    said = [_headline(advice, best, over_bandwidth), *_pays(advice), *_elsewhere(advice, best, over_bandwidth)]
     return (*said, *_by_workers(advice, every_step), *_local(advice, best))
 
 
@@ -53,7 +53,7 @@ def _headline(advice: Advice, best: Sequence[Row], found: Sequence[Stretch]) -> 
             rest = f", and no method gains {100 * GAIN:g} % or more down to {lowest}"
         else:
             rest = f"; from {_rate(min(lower.high, here))} down {_wins(lower)}"
-        return f"At {human_rate(here)} do not compress: {takes}{rest}."
+        return f"{_where(advice)} do not compress: {takes}{rest}."
     fastest = told[0]
     ratio, against = fastest.over_bf16, spoken(HALF)
     if any(row.method == DENSE and row.step.value < advice.row(HALF).step.value for row in advice.rows):
@@ -61,7 +61,25 @@ def _headline(advice: Advice, best: Sequence[Row], found: Sequence[Stretch]) -> 
     gain = f"{ratio.value:.3g} times as fast as {against} ({ratio.low:.3g} to {ratio.high:.3g})"
     upper = [s for s in found if s.method in BASELINES and s.high > here]
     rest = f"; from {_rate(max(upper[-1].low, here))} up do not compress" if upper else ""
-    return f"At {human_rate(here)} compress: {takes}, {gain}{rest}."
+    return f"{_where(advice)} compress: {takes}, {gain}{rest}."
+
+
+def _where(advice: Advice) -> str:
+    """On which device, and at which rate: what the answer is for."""
+    return f"On {advice.on}, {duration(advice.compute.value)} a step, at {human_rate(advice.by_bandwidth.here)}"
+
+
+def _pays(advice: Advice) -> list[str]:
+    """The step time at which the answer flips."""
+    if advice.pays is None:
+        return []
+    below, on = advice.pays
+    at = human_rate(advice.by_bandwidth.here)
+    limit = {"never": "at no step time", "always": "at every step time"}.get(limit_in_words(below))
+    limit = limit or f"where forward and backward pass take less than {duration(below)}"
+    if not on:
+        return [f"At {at} compressing starts to pay {limit}."]
+    return [f"On {on}, compressing starts to pay at {at} {limit}: gpu=h100, say, or compute_ms=12 answers for them."]
 
 
 def _elsewhere(advice: Advice, best: Sequence[Row], found: Sequence[Stretch]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.advising.table import Advice
+from accordion_bench.advising.table import Advice, limit_in_words
 from accordion_bench.options.checks import ValueRefused
 
 FORMAT = 1  # of advice.json
@@ -65,6 +65,7 @@ def as_json(advice: Advice, timed_with: Mapping[str, Any]) -> str:
     told |= {
         "compute": advice.compute._asdict(),
         "rows": [row.flat() for row in advice.rows],
+        "pays": advice.pays and {"below": limit_in_words(advice.pays.below) or advice.pays.below, "on": advice.pays.on},
         "timed_with": {**timed_with},
     }
     return json.dumps(told, indent=1, allow_nan=False) + "\n"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir
-from accordion_bench.options.override import key_of
+from accordion_bench.options.override import refuse_twice
 
 DRY_RUN = "--dry-run"  # ours
 NOT_DRY = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")  # a dry run submits nothing and leaves nothing
@@ -51,7 +51,7 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
             _flag(word, rest)
         elif word != "--":
             overrides.append(_override(word, overrides, rest))
-    _typed_twice(overrides)
+    refuse_twice(overrides)
     for override in overrides:
         key, _, value = override.partition("=")
         if key in advice.PRESETS:
@@ -123,15 +123,6 @@ def _override(word: str, before: Sequence[str], rest: list[str]) -> str:
         whole = f"{before[-1]} {word}"
         raise ConfigError(f"{word} must be KEY=VALUE, or stand in quotes with the word before; type '{whole}'")
     raise ConfigError(advice.loose_word(word))
-
-
-def _typed_twice(overrides: Sequence[str]) -> None:
-    seen: dict[str, str] = {}
-    for override in overrides:
-        key = key_of(override)
-        if key in seen:
-            raise ConfigError(f"{key} must be typed once, got {seen[key]} and {override}; type {override}")
-        seen[key] = override
 
 
 def _of_hydra(key: str) -> None:

@@ -4,24 +4,25 @@ import copy
 import functools
 import itertools
 import math
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from accordion_bench import train
+from accordion_bench.advising.asked_device import AskedDevice
+from accordion_bench.cli import dry_time
 from accordion_bench.cli.command_line import DRY_RUN
+from accordion_bench.cli.dry_time import Spent
+from accordion_bench.cli.example import Example
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
-from accordion_bench.datasets.base import Batches, Dataset
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.state_bytes import size_of, state_bytes, tensors_in
 from accordion_bench.network.link_model import Network
@@ -30,6 +31,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted, human_bytes
 from accordion_bench.plan import Plan
 from accordion_bench.position import StepInfo
+from accordion_bench.processes.computing import as_in_a_run
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
@@ -38,8 +40,7 @@ from accordion_bench.sync.buffers import exchange_of_buffers
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.training.trainer import Trainer
 
-TRIALS = 3  # steps, after a first one
-ENOUGH = 20.0  # seconds after which no further step is tried
+HERE = AskedDevice()
 SMALL = 1e-3  # of random gradients
 
 
@@ -68,41 +69,14 @@ class Made:
         return self.exchange.mean_bytes(self.info if plan is None else replace(self.info, plan=plan))
 
 
-class Example:
-    """Random data of the right shapes.
-
-    Args:
-        dataset: that it stands for.
-        device: where batches are.
-    """
-
-    def __init__(self, dataset: Dataset, device: torch.device) -> None:
-        self.dataset, self.device = dataset, device
-        self.train_size = self.test_size = dataset.train_count
-        told = dataset.model_arguments()
-        self.classes = told.get("num_classes", told.get("vocabulary", 1))
-        self.generator = keyed_rng.generator(0, "dry run")
-
-    def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """As many samples as each index tensor has."""
-        for indices in batches:
-            example = self.dataset.example(len(indices))
-            assert example is not None
-            x, y = (part.clone() for part in example)
-            if x.is_floating_point():
-                x.normal_(generator=self.generator)
-            else:
-                x.random_(self.classes, generator=self.generator)
-            yield x.to(self.device), y.random_(self.classes, generator=self.generator).to(self.device)
-
-
-def run(cfg: Config, typed: dict[str, Any], cell: str = "") -> float:
+def run(cfg: Config, typed: dict[str, Any], cell: str = "", asked: AskedDevice = HERE) -> float:
     """Tell what the run of a configuration would do and take.
 
     Args:
         cfg: the resolved configuration.
         typed: the keys on the command line.
         cell: of a sweep, as it is named to the user.
+        asked: the device whose times are told, where it is not this one.
 
     Returns:
         NaN, which is what a sweep gets.
@@ -124,34 +98,34 @@ def run(cfg: Config, typed: dict[str, Any], cell: str = "") -> float:
     if where.rank == 0:
         for warning in without_effect(config, set(typed), parts):
             print(f"warning: {warning}", file=sys.stderr)
+        print(dry_time.first_line(config, where, asked))
         if cell:
             print(cell.rstrip(": "))
         print(train.header(config, where, parts), flush=True)
-        print("\n".join(told(config, where, parts)), flush=True)
+        print("\n".join(told(config, where, parts, asked)), flush=True)
     return float("nan")
 
 
-def told(config: RunConfig, where: Placement, parts: Components) -> Iterator[str]:
+def told(config: RunConfig, where: Placement, parts: Components, asked: AskedDevice = HERE) -> Iterator[str]:
     """The lines: plan, bytes, memory, time."""
-    before = torch.get_num_threads()
-    if where.threads or parts.threads:
-        torch.set_num_threads(where.threads or parts.threads)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = trainer_of(config, where, parts, RunFolder(folder))
-            step = seconds_of_a_step(trainer)
-            made = exchanges(trainer, parts)
-            yield from plan_lines(trainer, parts)
-            if parts.sync.quorum is not None:
-                yield f"{'':<11}as if all workers took part in each averaging: who is late only the run can tell"
-            if config.comm.hook:
-                yield f"{'bytes':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends"
-            else:
-                yield from byte_lines(trainer, parts, made)
-            yield from memory_lines(trainer, where, made)
-            yield from time_lines(config, trainer, where, parts, made, step)
-    finally:
-        torch.set_num_threads(before)
+    settings = as_in_a_run(where.device, where.threads or parts.threads, config.deterministic)
+    with settings, tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(config, where, parts, RunFolder(folder))
+        step = dry_time.seconds_of_a_step(trainer, 0 if asked else dry_time.TRIALS)
+        made = exchanges(trainer, parts)
+        yield from plan_lines(trainer, parts)
+        if parts.sync.quorum is not None:
+            yield f"{'':<11}as if all workers took part in each averaging: who is late only the run can tell"
+        if config.comm.hook:
+            yield f"{'bytes':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends"
+        else:
+            yield from byte_lines(trainer, parts, made)
+        yield from memory_lines(trainer, where, made)
+        spent = Spent(step, _averaging_seconds(made), _comm_seconds(made, trainer.network))
+        if asked:
+            yield from dry_time.elsewhere(config, trainer, parts, spent, asked)
+        else:
+            yield from dry_time.here(config, trainer, where, parts, spent)
 
 
 def trainer_of(config: RunConfig, where: Placement, parts: Components, folder: RunFolder) -> Trainer:
@@ -173,22 +147,6 @@ def trainer_of(config: RunConfig, where: Placement, parts: Components, folder: R
 def _waits_for_late_processes(sync: Sync) -> bool:
     """Whether a quorum decides who takes part: in one process nobody is late."""
     return sync.quorum is not None and getattr(sync, "lateness", None) is None
-
-
-def seconds_of_a_step(trainer: Trainer) -> float:
-    """The median of a few steps after a first one: of all workers, one after another."""
-    trainer.begin_epoch()
-    took: list[float] = []
-    began = time.perf_counter()
-    while len(took) <= TRIALS and trainer.position.step_in_epoch < trainer.position.steps_per_epoch:
-        start = time.perf_counter()
-        trainer.train_step()
-        if trainer.device.type == "cuda":
-            torch.cuda.synchronize()
-        took.append(time.perf_counter() - start)
-        if time.perf_counter() - began > ENOUGH:
-            break
-    return statistics.median(took[1:] or took)
 
 
 def exchanges(trainer: Trainer, parts: Components) -> list[Made]:
@@ -355,36 +313,11 @@ def _kept_by(sync: Sync, workers: int, share: float) -> float:
     return size_of(tensors_in(sync.state_dict())) + size_of(sync.derived()) + share * own
 
 
-def time_lines(
-    config: RunConfig, trainer: Trainer, where: Placement, parts: Components, made: list[Made], step: float
-) -> Iterator[str]:
-    """Estimated seconds: here, and on the modelled link."""
-    run, network = parts.run, trainer.network
-    averagings = [one for one in made if one.exchange.what in ("difference", "replica")]
-    here = run.steps * step + sum(one.times * one.seconds for one in averagings)
-    beside = "" if where.processes == 1 else f"; {where.processes} processes share that as far as there are cores"
-    compiled = ", without compile" if config.compile else ""
-    yield (
-        f"{'time':<11}about {_seconds(here)} on this machine for all workers ({_seconds(step)} a step, from a trial"
-        f"{compiled}), without evaluation{beside}"
-    )
-    if config.comm.hook:
-        return
-    comm = sum(one.times * network.seconds(one.wire, one.rounds, one.exchange.comm.workers) for one in made)
-    dense = 4 * sum(spec.numel for spec in trainer.axis.specs)
-    plain = run.steps * _ring(network, dense, run.workers)
-    yield (
-        f"{'modelled':<11}{_seconds(comm)} of communication on network={config.choices['network']}, hidden or not "
-        f"(dense {_seconds(plain)}); {_seconds(here / run.workers)} of computing for one worker on its own machine"
-    )
+def _averaging_seconds(made: list[Made]) -> float:
+    """Of all averagings here, codec included, nothing on a link."""
+    return sum(one.times * one.seconds for one in made if one.exchange.what in ("difference", "replica"))
 
 
-def _ring(network: Network, nbytes: float, workers: int) -> float:
-    rounds = 2 * (workers - 1)
-    return network.seconds(rounds / workers * nbytes, rounds, workers)
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+def _comm_seconds(made: list[Made], network: Network) -> float:
+    """Of all exchanges on the link."""
+    return sum(one.times * network.seconds(one.wire, one.rounds, one.exchange.comm.workers) for one in made)

@@ -10,6 +10,7 @@ from accordion_bench.options.checks import closest, nearest
 from accordion_bench.options.choice_file import NO_OPTIONS, plain, read_yaml
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_files
 
+OF_ADVICE = ("gpu", "compute_ms")  # words of --dry-run and of accordion_bench.advise, which a run does not take
 PRESETS = ("experiment", "arm", "search")  # groups that are added with a plus
 
 # what papers and other programs call our options
@@ -86,6 +87,11 @@ def unknown_key(key: str, value: str = "...") -> str:
         return f"{key} is no option of Hydra's; type --hydra-help for those that there are"
     if key in PRESETS:
         return without_plus(key, value)
+    if key in OF_ADVICE:
+        return (
+            f"{key} must stand beside --dry-run, or behind python -m accordion_bench.advise, got a run, which computes "
+            f"on what is here; type --dry-run {key}={value}"
+        )
     known, group = known_keys(), key.partition(".")[0]
     if holders := holders_of(key):
         chosen = f"type {group}={holders[-1]} {key}={value} (an option of {_choices_shown(group, holders)})"

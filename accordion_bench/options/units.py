@@ -62,6 +62,11 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def duration(seconds: float) -> str:
+    """`0.35 ms`, `12.3 ms`, `1.25 s`: how long something short takes, three digits."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
 def counted(count: int, noun: str) -> str:
     """`1 worker`, `4 workers`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

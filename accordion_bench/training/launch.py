@@ -12,7 +12,8 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.datasets.base import Dataset
-from accordion_bench.processes import determinism, gpus, memory, process_group
+from accordion_bench.processes import gpus, process_group
+from accordion_bench.processes.computing import as_in_a_run
 from accordion_bench.processes.interrupt import Stopper
 from accordion_bench.processes.placement import Placement, with_placement
 from accordion_bench.processes.signals import handling
@@ -96,12 +97,8 @@ def train(
     """Train in this process, as one of possibly several that have joined a process group."""
     from accordion_bench.training.trainer import Trainer
 
-    if where.threads is not None:
-        torch.set_num_threads(where.threads)
     device = "cpu"
-    if where.device == "cpu":
-        memory.keep_freed_memory()
-    else:
+    if where.device != "cpu":
         device = str(gpus.own(where.local_rank, gpus.count()))
         gpus.take(torch.device(device))
     stopper = Stopper(watch.store if watch else None)
@@ -109,7 +106,7 @@ def train(
     comm.timeout = config.comm.timeout
     with durable.room(folder.path):
         handler = folder.log_to_file() if comm.leader else None
-    with handling(stopper.note), determinism.use_kernels(config.deterministic, where.device):
+    with handling(stopper.note), as_in_a_run(where.device, where.threads, config.deterministic):
         try:
             warn_of_other_models(comm)
             with Heartbeat(comm.leader and not on_a_terminal(), "loading the data and building the model"):

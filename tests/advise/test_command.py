@@ -34,7 +34,7 @@ def test_from_a_command_line_to_files(tmp_path, capsys):
     out = tmp_path / "advice"
     words = ["--out", str(out), "--runs", str(tmp_path / "runs"), "--simulate", "slow=1:3.0", "steps=20"]
     said = given(capsys, *SMALL, "workers=4", "network=100mbit", *words)
-    assert said.out.startswith("At 100 Mbit/s ")
+    assert said.out.startswith("On THIS CPU, ")
     assert "reading what was asked" in said.err and "timing PowerSGD rank 2" in said.err
     names = [
         "advice.csv",
@@ -133,7 +133,7 @@ def test_the_door_gives_the_command_s_table():
     found = ab.advice(model, batch, workers=8, network="10gbit", methods=["powersgd"], seconds=0.5)
     table = found.table()
     assert list(table["method"]) == [row.method for row in found.rows]
-    assert len(table) == len(chosen_arms(["powersgd"])) and found.verdict[0].startswith("At 10 Gbit/s ")
+    assert len(table) == len(chosen_arms(["powersgd"])) and found.verdict[0].startswith("On THIS CPU, ")
     assert all(map(torch.equal, before, model.parameters()))
     other = ab.advice(
         model, batch, 8, {"bandwidth": "1gbit"}, workers_per_machine=4, inside="pcie4", methods=["none"], seconds=0.5
@@ -200,7 +200,9 @@ def test_a_timeline_takes_the_place_of_a_trial(tmp_path, capsys):
     told = json.loads((tmp_path / "out" / "advice.json").read_text())
     assert told["compute"]["value"] == pytest.approx(0.11)
     assert "timing a step" not in said.err and {row["command"] for row in told["rows"]} == {""}
-    assert "methods were timed on cpu here, the step on cuda" in " ".join(told["doubts"])
+    assert told["on"] == "the GPU of timeline.json" and told["timed_with"]["device"] == "cuda"
+    doubts = " ".join(told["doubts"])
+    assert "codecs are estimated: as timed on an NVIDIA H200" in doubts and "of your own loop" in doubts
 
 
 def test_a_timeline_of_another_model_is_refused(tmp_path, capsys):

@@ -128,4 +128,5 @@ def advice(
         by_bandwidth=over("bandwidth", BANDWIDTHS, bandwidth),
         by_workers=over("workers", WORKERS, workers),
         left_out={"ATOMO rank 4": "it needs matrices, and the model has none"},
+        on="THIS CPU",
     )

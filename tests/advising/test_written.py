@@ -27,7 +27,7 @@ def test_json_holds_the_rows_of_the_csv(advice):
 
 
 def test_the_table_has_the_numbers_of_the_csv_rounded(advice):
-    lines = text.table(advice).splitlines()[1:]
+    lines = text.table(advice, text.columns_of(advice)).splitlines()[1:]
     rows = list(csv.DictReader(io.StringIO(write.as_csv(advice))))
     for line, row in zip(lines, rows, strict=True):
         step = Interval(*(float(row[key]) for key in ("step", "step_low", "step_high")))

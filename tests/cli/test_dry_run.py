@@ -7,7 +7,7 @@ import pytest
 
 from accordion_bench import __main__ as command
 from accordion_bench import train
-from accordion_bench.cli import command_line, dry_run, sweep
+from accordion_bench.cli import command_line, dry_run, dry_time, sweep
 from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
@@ -34,7 +34,7 @@ def forecast(cfg, folder):
     where = place(config)
     parts = validate(config, where)
     trainer = dry_run.trainer_of(replace(config, workers=where.workers), where, parts, RunFolder(folder))
-    dry_run.seconds_of_a_step(trainer)
+    dry_time.seconds_of_a_step(trainer)
     return dry_run.totals(trainer, parts, dry_run.exchanges(trainer, parts))
 
 
@@ -93,9 +93,10 @@ def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):
     cfg = composed.cfg("compressor=powersgd", "adaptive=accordion", "workers=4", "epochs=3", "paths.runs=there")
     dry_run.run(cfg, {}, "seed=0: ")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "seed=0" and lines[1].startswith("resnet8 on digits, compressor powersgd")
-    assert "3 epochs of 12 steps, 36 in all" in lines[2]
-    words = [line.split()[0] for line in lines[2:] if line[0] != " "]
+    assert "THIS CPU" in lines[0] and lines[1] == "seed=0"
+    assert lines[2].startswith("resnet8 on digits, compressor powersgd")
+    assert "3 epochs of 12 steps, 36 in all" in lines[3]
+    words = [line.split()[0] for line in lines[3:] if line[0] != " "]
     assert words == ["plan", "bytes", "memory", "time", "modelled"]
     assert any("adaptive=accordion chooses rank 1, 2" in line for line in lines)
     assert list(tmp_path.iterdir()) == []

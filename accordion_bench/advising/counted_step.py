@@ -1,0 +1,231 @@
+"""A training step counted, not timed: products and operations of its two passes, on tensors without data.
+
+What a step takes on a GPU that is not here is estimated from it: the longer of what the products take at the rate that
+the GPU sustains, and of what the host needs to start all operations.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from accordion_bench.advising.asked_device import COMPUTE, AskedDevice
+from accordion_bench.advising.gpus import Gpu, operation_seconds
+from accordion_bench.advising.step_times import StepTimes
+from accordion_bench.advising.trial import Loss, copied, memory_told, scalar_loss, trained_module
+from accordion_bench.attaching.own_parameters import trained_parameters, trained_specs, unwrapped
+from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.keyed_rng import kept_rng
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What has been computed up to a moment.
+
+    Args:
+        convolved: floating-point operations of convolutions.
+        multiplied: those of other products.
+        started: operations of torch, without views.
+    """
+
+    convolved: float
+    multiplied: float
+    started: int
+
+    def seconds(self, gpu: Gpu, precision: str | None, deterministic: bool = False) -> tuple[float, float]:
+        """(Of the products on a GPU, of the host that starts all operations)."""
+        convolutions, products = gpu.rates(precision, deterministic)
+        return self.convolved / convolutions + self.multiplied / products, operation_seconds() * self.started
+
+
+@dataclass(frozen=True)
+class CountedStep:
+    """A step of one worker.
+
+    Args:
+        specs: the trained tensors, in the model's order.
+        ready: of each tensor, what was computed until its gradient was there.
+        whole: forward and backward pass.
+        model: what it is called.
+        batch_size: samples of a step; 0 = not known.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    ready: tuple[Amount, ...]
+    whole: Amount
+    model: str
+    batch_size: int
+
+    def lasting(self, seconds: float, update: float, device: str, on: str) -> StepTimes:
+        """The step where forward and backward pass take so long: gradients are ready as the products are computed.
+
+        Args:
+            seconds: of forward and backward pass.
+            update: of the optimizer's step.
+            device: `cpu` or `cuda`.
+            on: on which device, in words.
+        """
+        return self._times([self._share(one) for one in self.ready], seconds, update, device, on)
+
+    def on_gpu(self, gpu: Gpu, precision: str | None, deterministic: bool, update: float) -> StepTimes:
+        """The step on a GPU, estimated.
+
+        Args:
+            gpu: of the table.
+            precision: of the forward pass; null = float32.
+            deterministic: whether TF32 is left out.
+            update: seconds of the optimizer's step.
+        """
+        products, host = self.whole.seconds(gpu, precision, deterministic)
+        told = f"an {gpu.name} (estimated)"
+        by_host = [one.started / self.whole.started for one in self.ready]
+        shares = by_host if host > products else [self._share(one) for one in self.ready]
+        return self._times(shares, max(products, host), update, "cuda", told)
+
+    def _share(self, amount: Amount) -> float:
+        """Of the products; of the operations where there is none."""
+        whole = self.whole.convolved + self.whole.multiplied
+        return (amount.convolved + amount.multiplied) / whole if whole else amount.started / self.whole.started
+
+    def _times(self, shares: Sequence[float], seconds: float, update: float, device: str, on: str) -> StepTimes:
+        return StepTimes(
+            specs=self.specs,
+            ready=tuple(seconds * share for share in shares),
+            backward_end=seconds,
+            update=update,
+            steps=(),
+            batch_size=self.batch_size,
+            model=self.model,
+            device=device,
+            source="",
+            on=on,
+        )
+
+
+def counted_step(model: nn.Module, batch: Any, loss: Loss, batch_size: int = 0, name: str = "") -> CountedStep:
+    """Count a step of a model; model, gradients and random numbers stay as they are.
+
+    Tensors have shapes and no data, so that neither time nor memory is needed; where the loss needs numbers, a copy of
+    the model computes the step once on its own device.
+
+    Args:
+        model: of DistributedDataParallel, the module inside.
+        batch: what `loss` takes.
+        loss: forward pass and loss.
+        batch_size: samples of the batch, for messages; 0 = not known.
+        name: of the model; "" = that of its class.
+
+    Raises:
+        ConfigError: the model has nothing to train, or does not take the batch.
+
+    Example:
+        counted_step(model, (images, labels), loss).on_gpu(named("h100"), "bfloat16", False, update=0.0)
+    """
+    inner = trained_module(model)
+    device = next(inner.parameters()).device
+    with kept_rng(device), memory_told(batch_size):
+        try:
+            ready, whole = _counted(_without_data(inner), tree_map_only(Tensor, lambda x: x.to(META), batch), loss)
+        except Exception:  # whatever a loss may do with numbers
+            with _decomposed():
+                ready, whole = _counted(copied(inner), batch, loss)
+    specs, called = trained_specs(inner), name or type(unwrapped(inner)).__name__
+    return CountedStep(tuple(specs), tuple(ready), whole, called, batch_size)
+
+
+def step_on(
+    asked: AskedDevice,
+    counted: CountedStep,
+    update: float,
+    precision: str | None = None,
+    deterministic: bool = False,
+    device: str = "cuda",
+) -> StepTimes:
+    """The step on the device that somebody asks for.
+
+    Args:
+        asked: a GPU that is named, or a step time that is told.
+        counted: the step.
+        update: seconds of the optimizer's step there.
+        precision: of the forward pass; null = float32.
+        deterministic: whether TF32 is left out.
+        device: of a step time that is told: `cpu` or `cuda`.
+    """
+    if asked.gpu is not None:
+        return counted.on_gpu(asked.gpu, precision, deterministic, update)
+    assert asked.compute is not None
+    told = f"a {'CPU' if device == 'cpu' else 'GPU'} with {COMPUTE}={1000 * asked.compute:g}"
+    return counted.lasting(asked.compute, update, device, told)
+
+
+def _counted(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Amount]:
+    """What is computed until each gradient is there, and in all."""
+    model.train()
+    params = [param for _, param in trained_parameters(model)]
+    found: dict[int, Amount] = {}
+    with _Started() as started, FlopCounterMode(display=False) as counter:
+
+        def now() -> Amount:
+            flops = counter.get_flop_counts().get("Global", {})
+            convolved = sum(count for operation, count in flops.items() if "convolution" in str(operation))
+            return Amount(convolved, sum(flops.values()) - convolved, started.count)
+
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                started.one_for_all_of(module)
+        for i, param in enumerate(params):
+            param.register_post_accumulate_grad_hook(lambda _, i=i: found.update({i: now()}))
+        scalar_loss(loss, model, batch).backward()
+        whole = now()
+    return [found.get(i, whole) for i in range(len(params))], whole
+
+
+class _Started(TorchDispatchMode):
+    """Counts operations that a GPU would have to start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.inside = 0, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view and not self.inside
+        return func(*args, **(kwargs or {}))
+
+    def one_for_all_of(self, recurrent: nn.Module) -> None:
+        """All time steps of a recurrent layer are one operation on a GPU, and so is their backward pass."""
+
+        def begin(*_: Any) -> None:
+            self.count, self.inside = self.count + 1, True
+
+        def end(*_: Any) -> None:
+            self.inside = False
+
+        recurrent.register_forward_pre_hook(begin)
+        recurrent.register_forward_hook(end)
+        recurrent.register_full_backward_pre_hook(begin)
+        recurrent.register_full_backward_hook(end)
+
+
+def _without_data(model: nn.Module) -> nn.Module:
+    """A copy with parameters and buffers of the same shapes that hold nothing."""
+    memo: dict[int, Any] = {
+        id(param): nn.Parameter(param.detach().to(META), param.requires_grad) for param in model.parameters()
+    }
+    memo |= {id(buffer): buffer.detach().to(META) for buffer in model.buffers()}
+    return copy.deepcopy(model, memo)
+
+
+@contextlib.contextmanager
+def _decomposed() -> Iterator[None]:
+    """Recurrent layers as the products that they consist of, which are counted."""
+    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
+        yield

@@ -1,0 +1,151 @@
+"""The times that a dry run tells, of this machine or of a device that is not here; and when dense gradients hide."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from accordion_bench.advising.asked_device import AskedDevice
+from accordion_bench.advising.codec_times import random_gradients, usual_update
+from accordion_bench.advising.counted_step import counted_step, step_on
+from accordion_bench.advising.estimated_codecs import times_as_long
+from accordion_bench.advising.trial import this_device
+from accordion_bench.cli.example import Example
+from accordion_bench.config.components import Components, build_optimizer
+from accordion_bench.forward.task import task_of
+from accordion_bench.network.link_model import Network
+from accordion_bench.optimizers.parameter_kinds import parameter_kinds
+from accordion_bench.options.units import duration
+from accordion_bench.processes.placement import Placement
+from accordion_bench.run_config import RunConfig
+from accordion_bench.training.trainer import Trainer
+
+TRIALS = 3  # steps, after a first one
+ENOUGH = 20.0  # seconds after which no further step is tried
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds.
+
+    Args:
+        step: of a step of all workers here, one after another.
+        averagings: of all averagings here, codec included, nothing on a link.
+        comm: of all exchanges on the link.
+    """
+
+    step: float
+    averagings: float
+    comm: float
+
+
+def seconds_of_a_step(trainer: Trainer, trials: int = TRIALS) -> float:
+    """The median of a few steps after a first one: of all workers, one after another."""
+    trainer.begin_epoch()
+    took: list[float] = []
+    began = time.perf_counter()
+    while len(took) <= trials and trainer.position.step_in_epoch < trainer.position.steps_per_epoch:
+        start = time.perf_counter()
+        trainer.train_step()
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - start)
+        if time.perf_counter() - began > ENOUGH:
+            break
+    return statistics.median(took[1:] or took)
+
+
+def first_line(config: RunConfig, where: Placement, asked: AskedDevice) -> str:
+    """For which device times are told."""
+    if asked.gpu is not None:
+        on = f"an {asked.gpu.name} (estimated)"
+    elif asked.compute is not None:
+        kind = "CPU" if config.device == "cpu" else "GPU"
+        on = f"a {kind} whose forward and backward pass take {duration(asked.compute)}"
+    else:
+        on = this_device(torch.device(where.device))
+        on += "; gpu=h100, say, or compute_ms=12 tells those of GPUs" if where.device == "cpu" else ""
+    return f"{'dry run':<11}times are those of {on}"
+
+
+def here(config: RunConfig, trainer: Trainer, where: Placement, parts: Components, spent: Spent) -> Iterator[str]:
+    """Seconds on this machine, and on the modelled link."""
+    run = parts.run
+    seconds = run.steps * spent.step + spent.averagings
+    beside = "" if where.processes == 1 else f"; {where.processes} processes share that as far as there are cores"
+    compiled = ", without compile" if config.compile else ""
+    on = this_device(torch.device(where.device))
+    yield (
+        f"{'time':<11}about {_seconds(seconds)} on {on} for all workers ({_seconds(spent.step)} a step, from a trial"
+        f"{compiled}), without evaluation{beside}"
+    )
+    own = f"; {_seconds(seconds / run.workers)} of computing for one worker on its own machine"
+    yield from _modelled(config, trainer, parts, spent.comm, own)
+
+
+def elsewhere(
+    config: RunConfig, trainer: Trainer, parts: Components, spent: Spent, asked: AskedDevice
+) -> Iterator[str]:
+    """Seconds on a device that is not here, of one worker that has it to itself, and on the modelled link."""
+    step, on = _step_elsewhere(config, trainer, parts, asked)
+    yield (
+        f"{'time':<11}about {_seconds(parts.run.steps * step)} of computing for one worker on {on}, {duration(step)} a "
+        "step, without evaluation and codecs"
+    )
+    yield from _modelled(config, trainer, parts, spent.comm)
+
+
+def _modelled(config: RunConfig, trainer: Trainer, parts: Components, comm: float, own: str = "") -> Iterator[str]:
+    """Communication on the link, and the step time below which dense gradients do not hide."""
+    if config.comm.hook:
+        return
+    run = parts.run
+    dense = _ring(trainer.network, 4 * sum(spec.numel for spec in trainer.axis.specs), run.workers)
+    yield (
+        f"{'modelled':<11}{_seconds(comm)} of communication on network={config.choices['network']}, hidden or not "
+        f"(dense {_seconds(run.steps * dense)}){own}"
+    )
+    if dense:
+        yield (
+            f"{'':<11}where a step computes for less than about {duration(dense)}, dense gradients no longer hide "
+            "behind it: there communicating less starts to save time"
+        )
+
+
+def _step_elsewhere(config: RunConfig, trainer: Trainer, parts: Components, asked: AskedDevice) -> tuple[float, str]:
+    """(Seconds of one worker's step on the device that is asked for, the device in words)."""
+    together = config.micro_batch_size or config.batch_size
+    batch = next(Example(parts.dataset, torch.device("cpu")).train_batches(0, [torch.arange(together)]))
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return task_of(parts.dataset, batch[0].device).loss(model, *batch, 0, 0)
+
+    def optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        kinds = parameter_kinds(trainer.axis.model)
+        return build_optimizer(config.optimizer, parts.wrapped.compressor, params, kinds)
+
+    counted = counted_step(trainer.axis.model, batch, loss, together)
+    gradients = random_gradients(counted.specs, torch.device("cpu"))
+    update = usual_update(optimizer, gradients) * times_as_long(asked.codecs_of, gradients)
+    times = step_on(asked, counted, update, config.precision, config.deterministic, _kind(config))
+    passes = 1 if asked.compute is not None else -(-config.batch_size // together)
+    return passes * times.backward_end + update, times.place
+
+
+def _kind(config: RunConfig) -> str:
+    """On what a step time is that is told."""
+    return "cpu" if config.device == "cpu" else "cuda"
+
+
+def _ring(network: Network, nbytes: float, workers: int) -> float:
+    rounds = 2 * (workers - 1)
+    return network.seconds(rounds / workers * nbytes, rounds, workers)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

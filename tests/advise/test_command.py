@@ -41,7 +41,7 @@ def test_from_a_command_line_to_files(tmp_path, capsys):
         "advice.json",
         "advice.txt",
         "simulated.json",
-        *(f"step_over_{x}.{y}" for x in ("bandwidth", "workers") for y in ("pdf", "png")),
+        *(f"speed_up_over_{x}.{y}" for x in ("bandwidth", "workers") for y in ("pdf", "png")),
     ]
     assert sorted(file.name for file in out.iterdir()) == names
     rows = list(csv.DictReader((out / "advice.csv").open()))

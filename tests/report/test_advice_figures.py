@@ -2,9 +2,10 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
-from accordion_bench.advising.winners import stretches
+from accordion_bench.advising.winners import GAIN, stretches
 from accordion_bench.report.render.figures import advice as figures
 from accordion_bench.report.render.figures.style import styled
 from tests.advising import made_up
@@ -31,14 +32,59 @@ def test_the_reader_s_own_place_is_told():
     assert "yours: 64 workers" in [text.get_text() for text in figures.over_workers(advice).axes[0].texts]
 
 
-def test_break_evens_lie_on_the_curve_of_dense_bf16():
+def curves(axes):
+    """The curves over the axis, without marks and the line of the reader's own place."""
+    return [line for line in axes.lines if len(line.get_xdata()) > 2]
+
+
+def test_break_evens_lie_where_a_curve_crosses_dense_bf16():
     advice = made_up.advice(1e9)
     axes = figures.over_bandwidth(advice).axes[0]
     marks = [line for line in axes.lines if line.get_markerfacecolor() == "white" and len(line.get_xdata()) == 1]
     assert marks
     for mark in marks:
-        (bits,), (seconds,) = mark.get_xdata(), mark.get_ydata()
-        assert seconds == pytest.approx(made_up.step(made_up.METHODS["bf16"], bits, 16), rel=0.02)
+        (bits,), (ratio,) = mark.get_xdata(), mark.get_ydata()
+        (own,) = [line for line in curves(axes) if line.get_color() == mark.get_color()]
+        there = np.interp(np.log(bits), np.log(own.get_xdata()), own.get_ydata())
+        assert ratio == 1 and there == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.parametrize("over", [figures.over_bandwidth, figures.over_workers])
+@pytest.mark.parametrize("bandwidth", [1e8, 1e9, 1e10, 1e11])
+def test_strip_and_curves_agree(over, bandwidth):
+    """At every place no drawn curve of a ranked method lies above that of the strip's winner, but for the 2 %."""
+    advice = made_up.advice(bandwidth, noise=0.0)
+    axes = over(advice).axes[0]
+    regions = advice.by_bandwidth if over is figures.over_bandwidth else advice.by_workers
+    found = stretches(regions, [row for row in advice.rows if not row.local], over is figures.over_bandwidth)
+    strip = [bar for bar in axes.patches if bar.get_height() == figures.STRIP]
+    assert len(strip) == len(found)
+    ranked = {row.method for row in advice.rows if not row.local}
+    for bar in strip:
+        middle = [i for i, at in enumerate(regions.at) if bar.get_x() < at < bar.get_x() + bar.get_width()]
+        winners = [one.method for one in found if any(one.low <= regions.at[i] < one.high for i in middle)]
+        for i in middle:
+            best = max(figures.speed_ups(regions, name)[i] for name in ranked)
+            assert any(figures.speed_ups(regions, name)[i] * (1 + GAIN) >= best for name in winners)
+
+
+def test_curves_are_speed_ups_on_a_linear_axis():
+    advice = made_up.advice(1e9)
+    axes = figures.over_bandwidth(advice).axes[0]
+    assert axes.get_yscale() == "linear" and axes.get_ylabel() == "times as fast as dense bf16"
+    place = advice.by_bandwidth.at.index(advice.by_bandwidth.here)
+    drawn = [line.get_ydata()[place] for line in curves(axes)]
+    for name in ("dense", "PowerSGD rank 1"):
+        assert any(ratio == pytest.approx(advice.row(name).over_bf16.value, rel=1e-6) for ratio in drawn)
+    assert max(advice.row(name).over_bf16.value for name in made_up.METHODS if name[-4:] != "H 32") < axes.get_ylim()[1]
+
+
+def test_local_methods_are_told_not_to_be_ranked():
+    figure = figures.over_bandwidth(made_up.advice(1e9))
+    assert any(label.replace("\n", " ").endswith("(not ranked)") for label in legend(figure))
+    assert "not ranked" in " ".join(figure.texts[0].get_text().split())
+    without = figures.over_bandwidth(made_up.advice(1e9, methods=("dense", "bf16", "PowerSGD rank 1")))
+    assert "not ranked" not in " ".join(without.texts[0].get_text().split())
 
 
 @pytest.mark.parametrize("over", [figures.over_bandwidth, figures.over_workers])
@@ -61,5 +107,5 @@ def test_no_text_lies_on_another(over):
 
 def test_files(tmp_path):
     written = figures.draw_advice(made_up.advice(), tmp_path)
-    assert [file.name for file in written] == ["step_over_bandwidth.png", "step_over_workers.png"]
+    assert [file.name for file in written] == ["speed_up_over_bandwidth.png", "speed_up_over_workers.png"]
     assert all(file.with_suffix(".pdf").is_file() for file in written)

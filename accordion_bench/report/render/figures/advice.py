@@ -1,5 +1,6 @@
-"""Step time over bandwidth and over workers, modelled: who is fastest where."""
+"""How many times as fast as dense bf16 methods are, over bandwidth and over workers, modelled; who is fastest where."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +8,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from accordion_bench.advising.table import Advice, Regions, Row
 from accordion_bench.advising.verdict import SPOKEN
-from accordion_bench.advising.winners import BASELINES, DENSE, HALF, Stretch, as_good, stretches
+from accordion_bench.advising.winners import BASELINES, DENSE, GAIN, HALF, Stretch, as_good, stretches
 from accordion_bench.options.units import human_rate
 from accordion_bench.report.render.figures.marks import entry
 from accordion_bench.report.render.figures.sheet import SMALL, Sheet
@@ -20,27 +21,30 @@ from accordion_bench.report.render.looks import BLACK, DASHES, GREY, Look, looks
 
 MOST = 8  # curves
 NEAR = 1.1  # times the fastest step: as close as a method must come somewhere to be drawn
-FAR = 100  # times computing alone: where curves leave the panel
+LOW, HIGH = 0.5, 2.0  # times as fast as dense bf16: where curves leave the panel
+ABOVE = 1.15  # times the fastest at the reader's own place, which is in the panel
 STRIP = 0.06  # of the panel's height: the bar that says who is fastest
 HALF_LOOK = Look(BLACK, "P", (0, DASHES[1]))  # dense bf16
+THIN = 0.7  # points, of the lines of methods that are not ranked
 NARROW = 0.03  # of the axis: too narrow for a letter
 NOTE = (
-    "Modelled, not measured. Letters and shades: who is fastest, gains below 2 % and within noise not counted; "
-    "dotted: computing alone"
+    f"Modelled, not measured. Letters and shades: who is fastest, gains below {100 * GAIN:g} % (grey band) and within "
+    "noise not counted; dotted: no communication at all"
 )
+UNRANKED = "thin: local methods, which are not ranked, because they change the algorithm"
 
 
 def draw_advice(advice: Advice, out: Path) -> list[Path]:
     """Both figures as PNG and PDF; returns the PNG files."""
     with styled():
         return [
-            save(over_bandwidth(advice), out / "step_over_bandwidth", ("pdf",)),
-            save(over_workers(advice), out / "step_over_workers", ("pdf",)),
+            save(over_bandwidth(advice), out / "speed_up_over_bandwidth", ("pdf",)),
+            save(over_workers(advice), out / "speed_up_over_workers", ("pdf",)),
         ]
 
 
 def over_bandwidth(advice: Advice) -> Figure:
-    """Step time against the bandwidth of the (outer) link, with break-evens."""
+    """Speed-up against the bandwidth of the (outer) link, with break-evens."""
     found = stretches(advice.by_bandwidth, _every_step(advice), from_above=True)[::-1]
     figure = _Panel(advice, advice.by_bandwidth, found, human_rate)
     figure.break_evens()
@@ -50,7 +54,7 @@ def over_bandwidth(advice: Advice) -> Figure:
 
 
 def over_workers(advice: Advice) -> Figure:
-    """Step time against the number of workers on the reader's link."""
+    """Speed-up against the number of workers on the reader's link."""
     found = stretches(advice.by_workers, _every_step(advice), from_above=False)
     figure = _Panel(advice, advice.by_workers, found, lambda count: f"{count:g} workers")
     figure.axes.set_xlabel("workers [log scale]")
@@ -70,44 +74,44 @@ class _Panel:
     """
 
     def __init__(self, advice: Advice, regions: Regions, found: Sequence[Stretch], show: Any) -> None:
-        self.advice, self.regions, self.found, self.show = advice, regions, found, show
+        self.advice, self.regions, self.show = advice, regions, show
+        self.found = [stretch._replace(low=_edge(regions, stretch.low)) for stretch in found]
+        self.found = [a._replace(high=b.low) for a, b in itertools.pairwise(self.found)] + self.found[-1:]
         self.rows = drawn(advice, regions, found)
         self.looks = dict(zip([row.method for row in self.rows], _looks(self.rows), strict=True))
         self.sheet = Sheet(1, height=3.0)
         self.axes: Axes = self.sheet.panels[0]
-        self.high = self._highest()
-        self.unit = ("s", 1.0) if self.high >= 10 else ("ms", 1e3)
         self._curves()
         self._strip()
         self._here()
 
-    def _highest(self) -> float:
-        """Seconds, up to which curves are drawn: those far above the others only press them together."""
-        steps = [self.regions.steps[row.method] for row in self.rows]
-        fastest = [min(at) for at in zip(*steps, strict=True)]
-        return min(max(map(max, steps)), max(FAR * self.advice.compute.value, 2 * max(fastest)))
-
     def _curves(self) -> None:
-        name, factor = self.unit
         for i, row in enumerate(self.rows):
-            look, ys = self.looks[row.method], self.regions.steps[row.method]
+            look, ys = self.looks[row.method], speed_ups(self.regions, row.method)
             every = max(1, len(ys) // 5)
             marks: dict[str, Any] = {"markevery": (i * every // len(self.rows), every), "markersize": 3}
-            self.axes.plot(
-                self.regions.at, [factor * y for y in ys], zorder=2, **{**look.point, **marks, "linestyle": look.line}
-            )
+            if row.local:
+                marks = {"marker": "", "linewidth": THIN}
+            self.axes.plot(self.regions.at, ys, zorder=2, **{**look.point, "linestyle": look.line, **marks})
+        half = self.regions.steps[HALF]
+        alone = [seconds / self.advice.compute.value for seconds in half]
+        self.axes.plot(self.regions.at, alone, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
+        self.axes.axhspan(1 / (1 + GAIN), 1 + GAIN, color=GREY, alpha=0.25, linewidth=0, zorder=0.5)
         self.axes.set_xscale("log")
-        self.axes.set_yscale("log")
-        low, high = factor * self.advice.compute.value, factor * self.high
-        self.axes.set_ylim(low * (low / high) ** (STRIP + 0.04), high * 1.15)
+        high = max(HIGH, ABOVE * self._fastest_here())
+        self.axes.set_ylim(LOW - (high - LOW) * (STRIP + 0.02), high)  # curves that leave it end above the strip
         self.axes.set_xlim(min(self.regions.at), max(self.regions.at))
-        self.axes.axhline(factor * self.advice.compute.value, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
-        self.axes.yaxis.set_major_locator(LogLocator(10, (1,) if high > 50 * low else (1, 2, 5)))
-        self.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        between = _between_ticks(high)
+        ticks = [between * count for count in range(math.ceil(LOW / between), math.floor(high / between) + 1)]
+        self.axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         self.axes.yaxis.set_minor_locator(NullLocator())
         self.axes.xaxis.set_minor_locator(NullLocator())
-        self.axes.set_ylabel(f"a step [{name}, log scale]")
+        self.axes.set_ylabel("times as fast as dense bf16")
         self.axes.grid()
+
+    def _fastest_here(self) -> float:
+        """Of the ranked methods, times as fast as dense bf16 at the reader's own place."""
+        return max(row.over_bf16.value for row in _every_step(self.advice))
 
     def _strip(self) -> None:
         """Who is fastest: a letter on its colour for each stretch, which is shaded."""
@@ -142,11 +146,9 @@ class _Panel:
         low, high = self.axes.get_xlim()
         for row in self.rows:
             if row.method not in BASELINES and low < row.break_even_bf16 < high and HALF in self.regions.steps:
-                y = self.unit[1] * _at(self.regions, HALF, row.break_even_bf16)
                 look = self.looks[row.method]
-                self.axes.plot(
-                    [row.break_even_bf16], [y], "o", color=look.colour, markerfacecolor="white", markersize=4, zorder=5
-                )
+                white: dict[str, Any] = {"markerfacecolor": "white", "markersize": 4, "zorder": 5}
+                self.axes.plot([row.break_even_bf16], [1.0], "o", color=look.colour, **white)
 
     def finish(self, title: str, note: str = "") -> Figure:
         where: dict[str, list[str]] = {}
@@ -157,11 +159,31 @@ class _Panel:
             label = SPOKEN.get(row.method, row.method)
             if row.local and not row.every_local_step:
                 label += f", every {row.period} steps" if "H " not in label else ""
-                label += " (local steps)"
+                label += " (not ranked)"
             if row.method in where:
                 label += f" ({', '.join(where[row.method])})"
             named.append(entry(self.looks[row.method], label))
+            if row.local:
+                named[-1].set(marker="", linewidth=THIN)
+        if any(row.local for row in self.rows):
+            note += f"; {UNRANKED}"
         return self.sheet.finish(f"{title}. {NOTE}{note}.", named)
+
+
+def speed_ups(regions: Regions, method: str) -> list[float]:
+    """Times as fast as dense bf16, at each place of the axis."""
+    return [half / own for half, own in zip(regions.steps[HALF], regions.steps[method], strict=True)]
+
+
+def _edge(regions: Regions, low: float) -> float:
+    """From where a stretch is drawn: one that begins at a place itself, half way from the place before."""
+    number = regions.at.index(low) if low in regions.at else 0
+    return (regions.at[number - 1] * low) ** 0.5 if number else low
+
+
+def _between_ticks(high: float) -> float:
+    """Between the numbers on the axis: 0.25, or as many times that as leave no more than ten."""
+    return next(step for step in (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0, 1000.0) if (high - LOW) / step <= 10)
 
 
 def letters(found: Sequence[Stretch]) -> list[str]:
@@ -201,15 +223,7 @@ def _every_step(advice: Advice) -> list[Row]:
 
 
 def _what(advice: Advice) -> str:
-    return f"A step of {advice.model} on {advice.device}"
-
-
-def _at(regions: Regions, method: str, place: float) -> float:
-    """A curve between its points."""
-    import numpy as np
-
-    ys = np.log(regions.steps[method])
-    return float(np.exp(np.interp(np.log(place), np.log(regions.at), ys)))
+    return f"A step of {advice.model} on {advice.on}"
 
 
 def _short(bits: float) -> str:

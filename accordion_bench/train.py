@@ -12,8 +12,10 @@ from accordion_bench.config.components import Components
 from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config, threads_of
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
+from accordion_bench.network.link_name import link_name
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.presets import named, typed_beside
 from accordion_bench.options.units import counted, human_bytes
 from accordion_bench.processes import determinism, rendezvous
 from accordion_bench.processes.placement import Placement, place, with_placement
@@ -186,10 +188,12 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
     choices, compressor = config.choices, parts.wrapped.compressor
     momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.owns else ""
     local = ""
+    composed = config.to_dict()
     if parts.sync.local:
         driven = any(policy.drives == "period" for policy in parts.policies.values())
         period = counted(parts.plan_for([]).period, "step") + (" at first" if driven or parts.sync.grows else "")
-        momentum, local = "", f", sync {choices['sync']} (averaging every {period})"
+        told = "; ".join([*typed_beside(composed, "sync", ("period",)), f"averaging every {period}"])
+        momentum, local = "", f", sync {choices['sync']} ({told})"
     adaptive = ", ".join(config.adaptive) or "none"
     processes = "1 process" if where.processes == 1 else f"{where.processes} processes"
     place = f"{processes} x {where.workers_per_process} on {where.device}"
@@ -198,7 +202,8 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
     if where.device == "cuda" and config.deterministic:
         place += ", deterministic kernels"
     line = (
-        f"{choices['model']} on {choices['dataset']}, compressor {choices['compressor']}{local}, adaptive {adaptive}; "
+        f"{named(composed, 'model')} on {named(composed, 'dataset')}, compressor {named(composed, 'compressor')}"
+        f"{local}, adaptive {adaptive}; "
         f"{where.workers} workers ({where.backend}, {place}), {config.epochs} epochs of {config.batch_size} "
         f"samples per worker and step{momentum}{describe_exchange(config, where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
@@ -268,8 +273,9 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
     for sentence, steps in summary["went_dense"].items():
         lines.append(f"{'dense':<11}{steps} of {counted(summary['steps'], 'step')}: {sentence}")
     if summary["modelled_seconds"] is not None:
+        link = link_name(config.to_dict())
         lines.append(
-            f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {config.choices['network']}; "
+            f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {link}; "
             f"{summary['modelled_comm_seconds']:.3g} s of communication (dense "
             f"{summary['modelled_dense_comm_seconds']:.3g} s), {summary['modelled_exposed_seconds']:.3g} s not hidden, "
             "codec included"

@@ -20,9 +20,8 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.options.instantiate import build
 from accordion_bench.options.override import group_of
+from accordion_bench.options.presets import named
 from accordion_bench.options.renamed import overrides_in_todays_words
-from accordion_bench.report.compare.known_accuracy import known_accuracies
-from accordion_bench.report.read.load import find_runs
 from accordion_bench.run_config import RunConfig
 
 OUT = "results/advice_runs"
@@ -126,7 +125,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
         timeline=args.timeline,
         typed_model=typed_model,
         wanted=wanted,
-        known=_known(args.runs, model, machines.workers),
+        known=_known(args.runs, named(config.to_dict(), "model") if model else "", machines.workers),
         out=_folder(args.out, model or "timeline", machines.workers),
         figures=not args.no_figures,
     )
@@ -158,11 +157,16 @@ def _where(asked: AskedDevice, timeline: Path | None, hardware: str, typed: str)
 
 
 def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:
+    if not folders:
+        return {}
+    from accordion_bench.report.compare.known_accuracy import known_accuracies  # and with it pandas
+    from accordion_bench.report.read.load import find_runs
+
     paths = [Path(folder) for folder in folders]
     for path in paths:
         if not find_runs([path]):
             raise ValueRefused("--runs", "a run folder, or a folder of some", path, "results/runs")
-    return known_accuracies(paths, model, workers) if paths else {}
+    return known_accuracies(paths, model, workers)
 
 
 def _folder(out: Path | None, name: str, workers: int) -> Path:

@@ -13,6 +13,7 @@ from accordion_bench.advising.basis import Basis, Methods
 from accordion_bench.advising.timeline_file import step_times_from
 from accordion_bench.advising.trial import measured_step
 from accordion_bench.attaching.own_parameters import trained_specs
+from accordion_bench.processes import memory
 from accordion_bench.processes.computing import as_in_a_run, computing_with
 
 OF_A_STEP = 15.0  # seconds, at most, for timing the step
@@ -47,7 +48,7 @@ def measured(asked: Asked) -> Measured:
     if asked.timeline is None or asked.typed_model:
         made = subject.subject_of(asked.config, asked.assumed, asked.machines.workers_each)
         chosen = made.threads
-    methods = Methods(asked.arms, device, asked.seconds, lambda name: say(f"timing {name}"))
+    methods = Methods(asked.arms, device, asked.seconds, _next)
     if asked.timeline is not None:
         with computing_with(chosen):
             found = _of_timeline(asked, methods, made)
@@ -59,6 +60,12 @@ def measured(asked: Asked) -> Measured:
         assumed = f"dataset={asked.assumed} is assumed for this model; type dataset=NAME for another"
         found = replace(found, doubts=(assumed, *found.doubts))
     return Measured(found, chosen)
+
+
+def _next(method: str) -> None:
+    """Another method is timed: what the one before has freed is no part of it."""
+    memory.give_back()
+    say(f"timing {method}")
 
 
 def _of_model(asked: Asked, methods: Methods, made: Subject) -> Basis:

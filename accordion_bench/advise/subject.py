@@ -23,6 +23,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.override import key_of
+from accordion_bench.options.presets import named
 from accordion_bench.processes import threads
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors.keyed_rng import key, seeded
@@ -55,7 +56,8 @@ class Subject:
     def name(self) -> str:
         """`resnet18 on cifar10, batch 32`."""
         config = self.config
-        return f"{config.chosen('model')} on {config.chosen('dataset')}, batch {config.batch_size}"
+        composed = config.to_dict()
+        return f"{named(composed, 'model')} on {named(composed, 'dataset')}, batch {config.batch_size}"
 
     @property
     def device(self) -> torch.device:

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from accordion_bench.advising.method_cost import BucketCost, Messages
-from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, Step
-from accordion_bench.exchange.state_bytes import size_of
-from accordion_bench.sync.buffers import averaged
+from accordion_bench.advising.rehearsal import OfBucket, Rehearsed, Step
 
 ALIKE = 0.005  # messages that differ by less do not hang on the number of workers
 T = TypeVar("T", float, Step)
 
 
-def bucket_costs(few: Rehearsal, more: Rehearsal) -> tuple[BucketCost, ...]:
+def bucket_costs(few: Rehearsed, more: Rehearsed) -> tuple[BucketCost, ...]:
     """The buckets of a method.
 
         messages    fixed + shared / A bytes
@@ -27,20 +25,20 @@ def bucket_costs(few: Rehearsal, more: Rehearsal) -> tuple[BucketCost, ...]:
         few, more: of different numbers of workers, with the same buckets; or twice the same one, of which nothing can
             be told that grows with their number.
     """
-    exchange, local = more.exchange, more.sync.local
+    local = more.local
     look = 0.0 if local else median([step.look for one in (few, more) for step in counted(one.steps)])
     around = max(0.0, median([step.after - step.exchanged for step in counted(more.steps)])) if local else 0.0
-    numel, last = max(1, exchange.numel), {part[-1] for part in more.parts if part}
+    numel, last = max(1, sum(spec.numel for spec in more.specs)), {part[-1] for part in more.parts if part}
     found = []
-    for number, members in enumerate(exchange.members):
-        small, large = few.buckets()[number], more.buckets()[number]
+    for number, members in enumerate(more.members):
+        small, large = few.buckets[number], more.buckets[number]
         messages = {kind: _messages(small, large, kind, few, more) for kind in {**small.sent, **large.sent}}
         decode = _decode(small, large, few, more, messages)
         found.append(
             BucketCost(
-                members=tuple(members),
+                members=members,
                 encode=median([*counted(small.encode), *counted(large.encode)])
-                + look * sum(exchange.specs[i].numel for i in members) / numel,
+                + look * sum(more.specs[i].numel for i in members) / numel,
                 decode=(decode[0] + (around if number in last else 0.0), decode[1]),
                 messages=messages,
             )
@@ -48,24 +46,23 @@ def bucket_costs(few: Rehearsal, more: Rehearsal) -> tuple[BucketCost, ...]:
     return (*found, *_of_buffers(more))
 
 
-def _of_buffers(rehearsal: Rehearsal) -> list[BucketCost]:
+def _of_buffers(rehearsed: Rehearsed) -> list[BucketCost]:
     """What an averaging of the optimizer's buffers sends, where the scheme averages them."""
-    held = [(key, own[key]) for own in rehearsal.optimizer.state.values() for key in averaged(own)]
-    if not held or not rehearsal.sync.buffer_averagings(1, 1):
+    if not rehearsed.averaged:
         return []
-    sent = Messages(size_of(buffer for _, buffer in held), 0.0, len(dict(held)))  # one collective for each kind
+    sent = Messages(sum(rehearsed.averaged.values()), 0.0, len(rehearsed.averaged))  # one collective for each kind
     return [BucketCost((), 0.0, (0.0, 0.0), {"all_reduce": sent})]
 
 
-def _messages(small: OfBucket, large: OfBucket, kind: str, few: Rehearsal, more: Rehearsal) -> Messages:
+def _messages(small: OfBucket, large: OfBucket, kind: str, few: Rehearsed, more: Rehearsed) -> Messages:
     """Messages of one kind; where their length hangs on the data, the mean.
 
     Where tensors one after another begin to travel otherwise, `shared` may be below 0: messages grow with the workers.
     """
-    workers, others = few.comm.workers, more.comm.workers
+    workers, others = few.workers, more.workers
     (other, before), (payload, after) = (one.sent.get(kind, (0.0, 0.0)) for one in (small, large))
     times = after or before
-    if not more.exchange.compressor.traits.fixed_size and other and payload:
+    if not more.fixed_size and other and payload:
         return Messages((payload + other) / 2, 0.0, times)
     if abs(other - payload) <= ALIKE * payload:
         return Messages(payload, 0.0, times)
@@ -75,14 +72,14 @@ def _messages(small: OfBucket, large: OfBucket, kind: str, few: Rehearsal, more:
 
 
 def _decode(
-    small: OfBucket, large: OfBucket, few: Rehearsal, more: Rehearsal, messages: dict[str, Messages]
+    small: OfBucket, large: OfBucket, few: Rehearsed, more: Rehearsed, messages: dict[str, Messages]
 ) -> tuple[float, float]:
     """(What is always taken, what each worker adds), neither below 0."""
     gathered = any(sent.fixed for kind, sent in messages.items() if kind.startswith("all_gather"))
     own, all_of_them = counted(small.decode), counted(large.decode)
     if few is more or not gathered:
         return median([*own, *all_of_them]), 0.0
-    workers, others = few.comm.workers, more.comm.workers
+    workers, others = few.workers, more.workers
     low, high = median(own), median(all_of_them)
     each = min(max(0.0, (high - low) / (others - workers)), high / others)
     return high - others * each, each

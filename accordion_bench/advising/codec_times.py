@@ -1,8 +1,10 @@
 """What the exchange of each method takes on these tensors and this device, measured without training anything."""
 
+import contextlib
+import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from accordion_bench.advising.arms import Arm
 from accordion_bench.advising.bucket_costs import bucket_costs, counted, median
 from accordion_bench.advising.crowding import crowded_from
 from accordion_bench.advising.method_cost import BucketCost, MethodCost
-from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, optimizer_of
+from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, Rehearsed, Units, optimizer_of
 from accordion_bench.advising.trial import MakeOptimizer, lacks_memory
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import target
@@ -49,18 +51,32 @@ def measured_methods(
     gradients = random_gradients(specs, device)
     ends = time.perf_counter() + budget_seconds
     costs, left_out = [], {}
-    for number, arm in enumerate(arms):
-        progress(f"{arm.name} ({number + 1} of {len(arms)})")
-        share = max(0.0, ends - time.perf_counter()) / (len(arms) - number)
-        try:
-            costs.append(measured_method(arm, specs, device, share, gradients))
-        except ConfigError as refused:
-            left_out[arm.name] = str(refused)
-        except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-            if not lacks_memory(error):
-                raise
-            left_out[arm.name] = "its exchange does not fit into the memory of this device"
+    with _quick_collections():
+        for number, arm in enumerate(arms):
+            gc.collect()
+            progress(f"{arm.name} ({number + 1} of {len(arms)})")
+            share = max(0.0, ends - time.perf_counter()) / (len(arms) - number)
+            try:
+                costs.append(measured_method(arm, specs, device, share, gradients))
+            except ConfigError as refused:
+                left_out[arm.name] = str(refused)
+            except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+                if not lacks_memory(error):
+                    raise
+                left_out[arm.name] = "its exchange does not fit into the memory of this device"
     return costs, left_out
+
+
+@contextlib.contextmanager
+def _quick_collections() -> Iterator[None]:
+    """Python's collector looks at nothing that was there before: milliseconds in the place of a third of a second."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.collect()
 
 
 def measured_method(
@@ -92,31 +108,36 @@ def measured_method(
     small = _tiny(specs, target(arm.chosen.sync, "sync").in_every_step(arm.chosen.sync).get("period") or 1)
     Rehearsal(arm.chosen, small, FEW, device).step(random_gradients(small, device))  # loads kernels
 
-    more = Rehearsal(arm.chosen, specs, MORE, device)
-    many = crowded_from(more.exchange, more.info)
+    def prepared(workers: int, together: Units | None = None) -> Rehearsal:
+        gc.collect()  # the last one's parts refer to each other: Python counts objects, and these are few but large
+        return Rehearsal(arm.chosen, specs, workers, device, together)
+
+    rehearsal = prepared(MORE)
+    many = crowded_from(rehearsal.exchange, rehearsal.info)
     few = FEW if many > FEW + 1 else MORE // 2  # else most has changed at 3 workers already
     if few == FEW and many <= MORE:
-        more = Rehearsal(arm.chosen, specs, int(many) - 1, device)
-    _repeat(more, gradients, 0.4 * budget)
-    less = _repeat(Rehearsal(arm.chosen, specs, few, device, more.exchange.buckets), gradients, 0.3 * budget)
+        rehearsal = prepared(int(many) - 1)
+    more = _repeat(rehearsal, gradients, 0.4 * budget)
+    del rehearsal
+    less = _repeat(prepared(few, more.together), gradients, 0.3 * budget)
     crowded: tuple[BucketCost, ...] = ()
     if few == FEW and many < math.inf:
-        together = more.exchange.buckets if more.sync.partial else None
-        full = _repeat(Rehearsal(arm.chosen, specs, 2 * int(many), device, together), gradients, 0.3 * budget)
+        together = more.together if more.partial else None
+        full = _repeat(prepared(2 * int(many), together), gradients, 0.3 * budget)
         crowded = bucket_costs(full, full)
     return MethodCost(
         name=arm.name,
         overrides=arm.overrides,
         buckets=bucket_costs(less, more),
-        state=more.state(),
+        state=more.state,
         extra=_extra(arm, more, gradients),
         overlaps=more.overlaps,
-        local=more.sync.local,
-        parts=more.parts if more.sync.partial else (),
+        local=more.local,
+        parts=more.parts if more.partial else (),
         delay=arm.chosen.sync.get("delay"),
-        every_local_step=more.sync.every_local_step,
+        every_local_step=more.every_local_step,
         quorum="quorum" in arm.chosen.sync,
-        repetitions=tuple(map(sum, zip(*(_codec(bucket) for bucket in less.buckets()), strict=True))),
+        repetitions=tuple(map(sum, zip(*map(_codec, less.buckets), strict=True))),
         crowded_from=many if crowded else math.inf,
         crowded=crowded,
     )
@@ -138,7 +159,7 @@ def _tiny(specs: Sequence[TensorSpec], layers: int) -> list[TensorSpec]:
     ]
 
 
-def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -> Rehearsal:
+def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -> Rehearsed:
     """One round, a second one where the first was quick, and others until there are enough or the time is over."""
 
     def take_round() -> None:
@@ -153,16 +174,16 @@ def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -
         limit = seconds
     while len(rehearsal.steps) % rehearsal.exchange.compressor.traits.cycle:  # bytes are means
         rehearsal.step(gradients)
-    return rehearsal
+    return rehearsal.found()
 
 
-def _extra(arm: Arm, rehearsal: Rehearsal, gradients: Sequence[Tensor]) -> float:
+def _extra(arm: Arm, rehearsed: Rehearsed, gradients: Sequence[Tensor]) -> float:
     """Seconds that a step takes beside exchange and usual optimizer; negative where the optimizer has less to do."""
-    steps = counted(rehearsal.steps)
-    if rehearsal.sync.local:
+    steps = counted(rehearsed.steps)
+    if rehearsed.local:
         return median([step.before for step in steps])
     own = median([max(0.0, step.before - step.exchanged - step.look) + step.after for step in steps])
-    if not rehearsal.moved_momentum:
+    if not rehearsed.moved_momentum:
         return own
     usual = usual_update(lambda params: optimizer_of(arm.chosen.optimizer, params), gradients)
     return own + median([step.update for step in steps]) - usual

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
 
 from accordion_bench.advising.asked_device import COMPUTE, AskedDevice
 from accordion_bench.advising.gpus import Gpu, operation_seconds
@@ -22,6 +20,7 @@ from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.trial import Loss, copied, memory_told, scalar_loss, trained_module
 from accordion_bench.attaching.own_parameters import trained_parameters, trained_specs, unwrapped
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.counted_work import CountedWork
 from accordion_bench.tensors.keyed_rng import kept_rng
 
 META = torch.device("meta")
@@ -172,47 +171,19 @@ def _counted(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Am
     model.train()
     params = [param for _, param in trained_parameters(model)]
     found: dict[int, Amount] = {}
-    with _Started() as started, FlopCounterMode(display=False) as counter:
+    with CountedWork() as work:
 
         def now() -> Amount:
-            flops = counter.get_flop_counts().get("Global", {})
-            convolved = sum(count for operation, count in flops.items() if "convolution" in str(operation))
-            return Amount(convolved, sum(flops.values()) - convolved, started.count)
+            return Amount(work.convolved, work.multiplied, work.started)
 
         for module in model.modules():
             if isinstance(module, nn.RNNBase):
-                started.one_for_all_of(module)
+                work.count_as_one(module)
         for i, param in enumerate(params):
             param.register_post_accumulate_grad_hook(lambda _, i=i: found.update({i: now()}))
         scalar_loss(loss, model, batch).backward()
         whole = now()
     return [found.get(i, whole) for i in range(len(params))], whole
-
-
-class _Started(TorchDispatchMode):
-    """Counts operations that a GPU would have to start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count, self.inside = 0, False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view and not self.inside
-        return func(*args, **(kwargs or {}))
-
-    def one_for_all_of(self, recurrent: nn.Module) -> None:
-        """All time steps of a recurrent layer are one operation on a GPU, and so is their backward pass."""
-
-        def begin(*_: Any) -> None:
-            self.count, self.inside = self.count + 1, True
-
-        def end(*_: Any) -> None:
-            self.inside = False
-
-        recurrent.register_forward_pre_hook(begin)
-        recurrent.register_forward_hook(end)
-        recurrent.register_full_backward_pre_hook(begin)
-        recurrent.register_full_backward_hook(end)
 
 
 def _without_data(model: nn.Module) -> nn.Module:

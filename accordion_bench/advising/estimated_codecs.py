@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from accordion_bench.advising.arms import Arm
-from accordion_bench.advising.gpus import COPIED, CodecTime, Gpu, codec_times
+from accordion_bench.advising.gpus import CodecTime, Gpu, codec_times
 from accordion_bench.advising.method_cost import BucketCost, MethodCost
 from accordion_bench.plan import TensorSpec
 
 DENSE = "none"
 FEEDBACK = 24  # bytes: both tensors are read and the sum written; then it and what was decoded, and the residual
+COPIED = 8  # bytes that a copy of one number moves
 COPIES = 5  # that are timed
 
 

@@ -11,8 +11,6 @@ from accordion_bench.options import checks
 from accordion_bench.options.choice_file import read_yaml
 
 HALF = ("bfloat16", "float16")
-CASTS = ("bf16", "fp16")
-COPIED = 8  # bytes that a copy of one number moves
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,7 @@ class Gpu:
     @property
     def copies(self) -> float:
         """Bytes/s that a copy moves: those of the GPU that was measured, by the memory's speed."""
-        measured = _table()["codecs"]
-        seconds = 1e-6 * measured["copy"][-1]
-        return COPIED * measured["numbers"][-1] / seconds * self.memory / measured_gpu().memory
+        return float(_table()["codecs"]["copy"]) * self.memory / measured_gpu().memory
 
 
 class CodecTime(NamedTuple):
@@ -104,25 +100,11 @@ def gpus() -> dict[str, Gpu]:
 
 @functools.cache
 def codec_times() -> dict[str, CodecTime]:
-    """Of each compressor that was measured, by the name of its YAML file: least squares of relative errors.
-
-    Each part is at least that of the quicker of the two casts: no codec starts fewer operations than they do.
-    """
-    import numpy as np  # half a second with scipy, which the check of a name need not wait for
-    from scipy.optimize import lsq_linear
-
-    table = _table()["codecs"]
-    parts = np.stack([np.ones(len(table["tensors"])), table["tensors"], table["numbers"]], axis=1)
-
-    def fitted(name: str, least: Any) -> Any:
-        seconds = 1e-6 * np.asarray(table["microseconds"][name], dtype=float)
-        scale = parts.max(axis=0)  # numbers are a billion times as many as codecs
-        found = lsq_linear(parts / scale / seconds[:, None], np.ones(len(seconds)), (least * scale, np.inf))
-        return found.x / scale
-
-    nothing = np.zeros(parts.shape[1])
-    least = np.minimum(*(fitted(name, nothing) for name in CASTS))
-    return {name: CodecTime(*fitted(name, nothing if name in CASTS else least)) for name in table["microseconds"]}
+    """Of each compressor that was timed, by the name of its YAML file."""
+    return {
+        name: CodecTime(1e-6 * once, 1e-6 * tensor, 1e-12 * million)
+        for name, (once, tensor, million) in _table()["codecs"]["microseconds"].items()
+    }
 
 
 def _sustained(samples: Mapping[str, float], flops: Mapping[str, float]) -> float:

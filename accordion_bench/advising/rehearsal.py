@@ -27,10 +27,14 @@ from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Position
 from accordion_bench.sync.base import Sync, SyncContext
+from accordion_bench.sync.buffers import averaged
 
 STEPS = 1000  # of the run that these could be of
 RATE = 0.1  # learning rate; it decides no time
 PAST = 10**6  # epochs after which every warm-up is over
+
+
+Units = Sequence[Sequence[int]]  # which travel together, by bucket
 
 
 class OfBucket(NamedTuple):
@@ -62,6 +66,43 @@ class Step(NamedTuple):
     look: float
 
 
+class Rehearsed(NamedTuple):
+    """What a rehearsal has found; it holds no tensor, so that the next one has room.
+
+    workers: A.
+    specs: what travels.
+    members: of each bucket, by index of `specs`.
+    parts: the buckets of each exchange of a round, by number.
+    buckets: what they have taken so far, in the order in which they travel.
+    steps: what they have taken.
+    local: whether steps are local ones, with an exchange after the last.
+    fixed_size: whether the data decides no message's length.
+    averaged: bytes of the optimizer's buffers that the scheme averages, by name.
+    state: bytes that the method keeps in this worker beside model and optimizer.
+    together: which units have travelled together.
+    partial: whether an exchange of a round is one of some tensors.
+    overlaps: whether buckets leave during the backward pass in a run of one worker per process.
+    every_local_step: whether an exchange follows every local step.
+    moved_momentum: whether the compressor has taken a part of the optimizer's step.
+    """
+
+    workers: int
+    specs: tuple[TensorSpec, ...]
+    members: tuple[tuple[int, ...], ...]
+    parts: tuple[tuple[int, ...], ...]
+    buckets: tuple[OfBucket, ...]
+    steps: tuple[Step, ...]
+    local: bool
+    fixed_size: bool
+    averaged: dict[str, float]
+    state: float
+    together: Units
+    partial: bool
+    overlaps: bool
+    every_local_step: bool
+    moved_momentum: bool
+
+
 class Rehearsal:
     """One worker's steps on gradients that are there; nothing is computed but what follows them.
 
@@ -87,7 +128,7 @@ class Rehearsal:
         specs: Sequence[TensorSpec],
         workers: int,
         device: torch.device,
-        together: Sequence[Sequence[int]] | None = None,
+        together: Units | None = None,
     ) -> None:
         chosen = replace(chosen, sync=target(chosen.sync, "sync").in_every_step(chosen.sync))
         refuse_other_steps(build(chosen.sync, "sync"), chosen.sync_name)
@@ -164,6 +205,36 @@ class Rehearsal:
         """The buckets of each exchange of a round, by number."""
         numbers = iter(range(len(self.exchange.members)))
         return tuple(tuple(itertools.islice(numbers, len(part.members))) for part in self.sync.parts)
+
+    def found(self) -> Rehearsed:
+        """What the steps so far have found."""
+        exchange = self.exchange
+        return Rehearsed(
+            workers=self.comm.workers,
+            specs=tuple(exchange.specs),
+            members=tuple(map(tuple, exchange.members)),
+            parts=self.parts,
+            buckets=tuple(self.buckets()),
+            steps=tuple(self.steps),
+            local=self.sync.local,
+            fixed_size=exchange.compressor.traits.fixed_size,
+            averaged=self._averaged(),
+            state=self.state(),
+            together=exchange.buckets,
+            partial=self.sync.partial,
+            overlaps=self.overlaps,
+            every_local_step=self.sync.every_local_step,
+            moved_momentum=self.moved_momentum,
+        )
+
+    def _averaged(self) -> dict[str, float]:
+        """Bytes of the optimizer's buffers that the scheme averages."""
+        found: dict[str, float] = {}
+        if self.sync.buffer_averagings(1, 1):
+            for own in self.optimizer.state.values():
+                for key in averaged(own):
+                    found[key] = found.get(key, 0.0) + size_of([own[key]])
+        return found
 
     def buckets(self) -> list[OfBucket]:
         """What the buckets have taken so far, in the order in which they travel."""

@@ -17,6 +17,7 @@ from accordion_bench.cli.example import Example
 from accordion_bench.config.components import Components, build_optimizer
 from accordion_bench.forward.task import task_of
 from accordion_bench.network.link_model import Network
+from accordion_bench.network.link_name import link_name
 from accordion_bench.optimizers.parameter_kinds import parameter_kinds
 from accordion_bench.options.units import duration
 from accordion_bench.processes.placement import Placement
@@ -105,7 +106,7 @@ def _modelled(config: RunConfig, trainer: Trainer, parts: Components, comm: floa
     run = parts.run
     dense = _ring(trainer.network, 4 * sum(spec.numel for spec in trainer.axis.specs), run.workers)
     yield (
-        f"{'modelled':<11}{_seconds(comm)} of communication on network={config.choices['network']}, hidden or not "
+        f"{'modelled':<11}{_seconds(comm)} of communication on {link_name(config.to_dict())}, hidden or not "
         f"(dense {_seconds(run.steps * dense)}){own}"
     )
     if dense:

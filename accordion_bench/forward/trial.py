@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.forward.precision import autocast
 from accordion_bench.forward.task import task_of
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.tensors.counted_work import CountedWork
 
 FORWARD_AND_BACKWARD = 3  # a backward pass computes two products where a forward pass computes one
 TRIALS = 3
@@ -34,10 +34,10 @@ def flops_per_kernel(model: nn.Module, dataset: Dataset, batch_size: int) -> flo
     if example is None:
         return math.inf
     model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), CountedWork() as work:
         task_of(dataset).loss(model, *example, 0, 0)
     kernels = sum(1 for module in model.modules() if next(module.children(), None) is None)
-    return FORWARD_AND_BACKWARD * counter.get_total_flops() * batch_size / kernels
+    return FORWARD_AND_BACKWARD * work.flops * batch_size / kernels
 
 
 def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "this one") -> float:

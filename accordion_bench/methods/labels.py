@@ -6,7 +6,9 @@ A class that is not trusted (`options/trusted.py`) is a name and nothing more: t
 from typing import Any
 
 from accordion_bench.compressors.traits import declared_by
+from accordion_bench.options.checks import show
 from accordion_bench.options.instantiate import Config, target
+from accordion_bench.options.presets import preset_of
 from accordion_bench.options.trusted import is_trusted
 
 KNOBS = ("rank", "density", "bits")
@@ -21,19 +23,28 @@ def label(config: Config) -> str:
     Local methods by name and period: `local SGD, H 8`, `DiLoCo, H 30, TopK 10 %`, `AccordionSync (local SGD, H 2/16)`.
     """
     node, choices = config.get("compressor") or {}, config.get("choices") or {}
-    knob, name = knob_of(node), _name(node, choices.get("compressor", "?"))
+    choice, beside = preset_of("compressor", choices.get("compressor", "?"), node)
+    knob, name = knob_of(node), _name(node, choice)
     levels = levels_of(config, knob) if knob else []
     text = f"{name} {show_level(knob, *levels)}" if levels else name
     text += getattr(_class(node), "told", lambda options: "")(node)
-    text += ", EF21" if node.get("error_feedback") == "ef21" else ""
+    if node.get("error_feedback") == "ef21":
+        text, beside = f"{text}, EF21", {key: beside[key] for key in beside if key != "error_feedback"}
+    text += _in_brackets(beside)
     if hook := hook_of(config):
         text = f"DDP, {hook}"
     if scheme := scheme_of(config):
         text = scheme if text == "dense" else f"{scheme}, {text}"
         text += ", 1 worker" if config.get("workers") == 1 else ""  # the control of an outer optimizer
     if policies := policies_of(config):
-        text = f"{' + '.join(_name(policy, key) for key, policy in policies.items())} ({text})"
+        text = f"{' + '.join(_policy(key, policy) for key, policy in policies.items())} ({text})"
     return text
+
+
+def _policy(key: str, node: Config) -> str:
+    """`Accordion`, `ALQ`."""
+    choice, beside = preset_of("adaptive", key, node)
+    return _name(node, choice) + _in_brackets(beside)
 
 
 def hook_of(config: Config) -> str:
@@ -59,13 +70,20 @@ def scheme_of(config: Config) -> str:
     driven = any(drives(policy) == "period" for policy in policies_of(config).values())
     own = [period for period, _ in node["groups"]] if node.get("groups") else [node.get("period")]
     periods = pair_of(config, "period") or ([] if driven or own == [None] else own)
-    name = _name(node, choice)
+    choice, beside = preset_of("sync", choice, node)
+    name = _name(node, choice) + _in_brackets(beside)
     said = [name, *([f"H {'/'.join(f'{period:g}' for period in periods)}"] if periods else [])]
     shares = getattr(_class(node), "shares", {})
     for key in [key for key in shares if node.get(key) is not None]:
         share = f"{shares[key]} {show_level('density', node[key])}"
         said = [share] if name == shares[key] else [*said, share]
     return ", ".join(said)
+
+
+def _in_brackets(options: Config) -> str:
+    """` (dtype=float16)`: what no name tells; "" of nothing."""
+    told = ", ".join(f"{key}={show(value)}" for key, value in options.items())
+    return f" ({told})" if told else ""
 
 
 def drives(policy: Config) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST_KEPT = 256 * 2**20  # bytes of one tensor
@@ -17,10 +18,23 @@ def keep_freed_memory() -> bool:
     Returns:
         whether it was done; other C libraries (macOS, musl) have no such option.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
         return False
     return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)) and bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def give_back() -> None:
+    """Give back to the system what is free at the moment; what is freed later is kept as before."""
+    if (trim := _of_glibc("malloc_trim")) is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc's; None where another C library has none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except AttributeError:
+        return None

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.network.link_name import link_name
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.presets import named
 from accordion_bench.options.trusted import trust
 from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import METRICS
@@ -65,7 +67,7 @@ class Wandb(Tracker):
 
         _give_up()
         trust(cfg)  # this process has made the run of them
-        self.folder, choices = folder, cfg["choices"]
+        self.folder, choices = folder, {**cfg["choices"], "network": link_name(cfg)}
         try:
             self.run = wandb.init(
                 project=self.project,
@@ -74,7 +76,7 @@ class Wandb(Tracker):
                 id=folder.name[-128:],
                 name=folder.name,
                 resume="allow",
-                group=choices.get("experiment") or f"{choices['model']} on {choices['dataset']}",
+                group=choices.get("experiment") or f"{named(cfg, 'model')} on {named(cfg, 'dataset')}",
                 job_type=label(cfg),
                 tags=sorted({name.strip()[:TAG] for value in choices.values() for name in value.split(",") if name}),
                 config=cfg,

@@ -1,12 +1,14 @@
 """Arms: runs that differ only in their seed; and the dense one that each is compared with."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from accordion_bench.methods.labels import drives, is_dense, policies_of
+from accordion_bench.network.link_name import link_name
+from accordion_bench.options.presets import named
 from accordion_bench.report.read.load import Run, flat
 from accordion_bench.run_config import completed
 from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
@@ -16,6 +18,7 @@ from accordion_bench.runs.reuse import without
 FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target", "target_every")
 # what is compared: nobody needs to be told that these differ from dense
 METHOD = ("compressor", "sync", "adaptive", "batch_size", "attached")
+TOLD_OF_DATA = ("subset", "validation")  # options of a data set that headings tell in words
 NAMED = ("arm", "compressor", "adaptive", "sync")  # of a loop of somebody's own, which need not tell its options
 HOOK = ("comm.hook", "comm.hook_state", "comm.hook_options")
 
@@ -107,6 +110,15 @@ class Arm:
     def chosen(self, group: str) -> str:
         """What was chosen in a config group, or told by a preset (`arm`, `experiment`); "" for nothing."""
         return (self.config.get("choices") or {}).get(group) or ""
+
+    def named(self, group: str, besides: Collection[str] = ()) -> str:
+        """As `chosen`, with the options that are not those of the choice: `vgg19 (width=8)`."""
+        return link_name(self.config) if group == "network" else named(self.config, group, besides)
+
+    @property
+    def task(self) -> str:
+        """`resnet8 on digits`, `vgg19 (width=8) on cifar10`; without what headings tell of the data in words."""
+        return f"{self.named('model')} on {self.named('dataset', TOLD_OF_DATA)}"
 
     def values(self, column: str) -> list[float]:
         """A column of summary.json over the seeds; empty where a run has none (null)."""

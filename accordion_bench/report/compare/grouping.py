@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from accordion_bench.network.link_name import CUSTOM
 from accordion_bench.report.compare.arms import Arm, fingerprint
 from accordion_bench.report.compare.show import listed
 from accordion_bench.report.read.common_speed import at_common_speed
@@ -171,7 +172,7 @@ def _with_settings_told_apart(arms: Sequence[Arm]) -> list[Arm]:
     alike: dict[tuple[Any, ...], list[Arm]] = {}
     for first in firsts.values():
         shown = [first.options.get(key) for key in ("dataset.subset", "dataset.validation")]
-        task = (first.chosen("model"), first.chosen("dataset"), first.config.get("epochs"), first.workers, first.scale)
+        task = (first.named("model"), first.named("dataset"), first.config.get("epochs"), first.workers, first.scale)
         alike.setdefault((*task, first.batches, str(shown)), []).append(first)
     apart = {first.setting: _apart(first, twins) for twins in alike.values() if len(twins) > 1 for first in twins}
     return [replace(arm, apart=apart.get(arm.setting, "")) for arm in arms]
@@ -212,10 +213,11 @@ def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
     keys = [key for key in keys if not usual[key]]
     short = [key.rpartition(".")[2] for key in keys]
     names = short if len(set(short)) == len(short) else keys
+    by_name = arm.named("network") == arm.chosen("network") != CUSTOM  # else its options tell it
     network = [f"modelled on {arm.chosen('network')}"] if any(key.startswith("network.") for key in keys) else []
     told = [
         str(own.get(key)) if key == "link" and own.get(key) else f"{name}={own.get(key)}"
         for name, key in zip(names, keys, strict=True)
-        if not (network and key.startswith("network.") and network != ["modelled on custom"])
+        if not (network and by_name and key.startswith("network."))
     ]
-    return ", ".join([*(network if network != ["modelled on custom"] else []), *told])
+    return ", ".join([*(network if by_name else []), *told])

@@ -21,12 +21,12 @@ def known_accuracies(paths: Sequence[Path], model: str, workers: int) -> dict[st
 
     Args:
         paths: run folders, or folders of some.
-        model: as it was chosen; "" = whichever the runs have.
+        model: as it was chosen, with options of its own in brackets; "" = whichever the runs have.
         workers: of the cluster.
     """
     arms, _ = group(read_runs(paths))
     found: dict[str, tuple[tuple[bool, int, float, int], str]] = {}
-    for members in settings([arm for arm in arms if not model or arm.chosen("model") == model]):
+    for members in settings([arm for arm in arms if not model or arm.named("model") == model]):
         for arm in members:
             dense = baseline(arm, members)
             if dense is None or dense is arm or not arm.values("metric"):
@@ -45,6 +45,6 @@ def told(arm: Arm, dense: Arm, begin: str = "") -> str:
     """`-0.28 ± 1.31 points, n = 3 (resnet20 on digits, 4 workers)`; what tells it from others like it comes last."""
     judged, found = metric(arm.metric), against(arm, dense)
     same = f"{NO_DIFFERENCE}: " if found.shown is False else ""
-    where = f"{arm.chosen('model')} on {arm.chosen('dataset')}, {arm.workers} workers"
+    where = f"{arm.named('model')} on {arm.named('dataset')}, {arm.workers} workers"
     apart = arm.label.removeprefix(arm.runs[0].label)
     return f"{begin}{same}{show_gap(judged, found)}, n = {arm.n} ({where}{apart})"

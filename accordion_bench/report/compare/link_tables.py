@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from accordion_bench.network.link_name import show_link
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
-from accordion_bench.report.compare.show import NONE, show_bytes, show_link
+from accordion_bench.report.compare.show import NONE, show_bytes
 from accordion_bench.report.read.load import Run
 
 CLOSE = 0.01  # relative: rates that are one rate

@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from accordion_bench.network.link_name import show_link
 from accordion_bench.options.units import digits, human_bytes
 from accordion_bench.report.compare.arms import Arm, baseline, differences
 from accordion_bench.report.compare.intervals import Difference
 from accordion_bench.report.compare.ranking import Standing, against, standing
-from accordion_bench.report.compare.show import NOT_COUNTED, ONE, in_points, show_gap, show_link, signed, size
+from accordion_bench.report.compare.show import NOT_COUNTED, ONE, in_points, show_gap, signed, size
 from accordion_bench.report.compare.tidy import over, within_noise
 from accordion_bench.report.compare.timed import shares_process, unlike
 from accordion_bench.runs.metrics import Metric, metric

@@ -1,10 +1,10 @@
-"""How numbers are written, wherever they stand: `9.19x less`, `-0.28 ± 1.31`, `1 Gbit/s and 50 µs per round`."""
+"""How numbers are written, wherever they stand: `9.19x less`, `-0.28 ± 1.31`, `1.23 MB`."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accordion_bench.options.units import digits, human_bytes, human_rate
+from accordion_bench.options.units import digits, human_bytes
 from accordion_bench.report.compare.intervals import Difference
 from accordion_bench.runs.metrics import Metric
 
@@ -116,14 +116,6 @@ def show_ratio(row: Row, column: str) -> str:
 def show_floats(count: float) -> str:
     """`2418.4 M`, `328.51 B`: million and billion floats, as papers count."""
     return f"{count / 1e9:.5g} B" if count >= BILLIONS else f"{count / 1e6:.5g} M"
-
-
-def show_link(network: dict[str, Any]) -> str:
-    """`1 Gbit/s and 50 µs per round`, with jitter and the slowest link where there are any."""
-    text = f"{human_rate(network['bandwidth'])} and {network['latency'] * 1e6:g} µs per round"
-    jitter, slow = network.get("jitter"), network.get("slow_bandwidth")
-    text += f", {jitter * 1e6:g} µs of jitter" if jitter else ""
-    return text + (f", the slowest {human_rate(slow)}" if slow else "")
 
 
 def show_bytes(count: float) -> str:

@@ -85,7 +85,7 @@ def to_target(arms: Sequence[Arm]) -> Beside:
         payload = show_bytes(mean(own.payload)) if own.payload else NONE
         rows.append([arm.label, f"{len(own.seconds)} of {arm.n}", time, share, payload])
     shown = metric(arms[0].metric).show(target)
-    networks = list(dict.fromkeys(arm.chosen("network") or "the network" for arm in arms))
+    networks = list(dict.fromkeys(arm.named("network") or "the network" for arm in arms))
     how = "measured" if column == "seconds" else f"modelled on {listed(networks)}"
     note = (
         f"Training time, {how}, without evaluation and warm-up, to the {first_look(arms)} that reached {shown} in "

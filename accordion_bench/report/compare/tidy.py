@@ -26,8 +26,8 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
         dense, config = baseline(arm, arms), arm.config
         rows.append(
             {
-                "model": config["choices"]["model"],
-                "dataset": config["choices"]["dataset"],
+                "model": arm.named("model"),
+                "dataset": arm.named("dataset"),
                 "workers": arm.workers,
                 "batch_size": config["batch_size"],
                 "epochs": config["epochs"],
@@ -52,7 +52,7 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
                 "comm_seconds": arm.mean("comm_seconds"),
                 "seconds_over_dense": over(arm, dense, "seconds"),
                 "seconds_within_noise": within_noise(arm, dense, "seconds"),
-                "network": config["choices"].get("network", ""),
+                "network": arm.named("network"),
                 "modelled_seconds": arm.mean("modelled_seconds"),
                 "modelled_seconds_ci95": half_width(arm.values("modelled_seconds")),
                 "modelled_comm_seconds": arm.mean("modelled_comm_seconds"),

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from accordion_bench.network.link_name import show_link
 from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.provenance import machine, unequal
-from accordion_bench.report.compare.show import listed, show_link
+from accordion_bench.report.compare.show import listed
 from accordion_bench.report.compare.tidy import best_column, tidy
 from accordion_bench.report.compare.timed import shares_process
 from accordion_bench.report.render import remarks
@@ -38,7 +39,6 @@ def heading(arm: Arm) -> str:
     """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; a subset of the data and a scale below full are named."""
     config, sizes = arm.config, arm.batches or (arm.config["batch_size"],)
     each = "" if None in sizes else f" x {' or '.join(map(str, sizes))} samples"
-    task = f"{config['choices']['model']} on {config['choices']['dataset']}"
     workers = f"{counted(arm.workers, 'worker')}{each}"
     scale = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
     subset = arm.options.get("dataset.subset")
@@ -46,7 +46,7 @@ def heading(arm: Arm) -> str:
     if validation := arm.options.get("dataset.validation"):
         part += f", {validation:,} of the training samples held out"
     apart = f", {arm.apart}" if arm.apart else ""
-    return f"{task}, {workers}, {counted(config['epochs'], 'epoch')}{part}{apart}{scale}"
+    return f"{arm.task}, {workers}, {counted(config['epochs'], 'epoch')}{part}{apart}{scale}"
 
 
 def headings(parts: Sequence[Sequence[Arm]]) -> list[str]:

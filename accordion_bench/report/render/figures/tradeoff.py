@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from accordion_bench.network.link_name import show_link
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.ranking import beaten, front
-from accordion_bench.report.compare.show import show_link
 from accordion_bench.report.compare.timed import unlike
 from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.figures.marks import entry

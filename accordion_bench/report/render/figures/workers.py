@@ -46,7 +46,7 @@ def task(arm: Arm) -> str:
     """What is trained and evaluated, without the number of workers: `resnet8 on digits, 60 epochs, accuracy`, with the
     part of the data, what tells the setting from another one, and the scale of small runs."""
     judged, subset = metric(arm.metric), arm.options.get("dataset.subset")
-    told = [f"{arm.chosen('model')} on {arm.chosen('dataset')}", f"{arm.config['epochs']} epochs", judged.words]
+    told = [arm.task, f"{arm.config['epochs']} epochs", judged.words]
     told += [f"{subset:,} training {judged.counted}"] if isinstance(subset, int) else []
     if validation := arm.options.get("dataset.validation"):
         told.append(f"{validation:,} of the training samples held out")

@@ -1,0 +1,89 @@
+"""What a choice is called whose options are not those of its YAML file: its name alone would tell a wrong thing."""
+
+from collections.abc import Collection
+from typing import Any
+
+from accordion_bench.options.checks import show
+from accordion_bench.options.choice_file import read_options
+from accordion_bench.options.conf_dir import yaml_file, yaml_files
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.units import without_units
+
+
+def named(config: Config, group: str, besides: Collection[str] = ()) -> str:
+    """`vgg19`, or `vgg19 (width=8)` where options were typed beside the name.
+
+    Args:
+        config: of a run.
+        group: of its choices.
+        besides: options that are told elsewhere.
+    """
+    choice, told = (config.get("choices") or {}).get(group) or "", typed_beside(config, group, besides)
+    return f"{choice} ({', '.join(told)})" if told else choice
+
+
+def typed_beside(config: Config, group: str, besides: Collection[str] = ()) -> list[str]:
+    """`width=8`: the options of a choice that were typed beside its name; arguments as for `named`."""
+    changed = overridden(group, (config.get("choices") or {}).get(group) or "", config.get(group) or {})
+    return [f"{key}={show(value)}" for key, value in changed.items() if key not in besides]
+
+
+def overridden(group: str, choice: str, node: Config) -> Config:
+    """The options that are other than in the YAML file of the choice; none where there is no such file.
+
+    Options that only one of both has are left out: versions differ in them.
+    """
+    file = yaml_file(group, choice) if choice else None
+    usual = {} if file is None else without_units(read_options(file))
+    return {
+        key: value
+        for key, value in node.items()
+        if key in usual and not _interpolated(usual[key]) and not _same(value, usual[key])
+    }
+
+
+def preset_of(group: str, choice: str, node: Config) -> tuple[str, Config]:
+    """(The name that the options make of a choice, the options that no name tells).
+
+    Several names may have one class: `bf16` with dtype=float16 is `fp16`. Presets differ in words, in true and false,
+    and in what is there at all; numbers are levels, which are told elsewhere.
+
+    Args:
+        group: of the choice.
+        choice: that was typed.
+        node: its options.
+    """
+    alike = {
+        name: options
+        for name, file in yaml_files(group).items()
+        if (options := without_units(read_options(file))).get("_target_") == node.get("_target_")
+    }
+    if choice not in alike:
+        return choice, {}
+    telling = {key for key in node if len({_kind(options.get(key)) for options in alike.values()}) > 1}
+
+    def unlike(name: str) -> Config:
+        return {key: node[key] for key in telling if _kind(node[key]) != _kind(alike[name].get(key))}
+
+    own = unlike(choice)
+    other = next((name for name in alike if not unlike(name)), "") if own else ""
+    return (other, {}) if other else (choice, {key: node[key] for key in node if key in own})
+
+
+def _kind(value: Any) -> str:
+    """What tells presets apart: a word, or whether there is a number or a list; 0 is none."""
+    if value is None or isinstance(value, bool | str) or value == 0:
+        return show(value)
+    return type(value).__name__ if isinstance(value, list | dict) else "a number"
+
+
+def _same(value: Any, usual: Any) -> bool:
+    """Whether two values are one; YAML reads 1e-4 as a word."""
+    try:
+        return bool(float(value) == float(usual))
+    except (TypeError, ValueError):
+        return bool(value == usual)
+
+
+def _interpolated(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value

@@ -1,5 +1,9 @@
-"""What benches time against each other: our step, and that of the loop which everyone writes, on the same batches."""
+"""What benches time against each other: our step, and that of the loop which everyone writes, on the same batches.
 
+Both are timed under the settings of a run: freed memory that is kept, cuDNN's search. They hold for the whole process.
+"""
+
+import contextlib
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -9,13 +13,22 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
+from accordion_bench.processes.computing import as_in_a_run
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 
+_settings = contextlib.ExitStack()
+
+
+def as_a_run(device: str = "cpu") -> None:
+    """Set what a run sets, for the rest of this process: ours and its rivals compute under the same settings."""
+    _settings.enter_context(as_in_a_run(device))
+
 
 def trainer_for(overrides: list[str], comm: Comm) -> Trainer:
     """A trainer in the middle of its first epoch, with no file behind it but a temporary folder."""
+    as_a_run(comm.device.type)
     cfg = compose([*overrides, "schedule.lr_scaling=none", "optimizer.lr=0.01"])
     trainer = Trainer(RunConfig.from_dict(cfg), comm, RunFolder(tempfile.mkdtemp()))
     trainer.begin_epoch()

@@ -19,6 +19,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.saver import SHARE
 from accordion_bench.training.trainer import Trainer
+from scripts.bench_arms import as_a_run
 
 WORKERS = 4
 CIFAR = ["dataset=synthetic", f"dataset.train_size={WORKERS * 32 * 8}", "dataset.test_size=64"]
@@ -53,6 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--runs", type=Path, help="a folder on the disk to measure; default: the temporary one")
     args = parser.parse_args(arguments)
+    as_a_run()
     print("| model, epoch of | epoch, s | checkpoint, MB | saving, s (most) | of an epoch | saved every | share |")
     print("|---|---|---|---|---|---|---|")
     for model in args.models.split(","):

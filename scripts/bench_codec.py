@@ -41,6 +41,7 @@ from accordion_bench.position import StepInfo
 from accordion_bench.runs.environment import environment
 from accordion_bench.tensors import kernels
 from scripts import grace_codecs
+from scripts.bench_arms import as_a_run
 
 NETWORKS = {1: "squeezenet1_1", 11: "resnet18", 25: "resnet50", 138: "vgg16"}
 ALQ = [-1, -0.0272, -0.0115, -0.0035, 0.0035, 0.0115, 0.0272, 1]
@@ -412,6 +413,7 @@ def main() -> None:
     except ConfigError as error:
         parser.error(str(error))
     torch.set_num_threads(1)
+    as_a_run(arguments.device)
     facts = environment()
     hardware = facts["gpus"] if arguments.device == "cuda" else facts["processor"]
     held = "torch {}, numba {}".format(*instructions())

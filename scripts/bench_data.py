@@ -26,7 +26,7 @@ from accordion_bench.datasets.imagenet import Files, FolderData, Views
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
-from scripts.bench_arms import ratio, trainer_for
+from scripts.bench_arms import as_a_run, ratio, trainer_for
 from scripts.bench_step import command_line, line
 
 CPU = torch.device("cpu")
@@ -128,4 +128,5 @@ def bench_folder(rounds: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    as_a_run()
     command_line({"batch": bench_batch, "run": bench_run, "folder": bench_folder}, __doc__, rounds=15)

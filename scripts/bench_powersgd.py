@@ -24,7 +24,7 @@ from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.models.resnet import ResNet18
 from accordion_bench.plan import TensorSpec
 from accordion_bench.runs.environment import environment
-from scripts.bench_arms import ratio
+from scripts.bench_arms import as_a_run, ratio
 from scripts.bench_step import interleaved
 
 Step = Callable[[], object]
@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--package", help="folder that holds the package `powersgd`")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    as_a_run()
     with torch.device("meta"):
         specs = [TensorSpec(name, tuple(p.shape)) for name, p in ResNet18(3, 10).named_parameters()]
     generator = torch.Generator().manual_seed(1)

@@ -37,6 +37,7 @@ from accordion_bench.network.timeline_file import RecordedStep, read_timeline
 from accordion_bench.options.units import human_bytes
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
+from scripts.bench_arms import as_a_run
 
 WORKERS, BATCH, BUCKET_MB, LATENCY = 4, 32, 0.1, 5e-5
 ALWAYS = ["model=resnet20", "dataset=digits", f"workers={WORKERS}", "comm=simulated", f"comm.bucket_cap_mb={BUCKET_MB}"]
@@ -72,6 +73,7 @@ SETTINGS = (
 def record(rank: int, setting: Setting, path: str, store: str) -> None:
     """One of two processes of a training whose timeline is written."""
     torch.set_num_threads(1)
+    as_a_run()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     config = RunConfig.from_dict(compose(ALWAYS))
     model = build_model(config.model, build_components(config, WORKERS).dataset)

@@ -84,7 +84,7 @@ def _of_model(asked: Asked, methods: Methods, made: Subject) -> Basis:
         batch_size=asked.config.batch_size,
         name=made.name,
     )
-    return basis.here(times, methods, made.counted() if methods.device.type == "cpu" else None)
+    return basis.here(times, methods, made.counted(computed=True) if methods.device.type == "cpu" else None)
 
 
 def _of_timeline(asked: Asked, methods: Methods, made: Subject | None) -> Basis:

@@ -68,9 +68,9 @@ class Subject:
         with autocast(self.config.precision, self.device):
             return self._loss(model, batch)
 
-    def counted(self) -> CountedStep:
-        """A step, counted; what is computed is the same in every precision."""
-        return counted_step(self.model, self.batch, self._loss, self.config.batch_size, self.name)
+    def counted(self, computed: bool = False) -> CountedStep:
+        """A step, counted; what is computed is the same in every precision. See `counted_step`."""
+        return counted_step(self.model, self.batch, self._loss, self.config.batch_size, self.name, computed)
 
     def _loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return task_of(self.dataset, batch[0].device).loss(model, *batch, 0, 0)

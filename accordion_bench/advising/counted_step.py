@@ -6,6 +6,7 @@ the GPU sustains, and of what the host needs to start all operations.
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,11 +111,13 @@ class CountedStep:
         )
 
 
-def counted_step(model: nn.Module, batch: Any, loss: Loss, batch_size: int = 0, name: str = "") -> CountedStep:
+def counted_step(
+    model: nn.Module, batch: Any, loss: Loss, batch_size: int = 0, name: str = "", computed: bool = False
+) -> CountedStep:
     """Count a step of a model; model, gradients and random numbers stay as they are.
 
-    Tensors have shapes and no data, so that neither time nor memory is needed; where the loss needs numbers, a copy of
-    the model computes the step once on its own device.
+    Tensors have shapes and no data, so that no memory is needed and hardly any time; where the loss needs numbers, a
+    copy of the model computes the step once on its own device.
 
     Args:
         model: of DistributedDataParallel, the module inside.
@@ -122,6 +125,8 @@ def counted_step(model: nn.Module, batch: Any, loss: Loss, batch_size: int = 0, 
         loss: forward pass and loss.
         batch_size: samples of the batch, for messages; 0 = not known.
         name: of the model; "" = that of its class.
+        computed: compute the step in any case: where it was timed before, that is quicker than tensors without data,
+            for which torch imports its compiler.
 
     Raises:
         ConfigError: the model has nothing to train, or does not take the batch.
@@ -131,12 +136,12 @@ def counted_step(model: nn.Module, batch: Any, loss: Loss, batch_size: int = 0, 
     """
     inner = trained_module(model)
     device = next(inner.parameters()).device
+    found = None
     with kept_rng(device), memory_told(batch_size):
-        try:
-            ready, whole = _counted(_without_data(inner), tree_map_only(Tensor, lambda x: x.to(META), batch), loss)
-        except Exception:  # whatever a loss may do with numbers
-            with _decomposed():
-                ready, whole = _counted(copied(inner), batch, loss)
+        if not computed:
+            with contextlib.suppress(Exception):  # whatever a loss may do with numbers
+                found = _counted(_without_data(inner), tree_map_only(Tensor, lambda x: x.to(META), batch), loss)
+        ready, whole = found or _computed(copied(inner), batch, loss)
     specs, called = trained_specs(inner), name or type(unwrapped(inner)).__name__
     return CountedStep(tuple(specs), tuple(ready), whole, called, batch_size)
 
@@ -168,7 +173,8 @@ def step_on(
 
 def _counted(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Amount]:
     """What is computed until each gradient is there, and in all."""
-    model.train()
+    if not model.training:
+        model.train()
     params = [param for _, param in trained_parameters(model)]
     found: dict[int, Amount] = {}
     with CountedWork() as work:
@@ -181,7 +187,9 @@ def _counted(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Am
                 work.count_as_one(module)
         for i, param in enumerate(params):
             param.register_post_accumulate_grad_hook(lambda _, i=i: found.update({i: now()}))
-        scalar_loss(loss, model, batch).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch tells of hooks of recurrent layers whose input needs no gradient
+            scalar_loss(loss, model, batch).backward()
         whole = now()
     return [found.get(i, whole) for i in range(len(params))], whole
 
@@ -195,8 +203,17 @@ def _without_data(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
+def _computed(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Amount]:
+    """As `_counted`, with numbers; recurrent layers hide their products in kernels of their own."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    with decomposed() if recurrent else contextlib.nullcontext():
+        return _counted(model, batch, loss)
+
+
 @contextlib.contextmanager
-def _decomposed() -> Iterator[None]:
+def decomposed() -> Iterator[None]:
     """Recurrent layers as the products that they consist of, which are counted."""
-    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
-        yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch tells of TF32 on Intel's GPUs
+        with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
+            yield

@@ -91,7 +91,7 @@ def advice(
             found = asked_for(asked, counted, looked_at, precision, at_hand=device.type == "cuda")
         else:
             times = measured_step(*work, optimizer, batch_size=batch_size)
-            found = here(times, looked_at, counted_step(*work, batch_size) if device.type == "cpu" else None)
+            found = here(times, looked_at, counted_step(*work, computed=True) if device.type == "cpu" else None)
         table = advised(found, lambda kind: cluster_like_here(link, workers, kind, torch.get_num_threads()), options)
     except ConfigError as refused:
         raise in_python(refused) from None

@@ -3,6 +3,7 @@
 A class that is not trusted (`options/trusted.py`) is a name and nothing more: to import it would run a stranger's code.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from accordion_bench.compressors.traits import declared_by
@@ -28,9 +29,9 @@ def label(config: Config) -> str:
     levels = levels_of(config, knob) if knob else []
     text = f"{name} {show_level(knob, *levels)}" if levels else name
     text += getattr(_class(node), "told", lambda options: "")(node)
-    if node.get("error_feedback") == "ef21":
-        text, beside = f"{text}, EF21", {key: beside[key] for key in beside if key != "error_feedback"}
-    text += _in_brackets(beside)
+    ef21 = node.get("error_feedback") == "ef21"
+    text += ", EF21" if ef21 else ""
+    text += _in_brackets(beside, (*KNOBS, *(["error_feedback"] if ef21 else [])))
     if hook := hook_of(config):
         text = f"DDP, {hook}"
     if scheme := scheme_of(config):
@@ -71,18 +72,18 @@ def scheme_of(config: Config) -> str:
     own = [period for period, _ in node["groups"]] if node.get("groups") else [node.get("period")]
     periods = pair_of(config, "period") or ([] if driven or own == [None] else own)
     choice, beside = preset_of("sync", choice, node)
-    name = _name(node, choice) + _in_brackets(beside)
-    said = [name, *([f"H {'/'.join(f'{period:g}' for period in periods)}"] if periods else [])]
     shares = getattr(_class(node), "shares", {})
+    name = _name(node, choice) + _in_brackets(beside, ("period", "groups", *shares))
+    said = [name, *([f"H {'/'.join(f'{period:g}' for period in periods)}"] if periods else [])]
     for key in [key for key in shares if node.get(key) is not None]:
         share = f"{shares[key]} {show_level('density', node[key])}"
         said = [share] if name == shares[key] else [*said, share]
     return ", ".join(said)
 
 
-def _in_brackets(options: Config) -> str:
-    """` (dtype=float16)`: what no name tells; "" of nothing."""
-    told = ", ".join(f"{key}={show(value)}" for key, value in options.items())
+def _in_brackets(options: Config, elsewhere: Collection[str] = ()) -> str:
+    """` (dtype=float16)`: what no name tells, and nothing told elsewhere; "" of nothing."""
+    told = ", ".join(f"{key}={show(value)}" for key, value in options.items() if key not in elsewhere)
     return f" ({told})" if told else ""
 
 

@@ -24,7 +24,8 @@ def named(config: Config, group: str, besides: Collection[str] = ()) -> str:
 
 def typed_beside(config: Config, group: str, besides: Collection[str] = ()) -> list[str]:
     """`width=8`: the options of a choice that were typed beside its name; arguments as for `named`."""
-    changed = overridden(group, (config.get("choices") or {}).get(group) or "", config.get(group) or {})
+    node = config.get(group)
+    changed = overridden(group, (config.get("choices") or {}).get(group) or "", node if isinstance(node, dict) else {})
     return [f"{key}={show(value)}" for key, value in changed.items() if key not in besides]
 
 
@@ -62,12 +63,14 @@ def preset_of(group: str, choice: str, node: Config) -> tuple[str, Config]:
         return choice, {}
     telling = {key for key in node if len({_kind(options.get(key)) for options in alike.values()}) > 1}
 
-    def unlike(name: str) -> Config:
-        return {key: node[key] for key in telling if _kind(node[key]) != _kind(alike[name].get(key))}
+    def unlike(name: str) -> list[str]:
+        """Options that tell it from this preset, one that only the preset has among them."""
+        own = alike[name]
+        return [key for key in own if key not in node or (key in telling and _kind(node[key]) != _kind(own[key]))]
 
     own = unlike(choice)
     other = next((name for name in alike if not unlike(name)), "") if own else ""
-    return (other, {}) if other else (choice, {key: node[key] for key in node if key in own})
+    return (other, {}) if other else (choice, {key: node[key] for key in own if key in node})
 
 
 def _kind(value: Any) -> str:

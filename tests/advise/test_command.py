@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -87,6 +89,11 @@ def test_machines_of_several_workers(tmp_path, capsys):
         (["workers=4", "--simulate", "sync.grace=1"], "sync.grace must be 0 without a quorum, where everybody"),
         (["workers=4", "sync=diloco"], "sync must be left out, got sync=diloco"),
         (["workers=4", "epocs=3"], "epocs is no option here"),
+        (["workers=4", "gpu=h1000"], "gpu must be one of a100, h100, h200, l40s, 4090, got h1000; type gpu=h100"),
+        (["workers=4", "gpu=h100"], "gpu must stand without device=cpu, got gpu=h100; type one of them"),
+        (["workers=4", "gpu=h100", "compute_ms=12"], "gpu must stand without compute_ms, got h100 and 12; type gpu"),
+        (["workers=4", "compute_ms=0"], "compute_ms must be a number above 0, got 0.0; type compute_ms=12"),
+        (["workers=4", "workers=8"], "workers must be typed once, got workers=4 and workers=8; type workers=8"),
         (["--probe", "workers=4"], "--probe must stand without overrides"),
         (["--probe"], "probe must run with at least two processes, got none"),
     ],
@@ -123,6 +130,110 @@ def test_every_method_for_a_transformer(data, tmp_path, capsys):
     told = json.loads((tmp_path / "out" / "advice.json").read_text())
     assert all("optimizer must be sgd" in why or why.startswith("sync=") for why in told["left_out"].values())
     assert len(told["rows"]) >= 25
+
+
+def answered(tmp_path, capsys, *words):
+    out = tmp_path / "-".join(words).replace("=", "")
+    said = given(
+        capsys, *SMALL[:3], *SMALL[4:], "workers=16", "network=1gbit", "--no-figures", *words, "--out", str(out)
+    )
+    return said.out.splitlines()[0], json.loads((out / "advice.json").read_text()), said.err
+
+
+def test_a_gpu_that_is_not_here(tmp_path, capsys):
+    """Its step is counted, not timed; NCCL chooses collectives; links are the same."""
+    first, told, err = answered(tmp_path, capsys, "gpu=h100")
+    assert (
+        first.startswith("On an NVIDIA H100 (estimated), ") and "counting a step" in err and "timing a step" not in err
+    )
+    assert told["on"] == "an NVIDIA H100 (estimated)" and told["device"] == told["timed_with"]["device"] == "cuda"
+    assert told["network"]["algorithm"] == "cheapest" and told["compute"]["low"] == told["compute"]["high"]
+    doubts = " ".join(told["doubts"])
+    assert "the step is estimated" in doubts and "codecs are estimated: as timed on an NVIDIA H200" in doubts
+    again, others, _ = answered(tmp_path, capsys, "gpu=4090")
+    assert again.startswith("On an NVIDIA RTX 4090 (estimated), ")
+    assert others["network"] == told["network"]
+
+
+def test_the_answer_flips_at_the_step_time_that_a_cpu_is_told(tmp_path, capsys):
+    """What is said of GPUs where a CPU was timed is what compute_ms says."""
+    tiny = ["model=vgg16", "model.width=16", "dataset=cifar10", "batch_size=4", "--seconds", "1", "--no-figures"]
+    words = [*tiny, "--methods", "none", "bf16", "powersgd", "signsgd", "workers=16", "network=1gbit"]
+    here = given(capsys, *words, "device=cpu", "--out", str(tmp_path / "here")).out
+    assert here.startswith("On THIS CPU, ")
+    told = json.loads((tmp_path / "here" / "advice.json").read_text())["pays"]
+    assert told["on"] == "GPUs with codecs as on an NVIDIA H200" and told["below"] > 0
+    sentence = next(line for line in " ".join(here.split("\n\n")[0].split("\n")).split(". ") if "starts to pay" in line)
+    assert sentence.startswith("On GPUs with codecs as on an NVIDIA H200, compressing starts to pay at 1 Gbit/s where")
+    for factor, answer in ((0.8, " compress: "), (1.25, " do not compress: ")):
+        asked = f"compute_ms={1000 * factor * told['below']:.4g}"
+        said = given(capsys, *words, asked, "--out", str(tmp_path / asked)).out
+        assert said.startswith(f"On a GPU with {asked}, ") and answer in said.partition(". ")[0].replace("\n", " ")
+
+
+def test_a_step_time_of_cpus_has_the_codecs_of_this_one(tmp_path, capsys):
+    first, told, _ = answered(tmp_path, capsys, "compute_ms=500", "device=cpu")
+    assert first.startswith("On a CPU with compute_ms=500, ") and told["network"]["algorithm"] == "ring"
+    assert not any("codecs are estimated" in doubt for doubt in told["doubts"])
+    assert told["compute"]["value"] == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_timeline_of_a_gpu_may_name_it(tmp_path, capsys):
+    words = ["--timeline", str(timeline(tmp_path / "timeline.json")), "--no-figures", "--methods", "none", "workers=4"]
+    given(capsys, *words, "gpu=a100", "--seconds", "1", "--out", str(tmp_path / "out"))
+    told = json.loads((tmp_path / "out" / "advice.json").read_text())
+    assert told["compute"]["value"] == pytest.approx(0.11) and told["on"] == "the GPU of timeline.json"
+    assert any(doubt.endswith("by that of an NVIDIA A100") for doubt in told["doubts"])
+    assert main([*words, "compute_ms=12", "--out", str(tmp_path / "other")]) == 2
+    assert "compute_ms must stand without --timeline" in capsys.readouterr().err
+
+
+def test_the_door_answers_for_other_devices():
+    model, batch = (
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)),
+        (torch.randn(8, 16), torch.zeros(8).long()),
+    )
+    options = {"workers": 8, "network": "1gbit", "methods": ["powersgd"], "seconds": 0.5}
+    found = ab.advice(model, batch, gpu="l40s", precision="bfloat16", **options)
+    assert found.verdict[0].startswith("On an NVIDIA L40S (estimated), ") and found.device == "cuda"
+    told = ab.advice(model, batch, compute_ms=7, **options)
+    assert told.compute.value == pytest.approx(0.007, rel=0.05) and told.on == "a GPU with compute_ms=7"
+    here = ab.advice(model, batch, **options)
+    assert here.on == "THIS CPU" and here.pays.on == "GPUs with codecs as on an NVIDIA H200"
+    for wrong, sentence in (
+        ({"gpu": "h1000"}, "gpu must be one of a100"),
+        ({"gpu": "h100", "compute_ms": 3}, "gpu must stand without compute_ms"),
+        ({"compute_ms": -1}, "compute_ms must be a number above 0"),
+        ({"gpu": "h100", "precision": "int8"}, "precision must be one of float32, bfloat16, float16"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            ab.advice(model, batch, **wrong, **options)
+
+
+MEMORY = """
+import re, sys
+from accordion_bench.advise.__main__ import main
+status = main(sys.argv[1:])
+print(status, re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])  # ru_maxrss would be inherited
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_ten_thousand_simulated_workers_need_less_than_a_gigabyte(tmp_path):
+    words = ["model=resnet8", "dataset=digits", "batch_size=4", "device=cpu", "workers=10000", "network=10gbit"]
+    words += [
+        "--seconds",
+        "0.1",
+        "--no-figures",
+        "--simulate",
+        "slow=3:2.0",
+        "outages_per_hour=0.01",
+        "outage_seconds=1",
+    ]
+    words += ["steps=50", "--methods", "powersgd", "topk", "diloco", "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", MEMORY, *words], capture_output=True, text=True, timeout=280)
+    status, peak = done.stdout.split()[-2:]
+    assert status == "0" and 1024 * int(peak) < 1e9, done.stderr
 
 
 def test_the_door_gives_the_command_s_table():

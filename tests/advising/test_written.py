@@ -44,6 +44,43 @@ def test_rows_stand_by_step_time_and_all_lines_are_told(advice):
     assert "Beware: it is made up." in said
 
 
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
+def test_a_terminal_s_table_fits(width, advice):
+    """Of at most six columns those that fit; the answer stays first, and commands on one line."""
+    said = text.short_text(advice, width)
+    table = said.split("\n\n")[1].splitlines()
+    assert max(map(len, table)) <= max(width, 50) and len(table) == 1 + len(advice.rows)
+    assert 3 <= len([name for name in table[0].split("  ") if name.strip()]) <= 6
+    assert said.startswith("At 1 Gbit/s compress.\n")
+    assert all(len(line) <= width or line.startswith("  ") for line in said.splitlines() if line not in table)
+
+
+def test_few_columns_hold_what_the_whole_table_does(advice):
+    few, whole = text.few_columns(advice), text.columns_of(advice)
+    assert len(few) == 6 and len(whole) > len(few)
+    for row in advice.rows:
+        cells = {column.name: column.cell(row) for column in whole}
+        assert {cells[column.name] for column in few if column.name in cells and "step" not in column.name} <= set(
+            cells.values()
+        )
+        (ratio,) = [column.cell(row) for column in few if column.name == "x bf16"]
+        assert ratio == cells["x dense bf16"]
+
+
+def test_accuracies_are_told_where_some_are_known(advice):
+    told = replace(advice, rows=tuple(replace(row, accuracy="-0.5 points") for row in advice.rows))
+    assert (
+        "accuracy against dense" in text.short_text(told, 200) and "accuracy" not in text.short_text(advice, 90)[:600]
+    )
+
+
+def test_what_is_estimated_has_no_interval(advice):
+    """Nobody knows how far it may be off: an interval of no width would say that it is exact."""
+    row = replace(advice.rows[0], step=Interval(0.1, 0.1, 0.1), over_bf16=Interval(2.0, 2.0, 2.0))
+    first = text.table(replace(advice, rows=(row,)), text.columns_of(advice)).splitlines()[1]
+    assert "100  " in first and "2.00  " in first and "2.00 to 2.00" not in first
+
+
 def test_break_even_in_words():
     assert [text.break_even(bits) for bits in (0.0, 1.27e9, float("inf"))] == ["never", "below 1.3 Gbit/s", "always"]
 

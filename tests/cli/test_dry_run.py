@@ -7,8 +7,10 @@ import pytest
 
 from accordion_bench import __main__ as command
 from accordion_bench import train
+from accordion_bench.advising import asked_device
 from accordion_bench.cli import command_line, dry_run, dry_time, sweep
 from accordion_bench.config.validate import validate
+from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig
@@ -100,6 +102,37 @@ def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):
     assert words == ["plan", "bytes", "memory", "time", "modelled"]
     assert any("adaptive=accordion chooses rank 1, 2" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "on"),
+    [("gpu=a100", "an NVIDIA A100 (estimated)"), ("compute_ms=12", "a GPU whose forward and backward pass take 12 ms")],
+)
+def test_the_times_are_those_of_the_device_that_is_asked_for(typed, on, capsys):
+    asked, _ = asked_device.split([typed])
+    dry_run.run(composed.cfg("compressor=powersgd", "workers=4", "epochs=2", "network.bandwidth=5gbit"), {}, "", asked)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"dry run    times are those of {on}"
+    (time,) = [line for line in lines if line.startswith("time")]
+    assert "for one worker on " in time and "CPU" not in "".join(lines[2:])
+    steps, each = 2 * 12, float(time.partition(" ms a step")[0].rpartition(" ")[2])
+    assert float(time.split()[2]) == pytest.approx(steps * each / 1000, rel=0.01)
+    if typed == "compute_ms=12":
+        assert each == pytest.approx(12, rel=0.05)
+    (modelled,) = [line for line in lines if line.startswith("modelled")]
+    assert " on 5 Gbit/s and 50 µs per round, " in modelled and "1gbit" not in "".join(lines)
+
+
+def test_where_dense_gradients_no_longer_hide(capsys):
+    """They take as long as the link needs for them, whatever the method of the run."""
+    said = {}
+    for compressor in ("none", "powersgd"):
+        dry_run.run(composed.cfg(f"compressor={compressor}", "workers=4", "epochs=1", "network=100mbit"), {})
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "no longer hide" in line]
+        said[compressor] = float(line.partition(" ms,")[0].rpartition(" ")[2])
+    link = Network(1e8, 1e-4)
+    dense = 4 * 75_042  # bytes of resnet8
+    assert said["none"] == said["powersgd"] == pytest.approx(1000 * link.seconds(1.5 * dense, 6, 4), rel=0.02)
 
 
 def test_memory_counts_what_is_there(tmp_path, capsys):

@@ -89,7 +89,8 @@ def test_wandb_offline(tmp_path, monkeypatch):
     (log,) = logged(folder)
     assert {key: log.config[key] for key in cfg if key != "workers"} == {k: v for k, v in cfg.items() if k != "workers"}
     assert (log.run.run_id, log.run.project) == (folder.name, "accordion_bench")
-    assert (log.run.run_group, log.run.job_type) == ("resnet18 on synthetic", "Accordion (PowerSGD rank 2/1)")
+    assert log.run.run_group.startswith("resnet18 (_target_=tests.kit.tiny.Net) on synthetic (")
+    assert log.run.job_type == "Accordion (PowerSGD rank 2/1)"
     assert {"powersgd", "accordion", "synthetic"} <= set(log.run.tags)
 
     rows = RunFolder(folder).read_metrics()

@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from accordion_bench.advise import arguments, cluster, subject
+from accordion_bench.advising import asked_device
 from accordion_bench.cli import command_line
 from accordion_bench.cli.help import text as help_text
 from accordion_bench.options.conf_dir import yaml_files
@@ -58,9 +59,10 @@ def test_its_advice_can_be_asked_for():
     commands = [
         line.partition(" #")[0] for line in re.findall(r"^    python -m accordion_bench\.advise (.*)$", told, re.M)
     ]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         args = arguments.read(shlex.split(command))
-        machines, overrides = cluster.split(args.overrides)
+        _, words = asked_device.split(args.overrides)
+        machines, overrides = cluster.split(words)
         config, _ = subject.composed([*overrides, f"network.workers_per_machine={machines.workers_each}"])
         build(config.network, "network")

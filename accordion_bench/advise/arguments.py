@@ -4,16 +4,26 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+from accordion_bench.advising.asked_device import TOLD
+
 DESCRIPTION = """Will communicating less save time on my cluster? Answered in about a minute, without training and data:
 computing and every method's codec are timed here, links are modelled.
 
     python -m accordion_bench.advise model=imagenet_resnet50 workers=16 network=10gbit
+    python -m accordion_bench.advise model=imagenet_resnet50 workers=16 network=10gbit gpu=h100
     python -m accordion_bench.advise model=lstm machines=8 workers_per_machine=4 network=1gbit network.inside=pcie4
     python -m accordion_bench.advise --timeline timeline.json workers=64 network=25gbit
     torchrun --nproc-per-node 1 --nnodes 2 ... -m accordion_bench.advise --probe
 
-workers=W are W machines of one worker, or W / workers_per_machine machines. All other overrides are those of
-python -m accordion_bench: model, dataset, batch_size, precision, device, threads, optimizer, network."""
+workers=W are W machines of one worker, or W / workers_per_machine machines. Steps are timed on this machine, unless
+a timeline has them, or one of these says on what else they compute:
+
+"""
+DESCRIPTION += "\n".join(f"    {word:<15}{told}" for word, told in TOLD.items())
+DESCRIPTION += """
+
+All other overrides are those of python -m accordion_bench: model, dataset, batch_size, precision, device, threads,
+optimizer, network."""
 
 SIMULATED = (
     "slow",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accordion_bench.advising.gpus import Gpu, measured_gpu, named
+from accordion_bench.advising.gpus import Gpu, gpus, measured_gpu, named
 from accordion_bench.options import checks
 from accordion_bench.options.advice import OF_ADVICE
 from accordion_bench.options.checks import ConfigError
@@ -11,8 +11,8 @@ from accordion_bench.options.override import taken
 
 GPU, COMPUTE = OF_ADVICE
 TOLD = {  # what one types, and what it means
-    f"{GPU}=NAME": "estimate a step on this GPU: a100, h100, h200, l40s, 4090; its work is counted, nothing is timed",
-    f"{COMPUTE}=MS": "forward and backward pass of a worker take so many milliseconds on its device",
+    f"{GPU}=NAME": f"for this GPU, whose step is counted and estimated: {', '.join(gpus())}",
+    f"{COMPUTE}=MS": "for a GPU on which a worker's forward and backward pass take so many milliseconds",
 }
 
 

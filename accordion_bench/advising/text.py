@@ -103,7 +103,7 @@ def columns_of(advice: Advice) -> list[Column]:
     unit = unit_of(advice)
     columns = [
         Column("method", lambda row: SPOKEN.get(row.method, row.method)),
-        Column(f"step, {unit.name}", lambda row: unit.interval(row.step), "modelled, with its 95 % interval"),
+        Column(f"step, {unit.name}", lambda row: unit.interval(row.step), f"modelled{_intervals(advice)}"),
         Column("x dense fp32", lambda row: times(row.over_fp32)),
         Column("x dense bf16", lambda row: times(row.over_bf16)),
         _exposed(unit),
@@ -125,12 +125,17 @@ def few_columns(advice: Advice) -> list[Column]:
     return [
         Column("method", _with_period, f"H is {_PERIODS}" if local else ""),
         Column(f"step, {unit.name}", lambda row: unit.show(row.step.value), "modelled"),
-        Column("x bf16", lambda row: times(row.over_bf16), "times as fast as dense bf16, with its 95 % interval"),
+        Column("x bf16", lambda row: times(row.over_bf16), f"times as fast as dense bf16{_intervals(advice)}"),
         _ON_THE_LINK,
         *([_ACCURACY] if known else []),
         _FASTER,
         *([] if known else [_exposed(unit)]),
     ]
+
+
+def _intervals(advice: Advice) -> str:
+    """Of what was timed again and again; of what is estimated nobody knows how far it may be off."""
+    return ", with its 95 % interval" if any(row.step.low != row.step.high for row in advice.rows) else ""
 
 
 def _exposed(unit: Unit) -> Column:

@@ -58,7 +58,8 @@ def _headline(advice: Advice, best: Sequence[Row], found: Sequence[Stretch]) -> 
     ratio, against = fastest.over_bf16, spoken(HALF)
     if any(row.method == DENSE and row.step.value < advice.row(HALF).step.value for row in advice.rows):
         ratio, against = fastest.over_fp32, spoken(DENSE)
-    gain = f"{ratio.value:.3g} times as fast as {against} ({ratio.low:.3g} to {ratio.high:.3g})"
+    between = "" if ratio.low == ratio.high else f" ({ratio.low:.3g} to {ratio.high:.3g})"
+    gain = f"{ratio.value:.3g} times as fast as {against}{between}"
     upper = [s for s in found if s.method in BASELINES and s.high > here]
     rest = f"; from {_rate(max(upper[-1].low, here))} up do not compress" if upper else ""
     return f"{_where(advice)} compress: {takes}, {gain}{rest}."

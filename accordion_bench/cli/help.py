@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from accordion_bench.advising.asked_device import TOLD
 from accordion_bench.cli import command_line
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError
@@ -21,6 +22,7 @@ What communicating less costs in accuracy and saves in bytes and time.
   --help compressor                                 of all choices of a group
   --help rank                                       every option of that name
   --dry-run                                         plan, bytes, memory and time; nothing is trained or written
+{dry_run}
   --version, --hydra-help (sweeps, launchers, --cfg job, shell completion)
 """
 ASKED = ("--help", "-h")
@@ -58,7 +60,8 @@ def text(arguments: Sequence[str]) -> str:
         add_conf_dir(folder)
     words = [word.lstrip("+") for word in arguments if not word.startswith("-") and word not in own]
     if not words:
-        return "\n".join([START, *_run_level(), "", *_all_groups()])
+        start = START.format(dry_run="\n".join(f"  --dry-run {word:<40}{told}" for word, told in TOLD.items()))
+        return "\n".join([start, *_run_level(), "", *_all_groups()])
     return "\n\n".join("\n".join(_of(word)) for word in words)
 
 

@@ -6,6 +6,7 @@
     python -m scripts.validate_advice measure        # every arm behind every link, measured.json
     python -m scripts.validate_advice compare        # both, as Markdown
     python -m scripts.validate_advice break-even     # the rate at which an arm and dense take the same time
+    python -m scripts.validate_advice unseen         # 1 to 5 on networks and rates that nobody looked at before
 
 Every subcommand goes on where it was stopped: what is in its file is not measured again. Needs root (network
 namespaces) and a quiet machine.
@@ -21,7 +22,7 @@ from pathlib import Path
 from accordion_bench.netlab import options
 from accordion_bench.options.checks import ConfigError
 from scripts import advice_cells as cells
-from scripts.advice_cells import ARMS, CELL, MODELS
+from scripts.advice_cells import ARMS, CELL, KNOWN, MODELS, UNSEEN
 
 
 def tell(text: str) -> None:
@@ -88,6 +89,12 @@ def predict(args: argparse.Namespace) -> None:
     cells.write(args.out / "predicted.json", list(rows(cells.written(args.out / "trial.json", "trial"), args.out)))
 
 
+def unseen(args: argparse.Namespace) -> None:
+    """Trial, probe, predict, measure and compare on networks and rates that nobody looked at before."""
+    for step in (probe, trial, measure, predict, compare):
+        step(args)
+
+
 def break_even(args: argparse.Namespace) -> None:
     """The rates at which arms and dense take the same time, measured and predicted."""
     from scripts import advice_break_even as crossings
@@ -140,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(add_help=False)
     out.add_argument("--out", type=Path, default=cells.FOLDER, help="folder of all files (%(default)s)")
     models = argparse.ArgumentParser(add_help=False)
-    models.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
+    models.add_argument("--models", nargs="+", default=list(KNOWN), choices=list(MODELS), metavar="MODEL")
     hosts = argparse.ArgumentParser(add_help=False)
     hosts.add_argument("--hosts", nargs="+", type=int, default=[2, 3, 4], metavar="N")
     rates = argparse.ArgumentParser(add_help=False)
@@ -165,6 +172,8 @@ def parser() -> argparse.ArgumentParser:
     add("predict", predict)
     add("measure", measure, models, hosts, rates, arms, timing)
     add("compare", compare)
+    new = add("unseen", unseen, models, hosts, rates, arms, timing)
+    new.set_defaults(out=cells.FOLDER / "unseen", models=list(UNSEEN), hosts=[2], rates=["70mbit", "300mbit"])
     even = add("break-even", break_even, timing)
     even.add_argument("--arms", nargs="+", default=["PowerSGD 4", "TopK", "dist-EF"], choices=list(ARMS), metavar="ARM")
     even.add_argument("--model", default="resnet18", choices=list(MODELS))

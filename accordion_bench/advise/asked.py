@@ -108,6 +108,9 @@ def asked_of(args: argparse.Namespace) -> Asked:
     config = replace(config, network=by_backend[where])
     if wanted is not None:
         wanted.check(machines.workers, machines.workers_each)
+        steps = () if device else None if args.timeline is None else step_times_from(args.timeline).steps
+        if steps == () and wanted.disturbances.spread is None:
+            raise ValueRefused("spread", "a number where no single step is timed", None, 0.1)
     typed_model = any(word.startswith("model=") for word in overrides)
     model = config.chosen("model") if args.timeline is None or typed_model else ""
     return Asked(

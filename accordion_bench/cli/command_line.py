@@ -90,7 +90,8 @@ def _flag(word: str, rest: list[str]) -> None:
     """One of Hydra's flags, with its value; anything else with dashes is refused."""
     name, equals, value = word.partition("=")
     key = name.lstrip("-")
-    keys = [typed for typed in (key, key.replace("-", "_")) if typed in advice.known_keys() or typed in advice.PRESETS]
+    known = {*advice.known_keys(), *advice.PRESETS, *advice.OF_ADVICE}
+    keys = [typed for typed in (key, key.replace("-", "_")) if typed in known]
     own = [flag for flag in FLAGS if flag.startswith(name)] if name.startswith("--") and not keys else []
     if name in SHORT or name in FLAGS or len(own) == 1:
         flag = OF_SHORT.get(name, (own or [name])[0])

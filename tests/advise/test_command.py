@@ -93,6 +93,7 @@ def test_machines_of_several_workers(tmp_path, capsys):
         (["workers=4", "gpu=h100"], "gpu must stand without device=cpu, got gpu=h100; type one of them"),
         (["workers=4", "gpu=h100", "compute_ms=12"], "gpu must stand without compute_ms, got h100 and 12; type gpu"),
         (["workers=4", "compute_ms=0"], "compute_ms must be a number above 0, got 0.0; type compute_ms=12"),
+        (["workers=4", "compute_ms=3", "--simulate", "slow=1:2.0"], "spread must be a number where no single step is"),
         (["workers=4", "workers=8"], "workers must be typed once, got workers=4 and workers=8; type workers=8"),
         (["--probe", "workers=4"], "--probe must stand without overrides"),
         (["--probe"], "probe must run with at least two processes, got none"),

@@ -9,6 +9,7 @@ from accordion_bench.options.checks import ConfigError
 
 REFUSED = [
     ("--epochs 3", "epochs must be typed without dashes, got --epochs; type epochs=3$"),
+    ("--gpu=h100", "gpu must be typed without dashes, got --gpu=h100; type gpu=h100$"),
     ("--epochs=3", "epochs must be typed without dashes, got --epochs=3; type epochs=3$"),
     ("-m --batch-size 8 seed=0,1", "batch_size must be typed without dashes, .*; type batch_size=8$"),
     ("--experiment smoke", "; type \\+experiment=smoke$"),

@@ -36,6 +36,11 @@ def test_a_name(group, name, instead):
     "key, value, instead",
     [
         ("epocs", "3", "type epochs=3, or --help"),
+        (
+            "gpu",
+            "h100",
+            "behind python -m accordion_bench.advise, got a run, which computes on what is here; type --dry-run",
+        ),
         ("rank", "4", "type compressor.rank=4 (an option of compressor=acpsgd, atomo, dion, powersgd)"),
         ("compressor.rank", "4", "type compressor=powersgd compressor.rank=4 "),
         ("eta", "0.3", "type adaptive.accordion.eta=0.3 "),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from accordion_bench.network.link_name import show_link
+from accordion_bench.network.link_name import link_name, show_link
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
@@ -47,7 +47,7 @@ def against_model(arms: Sequence[Arm]) -> Beside:
 def describes_its_link(run: Run) -> bool:
     """Whether a run was modelled on its own link: values given by hand for an interface, or the rate of a netlab."""
     network, lab = run.config.get("network") or {}, run.environment.get("netlab")
-    by_hand = (run.config.get("choices") or {}).get("network") == "custom"
+    by_hand = link_name(run.config) != (run.config.get("choices") or {}).get("network")
     if isinstance(lab, dict) and not by_hand:
         rate, slow = lab.get("rate"), [speed for speed in lab.get("slow_host", {}).values() if speed]
         if lab.get("cuts") or network.get("slow_bandwidth") != (min(slow) if slow else None):

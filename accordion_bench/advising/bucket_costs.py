@@ -82,7 +82,7 @@ def _decode(
     workers, others = few.workers, more.workers
     low, high = median(own), median(all_of_them)
     each = min(max(0.0, (high - low) / (others - workers)), high / others)
-    return high - others * each, each
+    return max(0.0, high - others * each), each  # rounding
 
 
 def counted(values: Sequence[T]) -> Sequence[T]:

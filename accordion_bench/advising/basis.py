@@ -135,6 +135,7 @@ def asked_for(
         deterministic: whether TF32 is left out.
         at_hand: a step time that is told is one of devices like this one, on which the methods are timed.
     """
+    at_hand = at_hand and asked.gpu is None
     device = methods.device.type if at_hand else "cuda"
 
     def times_of(update: float) -> StepTimes:

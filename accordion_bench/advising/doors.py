@@ -50,7 +50,8 @@ def advice(
         print(*found.verdict, sep="\\n")
         found.table()    # a row for each method
 
-    A copy of the model is timed, and every method's exchange of its gradients; links are modelled.
+    A copy of the model is timed, and every method's exchange of its gradients, under the settings of this process, as
+    your loop would compute; links are modelled.
 
     Args:
         model: on its device.

@@ -56,11 +56,14 @@ def costs_on(
 def times_as_long(gpu: Gpu, tensors: Sequence[Tensor]) -> float:
     """How many times as long as here a copy of these tensors takes on a GPU: below 1 where that is faster."""
     copied = [torch.empty_like(tensor) for tensor in tensors]
+    wait = torch.cuda.synchronize if tensors[0].is_cuda else lambda: None
     taken = []
     for _ in range(1 + COPIES):
+        wait()
         began = time.perf_counter()
         for ours, theirs in zip(copied, tensors, strict=True):
             ours.copy_(theirs)
+        wait()
         taken.append(time.perf_counter() - began)
     there = COPIED * sum(tensor.numel() for tensor in tensors) / gpu.copies
     return there / statistics.median(taken[1:])

@@ -72,7 +72,7 @@ def _where(advice: Advice) -> str:
 
 def _pays(advice: Advice) -> list[str]:
     """The step time at which the answer flips."""
-    if advice.pays is None:
+    if advice.pays is None or all(row.local or row.method in BASELINES for row in advice.rows):
         return []
     below, on = advice.pays
     at = human_rate(advice.by_bandwidth.here)

@@ -44,6 +44,14 @@ def test_never_and_always():
     assert pays_below(times(), COSTS, dead) == math.inf
 
 
+def test_nothing_is_said_where_nothing_compresses():
+    from accordion_bench.advising.table import Pays
+    from tests.advising import made_up
+
+    dense = made_up.advice(1e9, methods=("dense", "bf16", "DiLoCo, H 64"))
+    assert not [said for said in verdict(replace(dense, pays=Pays(0.0))) if "starts to pay" in said]
+
+
 def test_only_both_passes_change():
     shorter = lasting(times(), 0.009)
     assert shorter.backward_end == pytest.approx(0.009) and shorter.update == times().update

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
-from accordion_bench import __version__
+from accordion_bench import __version__, output
 from accordion_bench.advising import asked_device
 from accordion_bench.advising.asked_device import AskedDevice
 from accordion_bench.cli import command_line, help
@@ -32,9 +32,17 @@ LEAVE = 5.0  # seconds that a failed process of several may take to end
 
 def main() -> None:
     """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
+    output.protect()
+    status, answered = _main()
+    if status := output.finish(status, *(output.ANSWER if answered else ())):
+        raise SystemExit(status)
+
+
+def _main() -> tuple[int, bool]:
+    """The exit status, and whether what was printed is all that was asked for."""
     if sys.platform == "win32":
         print("accordion_bench must run on Linux or macOS, got Windows; type it inside WSL 2", file=sys.stderr)
-        raise SystemExit(2)
+        return 2, True
     sleep_while_waiting()
     import_from_here()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
@@ -44,9 +52,9 @@ def main() -> None:
     sys.argv[1:] = in_order(overrides_in_todays_words(sys.argv[1:]))
     if sys.argv[1:] == ["--version"]:
         print(f"accordion_bench {__version__}")
-        return
+        return 0, True
     if (status := _answered([word for word in sys.argv[1:] if word != command_line.DRY_RUN])) is not None:
-        raise SystemExit(status)
+        return status, True
     dry, device = command_line.DRY_RUN in sys.argv[1:], AskedDevice()
     failures: list[int] = []
     usual = signal.getsignal(signal.SIGINT)
@@ -69,12 +77,11 @@ def main() -> None:
     from accordion_bench.cli import sweep
 
     failures.append(sweep.close())
-    if max(failures):
-        if any(name in os.environ for name in sweep.RANKS):
-            # a thread may wait for a lost peer, where no exception comes
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            faulthandler.dump_traceback_later(LEAVE, exit=True, file=nowhere)
-        raise SystemExit(max(failures))
+    if max(failures) and any(name in os.environ for name in sweep.RANKS):
+        # a thread may wait for a lost peer, where no exception comes
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        faulthandler.dump_traceback_later(LEAVE, exit=True, file=nowhere)
+    return max(failures), dry
 
 
 def _answered(arguments: list[str]) -> int | None:
@@ -83,8 +90,6 @@ def _answered(arguments: list[str]) -> int | None:
         if not help.asked(arguments):
             command_line.refuse_unreadable(arguments)
             return None
-        if hasattr(signal, "SIGPIPE"):
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # --help | head
         print(help.text(arguments))
     except ConfigError as refused:
         print(refused, file=sys.stderr)
@@ -149,7 +154,8 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
                 add_conf_dir(source.path)
         overrides = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
         assert isinstance(overrides, list)
-        cell = f"{' '.join(overrides)}: " if hydra_config.mode == RunMode.MULTIRUN else ""
+        unnamed = hydra_config.mode == RunMode.MULTIRUN and not sweep.current.side_by_side
+        cell = f"{' '.join(overrides)}: " if unnamed else ""
 
         def run(note: dict[str, Any]) -> float:
             experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)

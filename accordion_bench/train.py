@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accordion_bench import output
 from accordion_bench.comm.samples import MATTERS
 from accordion_bench.config.components import Components
 from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config, threads_of
@@ -25,7 +26,7 @@ from accordion_bench.runs import checkpoint, reuse
 from accordion_bench.runs.folder import RunFolder, damaged
 from accordion_bench.runs.metrics import metric, split_of
 from accordion_bench.training import codec_kernels, launch
-from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
+from accordion_bench.training.heartbeat import Heartbeat
 
 
 def run(
@@ -40,7 +41,7 @@ def run(
     Args:
         cfg: the resolved configuration (`config.compose` or the command line makes it).
         typed: the keys that the user has typed; for warnings, and to compare with a run that is resumed.
-        note: gets `folder` as soon as there is one, and `status`: done or skipped.
+        note: gets `folder` as soon as there is one, and `status`: done or skipped; its `title` is told first.
         sweep: that the run belongs to.
         once: a run of the same sweep with this configuration does instead of another one.
 
@@ -88,7 +89,7 @@ def _run(
                 if "threads" not in typed:  # sums of other threads differ in their last bits
                     where = replace(where, threads=threads_of(RunFolder(found)) or where.threads)
                 refuse_other_past(with_placement(config, where), parts)
-            with Heartbeat(leader and not on_a_terminal(), "getting the data"):
+            with Heartbeat(leader and not output.on_a_terminal(), "getting the data"):
                 launch.prepare_data(parts.dataset, config.paths.data, where, watch)
             folder = _make_or_resume_folder(config, where, parts, watch, sweep)
             if leader:
@@ -109,7 +110,7 @@ def _run(
                 folder.note_resumption(where.threads, codec_kernels.computed_with(where, parts))
             if found:
                 print(f"going on with {found}", flush=True)
-            print(header(config, where, parts), flush=True)
+            print("\n".join(filter(None, [note.get("title"), header(config, where, parts)])), flush=True)
         try:
             launch.run(config, where, folder, parts, watch)
         except BaseException as error:

@@ -3,12 +3,14 @@
 import signal
 import sys
 
+from accordion_bench import output
 from accordion_bench.advise import arguments
 from accordion_bench.advise.progress import done, say
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.threads import sleep_while_waiting
 
 
+@output.command
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status: 2 for what the user can mend."""
     sleep_while_waiting()

@@ -20,6 +20,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from accordion_bench import output
+from accordion_bench.cli.sweep_cells import Cells, best, cells_of, table
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.explain import explain
 from accordion_bench.options.instantiate import build, target
@@ -39,11 +41,14 @@ class Sweep(Callback):
         name: marks the record's lines of this sweep.
         pid: the process that the user has started.
         launcher: `basic`, `joblib` or another one's class.
+        cells: what is known of them.
+        number: of the cell that runs in this process.
     """
 
     def __init__(self) -> None:
         self.file: Path | None = None
         self.name, self.pid, self.launcher = "", os.getpid(), "basic"
+        self.cells, self.number = Cells(), 0
 
     def begin(self, runs: str) -> None:
         """Record the cells that follow under a folder."""
@@ -56,6 +61,7 @@ class Sweep(Callback):
         current = self
         self.begin(config.paths.runs)
         self.launcher = config.hydra.launcher._target_.rpartition(".")[2].removesuffix("Launcher").lower()
+        self.cells = cells_of(config.hydra)
         if needs_data and self.launcher in ("basic", "joblib") and not config.resume_sweep:  # others run elsewhere
             _refuse_without_data(config)
         if self.launcher == "joblib":
@@ -67,6 +73,25 @@ class Sweep(Callback):
         """In the process of a cell, before it."""
         global current
         current = self
+        if os.getpid() != self.pid:
+            output.protect()
+        self.number = 1 + (OmegaConf.select(config, "hydra.job.num") or 0)
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether other cells print while this process's cell does."""
+        return os.getpid() != self.pid and self.launcher == "joblib"
+
+    def title(self, overrides: list[str]) -> str:
+        """What a cell says first, `7 of 12: compressor=topk`; "" where each line says so, or there is one cell."""
+        alone = not self.cells.swept or self.side_by_side
+        return "" if alone else f"{self.cells.numbered(self.number)}: {self.cells.words(overrides)}"
+
+    def in_front(self, overrides: list[str]) -> contextlib.AbstractContextManager[None]:
+        """Say whose line it is in front of each, where others print at the same time."""
+        if self.cells.swept and self.side_by_side:
+            return output.named(self.cells.in_front(self.number, overrides))
+        return contextlib.nullcontext()
 
     def _pass_signals_on(self) -> None:
         """Ctrl-C is for the workers to answer: they finish a step and save, while this process waits for them.
@@ -97,8 +122,7 @@ class Sweep(Callback):
 
     def append(self, line: dict[str, Any]) -> None:
         """Append one whole line to the record; only the leader of several processes does."""
-        told = [os.environ[name] for name in RANKS if name in os.environ]
-        if self.file is None or int(told[0] if told else 0):
+        if self.file is None or not _leads():
             return
         whole = (json.dumps({"sweep": self.name, **line}) + "\n").encode()
         try:
@@ -119,6 +143,12 @@ class Sweep(Callback):
                 if line["sweep"] == self.name:
                     found[tuple(line["overrides"])] = line
         return list(found.values())
+
+
+def _leads() -> bool:
+    """Whether this process is the first of those that a launcher has started, or the only one."""
+    told = [os.environ[name] for name in RANKS if name in os.environ]
+    return not int(told[0] if told else 0)
 
 
 def _refuse_without_data(config: DictConfig) -> None:
@@ -142,11 +172,11 @@ current = Sweep()  # of this process
 
 
 def run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell: Callable[[Exception], int]) -> float:
-    """Run one cell and record what became of it.
+    """Run one cell and record what became of it; each line says whose it is where others print at the same time.
 
     Args:
         overrides: what makes this cell.
-        run: trains; gets a dict that it fills with `folder` and `status`, returns the metric.
+        run: trains; gets a dict with the cell's `title`, adds `folder` and `status` to it, returns the metric.
         tell: tells the user of an error, returns the exit status.
 
     Returns:
@@ -155,11 +185,18 @@ def run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell:
     Raises:
         KeyboardInterrupt: the cell was stopped, in the process that the user has started.
     """
+    with contextlib.nullcontext() if _stopped else current.in_front(overrides):
+        return _run_cell(overrides, run, tell)
+
+
+def _run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell: Callable[[Exception], int]) -> float:
     global _stopped
-    note: dict[str, Any] = {}
+    note: dict[str, Any] = {"title": current.title(overrides)}
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     line: dict[str, Any] = {"overrides": overrides, "started": started, "metric": None}
     began, metric = time.monotonic(), math.nan
+    if current.number:
+        line["cell"] = current.number
     try:
         with _listening():
             if _stopped:
@@ -186,8 +223,15 @@ def run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell:
 
 
 def told_to(sweeper: Mapping[str, Any], metric: float) -> float:
-    """What a sweeper that searches is told of a cell: NaN, of one that failed, would end Optuna's search."""
-    worst = {"maximize": -math.inf, "minimize": math.inf}.get(str(sweeper.get("direction")), metric)
+    """What a sweeper that searches is told of a cell: NaN, of one that failed, would end Optuna's search.
+
+    The user is told which cell is the best so far.
+    """
+    worst = {"maximize": -math.inf, "minimize": math.inf}.get(str(sweeper.get("direction")))
+    if worst is None:
+        return metric
+    if _leads() and (told := best(current.cells, current.lines(), worst < 0)):
+        print(told, flush=True)
     return worst if math.isnan(metric) else metric
 
 
@@ -234,7 +278,7 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
 
 
 def close() -> int:
-    """After the last cell, in the process that the user has started: tell which cells failed.
+    """After the last cell, in the process that the user has started: tell what became of them, and which failed.
 
     Returns:
         the exit status: 0, or the worst cell's.
@@ -244,9 +288,8 @@ def close() -> int:
     if sweep.file is None:
         return 0
     lines = sweep.lines()
-    if sweep.launcher not in ("basic", "joblib"):  # what cells have printed stands in the launcher's files
-        for line in lines:
-            print(f"{line['status']:<12}{line['folder'] or _differing_overrides(line, lines)}")
+    if sweep.cells.swept and lines:
+        print("\n".join(table(sweep.cells, lines)), f"folders: {sweep.file}", sep="\n")
     missing = [line for line in lines if line["exit_status"]]
     if missing:
         print(f"{len(missing)} of {len(lines)} cells did not come to their end ({sweep.file}):", file=sys.stderr)

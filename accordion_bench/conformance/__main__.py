@@ -4,10 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from accordion_bench import output
 from accordion_bench.options.conf_dir import add_conf_dir
 from accordion_bench.options.explain import explain
 
 
+@output.command
 def main(arguments: Sequence[str]) -> int:
     """Check the compressor that the arguments choose.
 

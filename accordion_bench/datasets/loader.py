@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from accordion_bench.tensors import keyed_rng
 
-# by which a user, a launcher or the kernel ends a run
-SIGNALS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGXCPU") if hasattr(signal, name)}
+# by which a user, a terminal that closes, a launcher or the kernel ends a run
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU")
+SIGNALS = {getattr(signal, name) for name in NAMES if hasattr(signal, name)}
 
 
 class Announced:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from accordion_bench import output
 from accordion_bench.netlab import options
 from accordion_bench.netlab.calibrate import probe
 from accordion_bench.netlab.hosts import Hosts, refuse
@@ -78,6 +79,7 @@ def job_of(args: argparse.Namespace) -> list[str]:
     return [sys.executable, "-m", "accordion_bench", *added, *args.overrides]
 
 
+@output.command
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status: that of the host that failed first, or 2 for a refusal."""
     args = parser().parse_args(argv)

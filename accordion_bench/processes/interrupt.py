@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and the warnings of a job's end: finish the step on which all processes agree, save, leave."""
+"""Ctrl-C, SIGTERM, a terminal that closes, the warnings of a job's end: finish a step, save, leave.
+
+All processes of a run agree on which step that is.
+"""
 
 import signal
 import time
@@ -6,7 +9,7 @@ from types import FrameType
 
 from accordion_bench.processes.agreed_step import AgreedStep
 from accordion_bench.processes.sealed_store import SealedStore, whole_number
-from accordion_bench.processes.signals import STOP, WARNINGS
+from accordion_bench.processes.signals import ANYWHERE, WARNINGS
 
 AT_ONCE = 1.0  # seconds after which a second signal is meant: launchers and `timeout` deliver one of them twice
 
@@ -63,6 +66,6 @@ class Stopper:
 
 def _signal(text: str) -> int:
     """The number of a signal that ends runs."""
-    if whole_number(text) not in STOP:
+    if whole_number(text) not in ANYWHERE:
         raise ValueError(text)
     return int(text)

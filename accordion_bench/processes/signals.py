@@ -8,9 +8,22 @@ from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object] | int | None  # int: SIG_DFL or SIG_IGN
 
-# the time is nearly over: Slurm sends one of them early (--signal), the kernel the other one, again and again
-WARNINGS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGXCPU") if hasattr(signal, name))
+_HANGUP = getattr(signal, "SIGHUP", None)
+
+
+def _here(*names: str) -> tuple[signal.Signals, ...]:
+    """Those that this system has and that were not ignored when the process started: nohup ignores SIGHUP."""
+    found = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return tuple(signum for signum in found if signum != _HANGUP or signal.getsignal(signum) != signal.SIG_IGN)
+
+
+_AGAIN = ("SIGHUP", "SIGUSR1", "SIGXCPU")
+# the terminal has been closed, or the time is nearly over: kernel, shell and Slurm (--signal) say so again and again
+WARNINGS = _here(*_AGAIN)
 STOP = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
+# what a parent may ignore while it starts processes, which inherit that: they could not tell it from nohup
+ANSWERED_LATER = tuple(signum for signum in STOP if signum != _HANGUP)
+ANYWHERE = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, None) for name in _AGAIN)}  # on whichever machine
 
 
 def handle(handler: Handler, signums: Sequence[int] = STOP) -> dict[int, Handler]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Any
 
+from accordion_bench import output
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.sealed_store import SealedStore
-from accordion_bench.processes.signals import WARNINGS, handling
+from accordion_bench.processes.signals import ANSWERED_LATER, WARNINGS, handling
 from accordion_bench.processes.watchdog import (
     DIED,
     GRACE,
@@ -73,7 +74,8 @@ def spawn(task: Task, where: Placement, timeout: float, interface: str | None) -
     with tempfile.TemporaryDirectory(prefix="accordion_bench-") as meeting:
         ends = []
         children = []
-        with handling(signal.SIG_IGN):  # inherited: a child that does not listen yet leaves Ctrl-C to its parent
+        # inherited: a child that does not listen yet leaves Ctrl-C to its parent
+        with handling(signal.SIG_IGN, ANSWERED_LATER):
             for rank in range(where.processes):
                 receive, send = context.Pipe(duplex=False)
                 own = replace(where, rank=rank, local_rank=rank)
@@ -154,6 +156,7 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
     """What a spawned process runs."""
     import torch.distributed as dist
 
+    output.protect()
     _die_with_parent()
     try:
         store = SealedStore(dist.FileStore(store_file, where.processes), where.processes)  # nobody else reads the file

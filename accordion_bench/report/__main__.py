@@ -1,12 +1,12 @@
 """python -m accordion_bench.report RUN...: the comparison table on stdout; tables, figures and a page in --out."""
 
 import argparse
-import io
 import math
 import sys
 import tempfile
 from pathlib import Path
 
+from accordion_bench import output
 from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.report.read.printable import printable
@@ -15,11 +15,11 @@ from accordion_bench.report.render.formats import FIGURES, FORMATS, PAPERS, Prin
 OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "figures", "pdf", "paper"), "port"  # options that say how
 
 
+@output.command
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(argv)
-    _show_anything()
     try:
         return _report(args, parser)
     except KeyboardInterrupt:
@@ -120,13 +120,6 @@ def _idle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str | No
     if not args.serve and OF_SERVE in typed:
         return f"--{OF_SERVE} must stand beside --serve, got it alone; type --serve --{OF_SERVE}={args.port}"
     return None
-
-
-def _show_anything() -> None:
-    """A terminal that knows few letters gets the others as their numbers, and no error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _not_writable(out: Path) -> str | None:

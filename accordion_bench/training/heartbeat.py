@@ -1,6 +1,5 @@
 """A word at least every ten seconds, where the output is no terminal: a silent job looks like one that hangs."""
 
-import sys
 import threading
 import time
 
@@ -50,8 +49,3 @@ class Heartbeat:
         while not self._end.wait(max(PATIENCE - self.silent, 0.05)):
             if self.silent >= PATIENCE:
                 self.say(f"still {self.what}, for {time.monotonic() - self._since:.0f} s")
-
-
-def on_a_terminal() -> bool:
-    """Whether somebody watches, so that a bar does."""
-    return sys.stdout.isatty()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from accordion_bench import output
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.datasets.base import Dataset
@@ -23,7 +24,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, durable
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.training import codec_kernels
-from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
+from accordion_bench.training.heartbeat import Heartbeat
 
 
 @contextlib.contextmanager
@@ -106,10 +107,11 @@ def train(
     comm.timeout = config.comm.timeout
     with durable.room(folder.path):
         handler = folder.log_to_file() if comm.leader else None
-    with handling(stopper.note), as_in_a_run(where.device, where.threads, config.deterministic):
+    told = output.outlived(f"the training in {folder.path}") if comm.leader else contextlib.nullcontext()
+    with told, handling(stopper.note), as_in_a_run(where.device, where.threads, config.deterministic):
         try:
             warn_of_other_models(comm)
-            with Heartbeat(comm.leader and not on_a_terminal(), "loading the data and building the model"):
+            with Heartbeat(comm.leader and not output.on_a_terminal(), "loading the data and building the model"):
                 parts = parts or build_components(with_placement(config, where), where.workers)
                 trainer = Trainer(config, comm, folder, stopper, parts)
                 if config.resume:

@@ -1,19 +1,25 @@
-"""Progress on the leader: a bar on a terminal, else a line per epoch, and one at least every ten seconds."""
+"""Progress on the leader: a line per epoch; below it a bar on a terminal, else one line at least every ten seconds."""
 
+import math
 import sys
 import time
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from tqdm import tqdm
 
+from accordion_bench import output
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.units import human_bytes, human_seconds
 from accordion_bench.position import Position
 from accordion_bench.runs.metrics import Metric
-from accordion_bench.training.heartbeat import Heartbeat, on_a_terminal
+from accordion_bench.training.heartbeat import Heartbeat
 
 REFRESH_SECONDS = 0.5  # of the bar
 LINE_SECONDS = 8.0  # after which a step tells its own line; a longer one leaves that to the heartbeat
+BAR = 12  # columns that a bar takes at least
+# of tqdm, in the order of their importance, after metric and loss
+COUNTS = ("{n_fmt}/{total_fmt}", "[{elapsed}<{remaining}, {rate_fmt}]")
 
 
 class Progress:
@@ -25,11 +31,11 @@ class Progress:
     """
 
     def __init__(self, leader: bool, per_worker: int) -> None:
-        self.barred = leader and on_a_terminal() and sys.stderr.isatty()
+        self.barred = leader and output.on_a_terminal()
         self.per_worker = per_worker
         self.bar: tqdm | None = None
-        self.heart = Heartbeat(leader and not on_a_terminal(), "before the first step")
-        self.lines = leader and not on_a_terminal()
+        self.lines = leader and not self.barred
+        self.heart = Heartbeat(self.lines, "before the first step")
         self.evaluated: tuple[Metric, float] | None = None
         self._next = self._speed = 0.0
 
@@ -39,7 +45,9 @@ class Progress:
         self.began, self.done = time.monotonic(), done
         self._epoch_began, self._skipped = self.began, 0
         if self.barred:
-            self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, leave=False)
+            # drawn by `_draw` alone, which looks how much fits
+            own = {"initial": done, "unit": "step", "leave": False, "mininterval": math.inf}
+            self.bar = tqdm(total=total, ncols=output.columns(), **own)
 
     def begin_epoch(self, position: Position) -> None:
         """Training goes on in an epoch, maybe in its middle."""
@@ -58,28 +66,37 @@ class Progress:
             loss_sum: training loss of this epoch, summed over steps and local workers.
             comm: whose ledger tells what was sent.
         """
+        self._speed = self._samples_per_second(position, comm)
         if self.bar is not None:
-            self._draw(position, loss_sum, comm)
+            self.bar.total = position.step + position.steps_left  # larger batches mean fewer steps
+            self.bar.update()
+            if time.monotonic() >= self._next:
+                self._draw(_mean(loss_sum, position, comm), comm)
         elif self.lines:
             epoch, step, steps = position.epoch + 1, position.step_in_epoch, position.steps_per_epoch
-            self._speed = self._samples_per_second(position, comm)
             if self.heart.silent >= LINE_SECONDS:
-                told = f"loss {_mean(loss_sum, position, comm):.4f}, {self._figures(position, comm)}"
+                told = ", ".join([f"loss {_mean(loss_sum, position, comm):.4f}", *self._figures(position, comm)])
                 self.heart.say(f"epoch {epoch} of {position.epochs}, step {step} of {steps}: {told}")
             doing = f"in step {step + 1} of {steps} of epoch" if step < steps else "evaluating epoch"
             self.heart.now(f"{doing} {epoch} of {position.epochs}")
 
-    def _draw(self, position: Position, loss_sum: Tensor, comm: Comm) -> None:
-        assert self.bar is not None
-        self.bar.total = position.step + position.steps_left  # larger batches mean fewer steps
-        self.bar.update()
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + REFRESH_SECONDS
-            figures = {"loss": f"{_mean(loss_sum, position, comm):.3f}", "sent": _payload(comm)}
-            if self.evaluated:
-                metric, value = self.evaluated
-                figures[metric.name] = metric.show(value)
-            self.bar.set_postfix(figures)
+    def _draw(self, loss: float, comm: Comm) -> None:
+        """The metric first, then as much as the terminal is wide, and a bar where there is room."""
+        bar = self.bar
+        assert bar is not None
+        self._next = time.monotonic() + REFRESH_SECONDS
+        parts = [f"loss={loss:.3f}", *COUNTS, f"sent={_payload(comm)}"]
+        if self.evaluated:
+            metric, value = self.evaluated
+            parts.insert(0, f"{metric.name}={metric.show(value)}")
+        bar.ncols = width = output.columns()
+
+        def drawn(shown: str) -> str:
+            return tqdm.format_meter(**{**bar.format_dict, "ncols": None, "bar_format": shown})
+
+        shown, used = fitting(parts, width, drawn)
+        bar.bar_format = f"{shown} {{percentage:3.0f}}%|{{bar}}|" if width - used > BAR else shown
+        bar.refresh()
 
     def epoch_over(self, metric: Metric, value: float, loss: float, position: Position, comm: Comm) -> None:
         """An epoch has been evaluated, and is over.
@@ -91,24 +108,43 @@ class Progress:
             comm: whose ledger tells what was sent.
         """
         self.evaluated = metric, value
+        begin = f"epoch {position.epoch} of {position.epochs}: {metric.name} {metric.show(value)}"
+        told = [begin, f"loss {loss:.4f}", *self._figures(position, comm)]
         if self.lines:
-            told = f"{metric.name} {metric.show(value)}, loss {loss:.4f}, {self._figures(position, comm)}"
-            self.heart.say(f"epoch {position.epoch} of {position.epochs}: {told}")
+            self.heart.say(", ".join(told))
+        elif self.bar is not None:
+            self._draw(loss, comm)
+            tqdm.write(fitting(told, output.columns())[0], file=sys.stdout)
 
     def _samples_per_second(self, position: Position, comm: Comm) -> float:
         """Of all workers, in this epoch."""
         samples = (self._samples(position) - self._skipped) * comm.workers
         return samples / max(time.monotonic() - self._epoch_began, 1e-9)
 
-    def _figures(self, position: Position, comm: Comm) -> str:
+    def _figures(self, position: Position, comm: Comm) -> list[str]:
         left = (time.monotonic() - self.began) / max(position.step - self.done, 1) * position.steps_left
-        return f"{self._speed:,.0f} samples/s, payload {_payload(comm)}, {human_seconds(left)} left"
+        return [f"{self._speed:,.0f} samples/s", f"payload {_payload(comm)}", f"{human_seconds(left)} left"]
 
     def close(self) -> None:
         """Remove the bar, say nothing any more."""
         self.heart.__exit__()
         if self.bar is not None:
             self.bar.close()
+
+
+def fitting(parts: Sequence[str], width: int, drawn: Callable[[str], str] = str) -> tuple[str, int]:
+    """As many of the parts as fit into a line, the first one in any case; and how wide that is.
+
+    Args:
+        parts: what can be said, most important first.
+        width: of the line.
+        drawn: what is printed for a text.
+    """
+    for count in range(len(parts), 0, -1):
+        text = ", ".join(parts[:count])
+        if (used := len(drawn(text))) <= width or count == 1:
+            return text, used
+    return "", 0
 
 
 def _payload(comm: Comm) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -170,7 +171,8 @@ def test_done_cells_are_skipped(tmp_path, monkeypatch, capsys):
     assert [line["folder"] for line in record(tmp_path)[2:4]] == [str(path) for path in first]
     assert len(tiny.folders(tmp_path)) == 3
     printed = capsys.readouterr().out.splitlines()
-    assert printed[:2] == [f"done already: {path}" for path in first]
+    assert printed[:3] == [*(f"done already: {path}" for path in first), "3 of 3: compressor=randomk"]
+    assert [row.split()[-1] for row in printed[-4:-1]] == [f"compressor={name}" for name in ("none", "topk", "randomk")]
     assert train.run(tiny.cfg(tmp_path, "epochs=1", "resume_sweep=true")) == metrics[0]  # a single run, too
 
 
@@ -343,7 +345,20 @@ def test_joblib(tmp_path):
     lines = record(tmp_path / "runs")
     assert sorted(line["status"] for line in lines) == ["done", "done", "refused", "refused"]
     folders = {line["folder"] for line in lines} - {None}
-    assert folders == {str(path) for path in tiny.folders(tmp_path / "runs")} <= set(done.stdout.splitlines())
+    told = {line.partition(" | ")[2] for line in done.stdout.splitlines()}
+    assert folders == {str(path) for path in tiny.folders(tmp_path / "runs")} <= told
+    swept = [f"compressor={name} batch_size={size}" for name in ("none", "topk") for size in (4, 0)]
+    own = [f"{number} of 4 {words} | " for number, words in enumerate(swept, 1)]
+    *lines_of_cells, title, first, second, third, fourth, where = done.stdout.splitlines()
+    assert all(line.startswith((own[0], own[2])) for line in lines_of_cells)
+    assert all(sum(f"{name}epoch 1 of 1" in line for line in lines_of_cells) == 1 for name in (own[0], own[2]))
+    assert all(
+        sum(line.startswith(f"{name}batch_size must be") for line in done.stderr.splitlines()) == 1
+        for name in own[1::2]
+    )
+    assert title.split() == ["accuracy", "payload", "time", "cell"] and where.endswith("/sweep.jsonl")
+    for number, (row, words) in enumerate(zip((first, second, third, fourth), swept, strict=True), 1):
+        assert re.fullmatch(rf"{number} +({'refused' if words.endswith('=0') else '.* % .*B .* s'}) +{words}", row)
     assert {RunFolder(path).read_config()["choices"]["compressor"] for path in folders} == {"none", "topk"}
     assert all(RunFolder(path).read_json("summary.json")["epochs"] == 1 for path in folders)
     assert "2 of 4 cells did not come to their end" in done.stderr and "Traceback" not in done.stderr
@@ -391,7 +406,9 @@ def test_submitit(tmp_path):
         done = run_cells(tmp_path, *options, "epochs=1", "compressor=none,topk,atomo", "optimizer.momentum=0")
         assert done.returncode == 0, done.stderr
         assert statuses(tmp_path)[-3:] == [expected] * 3
-        assert sorted(line.split()[1] for line in done.stdout.splitlines()) == list(map(str, tiny.folders(tmp_path)))
+        title, *rows, where = done.stdout.splitlines()
+        assert [row.split()[-1] for row in rows] == [f"compressor={name}" for name in ("none", "topk", "atomo")]
+        assert "accuracy" in title and where == f"folders: {tmp_path / sweep.FILE}"
     assert find_runs([tmp_path]) == tiny.folders(tmp_path)
 
 

@@ -149,9 +149,11 @@ def test_a_terminals_ctrl_c(tmp_path):
     assert done.stderr == f"stopped after step {step}; continue with: {resume}\n"
 
 
-@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGXCPU, 152)])
+@pytest.mark.parametrize(
+    "signum, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138), (signal.SIGXCPU, 152)]
+)
 def test_a_launchers_signals_in_one_process(signum, code, tmp_path, monkeypatch, capsys):
-    """Slurm's and the kernel's warnings save as SIGTERM does, however often they come."""
+    """A terminal that closes, Slurm's and the kernel's warnings save as SIGTERM does, however often they come."""
     train_step = Trainer.train_step
 
     def signalled(self):
@@ -169,6 +171,21 @@ def test_a_launchers_signals_in_one_process(signum, code, tmp_path, monkeypatch,
     assert capsys.readouterr().err == f"stopped after step {step}; continue with: {resume}\n"
 
 
+@pytest.mark.parametrize("ignored", [True, False])
+def test_nohup(ignored):
+    """Deaf to a terminal that closes where nohup has it ignored, in the processes that are started, too."""
+    code = (
+        "import signal, subprocess, sys\n"
+        "from accordion_bench.processes import signals\n"
+        "with signals.handling(signal.SIG_IGN, signals.ANSWERED_LATER):\n"
+        "    if sys.argv[1:]: print(subprocess.check_output([sys.executable, *sys.argv[1:]], text=True).strip())\n"
+        "print(signal.SIGHUP in signals.STOP, signal.SIGHUP in signals.ANYWHERE)"
+    )
+    words = ["nohup"] * ignored + [sys.executable, "-c", code, "-c", code]
+    done = subprocess.run(words, cwd=conf_dir().parent, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.stdout.split() == [str(not ignored), "True"] * 2, done.stderr
+
+
 def test_the_parent_passes_warnings_on(monkeypatch):
     """Again and again; only a second signal that is none ends the children at once."""
     now, sent = [0.0], []
@@ -184,7 +201,9 @@ def test_the_parent_passes_warnings_on(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True])
-@pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(
+    "signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
+)
 @pytest.mark.parametrize("overrides", [(), TWO], ids=["one", "two"])
 def test_every_signal_everywhere(overrides, signum, status, whole_group, tmp_path):
     done = interrupted(tmp_path, signum, whole_group, *overrides)

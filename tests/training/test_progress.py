@@ -1,4 +1,4 @@
-"""What a run says where its output is no terminal."""
+"""What a run says: lines, and below them a bar on a terminal."""
 
 import os
 import re
@@ -9,10 +9,12 @@ import time
 import pytest
 
 from accordion_bench.options.units import human_seconds
+from accordion_bench.runs.metrics import METRICS
 from accordion_bench.training import heartbeat, progress
 from accordion_bench.training.heartbeat import Heartbeat
 from tests.kit.local import trained, trainer_for
 from tests.kit.paths import ROOT
+from tests.kit.terminal import Terminal
 
 EPOCH = r"epoch (\d) of 4: accuracy [\d.]+ %, loss [\d.]+, [\d,]+ samples/s, payload [\d.]+ [kM]B, \d+ s left"
 
@@ -22,6 +24,89 @@ def test_a_line_per_epoch(tmp_path, capsys):
     printed = capsys.readouterr()
     found = [re.fullmatch(EPOCH, line) for line in printed.out.splitlines()]
     assert [match and match[1] for match in found] == ["1", "2", "3", "4"] and printed.err == ""
+
+
+@pytest.fixture
+def drawn_on(tmp_path, monkeypatch):
+    """Train on a terminal of so many columns; returns it when all is drawn."""
+
+    def drawn(columns: int, *overrides: str) -> Terminal:
+        terminal = Terminal(columns)
+        with (
+            open(terminal.descriptor, "w", closefd=False) as out,
+            open(terminal.descriptor, "w", closefd=False) as error,
+        ):
+            monkeypatch.setattr("sys.stdout", out)
+            monkeypatch.setattr("sys.stderr", error)
+            trained(tmp_path, *overrides)
+        terminal.close()
+        return terminal
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
+    return drawn
+
+
+@pytest.mark.parametrize("columns", [132, 80, 40, 20])
+@pytest.mark.parametrize("metric", ["accuracy", "perplexity", "bits_per_byte"])
+def test_on_a_terminal_the_metric_comes_first(columns, metric, drawn_on, monkeypatch):
+    """It is never cut off; each drawing fits into a line, and nothing of the bar stays below the epochs' lines."""
+    original = progress.Progress.epoch_over
+    monkeypatch.setattr(
+        progress.Progress, "epoch_over", lambda self, _, value, *rest: original(self, METRICS[metric], value, *rest)
+    )
+    terminal = drawn_on(columns, "epochs=3")
+    value = r"[\d.]+ %" if metric == "accuracy" else r"[\d.,]+"
+    bars = [text for text in terminal.drawings if "=" in text]
+    evaluated = [text for text in bars if not text.startswith("loss=")]
+    assert len(evaluated) >= 12 and all(re.match(rf"{metric}={value}(, |$| )", text) for text in evaluated)
+    assert all(len(text) <= max(columns, len(f"{metric}=99.99 %")) for text in bars)
+    *epochs, rest = terminal.lines
+    assert [re.match(rf"epoch \d of 3: {metric} {value}", line)[0][6] for line in epochs] == ["1", "2", "3"]
+    assert rest == "" and all(len(line) <= max(columns, 34) for line in epochs)
+
+
+def test_a_wide_terminal_has_all_figures(drawn_on):
+    bars = [text for text in drawn_on(132).drawings if text.startswith("accuracy=")]
+    assert all(re.search(r"loss=.*, \d+/24, \[\d\d:\d\d<.*step/s\], sent=.* +\d+%\|.*\|$", text) for text in bars)
+
+
+def test_the_bar_shows_the_newest_metric(drawn_on):
+    """Also while the line of its epoch is written."""
+    drawings = drawn_on(80).drawings
+    told = {
+        i: match[1] for i, text in enumerate(drawings) if (match := re.match(r"epoch \d of 4: accuracy (\S+)", text))
+    }
+    assert len(told) == 4
+    for at, value in told.items():
+        assert next(text for text in drawings[at + 1 :] if "=" in text).startswith(f"accuracy={value} %")
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_draw_gets_lines(term, drawn_on, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    terminal = drawn_on(80)
+    assert "\r" not in terminal.drawn.replace("\r\n", "") and "\x1b" not in terminal.drawn
+    *lines, rest = terminal.lines
+    assert rest == "" and all(re.fullmatch(EPOCH, line) for line in lines) and len(lines) == 4
+
+
+@pytest.mark.parametrize("elsewhere", ["stdout", "stderr"])
+def test_no_bar_where_one_stream_goes_elsewhere(elsewhere, tmp_path, monkeypatch, capsys):
+    terminal = Terminal(80)
+    with open(terminal.descriptor, "w", closefd=False) as stream:
+        monkeypatch.setattr(f"sys.{'stderr' if elsewhere == 'stdout' else 'stdout'}", stream)
+        trained(tmp_path)
+    terminal.close()
+    lines = terminal.lines[:-1] if elsewhere == "stderr" else capsys.readouterr().out.splitlines()
+    assert all(re.fullmatch(EPOCH, line) for line in lines) and len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    "width, expected", [(100, "first, second, third"), (13, "first, second"), (12, "first"), (2, "first")]
+)
+def test_only_whole_parts_are_told(width, expected):
+    assert progress.fitting(["first", "second", "third"], width) == (expected, len(expected))
 
 
 def test_only_the_leader_speaks(tmp_path, capsys):

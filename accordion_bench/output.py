@@ -211,9 +211,14 @@ def _name_lines(names: Mapping[int, bytes]) -> None:
         stream.name_lines(names[number])
 
 
+def can_draw(stream: TextIO) -> bool:
+    """Whether a stream leads to a terminal that can take a line back."""
+    return stream.isatty() and os.environ.get("TERM") not in DUMB
+
+
 def on_a_terminal() -> bool:
     """Whether somebody watches a terminal that can draw a bar, which only this process draws on."""
-    watched = sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") not in DUMB
+    watched = can_draw(sys.stdout) and can_draw(sys.stderr)
     return watched and not any(stream.named for stream in _streams.values())
 
 

@@ -17,7 +17,7 @@ from accordion_bench.network.link_name import link_name
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.presets import named, typed_beside
-from accordion_bench.options.units import counted, human_bytes
+from accordion_bench.options.units import counted, digits, human_bytes
 from accordion_bench.processes import determinism, rendezvous
 from accordion_bench.processes.placement import Placement, place, with_placement
 from accordion_bench.processes.watchdog import Watch
@@ -196,17 +196,16 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
         told = "; ".join([*typed_beside(composed, "sync", ("period",)), f"averaging every {period}"])
         momentum, local = "", f", sync {choices['sync']} ({told})"
     adaptive = ", ".join(config.adaptive) or "none"
-    processes = "1 process" if where.processes == 1 else f"{where.processes} processes"
-    place = f"{processes} x {where.workers_per_process} on {where.device}"
+    place = f"{counted(where.processes, 'process')} x {where.workers_per_process} on {where.device}"
     if where.device == "cuda" and where.backend == "gloo":
         place += ", exchanging through the host's memory"
     if where.device == "cuda" and config.deterministic:
         place += ", deterministic kernels"
     line = (
         f"{named(composed, 'model')} on {named(composed, 'dataset')}, compressor {named(composed, 'compressor')}"
-        f"{local}, adaptive {adaptive}; "
-        f"{where.workers} workers ({where.backend}, {place}), {config.epochs} epochs of {config.batch_size} "
-        f"samples per worker and step{momentum}{describe_exchange(config, where, parts)}"
+        f"{local}, adaptive {adaptive}; {counted(where.workers, 'worker')} ({where.backend}, {place}), "
+        f"{counted(config.epochs, 'epoch')} of {counted(config.batch_size, 'sample')} per worker and "
+        f"step{momentum}{describe_exchange(config, where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
     )
     return "\n".join(filter(None, [line, parts.split, codec_kernels.missing(where, parts)]))
@@ -246,9 +245,8 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
     if split_of(summary["selected_by"]) != "test" and summary["best_epoch"] is not None:
         then = f"in epoch {summary['best_epoch'] + 1}, when the test had {judged.show(summary['test_at_best'])}"
         best = f"; best of the validation split {judged.show(summary['best_metric'])} {then}"
-    lines = [
-        f"{judged.words + ' ':<11}{judged.show(summary['metric'])} at the end{best} ({summary['steps']} steps)",
-    ]
+    steps = counted(summary["steps"], "step")
+    lines = [f"{judged.words + ' ':<11}{judged.show(summary['metric'])} at the end{best} ({steps})"]
     if (perplexity := summary.get("perplexity_per_byte")) is not None:
         lines.append(f"{'perplexity':<11}{perplexity:.4g} per byte at the end")
     if config.comm.hook:
@@ -263,7 +261,7 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
     lines += [
         f"{'control':<11}{human_bytes(summary['control_bytes'])} of decisions and checks, "
         f"{human_bytes(summary['eval_bytes'])} for evaluation",
-        f"{'time':<11}{summary['seconds']:.1f} s of training{remark}",
+        f"{'time':<11}{digits(summary['seconds'])} s of training{remark}",
     ]
     if summary["outlier_seconds"] >= MATTERS * summary["seconds"] > 0:
         count = summary["outlier_seconds_count"]
@@ -271,8 +269,8 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
             f"{'outliers':<11}{counted(count, 'step')} of {summary['steps']} took three times what is usual or longer, "
             f"{summary['outlier_seconds']:.2g} s in all beyond it: in measured time, in no modelled time"
         )
-    for sentence, steps in summary["went_dense"].items():
-        lines.append(f"{'dense':<11}{steps} of {counted(summary['steps'], 'step')}: {sentence}")
+    for sentence, took in summary["went_dense"].items():
+        lines.append(f"{'dense':<11}{took} of {steps}: {sentence}")
     if summary["modelled_seconds"] is not None:
         link = link_name(config.to_dict())
         lines.append(

@@ -10,7 +10,8 @@ python=${PYTHON:-.venv/bin/python}
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}
 runs=results/runs/demo/$(date +%Y%m%d-%H%M%S)-$$  # a new folder: the report sees this demo's runs only
 export OMP_NUM_THREADS=1  # layers this small gain nothing from two threads
-trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+ended=$(mktemp)  # a line for each arm that is done
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -f "$ended"' EXIT
 
 arm() {
     local name=$1 sweep=()
@@ -19,6 +20,8 @@ arm() {
     local command=(-m accordion_bench ${sweep[@]+"${sweep[@]}"} "$@" model=resnet20 "epochs=${EPOCHS:-40}" "seed=$seeds" "paths.runs=$runs")
     echo "$name: \$ python ${command[*]}"
     "$python" "${command[@]}" 2>&1 | sed -u "s/^/$name: /"
+    echo "$name" >> "$ended"
+    echo "$(wc -l < "$ended" | tr -d ' ') of 4 arms are done ($name)"
 }
 
 running=()

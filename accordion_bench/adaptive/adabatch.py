@@ -12,6 +12,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.units import counted
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
@@ -46,7 +47,7 @@ class AdaBatch(Policy):
     def idle(cls, options: Config, around: Surroundings) -> Idle:
         yield from super().idle(options, around)
         if options.get("freq", 0) >= around.epochs:
-            yield "freq", f"the run has {around.epochs} epochs"
+            yield "freq", f"the run has {counted(around.epochs, 'epoch')}"
 
     @classmethod
     def short(cls, options: Config, knob: str) -> Config:

@@ -10,6 +10,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component, Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.units import counted
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Request
 
@@ -55,7 +56,7 @@ class Policy(Component):
     def idle(cls, options: Config, around: Surroundings) -> Idle:
         interval = options.get("interval", 0)
         if cls.intervals and cls.intervals * interval >= around.epochs:
-            yield "interval", f"the run has {around.epochs} epochs"
+            yield "interval", f"the run has {counted(around.epochs, 'epoch')}"
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         """The values that this policy chooses from, strong first; `pair` is the compressor's own (strong, weak).

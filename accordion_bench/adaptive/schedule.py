@@ -8,6 +8,7 @@ from accordion_bench.adaptive.knobs import DENSE, check_level, is_positive
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.units import counted
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 WORDS = ("weak", "strong", "dense")
@@ -87,13 +88,14 @@ class LevelSchedule(Policy):
             found = covered(self.ranges, run.epochs)
             wrong = beyond(self.ranges, run.epochs) or first_wrong(found)
             if wrong:
-                rule = f"a list of [first epoch, end, level] that gives each of the {run.epochs} epochs one level"
+                each = f"each of the {counted(run.epochs, 'epoch')}"
+                rule = f"a list of [first epoch, end, level] that gives {each} one level"
                 raise ValueRefused("ranges", f"{rule} ({wrong})", self.ranges, repaired(self.ranges, run.epochs))
             return [self.ranges[i][2] for (i,) in found]
         critical = self.default_critical(run) if self.critical is None else self.critical
         found = covered(critical, run.epochs)
         if wrong := beyond(critical, run.epochs) or first_wrong([ids[:2] or [0] for ids in found]):
-            rule = f"a list of [first epoch, end] apart from each other within {run.epochs} epochs ({wrong})"
+            rule = f"a list of [first epoch, end] apart from each other within {counted(run.epochs, 'epoch')} ({wrong})"
             raise ValueRefused("critical", rule, self.critical, repaired(critical, run.epochs, apart=True))
         return [self.inside if ids else self.outside for ids in found]
 

@@ -226,7 +226,8 @@ def plan_lines(trainer: Trainer, parts: Components) -> Iterator[str]:
     """Epochs, steps, levels, and who may change them."""
     run, plan, ladder = parts.run, trainer.position.plan, trainer.ladder
     steps = f"{counted(run.epochs, 'epoch')} of {counted(run.steps_per_epoch(), 'step')}, {run.steps} in all"
-    yield f"{'plan':<11}{steps}; {run.batch_size} samples per worker and step, {run.workers * run.batch_size} in all"
+    batch = f"{counted(run.batch_size, 'sample')} per worker and step, {run.workers * run.batch_size} in all"
+    yield f"{'plan':<11}{steps}; {batch}"
     if plan.levels:
         values = sorted({ladder.values[level] for level in plan.levels.values()})
         shown = ", ".join(f"{value:g}" for value in values)
@@ -246,8 +247,8 @@ def byte_lines(trainer: Trainer, parts: Components, made: list[Made]) -> Iterato
     for one in made:
         number = one.exchange.number
         part = "" if number is None else f" in fragment {number + 1}"
-        what = f"{one.times} exchanges of {one.exchange.what}s{part}" + (
-            f" among {one.exchange.comm.workers} workers" if one.exchange.comm.workers != workers else ""
+        what = f"{counted(one.times, 'exchange')} of {one.exchange.what}s{part}" + (
+            f" among {counted(one.exchange.comm.workers, 'worker')}" if one.exchange.comm.workers != workers else ""
         )
         sizes = f"payload {human_bytes(one.payload())}, wire {human_bytes(one.wire)}, per worker and exchange"
         yield f"{'bytes':<11}{what}: {sizes}"

@@ -13,6 +13,7 @@ from accordion_bench.cli import pairwise, sweep
 from accordion_bench.cli.pairwise import Cell
 from accordion_bench.config.validate import validate
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.units import counted
 from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig
 
@@ -77,5 +78,6 @@ def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str],
         ran += bool(ended)
         seconds, said = time.monotonic() - start, "ran" if ended else "FAILED"
         print(f"{number:>3} of {len(todo)}  {said:<6} {seconds:5.2f} s  {' '.join(overrides[1:])}", flush=True)
-    print(f"{ran} of {len(todo)} cells ran, in {time.monotonic() - began:.0f} s: {base['paths']['runs']}", flush=True)
+    told = f"{ran} of {counted(len(todo), 'cell')} ran, in {time.monotonic() - began:.0f} s"
+    print(f"{told}: {base['paths']['runs']}", flush=True)
     return ran / len(todo)

@@ -25,6 +25,7 @@ from accordion_bench.cli.sweep_cells import Cells, best, cells_of, table
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.explain import explain
 from accordion_bench.options.instantiate import build, target
+from accordion_bench.options.units import counted
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.signals import STOP, WARNINGS, handle, handling
 
@@ -292,7 +293,9 @@ def close() -> int:
         print("\n".join(table(sweep.cells, lines)), f"folders: {sweep.file}", sep="\n")
     missing = [line for line in lines if line["exit_status"]]
     if missing:
-        print(f"{len(missing)} of {len(lines)} cells did not come to their end ({sweep.file}):", file=sys.stderr)
+        whose = "its" if len(lines) == 1 else "their"
+        heading = f"{len(missing)} of {counted(len(lines), 'cell')} did not come to {whose} end"
+        print(f"{heading} ({sweep.file}):", file=sys.stderr)
         for line in missing:
             print(f"  {line['status']}: {_differing_overrides(line, lines)}: {line['error']}", file=sys.stderr)
     if any(line["status"] != "refused" for line in missing):

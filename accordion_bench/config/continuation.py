@@ -11,6 +11,7 @@ from accordion_bench.options.checks import ConfigError, as_typed, show
 from accordion_bench.options.conf_dir import conf_dirs
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.trusted import is_trusted, targets_in
+from accordion_bench.options.units import counted
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs import reuse
@@ -58,7 +59,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
     if folder.done and not ("epochs" in typed and cfg["epochs"] != saved["epochs"]):
         raise ConfigError(
             f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
-            f"accordion_bench.report {cfg['resume']} to see it, or epochs=N for more than its {saved['epochs']} epochs"
+            f"accordion_bench.report {cfg['resume']} to see it, or epochs=N for more than its {saved['epochs']}"
         )
     for key in sorted(typed):  # a group's name comes before its options
         if {key, key.split(".")[0]} & set(FREE_ON_RESUME) and key not in [f"comm.{own}" for own in OF_THE_STATE]:
@@ -206,7 +207,7 @@ def _refuse_another_length(
         if then.policies[name].owed_to_length(past) != policy.owed_to_length(past):
             raise ConfigError(
                 f"epochs must leave what was decided as it was, got {config.epochs}, with which adaptive={name} would "
-                f"have decided otherwise in the first {past} epochs; {anew}"
+                f"have decided otherwise in the first {counted(past, 'epoch')}; {anew}"
             )
 
 

@@ -9,6 +9,7 @@ from accordion_bench.config import ddp_rules
 from accordion_bench.config.components import Components
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import target
+from accordion_bench.options.units import counted
 from accordion_bench.plan import WHOLE_MODEL
 from accordion_bench.run_config import RunConfig
 
@@ -61,7 +62,7 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
     if config.resume is not None:
         yield "paths.runs", "a resumed run stays in its folder"
     if micro_batch >= batch and not grows:
-        yield "micro_batch_size", f"a batch has {batch} samples"
+        yield "micro_batch_size", f"a batch has {counted(batch, 'sample')}"
     if config.checkpoint.every == 0:
         for key in ("minutes", "keep"):
             yield f"checkpoint.{key}", "checkpoint.every is 0"
@@ -87,10 +88,11 @@ def _seldom(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     if not sync.local or period <= steps:
         return []
     if sync.outer_optimizer != "none":
-        name = config.choices["sync"]
-        return [f"sync={name} takes no outer step here: a round has {period} steps, and the workers only {steps}"]
+        name, round_ = config.choices["sync"], counted(period, "step")
+        return [f"sync={name} takes no outer step here: a round has {round_}, and the workers only {steps}"]
     if "sync.period" in typed and config.sync["period"] == period:
-        return [f"sync.period has no effect here: workers take only {steps} steps, and meet at the end alone"]
+        only = counted(steps, "step")
+        return [f"sync.period has no effect here: workers take only {only}, and meet at the end alone"]
     return []
 
 
@@ -117,7 +119,7 @@ def _cut(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     run, asked = parts.run, {"batch_size", "workers", "comm.processes", "comm.workers_per_process", "dataset.subset"}
     if config.batch_size <= run.per_worker or parts.dataset.sharding == "consecutive" or not asked & typed:
         return []
-    return [f"batch_size={config.batch_size} is more than the {run.per_worker} samples that each worker has"]
+    return [f"batch_size={config.batch_size} is more than the {counted(run.per_worker, 'sample')} that each worker has"]
 
 
 def _growing(config: RunConfig) -> list[str]:

@@ -7,6 +7,7 @@ from accordion_bench.conformance import aggregate, edges, fidelity, options, pay
 from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.placement import check_placement
 from accordion_bench.conformance.subject import Check, Maker, NotApplicable, levels_of
+from accordion_bench.options.units import counted
 
 CHECKS: list[Check] = [
     payload.check_payload,
@@ -92,4 +93,4 @@ def run(check: Check, make: Maker, levels: Sequence[float | None] | None = None)
         return Outcome(name, "n/a", why)
     if len(told) == 1:
         return Outcome(name, "pass", told[0])
-    return Outcome(name, "pass", f"{told[0]} ({len(told)} levels)")
+    return Outcome(name, "pass", f"{told[0]} ({counted(len(told), 'level')})")

@@ -10,6 +10,7 @@ from torch import Tensor
 from accordion_bench.datasets.base import Batches, Dataset
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.units import counted
 from accordion_bench.tensors import keyed_rng
 
 SYMBOLS = 256
@@ -111,7 +112,7 @@ class ByteDataset(Dataset):
         """Training windows of a run."""
         count = min(self.subset or self.train_bytes, self.train_bytes)
         if count < 2 * self.context:
-            rule = f"at most half of the {count} bytes that are trained on"
+            rule = f"at most half of the {counted(count, 'byte')} that are trained on"
             raise ValueRefused("dataset.context", rule, self.context, max(1, count // 2))
         return windows(count, self.context)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accordion_bench import locks
+from accordion_bench import locks, output
 
 CHUNK = 1 << 20  # bytes
 
@@ -114,7 +114,8 @@ def _read(address: str, name: str, file: Path, timeout: float) -> str:
         # an opener of its own: the one that Python keeps has the proxies of the first time that it was used
         opener = urllib.request.build_opener()
         with opener.open(address, timeout=timeout) as answer, file.open("wb") as out:
-            bar = tqdm(total=answer.length, desc=name, unit="B", unit_scale=True, disable=None)  # on terminals
+            drawn = output.can_draw(sys.stderr)
+            bar = tqdm(total=answer.length, desc=name, unit="B", unit_scale=True, disable=not drawn)
             with bar:
                 while some := answer.read(CHUNK):
                     out.write(some)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from accordion_bench.compressors.base import Compressor, WhyDense
+from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 
 TOLD = 0.01  # share of the coordinates from which it is told: biases and other small tensors matter to nobody
@@ -39,7 +40,7 @@ def goes_dense(compressor: Compressor, sent: Sequence[TensorSpec], levels: Seque
         f"{why.reason} ({len(specs)})" if len(found) > 1 else why.reason for why, specs in _first(found)
     )
     instead = " or ".join(dict.fromkeys(why.instead for why, _ in _first(found)))
-    how_much = f"{count} of {len(sent)} tensors, {100 * share:.3g} % of the coordinates"
+    how_much = f"{count} of {counted(len(sent), 'tensor')}, {100 * share:.3g} % of the coordinates"
     return f"{how_much}, travel dense: {reasons}; type {instead}"
 
 

@@ -68,8 +68,8 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 worker`, `4 workers`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 worker`, `4 workers`, `2 processes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def typed_rate(bits: float) -> str:

@@ -1,12 +1,16 @@
 """Progress of a report, on stderr: a bar on a terminal, else a line every ten seconds; nothing where it is quick."""
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from tqdm import tqdm
 
+from accordion_bench import output
+
 T = TypeVar("T")
+PATIENCE = 9.5  # seconds without a line
 
 
 def told(items: Iterable[T], total: int, what: str) -> Iterator[T]:
@@ -17,6 +21,12 @@ def told(items: Iterable[T], total: int, what: str) -> Iterator[T]:
         total: how many.
         what: is done, such as `drawing`.
     """
-    shown = sys.stderr.isatty()
-    pace = {"delay": 1, "mininterval": 0.2} if shown else {"delay": 9, "mininterval": 9, "ncols": 60}
-    return iter(tqdm(items, total=total, desc=what, file=sys.stderr, leave=not shown, **pace))
+    if output.can_draw(sys.stderr):
+        yield from tqdm(items, total=total, desc=what, file=sys.stderr, leave=False, delay=1, mininterval=0.2)
+        return
+    said = time.monotonic()
+    for done, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() - said >= PATIENCE:
+            said = time.monotonic()
+            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ import itertools
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.units import counted
 from accordion_bench.schedules.base import Schedule
 
 
@@ -37,7 +38,8 @@ class MultiStep(Schedule):
         reached = [m * epochs if m < 1 else m for m in milestones]
         if any(later <= earlier for earlier, later in itertools.pairwise(reached)):
             rising = [m for _, m in sorted(dict(zip(reached, milestones, strict=True)).items())]
-            raise checks.ValueRefused("milestones", f"rising, in a run of {epochs} epochs", list(milestones), rising)
+            rule = f"rising, in a run of {counted(epochs, 'epoch')}"
+            raise checks.ValueRefused("milestones", rule, list(milestones), rising)
         self.milestones = [max(round(m * epochs), 1) if m < 1 else m for m in milestones]
         self.gamma = checks.number("gamma", gamma, above=0, at_most=1, instead=0.1)
         self.lag = checks.boolean("lag", lag, instead=False)
@@ -51,7 +53,7 @@ class MultiStep(Schedule):
         if options.get("gamma") == 1:
             yield "milestones", "schedule.gamma is 1"
         if milestones and min(milestones) >= around.epochs:
-            yield "milestones", f"the run has {around.epochs} epochs"
+            yield "milestones", f"the run has {counted(around.epochs, 'epoch')}"
 
     @property
     def rises_until(self) -> float:

@@ -2,8 +2,10 @@
 
 import atexit
 import importlib.util
+import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from accordion_bench.options.presets import named
 from accordion_bench.options.trusted import trust
 from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import METRICS
+from accordion_bench.runs.secrets import masked
 from accordion_bench.trackers.base import Tracker, scalars
 
 # what curves may be drawn against, instead of wandb's own step; the first is what they are drawn against at first
@@ -32,6 +35,33 @@ def _give_up() -> None:
     if _running is not None:
         _running.finish(exit_code=1)
     _running = None
+
+
+def refuse_environment(environ: Mapping[str, str]) -> None:
+    """Refuse a variable for wandb that wandb does not take, and would complain of when everything else has begun.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    told = {name: value for name, value in environ.items() if name.startswith("WANDB_") and value}
+    if not told:
+        return
+    import wandb
+
+    if not hasattr(wandb.Settings, "update_from_env_vars"):  # before 0.19
+        return
+    for name, value in told.items():
+        try:
+            wandb.Settings().update_from_env_vars({name: value})
+        except (wandb.Error, ValueError) as error:
+            found: list[Any] = getattr(error, "errors", list)()  # pydantic's
+            why = found[0]["msg"] if found else str(error)
+            shown = masked(value, name)[:100]
+            instead = "tracker.project=NAME" if name == "WANDB_PROJECT" else f"export {name}=VALUE"
+            raise ConfigError(
+                f"{name} in the environment must be what wandb takes, got {shown} ({' '.join(why.split())}); type "
+                f"unset {name}, and {instead} for another one"
+            ) from None
 
 
 class Wandb(Tracker):
@@ -58,6 +88,7 @@ class Wandb(Tracker):
                 "tracker=wandb must find the package wandb, got none; type pip install 'accordion-bench[wandb]', "
                 "or tracker=none"
             )
+        refuse_environment(os.environ)
 
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
         global _running
@@ -84,10 +115,11 @@ class Wandb(Tracker):
                 reinit="create_new",
             )
         except wandb.Error as error:
-            raise ConfigError(
-                f"tracker.mode={self.mode} must reach wandb, got: {' '.join(str(error).split())}; "
-                "type wandb login, or tracker.mode=offline"
-            ) from error
+            reach, instead = "write into the run folder", "tracker=tensorboard, or tracker=none"
+            if self.mode == "online":
+                reach, instead = "reach wandb", "wandb login, or tracker.mode=offline"
+            why = " ".join(str(error).split())
+            raise ConfigError(f"tracker.mode={self.mode} must {reach}, got: {why}; type {instead}") from error
         for axis in AXES:
             self.run.define_metric(axis)
         for curve in CURVES:

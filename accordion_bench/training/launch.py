@@ -13,6 +13,7 @@ from accordion_bench import output
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.datasets.base import Dataset
+from accordion_bench.options.units import counted
 from accordion_bench.processes import gpus, process_group
 from accordion_bench.processes.computing import as_in_a_run
 from accordion_bench.processes.interrupt import Stopper
@@ -160,7 +161,8 @@ def resume(trainer: Any, folder: RunFolder, computed_with: str) -> None:
     (folder.path / "summary.json").unlink(missing_ok=True)  # of the part before, which says what has stopped it
     problems = [f"{problem}; an older one is taken" for problem in problems]
     if lacking := folder.keep_metrics_before(trainer.position.epoch):
-        problems.append(f"metrics.jsonl lacks the rows of {lacking} epochs: reports will call the run incomplete")
+        rows = f"the rows of {counted(lacking, 'epoch')}"
+        problems.append(f"metrics.jsonl lacks {rows}: reports will call the run incomplete")
     if changed := codec_kernels.other_than(folder.kernels, computed_with):
         problems.append(changed)
     for problem in problems:

@@ -5,6 +5,7 @@ And part by part, thread by thread, from the run's own clock.
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,6 +14,7 @@ from accordion_bench.comm.clock import Clock
 from accordion_bench.runs.folder import RunFolder
 
 ROWS = 30  # of profile.txt
+SILENT = "99"  # above all levels of Kineto's log
 
 
 @contextlib.contextmanager
@@ -38,6 +40,8 @@ def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[
     from torch import profiler
 
     cuda = clock.cuda
+    if not cuda:  # else it says of every recording that it has found no GPU, as an error
+        os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
     order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
 
     def write(recorded: torch.profiler.profile) -> None:

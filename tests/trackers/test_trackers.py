@@ -164,6 +164,30 @@ def test_refused(options, told):
         Wandb(**options)
 
 
+@pytest.mark.parametrize(
+    "name, value, told",
+    [
+        ("PROJECT", "a/b c", r"got a/b c \(.*\); type unset WANDB_PROJECT, and tracker.project=NAME for another one"),
+        ("MODE", "offlin", r"got offlin \(Input should be .*'offline'.*\); type unset WANDB_MODE, and export"),
+        ("SILENT", "perhaps", r"got perhaps \(Input should be a valid boolean"),
+        ("RUN_ID", "a/b", r"got a/b \(Run ID cannot contain"),
+        ("BASE_URL", "x" * 200, rf"got {'x' * 100} \(Input should be a valid URL"),
+    ],
+)
+def test_variables_that_wandb_does_not_take(name, value, told, tmp_path, monkeypatch):
+    """Before there is a run folder; wandb would complain when everything else has begun."""
+    monkeypatch.setenv(f"WANDB_{name}", value)
+    with pytest.raises(ConfigError, match=f"^WANDB_{name} in the environment must be what wandb takes, {told}"):
+        train.run(tiny.cfg(tmp_path / "runs", "tracker=wandb"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_variables_that_wandb_takes(monkeypatch):
+    for name, value in (("PROJECT", "mine"), ("MODE", "online"), ("TAGS", "a,b"), ("NOTHING", "x"), ("ENTITY", "")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    Wandb()
+
+
 def test_scalars():
     row = {"a": 1, "b": None, "c": True, "d": "x", "plan": {"levels": {"fc.weight": 2}, "codebooks": {"2": [0, 1]}}}
     assert scalars(row) == {"a": 1, "plan/levels/fc.weight": 2}

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.render import loaded  # noqa: F401  before whoever imports matplotlib
 from accordion_bench.report.render.figures.breakdown import breakdown
 from accordion_bench.report.render.figures.codebooks import codebooks
 from accordion_bench.report.render.figures.curves import accuracy_bytes, accuracy_epoch, accuracy_time, accuracy_wire
@@ -20,6 +20,9 @@ from accordion_bench.report.render.figures.tradeoff import tradeoff
 from accordion_bench.report.render.figures.variance import variance
 from accordion_bench.report.render.figures.workers import workers
 from accordion_bench.report.render.formats import Print
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MANY = 10  # arms, beyond which `comparison` has rows instead of curves
 BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s
@@ -74,7 +77,7 @@ def draw_one(
         return None if figure is None else save(figure, out / f"{name}{suffix}", printed.formats)
 
 
-def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], Figure | None]]:
+def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], "Figure | None"]]:
     """What draws each figure of one setting."""
     return {
         "comparison": lambda: forest(arms) if len(arms) > MANY else side_by_side(arms, with_levels(arms)[:1]),

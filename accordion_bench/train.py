@@ -9,7 +9,7 @@ from typing import Any
 
 from accordion_bench import output
 from accordion_bench.comm.samples import MATTERS
-from accordion_bench.config.components import Components
+from accordion_bench.config.components import Components, with_counts
 from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config, threads_of
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
@@ -63,7 +63,7 @@ def _run(
 ) -> float:
     if cfg["resume"] is not None:
         cfg = resumed_config(cfg, set(typed))
-    config = RunConfig.from_dict(cfg)
+    config = with_counts(RunConfig.from_dict(cfg))
     where = place(config)
     rendezvous.agree(config, where, watch)
     parts = validate(config, where, set(typed))

@@ -22,8 +22,9 @@ from PIL import Image
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose
-from accordion_bench.datasets.imagenet import Files, FolderData, Views
+from accordion_bench.datasets.image_folder import files_of
 from accordion_bench.datasets.images import ImageData
+from accordion_bench.datasets.picture_views import FolderData, Views
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 from scripts.bench_arms import as_a_run, ratio, trainer_for
@@ -114,7 +115,7 @@ def bench_folder(rounds: int) -> None:
             folder = Path(root, f"class {i % 2}")
             folder.mkdir(exist_ok=True)
             Image.fromarray((255 * picture).byte().numpy()).save(folder / f"{i}.JPEG", quality=90)
-        files = Files.of(Path(root))
+        files = files_of(Path(root), Path(root))
         size = statistics.mean(file.stat().st_size for file in Path(root).glob("*/*")) / 1000
         for workers in (0, 1, 2):
             data = FolderData(Views(files, files, 224, True, 0), workers, CPU)

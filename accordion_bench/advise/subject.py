@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from accordion_bench.advising.counted_step import CountedStep, counted_step
 from accordion_bench.cli.example import Example
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.config.components import build_model, build_optimizer
+from accordion_bench.config.components import build_model, build_optimizer, with_counts
 from accordion_bench.config.compose import compose
 from accordion_bench.config.declared import check_kinds
 from accordion_bench.config.limits import refuse_absurd
@@ -99,7 +99,7 @@ def composed(overrides: Sequence[str]) -> tuple[RunConfig, str]:
     if "model" in typed and "dataset" not in typed and "experiment" not in typed:
         assumed = usual_data(cfg["model"])
         cfg = compose([*overrides, f"dataset={assumed}"])
-    config = RunConfig.from_dict(cfg)
+    config = with_counts(RunConfig.from_dict(cfg))
     check_kinds(config)
     refuse_absurd(config)
     for key_, value in (("compile", config.compile), ("micro_batch_size", config.micro_batch_size)):

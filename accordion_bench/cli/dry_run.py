@@ -20,7 +20,7 @@ from accordion_bench.cli.command_line import DRY_RUN
 from accordion_bench.cli.dry_time import Spent
 from accordion_bench.cli.example import Example
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.config.components import Components
+from accordion_bench.config.components import Components, with_counts
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.exchange.exchange import Exchange
@@ -88,7 +88,7 @@ def run(cfg: Config, typed: dict[str, Any], cell: str = "", asked: AskedDevice =
         raise ConfigError(f"{DRY_RUN} tells of one run, got +experiment=smoke, whose cells are computed; type it alone")
     if cfg["resume"] is not None:
         raise ConfigError(f"{DRY_RUN} must stand beside a new run's options, got resume={cfg['resume']}; type those")
-    config = RunConfig.from_dict(cfg)
+    config = with_counts(RunConfig.from_dict(cfg))
     where = place(config)
     parts = validate(config, where, set(typed))
     if parts.dataset.example(1) is None:

@@ -11,6 +11,7 @@ from typing import Any
 from accordion_bench import train
 from accordion_bench.cli import pairwise, sweep
 from accordion_bench.cli.pairwise import Cell
+from accordion_bench.config.components import with_counts
 from accordion_bench.config.validate import validate
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted
@@ -54,7 +55,8 @@ def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str],
         KeyboardInterrupt: stopped.
     """
     base = {**base, "paths": {**base["paths"], "runs": str(Path(base["paths"]["runs"], NAME))}}
-    config = RunConfig.from_dict(base)
+    config = with_counts(RunConfig.from_dict(base))
+    base = {**base, "dataset": config.dataset}
     validate(config, place(config))
     began, todo, ran = time.monotonic(), cells(base, typed), 0
     sweep.current.begin(base["paths"]["runs"])

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -69,6 +69,20 @@ def build_components(config: RunConfig, workers: int) -> Components:
     parts = Components(**vars(methods), schedule=schedule, dataset=dataset, exchange=exchange_options(config))
     parts.plan_for([])  # what a policy cannot do in this run is refused here
     return parts
+
+
+def with_counts(config: RunConfig) -> RunConfig:
+    """The configuration with what its data set finds in its files where it says null: a run notes what it was of.
+
+    Raises:
+        ConfigError: the files are not there.
+    """
+    node = config.dataset
+    null = [key for key in getattr(target(node, "dataset"), "counted", ()) if key in node and node[key] is None]
+    if not null:
+        return config
+    found = build(node, "dataset").count(config.paths.data)
+    return replace(config, dataset={**node, **{key: found[key] for key in null if key in found}})
 
 
 def exchange_options(config: RunConfig) -> ExchangeOptions:

@@ -9,7 +9,7 @@ from typing import Any
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.options.checks import ConfigError, as_typed, show
 from accordion_bench.options.conf_dir import conf_dirs
-from accordion_bench.options.instantiate import Config
+from accordion_bench.options.instantiate import Config, target
 from accordion_bench.options.trusted import is_trusted, targets_in
 from accordion_bench.options.units import counted
 from accordion_bench.processes.rendezvous import first_difference
@@ -61,6 +61,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
             f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
             f"accordion_bench.report {cfg['resume']} to see it, or epochs=N for more than its {saved['epochs']}"
         )
+    cfg = {**cfg, "dataset": _as_counted(cfg["dataset"], saved["dataset"])}
     for key in sorted(typed):  # a group's name comes before its options
         if {key, key.split(".")[0]} & set(FREE_ON_RESUME) and key not in [f"comm.{own}" for own in OF_THE_STATE]:
             merged = _with_value(merged, key, _value_at(cfg, key))
@@ -80,6 +81,14 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
         merged = {**merged, "comm": {**merged["comm"], **own}}
     moved = {key: cfg["choices"][key] for key in typed if key in FREE_ON_RESUME and key in cfg["choices"]}
     return {**merged, "resume": str(cfg["resume"]), "choices": {**saved["choices"], **moved}}
+
+
+def _as_counted(dataset: Any, saved: Any) -> Any:
+    """A data set's options with what the run has counted in its files where they say null."""
+    if not isinstance(dataset, dict) or not isinstance(saved, dict):
+        return dataset
+    found = {key: saved.get(key) for key in getattr(target(dataset, "dataset"), "counted", ()) if key in dataset}
+    return {key: found.get(key) if value is None else value for key, value in dataset.items()}
 
 
 def refuse_foreign_code(saved: Config, cfg: Config, folder: RunFolder) -> None:

@@ -64,11 +64,13 @@ class Dataset(Component):
         task: `images`, `text` (words, on and on) or `bytes` (windows).
         train_size: training samples of the whole set.
         reads_files: it is read from, or downloaded to, `paths.data`; false where it comes with a dependency or is made.
+        counted: options that are null where the files say what they are, see `count`.
     """
 
     task: str
     train_size: int
     reads_files: bool = True
+    counted: tuple[str, ...] = ()
 
     def __init__(self, subset: int | None = None, limit_eval: int | None = None, sharding: str = "reshuffled") -> None:
         for key, value in (("subset", subset), ("limit_eval", limit_eval)):
@@ -108,6 +110,14 @@ class Dataset(Component):
     def example(self, samples: int) -> tuple[Tensor, Tensor] | None:
         """Inputs and targets of the right shapes, all 0: for trials before there is data; None = nothing is tried."""
         return None
+
+    def count(self, root: str) -> dict[str, Any]:
+        """The options of `counted` as the files under `root` have them, which a run notes; this object has them, too.
+
+        Raises:
+            ConfigError: the files are not there.
+        """
+        return {}
 
     def prepare(self, root: str) -> None:
         """Make sure that the data is under `root`, downloading it where needed.

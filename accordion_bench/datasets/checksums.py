@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from accordion_bench.datasets.unreadable import refusal, why
 from accordion_bench.options.checks import ConfigError
 
 Seen = dict[str, list]  # path: [size, modified, md5], of files that were read
@@ -20,15 +21,18 @@ def refuse_changed(folder: Path, published: Mapping[str, str]) -> None:
         published: md5 by file name.
 
     Raises:
-        ConfigError: a file differs.
+        ConfigError: a file differs, or cannot be read.
     """
     cache = _cache_folder() / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
     seen, now = _read(cache), {}
     for name, md5 in published.items():
-        stat = (folder / name).stat()
-        as_it_is = [stat.st_size, stat.st_mtime_ns]
-        known = seen.get(name, [])
-        now[name] = known if known[:2] == as_it_is else [*as_it_is, _md5(folder / name)]
+        try:
+            stat = (folder / name).stat()
+            as_it_is = [stat.st_size, stat.st_mtime_ns]
+            known = seen.get(name, [])
+            now[name] = known if known[:2] == as_it_is else [*as_it_is, _md5(folder / name)]
+        except OSError as error:
+            raise refusal("the original files", folder / name, why(folder / name, error)) from None
         if now[name][2:] != [md5]:
             raise ConfigError(
                 f"paths.data must hold the original files, got {folder / name}, whose md5 is {now[name][2]} and not "

@@ -10,13 +10,36 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors import keyed_rng
 
 # by which a user, a terminal that closes, a launcher or the kernel ends a run
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU")
 SIGNALS = {getattr(signal, name) for name in NAMES if hasattr(signal, name)}
+
+
+class Told(Dataset):
+    """Items, or what is wrong with one: an exception would come from a process with all of that one's traceback.
+
+    Args:
+        items: items[key].
+    """
+
+    def __init__(self, items: Dataset) -> None:
+        self.items = items
+
+    def __getitem__(self, key: Hashable) -> Any:
+        try:
+            return self.items[key]
+        except ConfigError as wrong:
+            return wrong
+
+
+def together(items: list[Any]) -> Any:
+    """A batch of items, stacked; or what is wrong with the first one that is none."""
+    return next((item for item in items if isinstance(item, ConfigError)), None) or default_collate(items)
 
 
 class Announced:
@@ -45,23 +68,31 @@ class Loader:
         self._idle: list[tuple[DataLoader, Announced]] = []
 
     def read(self, batches: Iterable[list[Hashable]]) -> Iterator[tuple[Tensor, ...]]:
-        """The items of each list of keys in turn, stacked; several passes may be under way at a time."""
+        """The items of each list of keys in turn, stacked; several passes may be under way at a time.
+
+        Raises:
+            ConfigError: an item cannot be read; in whichever process, one sentence.
+        """
         loader, announced = pair = self._idle.pop() if self._idle else self._new()
         try:
             announced.batches = batches
             with _parent_of_calm_processes() if self.workers else contextlib.nullcontext():
                 passing = iter(loader)
-            yield from passing
+            for batch in passing:
+                if isinstance(batch, ConfigError):
+                    raise batch
+                yield batch
         finally:
             self._idle.append(pair)
 
     def _new(self) -> tuple[DataLoader, Announced]:
         keyed = keyed_rng.generator("loader")  # or it would draw from the global one
         options: dict[str, Any] = {"num_workers": self.workers, "pin_memory": self.pin, "generator": keyed}
+        options["collate_fn"] = together
         if self.workers:
             options |= {"multiprocessing_context": "spawn", "worker_init_fn": _obey, "persistent_workers": True}
         announced = Announced()
-        return DataLoader(self.items, batch_sampler=announced, **options), announced
+        return DataLoader(Told(self.items), batch_sampler=announced, **options), announced
 
 
 @contextlib.contextmanager

@@ -9,10 +9,12 @@ from torch import Tensor
 from accordion_bench.datasets import download
 from accordion_bench.datasets.byte_windows import ByteDataset
 from accordion_bench.datasets.text import EOS, TextData, TextDataset, by_frequency, numbers
+from accordion_bench.datasets.unreadable import refusal, why
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 
 SPLITS = ("train", "valid", "test")
+WHAT = "texts that can be read"
 
 
 class TextFiles(TextDataset):
@@ -74,11 +76,18 @@ class ByteFiles(ByteDataset):
 
     def texts(self, root: str) -> dict[str, bytes]:
         paths = paths_of_splits(root, self.folder, self.files, "pydocs_bytes")
-        texts = {split: path.read_bytes() for split, path in paths.items()}
+        texts = {split: _bytes(path) for split, path in paths.items()}
         if (found := len(texts["train"])) != self.train_bytes:
             rule = f"what is in {self.folder}, {found}"
             raise ValueRefused("dataset.train_bytes", rule, self.train_bytes, found)
         return texts
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise refusal(WHAT, path, why(path, error)) from None
 
 
 def three_names(files: list[str]) -> list[str]:
@@ -143,13 +152,37 @@ def read_splits(files: tuple[tuple[str, Path, int], ...], lower: bool) -> tuple[
 
 
 def read_words(path: Path, lower: bool = False) -> list[str]:
-    """The words of a file, with `<eos>` at the end of each line.
+    """The words of a file, with `<eos>` at the end of each line; a mark of UTF-8 at its beginning is no word.
 
     Raises:
-        ConfigError: it is no text.
+        ConfigError: it is no text, or cannot be read.
     """
+    words: list[str] = []
     try:
-        with open(path, encoding="utf-8") as lines:
-            return [word for line in lines for word in [*(line.lower() if lower else line).split(), EOS]]
+        with open(path, encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if "\0" in line:
+                    raise _no_text(f"a zero byte in line {number} of {path}")
+                words += (line.lower() if lower else line).split()
+                words.append(EOS)
     except UnicodeDecodeError:
-        raise ConfigError(f"dataset.files must be text in UTF-8, got {path}; type another paths.data") from None
+        raise _no_text(_first_strange_byte(path)) from None
+    except OSError as error:
+        raise refusal(WHAT, path, why(path, error)) from None
+    return words
+
+
+def _no_text(found: str) -> ConfigError:
+    return ConfigError(f"dataset.files must be text in UTF-8, got {found}; type another paths.data")
+
+
+def _first_strange_byte(path: Path) -> str:
+    """Which byte is no UTF-8: where the file is read in pieces, the error knows its place in a piece."""
+    content = path.read_bytes()
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return f"UTF-16 in {path}"
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return f"the byte {content[error.start]:#04x} at {error.start:,} in {path}"
+    return f"another text than a moment ago in {path}"

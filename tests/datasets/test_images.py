@@ -17,8 +17,10 @@ from torch import Tensor
 
 from accordion_bench import train
 from accordion_bench.datasets.cifar import Cifar
-from accordion_bench.datasets.imagenet import Files, FolderData, ImageNet, Views, box, central
+from accordion_bench.datasets.image_folder import files_of
+from accordion_bench.datasets.imagenet import ImageNet
 from accordion_bench.datasets.images import ImageData
+from accordion_bench.datasets.picture_views import Files, FolderData, Views, box, central
 from accordion_bench.datasets.svhn import SVHN
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.runs.folder import RunFolder
@@ -248,8 +250,12 @@ def small(**options) -> ImageNet:
     return ImageNet(**{"classes": 3, "train_size": 15, "image_size": 16, "workers": 0} | options)
 
 
+def files(root: Path, split: str) -> Files:
+    return files_of(root / "imagenet", root / "imagenet" / split)
+
+
 def views(root: Path, augment: bool = True) -> Views:
-    train, test = (Files.of(root / "imagenet" / split) for split in ("train", "val"))
+    train, test = (files(root, split) for split in ("train", "val"))
     return Views(train, test, 16, augment, seed=3)
 
 
@@ -258,7 +264,7 @@ def test_crops_are_torchvisions(root):
     from torchvision.transforms import functional as V
     from torchvision.transforms import v2
 
-    seen, names = views(root), Files.of(root / "imagenet" / "train")
+    seen, names = views(root), files(root, "train")
     middle = v2.Compose([v2.Resize(round(16 * 256 / 224)), v2.CenterCrop(16)])
     flipped = 0
     for sample in range(15):
@@ -339,7 +345,7 @@ def alone(root) -> list[Tensor]:
 
 class TestReadingAhead:
     def test_batches_are_in_order_and_keyed_by_epoch_and_sample(self, root, alone):
-        labels = Files.of(root / "imagenet" / "train").labels
+        labels = files(root, "train").labels
         for y, indices in zip(alone[1:12:2], ORDER, strict=True):
             assert y.tolist() == labels[indices.numpy()].tolist()
         first, again, twice = alone[0], alone[6], alone[4]  # all with sample 3 in epoch 0

@@ -11,7 +11,7 @@ from accordion_bench import train
 from accordion_bench.datasets import pydocs, text_files
 from accordion_bench.datasets.pydocs import PyDocs
 from accordion_bench.datasets.text import EOS
-from accordion_bench.datasets.text_files import TextFiles, read_words
+from accordion_bench.datasets.text_files import ByteFiles, TextFiles, read_words
 from accordion_bench.options.checks import ConfigError
 from tests.forward.test_text import cfg_for
 from tests.kit.helpers import yaml_node
@@ -23,7 +23,7 @@ TOY = {"train": "a b a\nb c\n\na <unk>\n", "valid": "c b\n", "test": "a zebra\nc
 
 
 def toy(root: Path, texts: dict[str, str] = TOY, names: str = "toy.{}.txt") -> Path:
-    (root / "toy").mkdir()
+    (root / "toy").mkdir(parents=True)
     for split, text in texts.items():
         (root / "toy" / names.format(split)).write_text(text, encoding="utf-8")
     return root
@@ -216,3 +216,49 @@ def test_no_files_named():
     assert str(refused.value) == (
         "files must be three names: training, validation, test, got [a,1,c]; type files=[*train*,*valid*,*test*]"
     )
+
+
+# ---- bytes that are no text
+
+
+def test_a_mark_of_utf_8_is_no_word(tmp_path):
+    """Some editors put it at the beginning."""
+    plain = toy_files().load(str(toy(tmp_path / "plain")), 0, CPU)
+    root = toy(tmp_path / "marked")
+    for file in (root / "toy").iterdir():
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    marked = toy_files().load(str(root), 0, CPU)
+    assert all(torch.equal(plain.words[split], marked.words[split]) for split in plain.words)
+
+
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (b"a b\nc \0 d\n", r"got a zero byte in line 2 of .*toy.valid.txt; type another"),
+        ("a b a\n".encode("utf-16"), r"got UTF-16 in .*toy.valid.txt; type another"),
+        ("a b a\n".encode("utf-16-be"), r"got a zero byte in line 1 of .*toy.valid.txt"),
+        (b"a b\n" * 5000 + b"caf\xe9 a\n", r"got the byte 0xe9 at 20,003 in .*toy.valid.txt; type another"),
+    ],
+)
+def test_bytes_that_are_no_text_are_named(content, told, tmp_path):
+    (toy(tmp_path) / "toy" / "toy.valid.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"dataset.files must be text in UTF-8, {told}"):
+        toy_files().prepare(str(tmp_path))
+
+
+@pytest.mark.parametrize("of", ["words", "bytes"])
+def test_texts_that_may_not_be_read(of, tmp_path, monkeypatch):
+    root, file = toy(tmp_path), tmp_path / "toy" / "toy.valid.txt"
+
+    def forbidden(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    if of == "words":
+        monkeypatch.setattr("builtins.open", forbidden)
+        look = lambda: read_words(file)  # noqa: E731
+    else:
+        monkeypatch.setattr(Path, "read_bytes", forbidden)
+        node = {key: value for key, value in yaml_node("dataset", "wikitext2_bytes").items() if key != "_target_"}
+        look = lambda: ByteFiles(**{**node, "folder": "toy"}).prepare(str(root))  # noqa: E731
+    with pytest.raises(ConfigError, match=r"texts that can be read, got .*txt, which may not be read by this user"):
+        look()

@@ -1,0 +1,186 @@
+"""Images and labels as arrays in an .npz file or in .npy files, found there by their usual names."""
+
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accordion_bench.datasets.counted import part_of
+from accordion_bench.datasets.unreadable import refusal, why
+from accordion_bench.options.checks import ConfigError
+
+KINDS = {"x": ("x", "images", "image", "data", "inputs"), "y": ("y", "labels", "label", "targets", "target")}
+WHAT = "arrays that can be read"
+WANTED = "paths.data must hold an .npz file, or .npy files"
+BLOCK = 1 << 24  # bytes that are read at once for a checksum
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array in a file, not read yet.
+
+    Args:
+        file: that holds it.
+        name: in the file, or the file's own.
+        shape, dtype: of the array.
+        read: reads it.
+        checksum: of its bytes.
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+    checksum: Callable[[], int]
+
+    def load(self) -> np.ndarray:
+        """The array.
+
+        Raises:
+            Unreadable: names the file and the reason.
+        """
+        return _guarded(self.file, self.read)
+
+
+Arrays = Mapping[str, Mapping[str, Stored]]  # by part (train, test, validation) and kind (x, y)
+
+
+def find(root: Path, file: str | None) -> Path:
+    """The file, or the folder of files, that holds the arrays.
+
+    Args:
+        root: `paths.data`, which may be the file itself.
+        file: its name in there; null = the only .npz, or .npy files.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    place = root if file is None else root / file
+    if place.is_file() or (file is not None and place.is_dir()):
+        return place
+    if file is not None or not place.is_dir():
+        raise ConfigError(f"{WANTED}, got {place}, which is not there; type paths.data=FILE.npz")
+    packed = sorted(own for own in place.glob("*.npz") if not own.name.startswith("."))
+    if len(packed) > 1:
+        raise ConfigError(
+            f"dataset.file must name one of the {len(packed)} .npz files in {place}, got null; type "
+            f"dataset.file={packed[0].name}"
+        )
+    if not packed and not any(place.glob("*.npy")):
+        raise ConfigError(f"{WANTED}, got {place} without one; type paths.data=FILE.npz")
+    return packed[0] if packed else place
+
+
+def arrays_in(place: Path) -> Arrays:
+    """The arrays of images and labels in an .npz file, or in a folder of .npy files.
+
+    Raises:
+        ConfigError: a file cannot be read, an array has no partner, or there is none.
+    """
+    stored = _of_folder(place) if place.is_dir() else _of_file(place)
+    found: dict[str, dict[str, Stored]] = {}
+    for own in stored:
+        if (named := _meaning(own.name)) is not None:
+            part, kind = named
+            if other := found.setdefault(part, {}).get(kind):
+                raise ConfigError(
+                    f"{place} must have one array for each of its parts, got {other.name} and {own.name}; leave one out"
+                )
+            found[part][kind] = own
+    if "train" not in found:
+        names = ", ".join(own.name for own in stored[:9]) or "none"
+        rule = "arrays named x_train and y_train (and x_test, y_test), or x and y"
+        raise ConfigError(f"{place} must have {rule}, got {names}; rename them")
+    for part, kinds in found.items():
+        if lacking := {"x", "y"} - {*kinds}:
+            own, kind = next(iter(kinds.values())), "labels" if "y" in lacking else "images"
+            raise ConfigError(
+                f"{place} must have images and labels of each part, got {own.name} without {kind} ({part})"
+            )
+    return found
+
+
+def _meaning(name: str) -> tuple[str, str] | None:
+    """(part, kind) of `x_train`, `test_labels`, `images`; None of other names."""
+    words = name.lower().replace("-", "_").split("_")
+    kinds = [kind for word in words for kind, known in KINDS.items() if word in known]
+    parts = [part for word in words if (part := part_of(word))]
+    if len(kinds) != 1 or len(words) != 1 + len(parts) or len(parts) > 1:
+        return None
+    return (parts or ["train"])[0], kinds[0]
+
+
+def _of_folder(folder: Path) -> list[Stored]:
+    return [_of_file(file)[0] for file in sorted(folder.glob("*.npy")) if not file.name.startswith(".")]
+
+
+def _of_file(file: Path) -> list[Stored]:
+    """The arrays of an .npz file, or the one of an .npy file.
+
+    Raises:
+        Unreadable: names the file and the reason.
+    """
+
+    def packed() -> list[Stored]:
+        with zipfile.ZipFile(file) as zipped:
+            members = [info for info in zipped.infolist() if info.filename.endswith(".npy")]
+            return [member(zipped, info) for info in members]
+
+    def member(zipped: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored:
+        def read() -> np.ndarray:
+            with zipfile.ZipFile(file) as again, again.open(info) as stream:
+                return np.lib.format.read_array(stream, allow_pickle=False)
+
+        with zipped.open(info) as stream:
+            shape, dtype = _header(stream)
+        return Stored(file, info.filename.removesuffix(".npy"), shape, dtype, read, lambda: info.CRC)
+
+    def single() -> list[Stored]:
+        with file.open("rb") as stream:
+            shape, dtype = _header(stream)
+        return [Stored(file, file.stem, shape, dtype, lambda: np.load(file, allow_pickle=False), lambda: _crc(file))]
+
+    return _guarded(file, single if file.suffix == ".npy" else packed)
+
+
+def _header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and kind of an array, from the beginning of its file."""
+    version = np.lib.format.read_magic(stream)
+    known = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in known:
+        raise ValueError(f"its format is {version[0]}.{version[1]}, and not 1.0 or 2.0")
+    shape, _, dtype = known[version](stream)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never read: save arrays of numbers")
+    return shape, dtype
+
+
+def _guarded(file: Path, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception as error:  # a broken file may raise anything
+        reason = why(file, error)
+        if "not a zip file" in reason:
+            reason = "which is cut off" if _begins_as_zip(file) else "which is no .npz file"
+        raise refusal(WHAT, file, reason) from error
+
+
+def _begins_as_zip(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(2) == b"PK"
+
+
+def _crc(file: Path) -> int:
+    def read() -> int:
+        found = 0
+        with file.open("rb") as stream:
+            while block := stream.read(BLOCK):
+                found = zlib.crc32(block, found)
+        return found
+
+    return _guarded(file, read)

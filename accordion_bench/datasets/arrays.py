@@ -1,0 +1,203 @@
+"""Images of somebody's own as arrays: in memory, whatever their numbers are."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.datasets import array_files
+from accordion_bench.datasets.array_files import Stored
+from accordion_bench.datasets.counted import SHARE, CountedImages, Found, held_out
+from accordion_bench.datasets.images import ImageData
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.tensors import keyed_rng
+
+CHANNELS = (1, 2, 3, 4)
+LAYOUTS = ("nhwc", "nchw")
+PADDING = 4  # pixels, of random crops
+CHUNK = 4096  # images of which sums are taken at once
+
+
+class Arrays(CountedImages):
+    """Square images and their labels in an .npz file, or in .npy files.
+
+    Names: x_train, y_train, x_test, y_test, or images and labels, data and targets, in any order and case; a validation
+    part (val, valid, validation) chooses the best epoch; x and y alone are split by `test_share`. Images [n, H, W],
+    [n, H, W, C] or [n, C, H, W] of whole numbers or floats; each channel is normalised by its mean and deviation over
+    the training images. Labels: whole numbers, text, or one-hot rows; classes are numbered in their order.
+
+    Args:
+        file: in `paths.data`; null = the only .npz there, .npy files, or `paths.data` itself.
+        layout: `nhwc` or `nchw` of images with channels; null = where the channels are is seen by their number.
+        augment: random crop (padding 4) and horizontal flip.
+        classes, train_size, channels, image_size: of the arrays; null = counted.
+        test_share, fingerprint, validation, subset, limit_eval, sharding: see `CountedImages`.
+    """
+
+    counted = (*CountedImages.counted, "channels", "image_size")
+
+    def __init__(
+        self, file: str | None = None, layout: str | None = None, augment: bool = False, **options: Any
+    ) -> None:
+        numbers = {key: options.pop(key, None) for key in ("classes", "train_size", "channels", "image_size")}
+        super().__init__(numbers, **options)
+        self.file = file
+        self.layout = None if layout is None else checks.choice("layout", layout, LAYOUTS)
+        self.augment = checks.boolean("augment", augment, instead=False)
+
+    @property
+    def in_channels(self) -> int:  # type: ignore[override]
+        return self._number("channels")
+
+    @property
+    def image_size(self) -> int:  # type: ignore[override]
+        return self._number("image_size")
+
+    def look(self, root: str) -> Found:
+        place = array_files.find(Path(root), self.file)
+        arrays = array_files.arrays_in(place)
+        first = arrays["train"]["x"]
+        _, channels, size = self._form(first)
+        for kinds in arrays.values():
+            x, y = kinds["x"], kinds["y"]
+            if self._form(x)[1:] != (channels, size):
+                both = f"{_shown(first)} and {_shown(x)}"
+                raise ConfigError(f"{place} must have equal images in all parts, got {both}; change one of them")
+            if x.shape[0] != (y.shape or (0,))[0]:
+                both = f"{_shown(x)} and {_shown(y)}"
+                raise ConfigError(f"{place} must have a label for each image, got {both}; change one of them")
+        labels = self._labels(place, arrays)
+        own_test = "test" in labels or "validation" in labels
+        chosen_by = len(labels["validation"]) if "test" in labels and "validation" in labels else 0
+        return Found(str(place), labels["train"], own_test, chosen_by, {"channels": channels, "image_size": size})
+
+    def _form(self, x: Stored) -> tuple[str, int, int]:
+        """Layout (`nhw` without channels), channels and side of images.
+
+        Raises:
+            ConfigError: they are none.
+        """
+        if x.dtype.kind not in "buif" or len(x.shape) not in (3, 4) or not all(x.shape):
+            rule = "images [n, H, W], [n, H, W, C] or [n, C, H, W] of numbers"
+            raise ConfigError(f"{x.file} must have {rule}, got {_shown(x)}; change that array")
+        rest = x.shape[1:]
+        if len(rest) == 2 and self.layout is not None:
+            raise ValueRefused(
+                "dataset.layout", f"null where images have no channels, as {_shown(x)}", self.layout, None
+            )
+        forms = {"nhw": (1, *rest)} if len(rest) == 2 else {"nhwc": (rest[2], *rest[:2]), "nchw": rest}
+        fits = [name for name, (channels, *sides) in forms.items() if channels in CHANNELS and len({*sides}) == 1]
+        fits = [name for name in fits if self.layout in (None, name)]
+        if len(fits) > 1:
+            raise ValueRefused("dataset.layout", f"nhwc or nchw, since {_shown(x)} may be either", None, "nhwc")
+        if not fits:
+            rule = "square images of 1 to 4 channels" + (f" in dataset.layout={self.layout}" if self.layout else "")
+            raise ConfigError(f"{x.file} must have {rule}, got {_shown(x)}; cut or pad them")
+        channels, side, _ = forms[fits[0]]
+        return fits[0], channels, side
+
+    def _labels(self, place: Path, arrays: array_files.Arrays) -> dict[str, np.ndarray]:
+        """Labels of each part, as numbers from 0.
+
+        Raises:
+            ConfigError: they are none, or a part has a class that the training part lacks.
+        """
+        raw = {part: _plain_labels(kinds["y"]) for part, kinds in arrays.items()}
+        classes = np.unique(raw["train"])
+        for part, own in raw.items():
+            if (strange := own[~np.isin(own, classes)]).size:
+                own_place = f"{strange[0]} in {arrays[part]['y'].name} alone"
+                rule = "the classes of its training part in all parts"
+                raise ConfigError(f"{place} must have {rule}, got {own_place}; leave those samples out")
+        return {part: np.searchsorted(classes, own) for part, own in raw.items()}
+
+    def fingerprint_of(self, root: str) -> str:
+        """Of all arrays that are read."""
+        arrays = array_files.arrays_in(array_files.find(Path(root), self.file))
+        parts = [
+            (part, kind, own.shape, own.checksum()) for part, kinds in arrays.items() for kind, own in kinds.items()
+        ]
+        return hashlib.blake2b(repr(sorted(parts)).encode(), digest_size=8).hexdigest()
+
+    def load(self, root: str, seed: int, device: torch.device) -> ImageData:
+        place = array_files.find(Path(root), self.file)
+        arrays = array_files.arrays_in(place)
+        labels = {part: torch.from_numpy(own) for part, own in self._labels(place, arrays).items()}
+        whole = {part: (self._images(kinds["x"]), labels[part]) for part, kinds in arrays.items()}
+        train, test, chosen_by = whole["train"], whole.get("test"), whole.get("validation")
+        if test is None and chosen_by is None:
+            kept, out = map(torch.from_numpy, held_out(labels["train"].numpy(), self.test_share or SHARE, seed))
+            train, test = _some(train, kept), _some(train, out)
+        elif test is None:
+            test, chosen_by = chosen_by, None
+        assert test is not None
+        mean, std = moments(train[0])
+        train, test = self.cut(train, _some(test, self._order(test)), seed)
+        if chosen_by is not None:
+            self._of_validation = len(chosen_by[1])
+            more = _some(chosen_by, self._order(chosen_by))
+            train = torch.cat([train[0], more[0]]), torch.cat([train[1], more[1]])
+        return ImageData(train, test, mean, std, PADDING * self.augment, self.augment, seed, device)
+
+    def _order(self, part: tuple[Tensor, Tensor]) -> Tensor:
+        """Numbers of the samples; where only some are evaluated on, mixed: they may be sorted by class."""
+        count = len(part[1])
+        if self.limit_eval is None:
+            return torch.arange(count)
+        return torch.randperm(count, generator=keyed_rng.generator("evaluation"))
+
+    def _images(self, x: Stored) -> Tensor:
+        """Images [n, C, H, W] in uint8 where all are so, else in float32.
+
+        Raises:
+            ConfigError: an entry is not finite.
+        """
+        layout, channels, side = self._form(x)
+        values = x.load()
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ConfigError(f"{x.file} must have finite images, got NaN or infinity in {x.name}; change that array")
+        small = values.dtype.kind in "bui" and values.min() >= 0 and values.max() <= 255
+        images = torch.from_numpy(np.ascontiguousarray(values, dtype=np.uint8 if small else np.float32))
+        images = images.permute(0, 3, 1, 2).contiguous() if layout == "nhwc" else images
+        return images.view(-1, channels, side, side)
+
+
+def _some(pair: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
+    return pair[0][indices], pair[1][indices]
+
+
+def _plain_labels(y: Stored) -> np.ndarray:
+    """Labels [n]: whole numbers or text.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    labels = y.load()
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim == 2 and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():
+        return labels.argmax(1)
+    whole = labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == labels.round()).all()
+    if labels.ndim == 1 and (whole or labels.dtype.kind in "buiUS"):
+        return labels.astype(np.int64) if whole else labels
+    rule = "one class for each image: whole numbers, text or one-hot rows"
+    raise ConfigError(f"{y.file} must have {rule}, got {_shown(y)}; change that array")
+
+
+def _shown(own: Stored) -> str:
+    """`x_train [60000, 28, 28] uint8`."""
+    return f"{own.name} [{', '.join(map(str, own.shape))}] {own.dtype}"
+
+
+def moments(images: Tensor) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel, in the units of the images; 1 for the deviation of one value."""
+    count = images[:, 0].numel()
+    total = sum(part.double().sum((0, 2, 3)) for part in images.split(CHUNK))
+    mean = total / count
+    squares = sum((part.double() - mean[:, None, None]).square().sum((0, 2, 3)) for part in images.split(CHUNK))
+    std = (squares / count).sqrt()
+    return mean.tolist(), torch.where(std > 0, std, 1.0).tolist()

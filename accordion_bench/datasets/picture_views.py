@@ -1,0 +1,162 @@
+"""What a network sees of picture files: random crops and flips in training, the central square in evaluation."""
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from accordion_bench.datasets import pictures
+from accordion_bench.datasets.base import Batches
+from accordion_bench.datasets.images import normalised, per_channel
+from accordion_bench.datasets.loader import Loader
+from accordion_bench.datasets.upload import Sent, Upload
+from accordion_bench.tensors import keyed_rng
+
+MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # of torchvision's reference training, in units of uint8
+STD = [255 * s for s in (0.229, 0.224, 0.225)]
+ATTEMPTS = 10  # at a crop that fits
+HELD_OUT = -1  # in the place of an epoch: a training image as it is evaluated
+
+
+@dataclass(frozen=True)
+class Files:
+    """Names and classes of many pictures, as arrays: Python's lists would cost each process hundreds of megabytes.
+
+    folder: of the names.
+    names, labels: arrays [n].
+    """
+
+    folder: Path
+    names: np.ndarray
+    labels: np.ndarray
+
+    def only(self, indices: Tensor) -> "Files":
+        """Some of them, in this order."""
+        return Files(self.folder, self.names[indices.numpy()], self.labels[indices.numpy()])
+
+    def with_others(self, others: "Files") -> "Files":
+        """These, and then others of the same folder."""
+        both = np.concatenate([self.names, others.names]), np.concatenate([self.labels, others.labels])
+        return Files(self.folder, *both)
+
+    def path(self, index: int) -> Path:
+        """Of one picture."""
+        return self.folder / os.fsdecode(self.names[index])
+
+    def open(self, index: int) -> Image.Image:
+        """One picture, in colour.
+
+        Raises:
+            Unreadable: names the file and the reason.
+        """
+        return pictures.opened(self.path(index))
+
+
+class Views(Dataset):
+    """What a network sees of images, decoded; indexed by (epoch, sample), or (None, sample) for evaluation.
+
+    Args:
+        train, test: the files.
+        size: height and width in pixels.
+        augment: random crops and flips of training images, keyed by (seed, epoch, sample).
+        seed: of the run.
+    """
+
+    def __init__(self, train: Files, test: Files, size: int, augment: bool, seed: int) -> None:
+        self.train, self.test, self.size, self.augment, self.seed = train, test, size, augment, seed
+
+    def __getitem__(self, key: tuple[int | None, int]) -> tuple[Tensor, int]:
+        """Image [3, size, size] in uint8, and its class; by the epoch, None for a test image, and its number."""
+        epoch, sample = key
+        files = self.test if epoch is None else self.train
+        image = files.open(sample)
+        if epoch in (None, HELD_OUT) or not self.augment:
+            image = central(image, self.size)
+        else:
+            draws = torch.rand(ATTEMPTS + 1, 4, generator=keyed_rng.generator(self.seed, "augmentation", epoch, sample))
+            image = image.crop(box(*image.size, draws[1:].tolist()))
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+            if draws[0, 0] < 0.5:
+                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1), int(files.labels[sample])
+
+
+def box(width: int, height: int, draws: Iterable[list[float]]) -> tuple[int, int, int, int]:
+    """A random crop (left, top, right, bottom) of an image, as torchvision's RandomResizedCrop draws it.
+
+    Area A = (0.08 + 0.92 u1) width x height, aspect ratio r = (3/4) (16/9)^u2, w = sqrt(A r), h = sqrt(A / r); the
+    first that fits is placed by u3 and u4. Where none fits: the largest central crop of an allowed ratio.
+
+    Args:
+        width, height: of the image, in pixels.
+        draws: [attempts, 4], uniform in [0, 1).
+    """
+    for u in draws:
+        area, ratio = (0.08 + 0.92 * u[0]) * width * height, 0.75 * (16 / 9) ** u[1]
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(u[2] * (width - w + 1)), int(u[3] * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def central(image: Image.Image, size: int) -> Image.Image:
+    """The central square of an image whose shorter side is resized to 8/7 of the square's."""
+    shorter = max(size, round(size * 8 / 7))
+    short, long = sorted(image.size)
+    longer = shorter * long // short
+    width, height = (shorter, longer) if image.width <= image.height else (longer, shorter)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))
+
+
+class FolderData:
+    """Images that are read from files ahead of the need, by processes of their own.
+
+    Args:
+        views: of the images.
+        workers: processes.
+        device: where batches go.
+    """
+
+    def __init__(self, views: Views, workers: int, device: torch.device) -> None:
+        self.train_size, self.test_size = len(views.train.labels), len(views.test.labels)
+        self.device, self.mean, self.std = device, per_channel(MEAN, device), per_channel(STD, device)
+        self.loader = Loader(views, workers, pin=device.type == "cuda")
+        self.upload = Upload(device)
+
+    def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
+        """Augmented, normalised images and labels for each index tensor in turn."""
+        return self._read(epoch, batches)
+
+    def test_batches(self, batches: Iterable[Tensor]) -> Batches:
+        """Normalised images and labels for each index tensor in turn."""
+        return self._read(None, batches)
+
+    def validation_batches(self, batches: Iterable[Tensor]) -> Batches:
+        """Normalised training images, not augmented, and labels for each index tensor in turn."""
+        return self._read(HELD_OUT, batches)
+
+    def _read(self, epoch: int | None, batches: Iterable[Tensor]) -> Batches:
+        ready = None
+        # one batch ahead: copies to a GPU overlap with its work, and a pass is over when its last batch is given out
+        for images, labels in self.loader.read([(epoch, i) for i in indices.tolist()] for indices in batches):
+            if ready is not None:
+                yield self._normalised(ready)
+            ready = self.upload.send((images, labels))
+        if ready is not None:
+            yield self._normalised(ready)
+
+    def _normalised(self, sent: Sent) -> tuple[Tensor, Tensor]:
+        images, labels = self.upload.receive(sent)
+        return normalised(images, self.mean, self.std), labels

@@ -1,5 +1,6 @@
 """Images and labels as arrays in an .npz file or in .npy files, found there by their usual names."""
 
+import functools
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -82,26 +83,26 @@ def arrays_in(place: Path) -> Arrays:
     Raises:
         ConfigError: a file cannot be read, an array has no partner, or there is none.
     """
-    stored = _of_folder(place) if place.is_dir() else _of_file(place)
     found: dict[str, dict[str, Stored]] = {}
-    for own in stored:
-        if (named := _meaning(own.name)) is not None:
+    openers = _openers(place)
+    for name, opened in openers.items():
+        if (named := _meaning(name)) is not None:  # others may hold anything
             part, kind = named
+            own = opened()
             if other := found.setdefault(part, {}).get(kind):
                 raise ConfigError(
                     f"{place} must have one array for each of its parts, got {other.name} and {own.name}; leave one out"
                 )
             found[part][kind] = own
     if "train" not in found:
-        names = ", ".join(own.name for own in stored[:9]) or "none"
+        names = ", ".join([*openers][:9]) or "none"
         rule = "arrays named x_train and y_train (and x_test, y_test), or x and y"
         raise ConfigError(f"{place} must have {rule}, got {names}; rename them")
     for part, kinds in found.items():
         if lacking := {"x", "y"} - {*kinds}:
             own, kind = next(iter(kinds.values())), "labels" if "y" in lacking else "images"
-            raise ConfigError(
-                f"{place} must have images and labels of each part, got {own.name} without {kind} ({part})"
-            )
+            rule = f"images and labels of each part, got {own.name} without the {kind} of {part}"
+            raise ConfigError(f"{place} must have {rule}; add them, or leave that array out")
     return found
 
 
@@ -115,37 +116,50 @@ def _meaning(name: str) -> tuple[str, str] | None:
     return (parts or ["train"])[0], kinds[0]
 
 
-def _of_folder(folder: Path) -> list[Stored]:
-    return [_of_file(file)[0] for file in sorted(folder.glob("*.npy")) if not file.name.startswith(".")]
-
-
-def _of_file(file: Path) -> list[Stored]:
-    """The arrays of an .npz file, or the one of an .npy file.
+def _openers(place: Path) -> dict[str, Callable[[], Stored]]:
+    """What looks at each array of an .npz file, an .npy file, or a folder of these, by the array's name.
 
     Raises:
-        Unreadable: names the file and the reason.
+        Unreadable: the file is none.
     """
+    if place.is_dir():
+        files = [file for file in sorted(place.glob("*.npy")) if not file.name.startswith(".")]
+        return {file.stem: functools.partial(_single, file) for file in files}
+    if place.suffix == ".npy":
+        return {place.stem: functools.partial(_single, place)}
 
-    def packed() -> list[Stored]:
-        with zipfile.ZipFile(file) as zipped:
-            members = [info for info in zipped.infolist() if info.filename.endswith(".npy")]
-            return [member(zipped, info) for info in members]
+    def members() -> dict[str, Callable[[], Stored]]:
+        with zipfile.ZipFile(place) as zipped:
+            inside = [info for info in zipped.infolist() if info.filename.endswith(".npy")]
+        return {info.filename.removesuffix(".npy"): functools.partial(_member, place, info) for info in inside}
 
-    def member(zipped: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored:
-        def read() -> np.ndarray:
-            with zipfile.ZipFile(file) as again, again.open(info) as stream:
-                return np.lib.format.read_array(stream, allow_pickle=False)
+    return _guarded(place, members)
 
-        with zipped.open(info) as stream:
-            shape, dtype = _header(stream)
-        return Stored(file, info.filename.removesuffix(".npy"), shape, dtype, read, lambda: info.CRC)
 
-    def single() -> list[Stored]:
+def _single(file: Path) -> Stored:
+    """An .npy file."""
+
+    def header() -> tuple[tuple[int, ...], np.dtype]:
         with file.open("rb") as stream:
-            shape, dtype = _header(stream)
-        return [Stored(file, file.stem, shape, dtype, lambda: np.load(file, allow_pickle=False), lambda: _crc(file))]
+            return _header(stream)
 
-    return _guarded(file, single if file.suffix == ".npy" else packed)
+    shape, dtype = _guarded(file, header)
+    read = functools.partial(np.load, file, allow_pickle=False)
+    return Stored(file, file.stem, shape, dtype, read, functools.partial(_crc, file))
+
+
+def _member(file: Path, info: zipfile.ZipInfo) -> Stored:
+    """An array of an .npz file."""
+
+    def within(read: Callable[[Any], Any]) -> Any:
+        with zipfile.ZipFile(file) as zipped, zipfile.Path(zipped, info.filename).open("rb") as stream:
+            return read(stream)
+
+    def read() -> np.ndarray:
+        return within(functools.partial(np.lib.format.read_array, allow_pickle=False))
+
+    shape, dtype = _guarded(file, lambda: within(_header))
+    return Stored(file, info.filename.removesuffix(".npy"), shape, dtype, read, lambda: info.CRC)
 
 
 def _header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:

@@ -189,7 +189,8 @@ def test_the_report_writes_its_name(outside):
 GROUPS = ("adaptive", "compressor", "sync", "dataset")
 OWN = ("adaptive", "compressors", "datasets", "sync")  # packages in which components may name each other
 DEFAULTS = {"none", "every_step"}  # of their groups in conf/config.yaml: what a run is without a component
-WORDS = {"schedule", "accordion", "signum"}  # also a config group; this project; the number of a signal
+# also a config group; this project; the number of a signal; where a run is; what NumPy has
+WORDS = {"schedule", "accordion", "signum", "folder", "arrays"}
 ALLOWED = {
     "config/ddp_rules.py": "torch has hooks for these three compressors, and for no others",
     "exchange/ddp.py": "the same",

@@ -3,17 +3,19 @@
 import io
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from accordion_bench import train
-from accordion_bench.config.components import build_components
+from accordion_bench.config.components import build_components, with_counts
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import progress
 from tests.kit import composed
 from tests.kit.helpers import typed_beside, yaml_names
 from tests.kit.paths import SHARED
+from tests.kit.picture_files import folder
 
 TINY = [
     "dataset=synthetic",
@@ -51,9 +53,13 @@ def test_trains(tmp_path, group, name, extra):
         assert list((folder.path / "tensorboard").glob("events.*"))
 
 
-def test_every_dataset_says_what_a_model_must_accept():
+def test_every_dataset_says_what_a_model_must_accept(tmp_path):
+    """Those that count what is in files do so where there are some: pictures, and arrays beside them."""
+    folder(tmp_path, {"a": 3, "b": 3})
+    np.savez(tmp_path / "own.npz", x=np.zeros((8, 8, 8), np.uint8), y=np.arange(8) % 2)
     for name in yaml_names("dataset"):
-        dataset = build_components(RunConfig.from_dict(composed.cfg(f"dataset={name}")), workers=4).dataset
+        config = RunConfig.from_dict(composed.cfg(f"dataset={name}", f"paths.data={tmp_path}"))
+        dataset = build_components(with_counts(config), workers=4).dataset
         of_text = {"text": ["vocabulary"], "bytes": ["vocabulary"]}
         model = {"images": ["in_channels", "num_classes"], **of_text}[dataset.task]
         assert list(dataset.model_arguments()) == model and min(dataset.model_arguments().values()) >= 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.datasets import array_files
 from accordion_bench.datasets.array_files import Stored
-from accordion_bench.datasets.counted import SHARE, CountedImages, Found, held_out
+from accordion_bench.datasets.counted import SHARE, CountedImages, Found, held_out, name_or_null
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -45,7 +45,7 @@ class Arrays(CountedImages):
     ) -> None:
         numbers = {key: options.pop(key, None) for key in ("classes", "train_size", "channels", "image_size")}
         super().__init__(numbers, **options)
-        self.file = file
+        self.file = name_or_null("file", file)
         self.layout = None if layout is None else checks.choice("layout", layout, LAYOUTS)
         self.augment = checks.boolean("augment", augment, instead=False)
 

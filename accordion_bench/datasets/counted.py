@@ -1,5 +1,6 @@
 """Images in files of somebody's own: what is not typed is counted there, and what they lack of a test is held out."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,11 +63,11 @@ class CountedImages(ImageDataset):
     ) -> None:
         super().__init__(**options)
         for key, value in numbers.items():
-            if value is not None:
+            if value is not None or key not in self.counted:
                 self._check_number(key, value)
         if test_share is not None:
             checks.number("test_share", test_share, above=0, below=1, instead=SHARE)
-        if not isinstance(fingerprint, str | None):
+        if fingerprint is not None and not re.fullmatch("[0-9a-f]{16}", str(fingerprint)):
             raise ValueRefused("fingerprint", "null, or what a run has noted", fingerprint, None)
         self.numbers, self.test_share, self.fingerprint = numbers, test_share, fingerprint
         self._of_validation = 0  # samples of the files' own, behind those to train on
@@ -178,6 +179,17 @@ def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, n
         out.append(own[order[:count]])
         kept.append(own[order[count:]])
     return np.sort(np.concatenate(kept)), np.sort(np.concatenate(out))
+
+
+def name_or_null(key: str, value: Any) -> str | None:
+    """The name of a file or folder in `paths.data`, or null.
+
+    Raises:
+        ValueRefused: it is neither.
+    """
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ValueRefused(key, "a name, or null", value, None)
+    return value
 
 
 def part_of(name: str) -> str | None:

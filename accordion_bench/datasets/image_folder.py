@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from accordion_bench.datasets import pictures
-from accordion_bench.datasets.counted import SHARE, CountedImages, Found, held_out, part_of
+from accordion_bench.datasets.counted import SHARE, CountedImages, Found, held_out, name_or_null, part_of
 from accordion_bench.datasets.picture_views import Files, FolderData, Views
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
@@ -58,7 +58,7 @@ class ImageFolder(CountedImages):
     ) -> None:
         workers = options.pop("workers", None)
         super().__init__({"classes": classes, "train_size": train_size, "image_size": image_size}, **options)
-        self.folder = folder
+        self.folder = name_or_null("folder", folder)
         self.augment = checks.boolean("augment", augment)
         self.workers = None if workers is None else checks.integer("workers", workers, at_least=0, instead=4)
 

@@ -16,6 +16,7 @@ class ImageNet(ImageFolder):
         limit_eval, validation, subset, sharding: see there.
     """
 
+    counted = ()
     usual = {"classes": 1000, "train_size": 1_281_167, "image_size": 224}
     instead = "dataset=cifar10"
 

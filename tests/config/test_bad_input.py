@@ -212,7 +212,8 @@ def test_one_experiment_and_one_of_its_arms():
 
 # ---- every option of every YAML file, fed with a value of the wrong kind
 
-FREE_TEXT = {"paths.data", "paths.runs", "tracker.project", "dataset.folder"}  # may be called nonsense
+# may be called nonsense
+FREE_TEXT = {"paths.data", "paths.runs", "tracker.project", "dataset.folder", "dataset.file"}
 MAY_BE_TRUE = {"comm.overlap", "channels_last"}  # null = as the backend has it
 TEXTS = {f"dataset={name}" for name in ("wikitext2", "ptb", "pydocs", "synthetic_text")}
 GROUPS = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())

@@ -15,7 +15,7 @@ from typing import Any
 from accordion_bench import __version__, output
 from accordion_bench.advising import asked_device
 from accordion_bench.advising.asked_device import AskedDevice
-from accordion_bench.cli import command_line, help
+from accordion_bench.cli import command_line, help, letters
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
 from accordion_bench.options.explain import explain
@@ -49,7 +49,7 @@ def _main() -> tuple[int, bool]:
     launched = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} & os.environ.keys()
     if launched:  # else torch buries the cause under its own stacks
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    sys.argv[1:] = in_order(overrides_in_todays_words(sys.argv[1:]))
+    sys.argv[1:] = in_order(letters.quoted(overrides_in_todays_words(sys.argv[1:])))
     if sys.argv[1:] == ["--version"]:
         print(f"accordion_bench {__version__}")
         return 0, True

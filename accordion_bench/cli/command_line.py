@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from accordion_bench.cli import letters
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir
@@ -41,6 +42,8 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
         ConfigError: for the first such word.
     """
     refuse_bytes(arguments)
+    for word in arguments:
+        letters.refuse_strange(word)
     for folder in config_dirs(arguments):
         add_conf_dir(folder)
     overrides: list[str] = []

@@ -37,10 +37,13 @@ def show(value: Any) -> str:
 
 def as_typed(key: str, text: str) -> str:
     """`key=text` as one types it in a shell: quoted for Hydra's grammar, and for the shell, where that is needed."""
-    if not re.fullmatch(r"[A-Za-z0-9_./:@%+-]+", text):
-        escaped = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + found[2].replace("'", r"\'"), text)
-        text = f"'{escaped}'"
-    return shlex.quote(f"{key}={text}")
+    return shlex.quote(f"{key}={text if re.fullmatch(r'[A-Za-z0-9_./:@%+-]+', text) else for_hydra(text)}")
+
+
+def for_hydra(text: str) -> str:
+    """The text in quotes, as Hydra's grammar reads it."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + found[2].replace("'", r"\'"), text)
+    return f"'{escaped}'"
 
 
 def kind_of(value: Any) -> str:

@@ -8,6 +8,7 @@ __version__ = "0.2.0"
 
 DOORS = dict.fromkeys(["attach", "attach_shards", "local"], "accordion_bench.attaching.doors")
 DOORS["advice"] = "accordion_bench.advising.doors"
+DOORS["load_weights"] = "accordion_bench.runs.weights"
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ from accordion_bench.processes.placement import Placement, place, with_placement
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig, refuse_names
 from accordion_bench.runs import checkpoint, reuse
-from accordion_bench.runs.folder import RunFolder, damaged
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import metric, split_of
 from accordion_bench.training import codec_kernels, launch
 from accordion_bench.training.heartbeat import Heartbeat
@@ -107,7 +107,7 @@ def _run(
             if folder.read_config()["epochs"] != config.epochs:
                 folder.reopen(config.epochs)
             if config.resume is not None:
-                folder.note_resumption(where.threads, codec_kernels.computed_with(where, parts))
+                folder.note_resumption(where.threads, codec_kernels.computed_with(where.device, parts))
             if found:
                 print(f"going on with {found}", flush=True)
             print("\n".join(filter(None, [note.get("title"), header(config, where, parts)])), flush=True)
@@ -150,11 +150,8 @@ def _find_earlier(config: RunConfig, leader: bool, watch: Watch | None, sweep: s
 
 def _tell_done(folder: RunFolder) -> float:
     """The metric of a run that is done already."""
-    found = folder.read_json("summary.json").get("metric")
-    if not isinstance(found, int | float):
-        raise ConfigError(damaged(folder.path / "summary.json", "no metric in it"))
     print(f"done already: {folder.path}", flush=True)
-    return found
+    return folder.read_json("summary.json")["metric"]
 
 
 def _make_or_resume_folder(
@@ -170,7 +167,7 @@ def _make_or_resume_folder(
     hook = [config.comm.hook.rpartition(":")[2]] if config.comm.hook else []
     names = [*(choices[group] for group in ("model", "dataset", "compressor")), *hook, *scheme, *policies]
     label = f"{'-'.join(names)}-s{config.seed}"
-    computed_with = codec_kernels.computed_with(where, parts)
+    computed_with = codec_kernels.computed_with(where.device, parts)
     folder = RunFolder.create(config.paths.runs, label, config.to_dict(), where.threads, sweep, computed_with)
     if watch is not None:
         watch.store.set("run_folder", str(folder.path))
@@ -208,7 +205,7 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
         f"step{momentum}{describe_exchange(config, where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
     )
-    return "\n".join(filter(None, [line, parts.split, codec_kernels.missing(where, parts)]))
+    return "\n".join(filter(None, [line, parts.split, codec_kernels.missing(where.device, parts)]))
 
 
 def describe_exchange(config: RunConfig, where: Placement, parts: Components) -> str:

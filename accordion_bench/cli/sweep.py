@@ -1,7 +1,6 @@
 """Sweeps: one line of sweep.jsonl for each cell, whichever process runs it; and Ctrl-C while others train."""
 
 import contextlib
-import json
 import math
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.units import counted
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.signals import STOP, WARNINGS, handle, handling
+from accordion_bench.runs import checksums, durable, untrusted
 
 FILE = "sweep.jsonl"  # under paths.runs
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")  # as `placement.environment_ranks` looks for them
@@ -125,24 +125,21 @@ class Sweep(Callback):
         """Append one whole line to the record; only the leader of several processes does."""
         if self.file is None or not _leads():
             return
-        whole = (json.dumps({"sweep": self.name, **line}) + "\n").encode()
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.file, "ab", buffering=0) as file:
-                file.write(whole)
+            durable.append_line(self.file, checksums.json_text({"sweep": self.name, **line}))
         except OSError as error:
             print(f"warning: the record of the sweep cannot be written: {error}", file=sys.stderr)
 
     def lines(self) -> list[dict[str, Any]]:
         """The last line of each cell of this sweep."""
-        if self.file is None or not self.file.is_file():
-            return []
         found = {}
-        for text in self.file.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # torn, by a full disk
-                line = json.loads(text)
-                if line["sweep"] == self.name:
-                    found[tuple(line["overrides"])] = line
+        with contextlib.suppress(OSError, untrusted.Refused):
+            for text in [] if self.file is None else untrusted.split_lines(self.file, most=None):
+                with contextlib.suppress(ValueError):  # torn, by a full disk, or damaged
+                    line = untrusted.parse_json(text)
+                    if isinstance(line, dict) and line.get("sweep") == self.name:
+                        found[tuple(line["overrides"])] = line
         return list(found.values())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.clip import clip_factor
 from accordion_bench.tensors.real_view import as_kind_of, as_real
@@ -125,11 +125,10 @@ class Replicas:
         named = zip(self.specs, self.shared, strict=True)
         return {"parameters": {spec.name: copy_on_cpu(value) for spec, value in named}}
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         for spec, value in zip(self.specs, self.shared, strict=True):
-            value.copy_(state["parameters"][spec.name])
+            restore_(value, state["parameters"][spec.name])
 
 
 def _chosen(values: Sequence[T], tensors: Tensors) -> Sequence[T]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.comm.pooled_buffers import pooled_buffers
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.tensors import keyed_rng
@@ -215,7 +215,7 @@ class WorkerAxis(Replicas):
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         """Continue from `worker_state()`."""
         for name, buffer in state["buffers"].items():
-            self.buffers_W[name][row].copy_(buffer)
+            restore_(self.buffers_W[name][row], buffer)
 
 
 def _gradient_of(param: nn.Parameter) -> Tensor:

@@ -12,6 +12,7 @@ from accordion_bench.options.conf_dir import conf_dirs
 from accordion_bench.options.instantiate import Config, target
 from accordion_bench.options.trusted import is_trusted, targets_in
 from accordion_bench.options.units import counted
+from accordion_bench.processes import threads
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs import reuse
@@ -136,13 +137,27 @@ def continuing(config: Config, folder: RunFolder) -> str:
     return " ".join(["python -m accordion_bench", *added, as_typed("resume", str(folder.path)), *named])
 
 
-def threads_of(folder: RunFolder) -> int | None:
-    """With how many threads each process of a run has computed, where its folder says so."""
+def computed_with(folder: RunFolder) -> Config:
+    """What decides the last bits of a run and stands in no configuration: `threads` and `kernels`.
+
+    As its newest checkpoint says; else as environment.json does, which has them of its start.
+    """
+    if (manifest := newest_manifest(folder.path)) and manifest.computed:
+        return manifest.computed
     try:
-        found = folder.read_json("environment.json").get("threads")
+        return folder.read_json("environment.json")
     except ConfigError:
-        return None
-    return found if type(found) is int and found > 0 else None
+        return {}
+
+
+def threads_of(folder: RunFolder) -> int | None:
+    """With how many threads each process of a run has computed, where its folder says so.
+
+    Raises:
+        ValueRefused: with more than this machine can start.
+    """
+    found = computed_with(folder).get("threads")
+    return threads.checked("threads", found) if type(found) is int else None
 
 
 def refuse_other_past(config: RunConfig, parts: Components) -> None:
@@ -157,7 +172,7 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
     """
     assert config.resume is not None
     folder = RunFolder(config.resume)
-    folder.refuse_links()
+    folder.refuse_strange()
     manifest = newest_manifest(folder.path)
     if manifest is None:
         if folder.done or folder.read_config().get("epochs") != config.epochs:
@@ -173,6 +188,10 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
             f"{key} must be {show(then)} as when the checkpoint was written, got {show(here)} in "
             f"{folder.path / 'config.yaml'}; restore that, or type {key}={show(here)} without resume= for a new run"
         )
+    most = saved["epochs"] * parts.run.per_worker
+    if manifest.trained.step > most or manifest.trained.epoch > saved["epochs"]:
+        told = f"{counted(manifest.trained.step, 'step')} in {counted(manifest.trained.epoch, 'epoch')}"
+        raise ConfigError(damaged(folder.path / "checkpoint", f"{told}, more than epochs={saved['epochs']} can have"))
     if saved["epochs"] != config.epochs:
         _refuse_another_length(config, parts, saved["epochs"], manifest.trained, folder)
 
@@ -228,10 +247,12 @@ def _synchronous_steps(parts: Components) -> int:
 def _steps(trained: Trained, folder: RunFolder) -> Iterator[float]:
     """When each step was taken, in epochs; how many an epoch had stands in its metrics row."""
     ends = {row["epoch"]: row["step"] for row in folder.read_metrics() if isinstance(row.get("step"), int)}
-    begin = 0
+    begin, last = 0, trained.step - trained.step_in_epoch
     for epoch in range(trained.epoch):
         end = ends.get(epoch, 0)
-        end = end if end > begin else begin + trained.steps_per_epoch
+        end = min(end if end > begin else begin + trained.steps_per_epoch, last)
+        if end <= begin:
+            return  # rows that are not those of this run: it cannot have taken more steps
         yield from (epoch + i / (end - begin) for i in range(end - begin))
         begin = end
     yield from (trained.epoch + i / trained.steps_per_epoch for i in range(trained.step_in_epoch))

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.tensors.real_view import as_kind_of
 
@@ -121,9 +121,8 @@ class InnerOptimizers:
         if not replica:
             return
         own = self.axis.replicas[row]
-        with torch.no_grad():
-            for spec, x in zip(self.axis.specs, own, strict=True):
-                x.copy_(replica["parameters"][spec.name])
+        for spec, x in zip(self.axis.specs, own, strict=True):
+            restore_(x, replica["parameters"][spec.name])
         self.of_replicas[row].state.clear()
         self._load(self.of_replicas[row], own, replica["optimizer"])
 

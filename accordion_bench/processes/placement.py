@@ -10,6 +10,7 @@ from accordion_bench.network.interface import Interface
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.processes import gpus as of_cuda
+from accordion_bench.processes import threads
 from accordion_bench.run_config import RunConfig
 
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
@@ -150,7 +151,7 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", device, "auto")
 
     if config.threads is not None:
-        checks.integer("threads", config.threads, at_least=1)
+        threads.checked("threads", config.threads)
 
     ranks = environment_ranks(environ)
     backend = comm.backend

@@ -7,6 +7,9 @@ more than the free cores, every kernel waits for one that the kernel of the mach
 import os
 from collections.abc import Callable, Mapping, MutableMapping
 
+from accordion_bench.options import checks
+
+PER_CORE = 16  # that may be asked for; OpenMP ends a process that wants some 10,000
 # floating-point operations of a step in one kernel from which on a second thread pays: docs/performance.md
 WORTH_SHARING = 100e6
 
@@ -32,14 +35,31 @@ def choose(
         processes: of the run on this machine.
         work: tells the floating-point operations of a step in a kernel, on average; asked where they decide.
         environ: of the process.
+
+    Raises:
+        ValueRefused: they are more than this machine can start.
     """
     if asked is not None:
-        return asked
+        return checked("threads", asked)
     told = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if told.isdigit():
-        return max(1, int(told))
+    if told.isdecimal():
+        return checked("OMP_NUM_THREADS", max(1, int(told)))
     share = max(1, cores() // processes)
     return share if share > 1 and work() >= WORTH_SHARING else 1
+
+
+def checked(key: str, threads: int) -> int:
+    """A number of threads that this machine can start.
+
+    Args:
+        key: where it stands, for the sentence.
+        threads: asked for.
+
+    Raises:
+        ValueRefused: it is none.
+    """
+    checks.integer(key, threads, at_least=1)
+    return checks.integer(key, threads, at_least=1, at_most=PER_CORE * (os.cpu_count() or 1), instead=cores())
 
 
 def cores() -> int:

@@ -6,9 +6,9 @@ Everything is keyed by parameter name and loads with `weights_only=True`. The fi
 folder: on several machines the run folder has to be on a shared file system.
 """
 
-import io
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -16,23 +16,21 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.instantiate import Config
 from accordion_bench.runs import durable, tensor_file
 from accordion_bench.runs.manifest import (
     FILE,
     Damaged,
     Manifest,
-    Trained,
     checkpoints,
     none_readable,
     of_something_else,
-    read_file,
     read_manifest,
     step_of,
 )
 from accordion_bench.runs.old_folders import checkpoint_in_todays_words
 
 T = TypeVar("T")
+PLACE = "file"  # in each file: its own name, and after which step it was written
 
 
 class OfAll(Protocol):
@@ -87,13 +85,12 @@ def latest(run: Path) -> Path | None:
     return next(iter(checkpoints(run)), None)
 
 
-def save(run: Path, trained: Trained, config: Config, comm: Comm, owners: Owners, keep: int = 2) -> Path:
+def save(run: Path, begun: Manifest, comm: Comm, owners: Owners, keep: int = 2) -> Path:
     """Save the state after a step, then remove older checkpoints; every process calls it.
 
     Args:
         run: the run folder.
-        trained: how far the run has come.
-        config: everything that decides its result.
+        begun: its manifest, which has no files yet.
         comm: of all workers.
         owners: whose state it is.
         keep: how many checkpoints stay, this one included.
@@ -102,7 +99,8 @@ def save(run: Path, trained: Trained, config: Config, comm: Comm, owners: Owners
         ConfigError: the disk is full; the checkpoints that were there are as they were.
     """
     comm.settle(charged=False)
-    final = run / "checkpoint" / f"step-{trained.step:08d}"
+    step = begun.trained.step
+    final = run / "checkpoint" / f"step-{step:08d}"
     part = final.with_suffix(".part")
 
     def begin() -> None:
@@ -117,13 +115,13 @@ def save(run: Path, trained: Trained, config: Config, comm: Comm, owners: Owners
         }
         if comm.leader:
             states["shared.pt"] = _merge(owner.state_dict() for owner in owners.of_all)
-        return {name: tensor_file.write(part / name, state) for name, state in states.items()}
+        return {name: tensor_file.write(part / name, {**state, PLACE: [name, step]}) for name, state in states.items()}
 
     def end() -> None:
         if comm.leader:
             if (metrics := run / "metrics.jsonl").exists():
                 durable.sync(metrics)  # a checkpoint's epochs must have their rows
-            durable.write_text(part / FILE, Manifest(trained, config, files).text())
+            durable.write_text(part / FILE, replace(begun, files=files).text())
             shutil.rmtree(final, ignore_errors=True)
             durable.replace(part, final)
             durable.sync(run)  # where the first one has made the folder
@@ -132,7 +130,7 @@ def save(run: Path, trained: Trained, config: Config, comm: Comm, owners: Owners
     files = {name: found for of_one in _together(comm, part, write) for name, found in of_one.items()}
     _together(comm, part, end)
     if comm.leader:
-        remove_older(run, keep, trained.step)
+        remove_older(run, keep, step)
     return final
 
 
@@ -205,11 +203,13 @@ def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:
 
 
 def _loaded(path: Path, manifest: Manifest | None) -> dict[str, Any]:
-    data = read_file(path, manifest)
-    try:
-        return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-    except Exception:  # random bytes may raise anything
-        raise Damaged(f"{path.name} {'cannot be read' if data else 'is empty'}") from None
+    if manifest and path.name not in manifest.files:
+        raise Damaged(f"{FILE} says nothing of {path.name}")
+    state = tensor_file.read(path, manifest.files[path.name] if manifest else None)
+    here = [path.name, step_of(path.parent)]
+    if state.pop(PLACE, here) != here:
+        raise Damaged(f"{path.name} is another worker's, or of another step")
+    return state
 
 
 def _together(comm: Comm, part: Path, work: Callable[[], T]) -> list[T]:

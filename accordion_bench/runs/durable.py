@@ -1,7 +1,9 @@
 """Files that outlive a power cut, and what is said where there is no room for them."""
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -37,6 +39,31 @@ def write_text(path: Path, text: str) -> None:
     with new_file(part) as file:
         file.write(text.encode())
     replace(part, path)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line, never behind the end of another: a file that a crash has cut off does not end with one.
+
+    Raises:
+        OSError: it is no regular file, or cannot be written.
+    """
+    with os.fdopen(to_append(path), "ab") as file:
+        size = os.fstat(file.fileno()).st_size
+        begun = size and os.pread(file.fileno(), 1, size - 1) != b"\n"
+        file.write((b"\n" if begun else b"") + line.encode() + b"\n")
+
+
+def to_append(path: str | Path, flags: int = os.O_RDWR | os.O_APPEND | os.O_CREAT) -> int:
+    """A descriptor of a regular file; no link is followed, and no reader of a pipe is waited for.
+
+    Raises:
+        OSError: it is a pipe, a folder, a link, ...
+    """
+    found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return found
 
 
 @contextlib.contextmanager

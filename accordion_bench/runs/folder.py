@@ -1,32 +1,45 @@
 """The run folder: config, environment, metrics, summary, done marker. Readable whatever happens to the run.
 
-config.yaml  environment.json  metrics.jsonl  summary.json  run.log  run.lock  checkpoint/  done
+config.yaml  environment.json  metrics.jsonl  summary.json  weights.pt  run.log  run.lock  checkpoint/  done
 """
 
 import contextlib
-import json
 import logging
-import os
 import secrets
+import stat
 import time
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs import durable, untrusted
+from accordion_bench.options.units import counted
+from accordion_bench.runs import checksums, durable, untrusted
 from accordion_bench.runs.environment import environment
 from accordion_bench.runs.old_folders import in_todays_words
+from accordion_bench.runs.plausible import is_number, wrong_in_rows, wrong_in_summary
 
 log = logging.getLogger("accordion_bench")
+
+METRICS = "metrics.jsonl"
+_FILE, _FOLDER, _LINK = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
+KINDS = {_FILE: "a file", _FOLDER: "a folder", _LINK: "a link", stat.S_IFIFO: "a pipe"}
+# what a run replaces as a whole, and what it adds to, with what may have its name
+REPLACED = (
+    *("config.yaml", "environment.json", METRICS, "summary.json", "done", "weights.pt", "best.pt"),
+    *("trace.json", "profile.txt", "timeline.json"),
+)
+APPENDED = {
+    **dict.fromkeys(("run.log", "run.lock", "run.owner"), (_FILE,)),
+    **dict.fromkeys(("checkpoint", "tensorboard", "wandb"), (_FOLDER,)),
+}
 
 
 class _Log(logging.FileHandler):
     """run.log: where it cannot be written, the run that cannot be written either says so, once."""
 
     def _open(self) -> TextIOWrapper:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        return open(os.open(self.baseFilename, flags, 0o666), "a", encoding=self.encoding)
+        return open(durable.to_append(self.baseFilename), "a", encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -86,7 +99,7 @@ class RunFolder:
         """Write config.yaml."""
         import yaml
 
-        self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
+        self._write("config.yaml", checksums.yaml_text(yaml.safe_dump(config, sort_keys=False)))
 
     def read_config(self) -> dict[str, Any]:
         """Read config.yaml, in today's words where an earlier version has written it.
@@ -108,22 +121,32 @@ class RunFolder:
             raise ConfigError(damaged(file, "no options in it"))
         return saved
 
-    def refuse_links(self) -> None:
-        """Refuse links where a run that goes on would write, or remove, what is elsewhere.
+    def refuse_strange(self) -> None:
+        """Refuse what is no file, or no folder, where a run that goes on would write, append or remove.
+
+        Of what it replaces as a whole a link may have the name: it is removed, and never followed.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: there is a pipe, say, a folder in the place of a file, or a link that would be followed.
         """
-        for file in (self.path / "run.log", self.path / "checkpoint"):
-            if file.is_symlink():
-                raise ConfigError(damaged(file, "a link"))
+        whole = [part for name in REPLACED for part in (name, f"{name}.part")]
+        for name, may_be in {**dict.fromkeys(whole, (_FILE, _LINK)), **APPENDED}.items():
+            with contextlib.suppress(FileNotFoundError):
+                kind = stat.S_IFMT((self.path / name).lstat().st_mode)
+                if kind not in may_be:
+                    raise ConfigError(damaged(self.path / name, KINDS.get(kind, "something else than a file")))
 
     def reopen(self, epochs: int) -> None:
         """Let a run have another number of epochs; a finished one is unfinished then."""
         saved = self._saved_config()
-        (self.path / "done").unlink(missing_ok=True)
-        (self.path / "summary.json").unlink(missing_ok=True)
+        self.remove_summary()
         self.write_config({**saved, "epochs": epochs})
+
+    def remove_summary(self) -> None:
+        """Remove what says how the run has ended: it goes on."""
+        with durable.room(self.path):
+            (self.path / "done").unlink(missing_ok=True)
+            (self.path / "summary.json").unlink(missing_ok=True)
 
     def note_resumption(self, threads: int | None, kernels: str) -> None:
         """Note in environment.json what is other than it was when the run began; of a damaged one nothing.
@@ -141,7 +164,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON file."""
-        self._write(name, json.dumps(content, indent=1) + "\n")
+        self._write(name, checksums.json_text(content, indent=1) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one JSON file.
@@ -164,48 +187,78 @@ class RunFolder:
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row to metrics.jsonl."""
-        with durable.room(self.path), open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        with durable.room(self.path):
+            durable.append_line(self.path / METRICS, checksums.json_text(row))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole rows of metrics.jsonl up to the first that a crash has cut off, or damaged."""
+        """All rows of metrics.jsonl that are as they were written; those that a crash has cut off are none."""
         rows = []
         with contextlib.suppress(OSError, untrusted.Refused):
-            for _, row in untrusted.read_lines(self.path / "metrics.jsonl", most=None):
-                if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
-                    break
-                rows.append(row)
+            for line in untrusted.split_lines(self.path / METRICS, most=None):
+                with contextlib.suppress(ValueError):
+                    row = untrusted.parse_json(line)
+                    if isinstance(row, dict) and isinstance(row.get("epoch"), int):
+                        rows.append(row)
         return rows
 
-    def keep_metrics_before(self, epoch: int) -> int:
-        """Drop the rows from `epoch` on, which a resumed run writes again; how many of those before are lacking."""
-        rows = [row for row in self.read_metrics() if row["epoch"] < epoch]
-        self._write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        return epoch - len({row["epoch"] for row in rows})
+    def keep_metrics_before(self, epoch: int) -> str:
+        """Drop the rows from `epoch` on, which a resumed run writes again; what is wrong with those before.
+
+        Where something is, the file stays beside the new one as it was.
+        """
+        rows, before = [row for row in self.read_metrics() if row["epoch"] < epoch], ""
+        with contextlib.suppress(OSError, untrusted.Refused):
+            before = "\n".join(untrusted.split_lines(self.path / METRICS, most=None))
+        self._write(METRICS, "".join(checksums.json_text(row) + "\n" for row in rows))
+        wrong = self.wrong_rows(epoch)
+        if wrong and before:
+            self._write(f"{METRICS}.damaged", before)
+            wrong += f"; what was there is in {METRICS}.damaged"
+        return wrong
+
+    def changed_meanwhile(self, epochs: int) -> list[str]:
+        """What somebody else has done to the files of a run that has written so many epochs, as sentences."""
+        found = []
+        for read in (self.read_config, lambda: self.read_json("environment.json")):
+            try:
+                read()
+            except ConfigError as damage:
+                found.append(str(damage))
+        return [*found, *filter(None, [self.wrong_rows(epochs)])]
+
+    def wrong_rows(self, epochs: int) -> str:
+        """What is wrong with the rows of so many epochs, as a sentence; "" where nothing is."""
+        rows = self.read_metrics()
+        if lacking := epochs - len({row["epoch"] for row in rows}):
+            return f"metrics.jsonl lacks the rows of {counted(lacking, 'epoch')}: reports will call the run incomplete"
+        wrong = wrong_in_rows(rows)
+        return f"metrics.jsonl has {wrong}: reports will leave the run out" if wrong else ""
 
     @property
     def done(self) -> bool:
-        """Whether the run came to its end, and its summary can be read."""
-        if not (self.path / "done").exists():
-            return False
+        """Whether the run came to its end, and its summary can be read and be true."""
+        return self.marked and not self.wrong_summary()
+
+    @property
+    def marked(self) -> bool:
+        """Whether the run has left its done marker."""
+        return (self.path / "done").exists()
+
+    def wrong_summary(self) -> str:
+        """What is wrong with summary.json, as a sentence; "" where nothing is."""
         try:
-            return bool(self.read_json("summary.json"))
-        except ConfigError:
-            return False
+            summary = untrusted.read_json(self.path / "summary.json")
+        except (OSError, ValueError) as error:
+            return f"summary.json cannot be read ({str(error).splitlines()[0]})"
+        if not isinstance(summary, dict) or not is_number(summary.get("metric")):
+            return "summary.json has no metric in it"
+        return wrong_in_summary(summary, self.read_metrics()[-1:])
 
     @property
     def sweep(self) -> str:
         """The sweep that the run belongs to; "" where there is none, or where that cannot be read."""
-        return self._of_environment("sweep")
-
-    @property
-    def kernels(self) -> str:
-        """With what the codecs have computed at first; "" where that is not known."""
-        return self._of_environment("kernels")
-
-    def _of_environment(self, key: str) -> str:
         try:
-            return str(self.read_json("environment.json").get(key, ""))
+            return str(self.read_json("environment.json").get("sweep", ""))
         except ConfigError:
             return ""
 

@@ -1,16 +1,14 @@
 """What a checkpoint says of itself, and whether its files are as they were written."""
 
-import json
 import operator
 import re
-import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
-from accordion_bench.runs import untrusted
+from accordion_bench.runs import checksums, untrusted
 
 FILE = "manifest.json"
 NAME = re.compile(r"step-[0-9]{1,18}")
@@ -37,6 +35,12 @@ class Trained:
     steps_per_epoch: int
 
     @property
+    def possible(self) -> bool:
+        """Whether a run can have come so far: an epoch has a step at least."""
+        within = 0 <= self.step_in_epoch <= self.steps_per_epoch and self.steps_per_epoch > 0
+        return within and 0 <= self.epoch <= self.step - self.step_in_epoch
+
+    @property
     def epochs(self) -> float:
         """Epochs passed; whole ones at the end of the last step."""
         return self.epoch + self.step_in_epoch / self.steps_per_epoch
@@ -50,15 +54,18 @@ class Manifest:
         trained: how far the run had come.
         config: everything that decides its result.
         files: their sizes in bytes and checksums (CRC-32), by name.
+        computed: what decides last bits and stands in no configuration: `threads` of a process, `kernels` of codecs.
+            Earlier versions have left nothing.
     """
 
     trained: Trained
     config: Config
     files: dict[str, tuple[int, int]]
+    computed: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
         """As it is written."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return checksums.json_text(asdict(self), indent=1) + "\n"
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -82,7 +89,9 @@ def read_manifest(path: Path) -> Manifest | None:
         content: Any = untrusted.read_json(path / FILE)
         files = {name: (size, checksum) for name, (size, checksum) in content["files"].items()}
         trained = Trained(**{name: operator.index(number) for name, number in content["trained"].items()})
-        return Manifest(trained, dict(content["config"]), files)
+        if not trained.possible or trained.step != step_of(path):
+            raise Damaged(f"{FILE} says that {trained} is reached")
+        return Manifest(trained, dict(content["config"]), files, dict(content.get("computed", {})))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -98,30 +107,6 @@ def newest_manifest(run: Path) -> Manifest | None:
         except Damaged:
             continue
     return None
-
-
-def read_file(path: Path, manifest: Manifest | None) -> bytes:
-    """One file of a checkpoint.
-
-    Raises:
-        Damaged: it is not as it was written.
-    """
-    try:
-        data = untrusted.read_bytes(path, most=None)
-    except FileNotFoundError:
-        raise Damaged(f"{path.name} is missing") from None
-    except (OSError, untrusted.Refused):
-        raise Damaged(f"{path.name} cannot be read") from None
-    if manifest is None:
-        return data
-    if path.name not in manifest.files:
-        raise Damaged(f"{FILE} says nothing of {path.name}")
-    size, checksum = manifest.files[path.name]
-    if len(data) != size:
-        raise Damaged(f"{path.name} has {len(data):,} of {size:,} bytes")
-    if zlib.crc32(data) != checksum:
-        raise Damaged(f"{path.name} is not as it was written")
-    return data
 
 
 def of_something_else(path: Path, error: Exception) -> str:

@@ -4,6 +4,7 @@ Only regular files are read, so that nothing waits for a pipe or a device. Depth
 is built: PyYAML's and json's own recursion, and what aliases stand for, have no end that a process survives.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from accordion_bench.runs import checksums
 
 SMALL = 4 << 20  # bytes, of config.yaml, summary.json, environment.json, a manifest
 LARGE = 256 << 20  # bytes, of metrics.jsonl: thirty times as many as a long run with all columns has written
@@ -24,6 +27,10 @@ BRACKETS = re.compile(r"[\[\]{}]")
 
 class Refused(ValueError):
     """A file that is not read; `str()` says why, with the file's name."""
+
+
+class NotAsWritten(Refused):
+    """A file, or a line of one, whose checksum says that something else than the run has changed it."""
 
 
 def read_bytes(file: Path, most: int | None = SMALL) -> bytes:
@@ -87,12 +94,14 @@ def read_yaml(file: Path) -> Any:
     """What a YAML file holds.
 
     Raises:
-        OSError, ValueError: it cannot be read.
+        OSError, ValueError: it cannot be read, or is not as it was written.
         yaml.YAMLError: it is no YAML.
     """
     import yaml
 
     text, loader = read_text(file), getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one: ten times as fast
+    with _as_written(file.name):
+        checksums.check_yaml(text)
     _check_events(yaml.parse(text, loader), file.name)
     try:
         return yaml.load(text, loader)
@@ -103,20 +112,40 @@ def read_yaml(file: Path) -> Any:
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file holds.
+    """What a JSON file holds, without its checksum.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is no JSON.
+        OSError, ValueError: it cannot be read, is no JSON, or is not as it was written.
     """
     return parse_json(read_text(file), file.name)
 
 
 def read_lines(file: Path, most: int | None = LARGE) -> Iterator[tuple[str, Any]]:
-    """The lines of a JSONL file and what they hold, up to the first that is cut off, or damaged.
+    """The lines of a JSONL file and what they hold, without checksums, up to the first that is cut off, or no JSON.
 
     Args:
         file: to read.
         most: bytes that it may have; None = any number, of any number of values.
+
+    Raises:
+        OSError, Refused: it cannot be read, or a line is not as it was written.
+    """
+    for number, line in enumerate(split_lines(file, most), 1):
+        try:
+            value = parse_json(line, f"line {number} of {file.name}")
+        except NotAsWritten:
+            raise
+        except ValueError:
+            return
+        yield line, value
+
+
+def split_lines(file: Path, most: int | None = LARGE) -> list[str]:
+    """The lines of a text file; what is no UTF-8 is replaced.
+
+    Args:
+        file: to read.
+        most: as for `read_lines`.
 
     Raises:
         OSError, Refused: it cannot be read.
@@ -124,27 +153,31 @@ def read_lines(file: Path, most: int | None = LARGE) -> Iterator[tuple[str, Any]
     text = read_bytes(file, most).decode("utf-8", errors="replace")
     if most is not None and len(text) > VALUES and sum(map(text.count, ",[{")) > VALUES:
         raise Refused(f"{file.name} holds more than {VALUES:,} values")
-    for line in text.splitlines():
-        try:
-            value = parse_json(line, file.name)
-        except ValueError:
-            return
-        yield line, value
+    return text.splitlines()
 
 
 def parse_json(text: str, name: str = "it") -> Any:
-    """What a JSON text means.
+    """What a JSON text means, without its checksum.
 
     Args:
         text: of a file or a line.
-        name: of its file, for the sentence.
+        name: of its file or line, for the sentence.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply.
+        ValueError: it is no JSON, nested too deeply, or not as it was written.
     """
     if text.count("[") + text.count("{") > DEPTH and _is_deep(text):
         raise Refused(f"{name} is nested deeper than {DEPTH}")
-    return json.loads(text)
+    with _as_written(name):
+        return checksums.checked_json(text, json.loads(text))
+
+
+@contextlib.contextmanager
+def _as_written(name: str) -> Iterator[None]:
+    try:
+        yield
+    except checksums.Changed:
+        raise NotAsWritten(f"{name} is not as it was written: its checksum is another one's") from None
 
 
 def _is_deep(text: str) -> bool:

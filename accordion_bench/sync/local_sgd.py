@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.optimizers.inner import is_sgd
@@ -394,4 +394,4 @@ class LocalSGD(Sync):
         for size, groups in self.tiers[:-1]:
             group = next(group for group in groups if row in group.rows)
             for name, value in zip(self.names, group.anchor, strict=True):
-                value.copy_(state["anchors"][size][name])
+                restore_(value, state["anchors"][size][name])

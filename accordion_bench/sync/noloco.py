@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
@@ -130,4 +130,4 @@ class NoLoCo(LocalSGD):
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         for key, rows in (("z", self.z), ("momentum", self.momentum)):
             for name, x in zip(self.names, rows[row] if self.forked else [], strict=False):
-                x.copy_(state[key][name])
+                restore_(x, state[key][name])

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restored
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options import checks
 
@@ -71,7 +71,7 @@ class SlowMo(Average):
 
     def load_state_dict(self, state: dict[str, Any], z: Sequence[Tensor]) -> None:
         if "u" in state:
-            self.u = [u.to(value.device, copy=True) for u, value in zip(state["u"], z, strict=True)]
+            self.u = [restored(value, u) for u, value in zip(state["u"], z, strict=True)]
 
 
 class OuterSGD(Average):
@@ -126,7 +126,7 @@ class OuterSGD(Average):
         sgd = self._begin(z)
         for parameter, buffer in zip(self.parameters, state["momentum"], strict=True):
             if buffer is not None:
-                sgd.state[parameter]["momentum_buffer"] = buffer.to(parameter.device, copy=True)
+                sgd.state[parameter]["momentum_buffer"] = restored(parameter.data, buffer)
 
 
 OUTER: dict[str, type[Average]] = {"none": Average, "slowmo": SlowMo, "sgd": OuterSGD}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
@@ -182,4 +182,4 @@ class OverlapLocalSGD(LocalSGD):
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         for key, values in (("momentum", self.momentum_W), ("launched", self.launched_W)):
             for name, x_W in zip(self.names, values, strict=False):
-                x_W[row].copy_(state[key][name])
+                restore_(x_W[row], state[key][name])

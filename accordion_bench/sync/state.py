@@ -3,7 +3,7 @@
 from typing import Any
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.sync.base import Placed, Sync
 
 PER_WORKER = "_W"
@@ -50,7 +50,7 @@ class SyncState:
             self._load_common(state["groups"].get(place.name, {}), place)
             for name, entries in state["exchange_states"].get(place.name, {}).items():
                 for key, value in entries.items():
-                    place.exchange.state[name][key][row - place.rows.start].copy_(value)
+                    restore_(place.exchange.state[name][key][row - place.rows.start], value)
 
     def _load_common(self, state: dict[str, Any], place: Placed) -> None:
         """What the workers of one exchange have in common."""

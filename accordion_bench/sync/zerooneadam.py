@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.compressors.adam_signs import AdamSigns, declare_dead, inverse_root
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.compressors.none import Dense
@@ -273,7 +273,7 @@ class ZeroOneAdam(Sync):
         for key in self.KEPT:
             setattr(self, key, state[key])
         for name, v in zip(self.names, self.variance, strict=True):
-            v.copy_(state["variance"][name])
+            restore_(v, state["variance"][name])
         self.divide_by_variance()
 
     def derived(self) -> list[Tensor]:
@@ -286,4 +286,4 @@ class ZeroOneAdam(Sync):
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         for name, m_W in zip(self.names, self.momentum_W, strict=True):
-            m_W[row].copy_(state["momentum"][name])
+            restore_(m_W[row], state["momentum"][name])

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from accordion_bench.config.components import Components
-from accordion_bench.processes.placement import Placement
 from accordion_bench.tensors import kernels
 from accordion_bench.tensors.kernels import on_gpu
 
@@ -23,25 +22,25 @@ COMPILERS = {
 }
 
 
-def computed_with(where: Placement, parts: Components) -> str:
+def computed_with(device: str, parts: Components) -> str:
     """The compiler's name, or `torch` in its place; "" where the run uses no codec that has kernels.
 
     Args:
-        where: the placement.
-        parts: the run's components.
+        device: of the run, `cpu` or `cuda`.
+        parts: its components.
     """
-    compiler = COMPILERS.get(where.device)
+    compiler = COMPILERS.get(device)
     own = parts.wrapped.compressor.traits.kernels
-    if compiler is None or parts.exchange.engine == "ddp" or where.device not in own:
+    if compiler is None or parts.exchange.engine == "ddp" or device not in own:
         return ""
     return compiler.name if compiler.installed() else "torch"
 
 
-def missing(where: Placement, parts: Components) -> str:
+def missing(device: str, parts: Components) -> str:
     """The sentence for a run that would be faster with what is not installed; "" for others."""
-    if computed_with(where, parts) != "torch":
+    if computed_with(device, parts) != "torch":
         return ""
-    name, _, install = COMPILERS[where.device]
+    name, _, install = COMPILERS[device]
     return f"without {name} the compressor computes in torch, with the same codes and slower; type {install}"
 
 

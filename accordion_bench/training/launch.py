@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch
 from accordion_bench import output
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components, build_components
+from accordion_bench.config.continuation import computed_with
 from accordion_bench.datasets.base import Dataset
-from accordion_bench.options.units import counted
 from accordion_bench.processes import gpus, process_group
 from accordion_bench.processes.computing import as_in_a_run
 from accordion_bench.processes.interrupt import Stopper
@@ -116,11 +116,12 @@ def train(
                 parts = parts or build_components(with_placement(config, where), where.workers)
                 trainer = Trainer(config, comm, folder, stopper, parts)
                 if config.resume:
-                    resume(trainer, folder, codec_kernels.computed_with(where, parts))
+                    resume(trainer, folder)
             summary = trainer.fit()
             if comm.leader:
                 folder.finish(summary)
                 checkpoint.remove_older(folder.path, 1, summary["steps"])
+                warn(folder.changed_meanwhile(summary["epochs"]))
             comm.barrier()
         except BaseException as error:
             first = watch.first_error(error) if watch else error
@@ -139,35 +140,37 @@ def warn_of_other_models(comm: Comm) -> None:
     """The leader tells where the GPUs of a run are of several kinds."""
     if comm.device.type == "cuda" and comm.processes > 1:
         sentence = gpus.unlike(comm.everyones(gpus.model(comm.device)))
-        if sentence and comm.leader:
-            log.warning(sentence)
-            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+        warn([sentence] if sentence and comm.leader else [])
 
 
-def resume(trainer: Any, folder: RunFolder, computed_with: str) -> None:
+def warn(sentences: Iterable[str]) -> None:
+    """Tell on the terminal and in run.log."""
+    for sentence in sentences:
+        log.warning(sentence)
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
+def resume(trainer: Any, folder: RunFolder) -> None:
     """Continue from the newest checkpoint that can be read, or from the start where there is none yet.
 
     Args:
         trainer: at the start.
         folder: of the run.
-        computed_with: what its codecs compute with now, see `codec_kernels`.
 
     Raises:
         ConfigError: there are some, and none can be read.
     """
+    began_with = str(computed_with(folder).get("kernels", ""))
     path, problems = trainer.load_newest()
     if not trainer.comm.leader:
         return
-    (folder.path / "summary.json").unlink(missing_ok=True)  # of the part before, which says what has stopped it
     problems = [f"{problem}; an older one is taken" for problem in problems]
-    if lacking := folder.keep_metrics_before(trainer.position.epoch):
-        rows = f"the rows of {counted(lacking, 'epoch')}"
-        problems.append(f"metrics.jsonl lacks {rows}: reports will call the run incomplete")
-    if changed := codec_kernels.other_than(folder.kernels, computed_with):
-        problems.append(changed)
-    for problem in problems:
-        log.warning(problem)
-        print(f"warning: {problem}", file=sys.stderr, flush=True)
+    if folder.marked and (wrong := folder.wrong_summary()):
+        problems.append(f"{wrong}; the end of the run is computed again")
+    folder.remove_summary()  # of the part before, which says what has stopped it
+    problems.append(folder.keep_metrics_before(trainer.position.epoch))
+    problems.append(codec_kernels.other_than(began_with, trainer.kernels))
+    warn(filter(None, problems))
     where = f"going on after step {trainer.position.step}" if path else "it has no checkpoint, and starts again"
     log.info(where)
     print(f"{folder.path}: {where}", flush=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.runs.metrics import Metric
 
-KEPT = ("best", "best_epoch", "test_at_best", "to_target", "looks")
+KEPT = ("best", "best_epoch", "test_at_best", "to_target", "looks", "files")
 SPENT = ("step", "seconds", "modelled_seconds", "payload_bytes")  # what a look tells beside the metric
 
 
@@ -30,6 +30,7 @@ class Score:
         loss_sum: training loss of this epoch, summed over steps and local workers, float64 [].
         to_target: `seconds` and `payload_bytes` when the target was reached first; empty before.
         looks: what was seen within this epoch, one dict with the metric and what was spent a look.
+        files: size and checksum of the weights that were written, by name.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Score:
         self.test_at_best: float | None = None
         self.to_target: dict[str, float] = {}
         self.looks: list[dict[str, Any]] = []
+        self.files: dict[str, tuple[int, int]] = {}
         self.loss_sum: Tensor = torch.zeros((), dtype=torch.float64, device=device)
 
     def note(self, row: dict[str, Any]) -> bool:
@@ -88,7 +90,7 @@ class Score:
         """Continue from `state_dict()`."""
         for key in KEPT:
             setattr(self, key, state.get(key))  # version 0.1 kept the value of the best epoch alone
-        self.looks = list(state.get("looks", ()))
+        self.looks, self.files = list(state.get("looks", ())), dict(state.get("files", {}))
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """The loss, kept by the first local worker."""

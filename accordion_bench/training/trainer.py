@@ -39,7 +39,8 @@ from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.learned import not_learned
-from accordion_bench.runs.manifest import Trained
+from accordion_bench.runs.manifest import Manifest, Trained
+from accordion_bench.runs.plausible import OF_AN_EPOCH
 from accordion_bench.runs.reuse import decisive
 from accordion_bench.runs.weights import BEST, FINAL, save_weights
 from accordion_bench.signals.policy_runner import PolicyRunner
@@ -47,14 +48,13 @@ from accordion_bench.sync.base import SyncContext
 from accordion_bench.sync.state import SyncState
 from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
 from accordion_bench.trackers.base import Tracker
+from accordion_bench.training import codec_kernels
 from accordion_bench.training.dense_notes import DenseNotes
 from accordion_bench.training.evaluation import evaluate
 from accordion_bench.training.profiler import profiled
 from accordion_bench.training.progress import Progress
 from accordion_bench.training.saver import Saver
 from accordion_bench.training.score import Score
-
-OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error", "looks")
 
 
 class Trainer:
@@ -72,7 +72,7 @@ class Trainer:
             is called as the model)
         what is exchanged: sync (with its exchanges), runner, overlap, comm, ddp (in the place of an exchange)
         what adapts: ladder, policy_runner (with the policies and what they want to know)
-        where it stands: position (epoch, step, plan), score
+        where it stands: position (epoch, step, plan), score, last_row (of metrics, with which it will be summed up)
         what is told: clock, network, meter, folder, progress, dense_notes, tracker, stopper
         what is saved: owners, and when: saver
     """
@@ -89,6 +89,7 @@ class Trainer:
         self.device, self.clock = comm.device, comm.clock
         parts, seed = parts or build_components(config, comm.workers), config.seed
         self.sync, self.ladder = parts.sync, parts.ladder
+        self.kernels = codec_kernels.computed_with(comm.device.type, parts)
 
         self.chance = parts.dataset.chance
         self.data = parts.dataset.load(config.paths.data, seed, self.device)
@@ -112,6 +113,7 @@ class Trainer:
         self.loss_scale = LossScale() if config.precision == "float16" else None
 
         chosen_by = self.task.selected_by, self.task.tested
+        self.last_row: dict[str, Any] = {}
         self.score = Score(self.task.metric, config.target, config.target_every, self.device, *chosen_by)
         specs, like, run = self.axis.specs, self.axis.like, parts.run
         plan = parts.plan_for(specs)
@@ -412,7 +414,7 @@ class Trainer:
             **self.policy_runner.measured(),
             **({"looks": self.score.looks} if self.score.looks else {}),
         }
-        best = self.score.note(row)
+        best, self.last_row = self.score.note(row), row
         if self.comm.leader:
             self.keep_weights(values, buffers, best)
             self.folder.append_metrics(row)
@@ -451,13 +453,13 @@ class Trainer:
         names = [FINAL] * last + [BEST] * (best and self.config.checkpoint.best)
         weights = self.axis.weights(values, buffers) if names else {}
         for name in names:
-            save_weights(self.folder.path / name, weights)
+            self.score.files[name] = save_weights(self.folder.path / name, weights)
 
     def summary(self) -> dict[str, Any]:
         """summary.json: the final metric, the ledger and the clock."""
-        rows = self.folder.read_metrics() if self.comm.leader else [{}]
-        row, judged = rows[-1], self.task.metric
-        name, losses = judged.name, [row["train_loss"] for row in rows if row]
+        rows = self.folder.read_metrics() if self.comm.leader else []
+        row, judged = self.last_row, self.task.metric
+        name, losses = judged.name, [row["train_loss"] for row in rows]
         kept = {k: v for k, v in row.items() if k not in (*OF_AN_EPOCH, name)}
         return {
             "metric_name": name,
@@ -475,6 +477,7 @@ class Trainer:
             "test_size": self.data.test_size,
             **kept,
             "went_dense": dict(self.dense_notes.steps),
+            "files": self.score.files,
             "seconds_to_target": self.score.to_target.get("seconds"),
             "payload_bytes_to_target": self.score.to_target.get("payload_bytes"),
         }
@@ -505,7 +508,9 @@ class Trainer:
         position, began = self.position, time.monotonic()
         trained = Trained(position.epoch, position.step, position.step_in_epoch, position.steps_per_epoch)
         config = decisive({**self.config.to_dict(), "workers": self.comm.workers})
-        path = checkpoint.save(self.folder.path, trained, config, self.comm, self.owners, self.saver.keep)
+        computed = {"threads": torch.get_num_threads(), "kernels": self.kernels}
+        begun = Manifest(trained, config, {}, computed)
+        path = checkpoint.save(self.folder.path, begun, self.comm, self.owners, self.saver.keep)
         self.saver.saved(position.step, began)
         return path
 

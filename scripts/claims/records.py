@@ -1,10 +1,12 @@
 """results/records.csv: every run that was ever counted or chose a rate, failures included; lines are only added."""
 
 import csv
+import io
 import shlex
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.runs import durable
 from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome
 
@@ -28,13 +30,13 @@ def record(found: Outcome, file: Path = FILE) -> None:
     """
     if not found.ended or found.hash in recorded(file):
         return
-    new = not file.is_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", newline="", encoding="utf-8") as lines:
-        writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row(found))
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
+    if not file.is_file():
+        writer.writeheader()
+    writer.writerow(row(found))
+    durable.append_line(file, lines.getvalue().removesuffix("\n"))
 
 
 def recorded(file: Path = FILE) -> set[str]:

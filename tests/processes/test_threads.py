@@ -1,12 +1,14 @@
 """Threads: how many are chosen, that they sleep while they wait, and what a run says of them."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from accordion_bench import train
+from accordion_bench.config import continuation
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import threads
 from accordion_bench.report.compare import provenance
@@ -62,13 +64,15 @@ def test_the_command_line_says_so_before_torch_is_imported():
 
 
 def test_a_run_says_with_how_many_and_goes_on_with_them(tmp_path):
-    train.run(composed.run(tmp_path, "threads=1", "epochs=1"))
+    train.run(composed.run(tmp_path, "threads=1", "epochs=1", "checkpoint.every=6"))
     folder = RunFolder(tiny.only(tmp_path))
     seen = folder.read_json("environment.json")
     assert seen["threads"] == 1 and seen["load"] >= 0 and seen["host"] == os.uname().nodename
     (folder.path / "done").unlink()
     folder.write_json("environment.json", {**seen, "threads": 7})
     resume = f"resume={folder.path}"
+    assert train.resumed_config(composed.run(tmp_path, resume), {"resume"})["threads"] == 1  # as its checkpoint says
+    shutil.rmtree(folder.path / "checkpoint")
     assert train.resumed_config(composed.run(tmp_path, resume), {"resume"})["threads"] == 7
     assert train.resumed_config(composed.run(tmp_path, resume, "threads=2"), {"resume", "threads"})["threads"] == 2
     (folder.path / "environment.json").unlink()
@@ -78,6 +82,21 @@ def test_a_run_says_with_how_many_and_goes_on_with_them(tmp_path):
 def test_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^threads must be an integer of at least 1, got 0; type threads=1$"):
         composed.validated(composed.run(tmp_path, "threads=0"))
+
+
+@pytest.mark.parametrize("many", [10**5, 10**9, 10**30])
+def test_more_than_a_machine_can_start_are_refused(many, tmp_path):
+    """OpenMP would end the process. So it is wherever the number comes from."""
+    rule = f"must be an integer of at most {16 * os.cpu_count()}, got {many}; type"
+    with pytest.raises(ConfigError, match=f"^threads {rule} threads={threads.cores()}$"):
+        composed.validated(composed.run(tmp_path, f"threads={many}"))
+    with pytest.raises(ConfigError, match=f"^OMP_NUM_THREADS {rule}"):
+        threads.choose(None, 1, lambda: 1.0, {"OMP_NUM_THREADS": str(many)})
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.write_json("environment.json", {"threads": many})
+    with pytest.raises(ConfigError, match=f"^threads {rule}"):
+        continuation.threads_of(folder)
 
 
 def arm(label: str, **environment) -> Arm:

@@ -23,7 +23,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, manifest, tensor_file
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.runs.manifest import Trained
+from accordion_bench.runs.manifest import Manifest, Trained
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, tiny
 from tests.kit.processes import in_two
@@ -63,7 +63,7 @@ def owners(number: int = 0) -> Owners:
 
 def save(run: Path, step: int, comm: Comm | None = None, keep: int = 2) -> Path:
     trained = Trained(step // 6, step, step % 6, 6)
-    return checkpoint.save(run, trained, {"seed": 0}, comm or Comm(2), owners(step), keep)
+    return checkpoint.save(run, Manifest(trained, {"seed": 0}, {}), comm or Comm(2), owners(step), keep)
 
 
 def names(run: Path) -> list[str]:
@@ -245,7 +245,7 @@ def _in_each_process(rank: int, folder: str) -> None:
 
     torch.manual_seed(100 + rank)
     mine = Owners([], [GlobalGenerator(comm.device)])
-    checkpoint.save(run, Trained(4, 24, 0, 6), {}, comm, mine)
+    checkpoint.save(run, Manifest(Trained(4, 24, 0, 6), {}, {}), comm, mine)
     expected = torch.rand(3)
     torch.rand(7 + rank)
     checkpoint.load(run / "checkpoint" / "step-00000024", comm, mine)

@@ -15,7 +15,8 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import reuse
+from accordion_bench.runs import checksums, reuse
+from accordion_bench.runs import folder as folder_of
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.weights import save_weights
 from accordion_bench.training import launch
@@ -135,8 +136,10 @@ def test_a_strange_row(row, runs, tmp_path):
 def test_a_metric_that_is_no_number(metric, runs, tmp_path):
     cfg, folder = copied(runs, "finished", tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps({**summary, "metric": metric}))
-    assert any("no metric in it; restore it" in sentence for sentence in doors(cfg, folder))
+    assert RunFolder(folder).done
+    (folder / "summary.json").write_text(checksums.json_text({**summary, "metric": metric}))
+    assert not RunFolder(folder).done and RunFolder(folder).wrong_summary() == "summary.json has no metric in it"
+    doors(cfg, folder)
 
 
 def test_rows_that_are_lost_are_told(runs, tmp_path, capsys):
@@ -162,11 +165,11 @@ def test_no_link_leads_out_of_the_folder(tmp_path):
     assert mine.read_text() == "mine" and folder.read_config() == {"epochs": 1}
 
 
-@pytest.mark.parametrize("name", ["run.log", "checkpoint"])
+@pytest.mark.parametrize("name", folder_of.APPENDED)
 def test_a_link_where_a_run_appends_or_removes_is_refused(name, tmp_path):
     (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=f"{name} must be as the run has written it, got a link; restore it, or"):
-        RunFolder(tmp_path).refuse_links()
+        RunFolder(tmp_path).refuse_strange()
 
 
 def test_a_folder_that_takes_no_log_is_told(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from accordion_bench.report.compare import provenance
 from accordion_bench.report.read.load import read_run
 from accordion_bench.report.read.running import is_running
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint
+from accordion_bench.runs import checkpoint, manifest
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
@@ -376,7 +377,9 @@ def test_the_folder_tells_of_every_machine(tmp_path, monkeypatch):
 def test_a_sweep_goes_on_with_the_threads_of_the_run(tmp_path, monkeypatch):
     cfg = start(tmp_path, "compressor=topk")
     folder = RunFolder(stop(cfg, 8, every=6))
-    folder.write_json("environment.json", {**folder.read_json("environment.json"), "threads": 3})
+    newest = checkpoint.latest(folder.path)
+    begun = manifest.read_manifest(newest)
+    (newest / manifest.FILE).write_text(replace(begun, computed={"threads": 3}).text())
 
     def run(config: RunConfig, where: placement.Placement, *_: object) -> None:
         raise ValueError(where.threads)

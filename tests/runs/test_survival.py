@@ -20,7 +20,7 @@ from accordion_bench.report.read.load import read_run
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import Owners
 from accordion_bench.runs.folder import RunFolder, log
-from accordion_bench.runs.manifest import Trained
+from accordion_bench.runs.manifest import Manifest, Trained
 from tests.kit import tiny
 from tests.kit.processes import killed, start_forking
 from tests.runs import test_checkpoint
@@ -231,7 +231,7 @@ def fuzz(tmp_path: Path, cases: int, with_manifest: bool) -> None:
     for step in (6, 12):
         common = Common(step)
         trained = Trained(step // 6, step, step % 6, 6)
-        checkpoint.save(tmp_path, trained, {}, comm, Owners([common], [test_checkpoint.Own(common)]))
+        checkpoint.save(tmp_path, Manifest(trained, {}, {}), comm, Owners([common], [test_checkpoint.Own(common)]))
     if not with_manifest:  # as version 0.1 has left them
         for file in (tmp_path / "checkpoint").glob("*/manifest.json"):
             file.unlink()

@@ -29,14 +29,11 @@ def test_a_run_that_could_be_faster_is_told_so_once(monkeypatch):
 
 
 def test_so_is_one_on_a_gpu(monkeypatch):
-    parts, where = (
-        composed.parts_of({**composed.cfg("compressor=qsgd"), "workers": 4}),
-        Placement("nccl", 2, 2, device="cuda"),
-    )
+    parts = composed.parts_of({**composed.cfg("compressor=qsgd"), "workers": 4})
     told = []
     for there in (True, False):
         monkeypatch.setattr(on_gpu, "installed", lambda there=there: there)
-        told.append((codec_kernels.computed_with(where, parts), codec_kernels.missing(where, parts)))
+        told.append((codec_kernels.computed_with("cuda", parts), codec_kernels.missing("cuda", parts)))
     said = "without triton the compressor computes in torch, with the same codes and slower; type pip install triton"
     assert told == [("triton", ""), ("torch", said)]
 

@@ -9,6 +9,7 @@ from accordion_bench.methods.labels import hook_of, label
 from accordion_bench.network.link_model import Network
 from accordion_bench.report.read.printable import NAME
 from accordion_bench.runs.metrics import LOSSES, METRICS, metric
+from accordion_bench.runs.plausible import is_number, wrong_in_rows, wrong_in_summary
 
 LARGEST = 1e100  # of numbers that are squared and multiplied; those of no run come near
 MOST_WORKERS = 1_000_000
@@ -59,8 +60,15 @@ def _problem(
     if hooked and any(row.get(column) is not None for row in rows for column in COUNTED):
         return "metrics.jsonl has a row with bytes of a hook, which nobody has counted"
     needed = [column for column in COLUMNS if not (hooked and column in COUNTED)]
-    strange = _strange_row(rows, (str(summary.get("metric_name", "accuracy")), *needed), PARTS, "metrics.jsonl")
-    return strange or _not_understood(config, summary.get("modelled_seconds") is not None, "config.yaml")
+    if strange := _strange_row(rows, (str(summary.get("metric_name", "accuracy")), *needed), PARTS, "metrics.jsonl"):
+        return strange
+    if wrong := wrong_in_rows(rows):
+        return f"metrics.jsonl has {wrong}"
+    if summary["epochs"] != len(rows) or summary["epochs"] != config["epochs"]:
+        said = f"summary.json {summary['epochs']}, metrics.jsonl has {len(rows)}"
+        return f"config.yaml says {config['epochs']} epochs, {said}"
+    modelled = summary.get("modelled_seconds") is not None
+    return wrong_in_summary(summary, rows) or _not_understood(config, modelled, "config.yaml")
 
 
 def problem_of_rows(
@@ -100,8 +108,11 @@ def _problem_of_rows(
         return f"{missing[0].removeprefix('choices.')} is missing in the rows of {file}, or of another kind"
     if summary["epochs"] < config["epochs"]:
         return f"{file} has rows up to epoch {summary['epochs']} of {config['epochs']}: still running, or stopped"
-    strange = _strange_row(rows, ("epoch",), (), file)
-    return strange or _not_understood(config, summary.get("modelled_seconds") is not None, file)
+    if strange := _strange_row(rows, ("epoch",), (), file):
+        return strange
+    if wrong := wrong_in_rows(rows, whole=False):
+        return f"{file} has {wrong}; a loop that goes on takes its sums along with comm.load_state_dict()"
+    return _not_understood(config, summary.get("modelled_seconds") is not None, file)
 
 
 def _strange_in_summary(summary: Mapping[str, Any]) -> list[str]:
@@ -229,11 +240,6 @@ def _not_understood(config: Mapping[str, Any], modelled: bool, file: str) -> str
     except Exception as error:  # options of whatever kind: a strange one must not end the report of the others
         return f"{file} cannot be understood ({type(error).__name__}: {error})"
     return ""
-
-
-def is_number(value: Any, or_none: bool = False) -> bool:
-    """Whether it is a number, or None; no truth value."""
-    return (isinstance(value, int | float) and not isinstance(value, bool)) or (or_none and value is None)
 
 
 def _is_finite(value: Any, or_none: bool = False) -> bool:

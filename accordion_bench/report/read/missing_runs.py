@@ -1,6 +1,5 @@
 """What was given, or is recorded as a cell of a sweep, and holds no run."""
 
-import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,12 +50,12 @@ def _visible(folder: Path) -> list[Path]:
 
 def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
     """Cells that have left no folder, or whose folder is gone, by the newest line of each."""
-    cells = {}
-    for line in _lines(record):
+    cells, damaged = {}, list[str]()
+    for line in _lines(record, damaged):
         if isinstance(line.get("overrides"), list):
             typed = [word for word in map(str, line["overrides"]) if not word.startswith("paths.")]
             cells[masked_command(" ".join(typed))] = line
-    found = []
+    found = [(record.name, why) for why in damaged]
     for cell, line in cells.items():
         said, folder, error = f"{line.get('status', 'unknown')} in {record.name}", line.get("folder"), line.get("error")
         if not isinstance(folder, str):
@@ -66,14 +65,23 @@ def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSONL file that hold a mapping; [] where it cannot be read."""
+def _lines(file: Path, damaged: list[str]) -> list[dict[str, Any]]:
+    """The whole lines of a JSONL file that hold a mapping; [] where it cannot be read.
+
+    Args:
+        file: to read.
+        damaged: gets a sentence for each line that is not as it was written.
+    """
     try:
-        text = untrusted.read_bytes(file, untrusted.LARGE).decode("utf-8")
-    except (OSError, ValueError):
+        texts = untrusted.split_lines(file)
+    except (OSError, untrusted.Refused):
         return []
     lines = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError):
-            lines.append(plain(untrusted.parse_json(line)))
+    for number, text in enumerate(texts, 1):
+        try:
+            lines.append(plain(untrusted.parse_json(text, f"line {number}")))
+        except untrusted.NotAsWritten as error:
+            damaged.append(str(error))
+        except ValueError:  # torn
+            pass
     return [line for line in lines if isinstance(line, dict)]

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from accordion_bench.options.choice_file import read_options
 from accordion_bench.options.conf_dir import yaml_files
-from accordion_bench.report.read.completeness import is_count, is_number
+from accordion_bench.report.read.completeness import is_count
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.metrics import LOSSES, METRICS, Metric, metric
+from accordion_bench.runs.plausible import OF_AN_EPOCH, is_number
 
 ENDING = ".jsonl"
 UNKNOWN_MODEL, UNKNOWN_DATA, UNKNOWN_METHOD = "unknown model", "unknown data", "unknown method"
 LINK = "1gbit"  # of conf/network: what the modelled columns are modelled on where `run` does not say
 JUDGED_BY = (*METRICS, *LOSSES)  # the first of these columns that the rows have
-OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error", "looks")  # not in a summary
 # of one loop the same in all rows
 SAME = ("name", "compressor", "adaptive", "sync", "options", "workers", "seed", "model", "parameters", "dataset")
 

@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import replace
+from typing import Any
 
 from accordion_bench.report.read.completeness import problem, problem_of_rows
 from accordion_bench.report.read.load import METRICS_FILE, Run
@@ -30,11 +31,17 @@ def is_running(run: Run) -> bool:
 def so_far(run: Run) -> Run:
     """A running run as if its last row were its end; it keeps its problem where its rows are not understood."""
     if run.attached:
-        config = {**run.config, "epochs": run.summary["epochs"]}
-        why = problem_of_rows(config, run.summary, run.rows, run.path.name)
-        return run if why else replace(run, problem="")
-    summary = summary_of({"workers": run.config.get("workers")}, run.rows)
-    return run if problem(run.config, summary, run.rows, done=True) else replace(run, summary=summary, problem="")
+        summary = run.summary
+        why = problem_of_rows(_ends_now(run, summary), summary, run.rows, run.path.name)
+    else:
+        summary = summary_of({"workers": run.config.get("workers")}, run.rows)
+        why = problem(_ends_now(run, summary), summary, run.rows, done=True)
+    return run if why else replace(run, summary=summary, problem="")
+
+
+def _ends_now(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a run that has no more epochs than its rows."""
+    return {**run.config, "epochs": summary["epochs"]}
 
 
 def how_far(run: Run) -> str:

@@ -6,6 +6,10 @@ import traceback
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError, ValueRefused, kind_of, show
 
+# what Python, C++, torch and CUDA say where the machine has no more of something; in small letters
+OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory", "unable to allocate")
+OF_THREADS = ("can't start new thread", "thread creation failed", "resource temporarily unavailable")
+
 
 def explain(error: BaseException) -> str | None:
     """The sentence for an error that the user can act on, or None."""
@@ -17,15 +21,44 @@ def explain(error: BaseException) -> str | None:
             f"arm must stand beside an experiment that says its {found[1]}, got an arm alone; type "
             "+experiment=accordion/table1_resnet18 +arm=NAME, or another of docs/experiments.md"
         )
+    if (sentence := _exhausted(error)) is not None:
+        return sentence
     if found := re.search(r"(\S+) does not have a deterministic implementation", str(error)):
         rule = f"false where torch has no other kernel for {found[1]}, which this model or method needs here"
         return str(ValueRefused("deterministic", rule, True, False))
     if kind == "MissingConfigException":
         return _unknown_choice(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    if frames and re.search(r"[/\\](hydra|omegaconf)[/\\]", frames[-1].filename):
+    if any(re.search(r"[/\\](hydra|omegaconf)[/\\]", file) for file in _files(error)[-1:]):
         return _bad_override(error)
     return None
+
+
+def _exhausted(error: BaseException) -> str | None:
+    """The sentence where memory, or threads and processes, were more than the machine had."""
+    said = re.sub(r"^\[enforce fail at \S+\] err == 0\. ", "", " ".join(str(error).split()))
+    first = (said if len(said) <= 160 else f"{said[:157]}...") or type(error).__name__
+
+    def says(phrases: tuple[str, ...]) -> bool:
+        return any(words in said.lower() for words in phrases)
+
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError | OSError) and says(OF_MEMORY)):
+        return (
+            f"memory must hold the model, and a batch of every worker of a process, got no more of it ({first}); type "
+            "micro_batch_size=N for the same batch in parts, a smaller batch_size, or fewer workers in a process "
+            "(comm.workers_per_process)"
+        )
+    starting = any(re.search(r"[/\\](multiprocessing|subprocess|threading)", file) for file in _files(error))
+    if says(OF_THREADS) and (isinstance(error, RuntimeError) or (isinstance(error, OSError) and starting)):
+        return (
+            f"the machine must let a process start another thread or process, got no more of them ({first}); type "
+            "threads=1, fewer comm.processes, or ulimit -u NUMBER for a higher limit"
+        )
+    return None
+
+
+def _files(error: BaseException) -> list[str]:
+    """Through which an error came; the last one has raised it."""
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _unknown_choice(error: BaseException) -> str:

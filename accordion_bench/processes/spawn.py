@@ -111,7 +111,7 @@ def _wait(children: list, ends: list[connection.Connection], received: list[int]
             silent = ends[rank] not in open_ends and not any(failure["rank"] == rank for failure in failures)
             if child.exitcode and silent and not ended:
                 text = f"it ended with exit status {child.exitcode} and without a word"
-                text += " (killed; out of memory?)" if child.exitcode == -signal.SIGKILL else ""
+                text += " (killed; out of memory?)" if child.exitcode in (-signal.SIGKILL, -signal.SIGABRT) else ""
                 died = {"rank": rank, "kind": DIED, "message": text, "traceback": text}
                 failures.append(died | {"time": time.monotonic(), "second_hand": False})
         if failures and deadline == float("inf"):

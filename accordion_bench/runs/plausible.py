@@ -4,7 +4,9 @@ Checksums tell damage of files that have them; this is what can be told of every
 somebody's own loop too. It cannot tell whether a number is true.
 """
 
+import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,8 +39,9 @@ def wrong_in_rows(rows: Sequence[Row], whole: bool = True) -> str:
             return f"a row of epoch {epoch} where that of epoch {at} belongs"
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [(row["epoch"], row[name]) for row in rows if is_number(row.get(name))]
+        least, most, rule = bounds(name)
         for epoch, value in values:
-            if rule := _broken(name, value):
+            if value < least or value > most:
                 return f"{name} {value} in the row of epoch {epoch}: it is {rule}"
         if _adds_up(name):
             for (_, before), (epoch, value) in itertools.pairwise(values):
@@ -47,7 +50,8 @@ def wrong_in_rows(rows: Sequence[Row], whole: bool = True) -> str:
     for row in rows:
         for look in row.get("looks") or []:
             for name, value in look.items():
-                if is_number(value) and (rule := _broken(name, value)):
+                least, most, rule = bounds(name)
+                if is_number(value) and (value < least or value > most):
                     return f"a look with {name} {value} in the row of epoch {row['epoch']}: it is {rule}"
     return ""
 
@@ -61,8 +65,8 @@ def wrong_in_summary(summary: Row, rows: Sequence[Row]) -> str:
     """
     name = str(summary.get("metric_name", "accuracy"))
     for key, value in summary.items():
-        of_metric = key in ("metric", "best_metric", "test_at_best")
-        if is_number(value) and (rule := _broken(name if of_metric else key, value)):
+        least, most, rule = bounds(name if key in ("metric", "best_metric", "test_at_best") else key)
+        if is_number(value) and (value < least or value > most):
             return f"summary.json says {key} {value}: it is {rule}"
     if not rows or rows[-1].get("epoch") != summary.get("epochs", 0) - 1:
         return ""
@@ -90,16 +94,19 @@ def _wrong_best(summary: Row, rows: Sequence[Row]) -> str:
     return f"{said}, and metrics.jsonl with {best} in epoch {epoch}"
 
 
-def _broken(name: str, value: float) -> str:
-    """The rule that a value of a column breaks; "" where it breaks none."""
+@functools.lru_cache(1000)
+def bounds(name: str) -> tuple[float, float, str]:
+    """The least and the largest value of a column, and both in words; what is not finite is a result, too."""
     judged = METRICS.get(name)
     for split in SPLITS:
         judged = judged or METRICS.get(name.removeprefix(split))
     if judged is not None and judged.percent:
-        return "a share from 0 to 1" if value < 0 or value > 1 else ""
+        return 0, 1, "a share from 0 to 1"
     if judged is not None:
-        return f"at least {judged.least:g}" if value < judged.least else ""
-    return "at least 0" if value < 0 and (name in FROM_ZERO or name.endswith(SPENT)) else ""
+        return judged.least, math.inf, f"at least {judged.least:g}"
+    if name in FROM_ZERO or name.endswith(SPENT):
+        return 0, math.inf, "at least 0"
+    return -math.inf, math.inf, ""
 
 
 def _adds_up(name: str) -> bool:

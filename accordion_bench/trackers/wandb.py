@@ -110,7 +110,7 @@ class Wandb(Tracker):
                 group=choices.get("experiment") or f"{named(cfg, 'model')} on {named(cfg, 'dataset')}",
                 job_type=label(cfg),
                 tags=sorted({name.strip()[:TAG] for value in choices.values() for name in value.split(",") if name}),
-                config=cfg,
+                config=masked(cfg),
                 settings=wandb.Settings(silent=True, console="off"),  # run.log has what the run says
                 reinit="create_new",
             )

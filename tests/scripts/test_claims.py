@@ -38,13 +38,10 @@ def planned(**told):
 
 def ran(root, cell, accuracy, **summary):
     """A finished run in a cell's folder, with other numbers at its end."""
-    path = run_folder(root / cell.folder, seed=cell.seed, accuracy=accuracy)
-    file, of_rows = path / "summary.json", path / "metrics.jsonl"
+    spent = {key: summary[f"{key}_bytes"] for key in ("payload", "wire") if f"{key}_bytes" in summary}
+    path = run_folder(root / cell.folder, seed=cell.seed, accuracy=accuracy, **spent)
+    file = path / "summary.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **summary}))
-    *before, last = of_rows.read_text().splitlines()
-    row = json.loads(last)
-    row |= {key: value for key, value in summary.items() if key in row and key not in ("step", "epoch")}
-    of_rows.write_text("\n".join([*before, json.dumps(row)]) + "\n")
     return path
 
 

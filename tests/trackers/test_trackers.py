@@ -113,6 +113,21 @@ def test_wandb_offline(tmp_path, monkeypatch):
     assert log.exits == [0]
 
 
+def test_wandb_gets_no_secret(tmp_path, monkeypatch):
+    import wandb
+
+    def init(**options):
+        told.append(options["config"])
+        raise wandb.Error("no further")
+
+    told: list = []
+    monkeypatch.setattr(wandb, "init", init)
+    cfg = tiny.cfg(tmp_path)
+    with pytest.raises(ConfigError, match="no further"):
+        Wandb().begin({**cfg, "model": {**cfg["model"], "token": {"mine": "hunter2"}}}, tmp_path)
+    assert told == [{**cfg, "model": {**cfg["model"], "token": {"mine": "***"}}}]
+
+
 def test_a_resumed_run_keeps_its_id(tmp_path):
     """Even in one process; the part that was stopped is marked as failed."""
     cfg = tiny.cfg(tmp_path / "runs", *SHORT, "checkpoint.every=4")

@@ -1,6 +1,8 @@
 """Sweeps: one line of sweep.jsonl for each cell, whichever process runs it; and Ctrl-C while others train."""
 
 import contextlib
+import functools
+import inspect
 import math
 import multiprocessing
 import os
@@ -26,6 +28,7 @@ from accordion_bench.options.explain import explain
 from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.units import counted
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
+from accordion_bench.processes.parent import end_with_parent
 from accordion_bench.processes.signals import STOP, WARNINGS, handle, handling
 from accordion_bench.runs import checksums, durable, untrusted
 
@@ -66,6 +69,7 @@ class Sweep(Callback):
         if needs_data and self.launcher in ("basic", "joblib") and not config.resume_sweep:  # others run elsewhere
             _refuse_without_data(config)
         if self.launcher == "joblib":
+            _let_workers_end_with(self.pid)
             self._pass_signals_on()
         elif self.launcher != "basic":  # this process only waits
             handle(_stop_waiting, (signal.SIGINT,))
@@ -74,6 +78,8 @@ class Sweep(Callback):
         """In the process of a cell, before it."""
         global current
         current = self
+        if os.getpid() != self.pid and self.launcher != "basic":
+            end_with_parent(self.pid if self.launcher == "joblib" else os.getppid())
         if os.getpid() != self.pid:
             output.protect()
         self.number = 1 + (OmegaConf.select(config, "hydra.job.num") or 0)
@@ -147,6 +153,14 @@ def _leads() -> bool:
     """Whether this process is the first of those that a launcher has started, or the only one."""
     told = [os.environ[name] for name in RANKS if name in os.environ]
     return not int(told[0] if told else 0)
+
+
+def _let_workers_end_with(parent: int) -> None:
+    """Let joblib's workers end with this process, those without a cell too: each keeps the others' pipes open."""
+    from hydra_plugins.hydra_joblib_launcher import _core
+
+    if "backend_kwargs" in inspect.signature(_core.Parallel.__init__).parameters:  # else only those with a cell
+        _core.Parallel = functools.partial(_core.Parallel, initializer=end_with_parent, initargs=(parent,))
 
 
 def _refuse_without_data(config: DictConfig) -> None:

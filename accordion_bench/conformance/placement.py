@@ -16,6 +16,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, same_bits
 from accordion_bench.conformance.tensors import gradients
+from accordion_bench.processes.parent import end_with_parent
 from accordion_bench.sync.state import PER_WORKER
 
 STEPS = 3
@@ -106,6 +107,7 @@ def _result(comm: Comm, make: Maker, level: float | None) -> Result:
 
 def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
     """One process: first of two, if it is one of these, then of four."""
+    end_with_parent()
     torch.set_num_threads(1)
     for processes in PROCESSES:
         if rank < processes:

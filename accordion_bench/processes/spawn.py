@@ -15,6 +15,7 @@ from typing import Any
 from accordion_bench import output
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
+from accordion_bench.processes.parent import end_with_parent
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.signals import ANSWERED_LATER, WARNINGS, handling
@@ -157,7 +158,7 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
     import torch.distributed as dist
 
     output.protect()
-    _die_with_parent()
+    end_with_parent()
     try:
         store = SealedStore(dist.FileStore(store_file, where.processes), where.processes)  # nobody else reads the file
         watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
@@ -192,16 +193,3 @@ def _end_after_nccl(rank: int, timeout: float, report: Any) -> None:
             if trouble := process_group.trouble():  # it has not left the group
                 _tell(RuntimeError(trouble), rank, timeout, report)
                 os._exit(1)
-
-
-def _die_with_parent() -> None:
-    """End this process when its parent is gone, whatever ended the parent."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

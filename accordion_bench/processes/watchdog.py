@@ -20,6 +20,7 @@ from accordion_bench.comm.lost_peers import is_timeout, of_communication
 from accordion_bench.options.explain import explain
 from accordion_bench.processes import process_group
 from accordion_bench.processes.neighbours import Neighbours
+from accordion_bench.processes.parent import is_gone
 from accordion_bench.processes.pauses import growing_pauses
 from accordion_bench.processes.sealed_store import SealedStore, printable
 
@@ -270,7 +271,7 @@ class Watch:
         return self._own.first(FAILURE, json.dumps(mine), read_failure)
 
     def _orphaned(self) -> bool:
-        return self._parent is not None and os.getppid() != self._parent
+        return self._parent is not None and is_gone(self._parent)
 
     def _ended_here(self) -> int | None:
         """A process of this machine that is no more."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from accordion_bench import output
 from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
+from accordion_bench.options.explain import explain
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render.formats import FIGURES, FORMATS, PAPERS, Print
 
@@ -25,6 +26,12 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except Exception as error:
+        sentence = explain(error)  # no memory, say
+        if sentence is None:
+            raise
+        print(sentence, file=sys.stderr)
+        return 2
 
 
 def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from accordion_bench.processes.parent import end_with_parent
 from accordion_bench.report.progress import told
 
 S = TypeVar("S")
@@ -28,9 +29,14 @@ def each(work: Callable[[S], T], items: Sequence[S], what: str) -> list[T]:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     if cores > 1 and len(items) >= MANY:
         try:
-            # what is here already is not looked through by each of them, which would copy it
-            with ProcessPoolExecutor(cores, multiprocessing.get_context("fork"), gc.freeze) as pool:
+            with ProcessPoolExecutor(cores, multiprocessing.get_context("fork"), _begin) as pool:
                 return list(told(pool.map(work, items, chunksize=TOGETHER), len(items), what))
         except BrokenProcessPool:
             pass
     return [work(item) for item in told(items, len(items), what)]
+
+
+def _begin() -> None:
+    """In each process: what is here already is not looked through by the collector, which would copy it."""
+    end_with_parent()
+    gc.freeze()

@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from accordion_bench.processes.parent import end_with_parent
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.progress import told
 from accordion_bench.report.read.printable import printable
@@ -150,5 +151,6 @@ def _sentence(name: str, number: int, why: str) -> str:
 
 def _one_thread() -> None:
     """A forked process has none of its parent's threads: torch, which level maps ask for shapes, must not use them."""
+    end_with_parent()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)

@@ -7,6 +7,7 @@ import socket
 import sys
 
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.processes.sealed_store import SECRET
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096  # who may knock at the same time
@@ -14,32 +15,46 @@ BACKLOG = 4096  # who may knock at the same time
 MOST_DESCRIPTORS = 1 << 20
 
 
-def listen(address: str, port: int) -> socket.socket:
+def listen(address: str, port: int, sealed: bool = False) -> socket.socket:
     """A socket that listens at this machine's address of that name, and at no other one.
 
-    Where the name leads back to this machine alone, as a machine's own name often does, or to no address that it has,
-    others would not find it there: then it listens at all addresses, and says so.
+    Where the machine's own name leads back to it alone, as it often does, others would not find it there: then it
+    listens at all addresses, and says so. With an address that this machine does not have, translated on the way, say,
+    it does so only where what others say there is sealed: the address may be mistyped, too.
 
     Args:
         address: name or number, as the other processes know it.
         port: to listen at.
+        sealed: whether the processes share a secret.
 
     Raises:
-        ConfigError: another program listens there.
+        ConfigError: another program listens there, or the address is not this machine's.
     """
-    why = f"{address} is no address that it has"
+    why, own = f"{address} is no address that it has", False
     for family, found in _addresses(address, port):
         if ipaddress.ip_address(found).is_loopback and not _is_number(address):
             why = f"{address} leads back to itself there, which other machines could not follow"
+            own = address != "localhost" and _is_own_name(address)
             continue
         with contextlib.suppress(_NotHere):
             return _bound(family, found, port, address)
+    if not own and not sealed:
+        raise ConfigError(
+            f"MASTER_ADDR must be an address of rank 0's machine, got {address}: {why}; type export "
+            f"MASTER_ADDR=ITS_NUMBER, or, where it is translated on the way, export {SECRET}=WORDS, with which rank 0 "
+            "listens at all addresses"
+        )
     print(
         f"warning: rank 0 listens at all addresses of its machine, because {why}; type export MASTER_ADDR=ITS_NUMBER",
         file=sys.stderr,
         flush=True,
     )
     return _bound(None, "", port, address)
+
+
+def _is_own_name(address: str) -> bool:
+    """Whether a name is the machine's, with its domain or without."""
+    return address.lower().partition(".")[0] == socket.gethostname().lower().partition(".")[0]
 
 
 class _NotHere(Exception):

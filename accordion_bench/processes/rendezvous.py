@@ -10,10 +10,11 @@ import os
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +72,8 @@ def meet(timeout: float) -> Iterator[Watch | None]:
     new = place not in _stores
     if new:  # once, also for a sweep: rank 0 cannot listen at a port twice
         _stores[place] = _connect(*place, rank, processes, timeout)
+        if rank == 0 and (warning := unsealed(":".join(place), os.environ)):
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
     store = _stores[place].under(f"run-{next(_runs)}")
     watch = Watch(store, rank, processes, local_rank, timeout, hosts_store=rank == 0 and not _agent_hosts_store())
     with watch:
@@ -83,6 +86,21 @@ def meet(timeout: float) -> Iterator[Watch | None]:
             if first is error:
                 raise
             raise first from None
+
+
+def unsealed(place: str, environ: Mapping[str, str]) -> str:
+    """What to tell of a run on several machines whose processes share no secret; "" for others.
+
+    Args:
+        place: where they meet.
+        environ: of this process.
+    """
+    if all_here(environ) or shared_secret(environ):
+        return ""
+    return (
+        f"this run believes whoever reaches {place}, since {SECRET} is not set; where others use the network, type "
+        f"export {SECRET}=WORDS, the same on every machine"
+    )
 
 
 def call_off(error: Exception) -> None:
@@ -100,17 +118,19 @@ def _ask_to_join(store: SealedStore, rank: int, patience: float) -> str | None:
         patience: seconds to wait for an answer.
 
     Returns:
-        the number; None where nobody has answered.
+        the number; None where nobody has answered, or another process has come as this rank.
     """
     me, until, pauses = secrets.token_hex(8), time.monotonic() + patience, growing_pauses()
-    store.set(f"ask-{store.add('asks', 1)}", f"{rank} {me}")
-    while time.monotonic() < until:
-        launch = store.read(f"answer-{me}", _word)
-        if launch is not None:
-            store.set(f"in-{launch}-{rank}", "yes")
-            store.add(f"in-{launch}", 1)
-            return launch
-        next(pauses)
+    with contextlib.suppress(RuntimeError):  # the run has gone on without this process, and is over
+        store.set(f"ask-{store.add('asks', 1)}", f"{rank} {me}")
+        while time.monotonic() < until:
+            launch = store.read(f"answer-{me}", _word)
+            if launch is not None:
+                if store.first(f"in-{launch}-{rank}", me, _word) != me:
+                    return None
+                store.add(f"in-{launch}", 1)
+                return launch
+            next(pauses)
     return None
 
 
@@ -277,7 +297,7 @@ def _connect(address: str, port: str, rank: int, processes: int, timeout: float)
         raise ConfigError(f"MASTER_PORT must be a number from 1 to 65535, got {port}; type export MASTER_PORT=29500")
     other = f"type export MASTER_PORT={int(port) + 1 if int(port) < 65535 else 29500}"
     raise_descriptor_limit()
-    listener = listen(address, int(port)) if hosts else None
+    listener = listen(address, int(port), bool(secret)) if hosts else None
     if not hosts and not _wait_for_listener(address, int(port), timeout):
         raise ConfigError(
             f"MASTER_ADDR and MASTER_PORT must lead to rank 0, got {place}, where nobody has answered for "
@@ -316,6 +336,7 @@ def _connect(address: str, port: str, rank: int, processes: int, timeout: float)
         )
     if launch is None:
         others = f"others listen{f', or have another {SECRET}' if secret else ''}"
+        others += f", or have come as rank {rank}" if rank else ""
         raise ConfigError(f"MASTER_PORT must lead to rank 0 of this run, got {place}, where {others}; {other}")
     return answers[0].under(launch)
 

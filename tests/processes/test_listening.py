@@ -123,8 +123,8 @@ def at(monkeypatch, *addresses: str) -> None:
     monkeypatch.setattr(listening.socket, "getaddrinfo", lambda *args, **options: found)
 
 
-def bound(address: str) -> str:
-    with listening.listen(address, 0) as listener:
+def bound(address: str, sealed: bool = False) -> str:
+    with listening.listen(address, 0, sealed) as listener:
         return listener.getsockname()[0]
 
 
@@ -142,13 +142,29 @@ def test_a_number_is_taken_at_its_word(capsys):
     ],
 )
 def test_a_name_that_others_understand_in_another_way(addresses, why, monkeypatch, capsys):
-    """Then rank 0 listens at all addresses, as it did always, and says so."""
+    """With a secret rank 0 listens at all addresses, and says so; without one it does only by its machine's own name,
+    since it may be mistyped."""
     at(monkeypatch, *addresses)
-    assert bound("machine0") in ("::", ANYWHERE)
-    told = capsys.readouterr().err
-    assert told == f"warning: rank 0 listens at all addresses of its machine, because {why}; " + (
-        "type export MASTER_ADDR=ITS_NUMBER\n"
-    )
+    assert bound("machine0", sealed=True) in ("::", ANYWHERE)
+    said = f"warning: rank 0 listens at all addresses of its machine, because {why}; type export MASTER_ADDR=ITS_NUMBER"
+    assert capsys.readouterr().err == f"{said}\n"
+    with pytest.raises(ConfigError, match=f"MASTER_ADDR must be an address of rank 0's machine, got machine0: {why}; "):
+        bound("machine0")
+    monkeypatch.setattr(listening.socket, "gethostname", lambda: "Machine0")
+    if addresses == ["127.0.1.1"]:
+        assert bound("machine0") in ("::", ANYWHERE) and capsys.readouterr().err == f"{said}\n"
+    else:
+        with pytest.raises(ConfigError, match="MASTER_ADDR must be"):
+            bound("machine0")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("address", ["localhost", "203.0.113.7", "no.such.name.invalid"])
+def test_a_mistyped_address_opens_nothing(address, capsys):
+    """`localhost` is right where all processes are here; then rank 0 is asked for the loopback's number."""
+    with pytest.raises(ConfigError, match=f"MASTER_ADDR must be an address of rank 0's machine, got {address}: "):
+        bound(address)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_port_below_1024(monkeypatch):

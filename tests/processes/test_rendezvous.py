@@ -171,6 +171,61 @@ def test_the_port_of_another_run(monkeypatch):
     store.set("x", "")  # unharmed
 
 
+def test_of_two_that_come_as_one_rank_one_is_let_in(monkeypatch):
+    """A stranger, or a command that was started twice; the other one reads a sentence, also when the run is over."""
+    monkeypatch.setattr(rendezvous, "ANSWER", 2.0)
+    port = processes.free_port()
+    store, told = find(port, rank=0), []
+    server = rendezvous._hosted[0][0]
+
+    def come() -> None:
+        try:
+            told.append(find(port, rank=1))
+        except ConfigError as refused:
+            told.append(str(refused))
+
+    both = [threading.Thread(target=come) for _ in range(2)]
+    for one in both:
+        one.start()
+    while server.add("asks", 0) < 2:
+        time.sleep(0.01)
+    rendezvous._let_all_in(rendezvous.Watch(store, 0, 2, 0, 20.0))
+    for one in both:
+        one.join()
+    (sentence,) = [one for one in told if isinstance(one, str)]
+    assert sentence.endswith(f"where others listen, or have come as rank 1; type export MASTER_PORT={port + 1}")
+
+    class Gone:
+        def __getattr__(self, name: str):
+            raise dist.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed.")
+
+    assert rendezvous._ask_to_join(SealedStore(Gone(), 2), 1, 5.0) is None
+
+
+def test_a_run_on_several_machines_without_a_secret_says_whom_it_believes():
+    two = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    assert rendezvous.unsealed("a:1", two).startswith(f"this run believes whoever reaches a:1, since {SECRET} is not ")
+    assert rendezvous.unsealed("a:1", {**two, SECRET: "of sixteen letters"}) == ""
+    assert rendezvous.unsealed("a:1", {**two, "LOCAL_WORLD_SIZE": "2"}) == ""
+
+
+@pytest.mark.slow
+def test_a_rank_that_another_process_has_taken_reads_a_sentence(tmp_path):
+    """And rank 0 has said that it is not sealed."""
+    told = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
+    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(processes.free_port()), SECRET: ""}
+    typed = [*tiny.COMMAND, *tiny.typed(tmp_path, "comm=gloo", "workers=2", "epochs=1")]
+    jobs = [
+        processes.started(typed, {**os.environ, **told, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)})
+        for rank in (0, 1, 1)
+    ]
+    leader, *others = processes.outputs(jobs)
+    assert leader.returncode == 0 and leader.stderr.startswith("warning: this run believes whoever reaches 127.0.0.1:")
+    assert sorted(other.returncode for other in others) == [0, 2]
+    (sentence,) = [other.stderr for other in others if other.returncode]
+    assert sentence.startswith("MASTER_PORT must lead to rank 0 of this run") and sentence.count("\n") == 1
+
+
 def test_only_who_has_the_secret_is_let_in(monkeypatch, capsys):
     """Whoever has another one, or none, is as if nobody had asked."""
     monkeypatch.setattr(rendezvous, "ANSWER", 1.0)
@@ -179,7 +234,10 @@ def test_only_who_has_the_secret_is_let_in(monkeypatch, capsys):
     store = find(port, rank=0)
     inside = threading.Thread(target=rendezvous._let_all_in, args=(rendezvous.Watch(store, 0, 2, 0, 20.0),))
     inside.start()
-    for wrong, told in (("of other letters", f"where others listen, or have another {SECRET};"), ("", "listen; type")):
+    for wrong, told in (
+        ("of other letters", f"where others listen, or have another {SECRET}, or"),
+        ("", "listen, or h"),
+    ):
         monkeypatch.setenv(SECRET, wrong)
         with pytest.raises(ConfigError, match=rf"MASTER_PORT must lead to rank 0 of this run, .*{told}"):
             find(port, rank=1)

@@ -20,6 +20,7 @@ from accordion_bench.options.presets import named, typed_beside
 from accordion_bench.options.units import counted, digits, human_bytes
 from accordion_bench.processes import determinism, rendezvous
 from accordion_bench.processes.placement import Placement, place, with_placement
+from accordion_bench.processes.waiting import BUSY
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig, refuse_names
 from accordion_bench.runs import checkpoint, reuse
@@ -266,6 +267,8 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
             f"{'outliers':<11}{counted(count, 'step')} of {summary['steps']} took three times what is usual or longer, "
             f"{summary['outlier_seconds']:.2g} s in all beyond it: in measured time, in no modelled time"
         )
+    if (waited := summary.get("waited_for_cores") or 0.0) >= BUSY:
+        lines.append(f"{'machine':<11}busy: {waited:.0%} of their time processes waited for a core; times are too long")
     for sentence, took in summary["went_dense"].items():
         lines.append(f"{'dense':<11}{took} of {steps}: {sentence}")
     if summary["modelled_seconds"] is not None:

@@ -104,6 +104,8 @@ def bounds(name: str) -> tuple[float, float, str]:
         return 0, 1, "a share from 0 to 1"
     if judged is not None:
         return judged.least, math.inf, f"at least {judged.least:g}"
+    if name == "waited_for_cores":
+        return 0, 1, "a share from 0 to 1"
     if name in FROM_ZERO or name.endswith(SPENT):
         return 0, math.inf, "at least 0"
     return -math.inf, math.inf, ""

@@ -34,6 +34,7 @@ from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
 from accordion_bench.position import Position, StepInfo
 from accordion_bench.processes.interrupt import Interrupted, Stopper
+from accordion_bench.processes.waiting import Waiting
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
@@ -73,7 +74,7 @@ class Trainer:
         what is exchanged: sync (with its exchanges), runner, overlap, comm, ddp (in the place of an exchange)
         what adapts: ladder, policy_runner (with the policies and what they want to know)
         where it stands: position (epoch, step, plan), score, last_row (of metrics, with which it will be summed up)
-        what is told: clock, network, meter, folder, progress, dense_notes, tracker, stopper
+        what is told: clock, network, meter, waiting (for cores), folder, progress, dense_notes, tracker, stopper
         what is saved: owners, and when: saver
     """
 
@@ -166,7 +167,7 @@ class Trainer:
         self.dense_notes = DenseNotes(comm.leader)
         self.tracker: Tracker = build(config.tracker, "tracker")
         self.network: Network = build(config.network, "network")
-        self.meter = Meter(config.comm.interface, comm)
+        self.meter, self.waiting = Meter(config.comm.interface, comm), Waiting()
         decay = config.optimizer.get("weight_decay", 0)
         clip_mean = config.clip_norm if config.clip_at == "after" else None
         trained, told = (self.axis, self.position, self.runner, self.inner), self.stopper.store
@@ -477,6 +478,7 @@ class Trainer:
             "test_size": self.data.test_size,
             **kept,
             "went_dense": dict(self.dense_notes.steps),
+            "waited_for_cores": self.waiting.share(self.comm),
             "files": self.score.files,
             "seconds_to_target": self.score.to_target.get("seconds"),
             "payload_bytes_to_target": self.score.to_target.get("payload_bytes"),
@@ -496,6 +498,7 @@ class Trainer:
             ],
             of_each=[
                 *(self.axis, self.inner, exchanges, self.task, self.policy_runner, self.meter, self.score),
+                self.waiting,
                 GlobalGenerator(self.device),
                 *own_hook,
             ],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from accordion_bench.network.link_model import Network
+from accordion_bench.report.compare import provenance
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.link_tables import against_model
 from accordion_bench.report.compare.other_links import modelled_seconds
@@ -71,6 +72,37 @@ def test_a_busy_neighbour_changes_no_modelled_time():
     assert tidy(found)["modelled_seconds_over_dense"].tolist() == pytest.approx([1, 1, 1])
     (told,) = captions.modelled(found)
     assert "brought to one speed (what multiplied times: fp16 rank 2 0.50x)" in told
+
+
+def with_waiting(share, *args, **options) -> Run:
+    made = run(*args, **options)
+    return replace(made, summary={**made.summary, "waited_for_cores": share})
+
+
+def test_where_a_quiet_run_is_at_hand_it_says_how_fast_the_machine_is():
+    """Not the median with busy ones, of which there are more; without any quiet one that counts, as ever."""
+    quiet, busy = with_waiting(0.01), [with_waiting(0.4, "fp16", 1, 2.0), with_waiting(0.5, "bf16", 2, 3.0)]
+    found = arms(quiet, *busy)
+    for arm in found:
+        assert arm.mean("modelled_seconds") == pytest.approx(quiet.summary["modelled_seconds"])
+    assert [arm.mean("modelled_slowness") for arm in found] == pytest.approx([1, 2, 3])
+    unknown = arms(run(), *busy)
+    assert [arm.mean("modelled_slowness") for arm in unknown] == pytest.approx([0.5, 1, 1.5])
+    strange = arms(with_waiting("x"), with_waiting(True, "fp16", slower=2.0))
+    assert [arm.mean("modelled_slowness") for arm in strange] == pytest.approx([2 / 3, 4 / 3])
+
+
+def test_steps_that_no_quiet_run_has_are_those_of_busy_ones():
+    found = arms(with_waiting(0.0, batches=(32,)), with_waiting(0.4, "topk", slower=2.0, batches=(64,)))
+    assert [arm.mean("modelled_slowness") for arm in found] == pytest.approx([1, 1])
+
+
+def test_a_busy_machine_is_told():
+    busy = arms(with_waiting(0.0), with_waiting(0.41, "fp16"))
+    assert provenance.unequal(busy) == [
+        "The machine was busy: of their time processes waited for a core (fp16 rank 2 41%): times are too long."
+    ]
+    assert provenance.unequal(arms(with_waiting(0.0), with_waiting(0.04, "fp16"))) == []
 
 
 def test_an_arms_own_codec_stays_its_own():

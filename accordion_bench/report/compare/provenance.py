@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from accordion_bench.processes.waiting import BUSY
 from accordion_bench.report.compare.arms import HOOK, Arm
 from accordion_bench.report.compare.markdown import inline
 from accordion_bench.report.compare.show import listed, show_seeds
+from accordion_bench.report.read.common_speed import waited
 from accordion_bench.report.read.load import Run
 
 
@@ -116,7 +118,16 @@ def _machine(environment: dict[str, Any]) -> str:
 
 def unequal(arms: Sequence[Arm]) -> list[str]:
     """Sentences where the arms' times were measured in unequal circumstances: threads, and what else was running."""
-    return [*_unequal_threads(arms), *_unequal_load(arms)]
+    return [*_unequal_threads(arms), *(_waited(arms) or _unequal_load(arms))]
+
+
+def _waited(arms: Sequence[Arm]) -> list[str]:
+    """Where processes have waited for cores: on a busy machine, or because they were too many for it."""
+    shares = {arm.label: max((waited(run) or 0.0 for run in arm.runs), default=0.0) for arm in arms}
+    busy = [f"{label} {share:.0%}" for label, share in shares.items() if share >= BUSY]
+    if not busy:
+        return []
+    return [f"The machine was busy: of their time processes waited for a core ({listed(busy)}): times are too long."]
 
 
 def _unequal_threads(arms: Sequence[Arm]) -> list[str]:

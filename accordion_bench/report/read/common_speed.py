@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from
+from accordion_bench.processes.waiting import BUSY
 from accordion_bench.report.each import each
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.rows import Rows
+from accordion_bench.runs.plausible import is_number
 
 # of a configuration and an environment, what a step's computation hangs on beside its samples
 COMPUTES = (
@@ -35,7 +37,9 @@ def at_common_speed(runs: Sequence[Run]) -> list[Run]:
     A run's speed is its median time of a step's computation over the median of those of all runs that compute the same.
     By its speed all is divided that the run has measured and the model starts from: its computation, its updates, its
     codec. How much their steps differ from one another, which decides how long the last worker is waited for, is the
-    median over these runs, too. Medians of the whole run stand for every epoch, so that no curve goes back in time.
+    median over these runs, too. Where some of them are known to have had a quiet machine, the medians are over those:
+    beside other work the parts of a step take longer, and not all alike. Medians of the whole run stand for every
+    epoch, so that no curve goes back in time.
 
     The summary has `modelled_slowness`, this quotient, and `own_modelled_seconds`, what the run itself has modelled.
     Runs whose exchange goes on beside the backward pass, in another thread, share nothing: it slows their computation
@@ -52,6 +56,17 @@ def at_common_speed(runs: Sequence[Run]) -> list[Run]:
     return [next(remodelled) if _is_modelled(run) else run for run in runs]
 
 
+def quiet(runs: Sequence[Run]) -> Sequence[Run]:
+    """Those that are known to have waited for no core; all, where none is."""
+    return [run for run in runs if (share := waited(run)) is not None and share < BUSY] or runs
+
+
+def waited(run: Run) -> float | None:
+    """The share of its time in which a run has waited for a core; None where it does not say."""
+    share = run.summary.get("waited_for_cores")
+    return share if is_number(share) else None
+
+
 class Common(NamedTuple):
     """What runs that compute the same have in common.
 
@@ -64,13 +79,16 @@ class Common(NamedTuple):
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "Common":
-        """Some runs."""
-        found: dict[int, list[float]] = defaultdict(list)
+        """Some runs; of each kind of step the quiet ones among those that have it."""
+        found: dict[int, list[Run]] = defaultdict(list)
         for run in runs:
-            for samples, (_, seconds) in _computing(run).items():
-                found[samples].append(seconds)
-        compute = {samples: (len(medians), statistics.median(medians)) for samples, medians in found.items()}
-        return cls(compute, statistics.median(map(_spread, runs)))
+            for samples in _computing(run):
+                found[samples].append(run)
+        compute = {
+            samples: (len(having), statistics.median(_computing(run)[samples][1] for run in quiet(having)))
+            for samples, having in found.items()
+        }
+        return cls(compute, statistics.median(map(_spread, quiet(runs))))
 
 
 def is_shared(run: Run) -> bool:

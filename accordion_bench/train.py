@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench import output
-from accordion_bench.comm.samples import MATTERS
+from accordion_bench.comm.stages import MATTERS
 from accordion_bench.config.components import Components, with_counts
 from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config, threads_of
 from accordion_bench.config.no_effect import without_effect

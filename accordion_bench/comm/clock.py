@@ -11,42 +11,19 @@ import contextlib
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from accordion_bench.comm.ledger import KINDS, Ledger
 from accordion_bench.comm.samples import Phase, Series, Steps
+from accordion_bench.comm.stages import EXCLUSIVE, Stage
 
-EXCLUSIVE = ("data", "compute", "exposed", "update", "policy")
 CONCURRENT = ("encode", "comm", "decode")
 OF_BUCKET = ("ready", "encode", "decode", "wire", "rounds")
 PLANS = 16  # that are told apart
 UNREAD = 10_000  # spans of a GPU that may wait to be read
-
-
-class Stage(NamedTuple):
-    """One bucket of the exchanges of one kind.
-
-    ready: seconds from the start of a worker's step until its tensors were there; median.
-    encode, decode: seconds of work before its last collective ended, and after; medians.
-    wire: bytes that one worker sends; mean over exchanges and workers.
-    rounds: of collectives, one after another; mean.
-    kinds: (wire, rounds) by kind of collective; None = not known.
-    """
-
-    ready: float
-    encode: float
-    decode: float
-    wire: float
-    rounds: float
-    kinds: Mapping[str, tuple[float, float]] | None = None
-
-    @property
-    def by_kind(self) -> Mapping[str, tuple[float, float]]:
-        """(wire, rounds) by kind of collective; where it is not known, all of it as an all-reduce's."""
-        return self.kinds or {"all_reduce": (self.wire, self.rounds)}
 
 
 class InForce(NamedTuple):

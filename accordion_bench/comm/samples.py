@@ -14,7 +14,6 @@ MOST = 1024  # values that a series keeps
 LONGEST = 256  # steps of a phase that are kept beside
 SIGMA = 1.4826  # standard deviation over median absolute deviation, of normally distributed numbers
 FAR = 3.0  # times what it usually takes, from which a step is an outlier
-MATTERS = 0.01  # of the training time, from which outliers are told
 
 PARTS = ("compute", "update", "policy", "exposed")  # of a step
 OWN = PARTS[:3]  # what a worker does by itself

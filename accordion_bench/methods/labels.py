@@ -6,11 +6,11 @@ A class that is not trusted (`options/trusted.py`) is a name and nothing more: t
 from collections.abc import Collection
 from typing import Any
 
-from accordion_bench.compressors.traits import declared_by
+from accordion_bench.compressors.traits import Traits
+from accordion_bench.methods.declared import declared
 from accordion_bench.options.checks import show
-from accordion_bench.options.instantiate import Config, target
+from accordion_bench.options.instantiate import Config
 from accordion_bench.options.presets import preset_of
-from accordion_bench.options.trusted import is_trusted
 
 KNOBS = ("rank", "density", "bits")
 
@@ -28,7 +28,10 @@ def label(config: Config) -> str:
     knob, name = knob_of(node), _name(node, choice)
     levels = levels_of(config, knob) if knob else []
     text = f"{name} {show_level(knob, *levels)}" if levels else name
-    text += getattr(_class(node), "told", lambda options: "")(node)
+    if own := declared(node):
+        if own.told is None:
+            raise ValueError(f"options of {name} cannot be understood")
+        text += own.told
     ef21 = node.get("error_feedback") == "ef21"
     text += ", EF21" if ef21 else ""
     text += _in_brackets(beside, (*KNOBS, *(["error_feedback"] if ef21 else [])))
@@ -72,7 +75,8 @@ def scheme_of(config: Config) -> str:
     own = [period for period, _ in node["groups"]] if node.get("groups") else [node.get("period")]
     periods = pair_of(config, "period") or ([] if driven or own == [None] else own)
     choice, beside = preset_of("sync", choice, node)
-    shares = getattr(_class(node), "shares", {})
+    scheme = declared(node)
+    shares = scheme.shares if scheme else {}
     name = _name(node, choice) + _in_brackets(beside, ("period", "groups", *shares))
     said = [name, *([f"H {'/'.join(f'{period:g}' for period in periods)}"] if periods else [])]
     for key in [key for key in shares if node.get(key) is not None]:
@@ -89,12 +93,14 @@ def _in_brackets(options: Config, elsewhere: Collection[str] = ()) -> str:
 
 def drives(policy: Config) -> str:
     """What a policy steers; levels, where this version no longer has it."""
-    return getattr(_class(policy), "drives", "level")
+    own = declared(policy)
+    return own.drives if own else "level"
 
 
 def detects(policy: Config) -> bool:
     """Whether a policy tells critical epochs from others."""
-    return getattr(_class(policy), "detects", False)
+    own = declared(policy)
+    return own.detects if own else False
 
 
 def is_dense(config: Config) -> bool:
@@ -104,9 +110,8 @@ def is_dense(config: Config) -> bool:
 
 def knob_of(node: Config) -> str:
     """The option that policies may steer; "" where there is none."""
-    traits = declared_by(_class(node))
-    declared = traits.knob if traits else None
-    knob = declared or next((knob for knob in KNOBS if knob in node), "")
+    traits = _traits(node)
+    knob = (traits.knob if traits else None) or next((knob for knob in KNOBS if knob in node), "")
     return knob if node.get(knob) is not None else ""
 
 
@@ -123,7 +128,7 @@ def pair_of(config: Config, driven: str = "level") -> list[float] | None:
 
     A null level means the compressor's own pair.
     """
-    traits = declared_by(_class(config.get("compressor") or {}))
+    traits = _traits(config.get("compressor") or {})
     own_strong, own_weak = traits.pair if traits and driven == "level" else (None, None)
     for policy in (config.get("adaptive") or {}).values():
         if {"weak", "strong"} <= policy.keys() and drives(policy) == driven:
@@ -137,7 +142,7 @@ def levels_of(config: Config, knob: str) -> list[Any]:
     """The levels of the run: a policy's two or more, or the configured one; none where a policy searches for them."""
     if pair := pair_of(config):
         return pair
-    traits = declared_by(_class(config["compressor"]))
+    traits = _traits(config["compressor"])
     strong, weak = traits.pair if traits else ("strong", "weak")
     numbers = {"strong": strong, "weak": weak, "dense": 1.0 if knob == "density" else "dense"}
     drivers = [policy for policy in policies_of(config).values() if drives(policy) == "level"]
@@ -148,7 +153,7 @@ def levels_of(config: Config, knob: str) -> list[Any]:
                 policy["outside"] or "strong",
             ]
             return list(dict.fromkeys(numbers.get(level, level) for level in named))
-    searching = [policy for policy in drivers if _class(policy) and "weak" not in policy]
+    searching = [policy for policy in drivers if declared(policy) and "weak" not in policy]
     return [] if searching else [config["compressor"][knob]]
 
 
@@ -156,17 +161,14 @@ def _name(node: Config, choice: str) -> str:
     """As the class spells it (`EF-signSGD`), else its name where that is the choice (`TopK`), else the choice."""
     if choice == "none":
         return "dense"
-    if (spelled := getattr(_class(node), "spelled", {}).get(choice)) is not None:
+    own = declared(node)
+    if own and (spelled := own.spelled.get(choice)) is not None:
         return str(spelled)
     of_class = str(node.get("_target_", "")).rpartition(".")[2]
     return of_class if of_class.lower() == choice.replace("_", "") else choice.replace("_", " ")
 
 
-def _class(node: Config) -> Any:
-    """The class that `_target_` names; None where it is not trusted, or this version no longer has it."""
-    if not is_trusted(node.get("_target_")):
-        return None
-    try:
-        return target(node, "")
-    except ValueError:  # its sentence says why
-        return None
+def _traits(node: Config) -> Traits | None:
+    """What a compressor is; None where that is not known."""
+    own = declared(node)
+    return own.traits if own else None

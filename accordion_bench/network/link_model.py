@@ -4,17 +4,19 @@ import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
 
-from accordion_bench.comm.clock import EXCLUSIVE, Stage
-from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.stages import EXCLUSIVE, Stage
 from accordion_bench.network.collective_costs import PAIRS, UNEVEN, Hop, cheapest, link_share, payload_and_times, ring
 from accordion_bench.network.hops import KindCost, checked_kinds, inner_hop
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
+
+if TYPE_CHECKING:
+    from accordion_bench.comm.collectives import Comm  # imports torch, which reports do without
 
 COLUMNS = (
     *("modelled_seconds", "modelled_exposed_seconds", "modelled_comm_seconds", "modelled_dense_comm_seconds"),
@@ -212,7 +214,7 @@ class Network:
         taken = math.fsum(kind.times * bucket.rounds for kind in kinds for bucket in kind.buckets)
         return self.seconds(max(0.0, wire_bytes - sent), max(0.0, rounds - taken), workers)
 
-    def columns(self, comm: Comm, overlaps: bool = True) -> dict[str, Any]:
+    def columns(self, comm: "Comm", overlaps: bool = True) -> dict[str, Any]:
         """Modelled columns of a metrics row, apart from the measured ones.
 
         `modelled_seconds` is what one worker alone on its machine would need: what this process has computed outside
@@ -273,7 +275,7 @@ def largest_of(count: int) -> float:
     return float(np.trapezoid(1 - below**count - (1 - below) ** count, x))
 
 
-def exchanges_of(comm: Comm, overlaps: bool) -> list[Exchanges]:
+def exchanges_of(comm: "Comm", overlaps: bool) -> list[Exchanges]:
     """What the clock of a process says of the exchanges of one worker.
 
     Its local workers encode one after another, and decode once for all; groups that exchange side by side in a run have

@@ -2,9 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accordion_bench.comm.collectives import Comm
+if TYPE_CHECKING:
+    from accordion_bench.comm.collectives import Comm  # imports torch, which reports do without
 
 BUSY = 0.05  # share of the time in which a process could compute, from which on it is told
 
@@ -25,7 +26,7 @@ class Waiting:
         now = _counted()
         return [before + max(n - b, 0.0) for before, n, b in zip(self.before, now, self._began, strict=True)]
 
-    def share(self, comm: Comm) -> float | None:
+    def share(self, comm: "Comm") -> float | None:
         """The share of the time in which the processes of a run could have computed, and waited; every one calls it.
 
         Args:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.report.apart import classes_apart
 from accordion_bench.report.each import each
 from accordion_bench.report.read.load import FILES, Run, find_runs, read_run
 from accordion_bench.report.read.missing_runs import no_runs
@@ -48,12 +49,12 @@ class Followed:
 
     def version(self) -> str:
         """Other runs, or other things known of them, have another one."""
-        with self._alone:
+        with self._alone, classes_apart():
             return self._look()[0]
 
     def page(self) -> str:
         """The page as of now."""
-        with self._alone:
+        with self._alone, classes_apart():
             version, ended, running = self._look()
             if version != self._built:
                 start = time.monotonic()

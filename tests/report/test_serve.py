@@ -8,6 +8,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -21,7 +23,8 @@ from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.compare.running import arm_so_far, beside
 from accordion_bench.report.read import load, running
 from accordion_bench.report.render.live import live_page
-from tests.report.test_report import run_folder
+from tests.kit.paths import ROOT
+from tests.report.test_report import accordion, run_folder
 
 
 def goes_on(root, done=4, epochs=6, **options):
@@ -187,6 +190,39 @@ def test_what_cannot_be_built_is_a_sentence_and_the_server_goes_on(served, monke
         status, _, text = ask("/")
         assert (status, text) == (500, "The page could not be built: ZeroDivisionError: division by zero\n")
     assert ask("/")[0] == 200
+
+
+def served_apart(root, program: str) -> str:
+    """What a program says of its page of the runs in a folder, in a process of its own, where torch is not loaded."""
+    begin = f"import sys\nfrom accordion_bench.report import serve\nfollowed = serve.Followed([{str(root)!r}])\n"
+    done = subprocess.run([sys.executable, "-c", begin + program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_served_page_loads_no_torch(tmp_path):
+    """It would be four fifths of the memory, for as long as the page is served."""
+    assert served_apart(tmp_path, "followed.page(); print('torch' in sys.modules)") == "False"
+
+
+@pytest.mark.slow
+def test_classes_are_looked_at_by_another_process(tmp_path):
+    """Once; the page is the one that this process would build."""
+    run_folder(tmp_path, "powersgd", adaptive=accordion()), run_folder(tmp_path), goes_on(tmp_path, compressor="topk")
+    program = """
+from accordion_bench.report import apart
+from accordion_bench.methods import declared
+pages = [followed.page()]
+known = len(apart._known)
+followed._built = ""
+apart.ProcessPoolExecutor = None  # nobody is asked again
+followed._pause = serve.LEAST
+pages.append(followed.page())
+assert pages[0] == pages[1] and 'torch' not in sys.modules and declared.look is declared.of_class
+print(known, len(apart._known), all(name in pages[0] for name in ("Accordion (PowerSGD rank 2/1)", "TopK 10 %")))
+"""
+    known, still, named = served_apart(tmp_path, program).split()
+    assert known == still and int(known) >= 3 and named == "True"
 
 
 def test_it_listens_on_this_machine_alone():

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from accordion_bench.comm.samples import MATTERS
+from accordion_bench.comm.stages import MATTERS
 from accordion_bench.methods.labels import hook_of
 from accordion_bench.options.units import counted, digits, human_bytes
 from accordion_bench.report.compare.arms import Arm

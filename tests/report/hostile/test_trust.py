@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from accordion_bench.methods import labels
+from accordion_bench.methods.declared import declared
 from accordion_bench.options import conf_dir, trusted
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.read import load
@@ -114,4 +115,4 @@ def test_every_class_of_ours_still_has_its_label():
         for file in (ROOT / "conf" / group).rglob("*.yaml"):
             options = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
             if "_target_" in options:
-                assert labels._class(options) is not None, file
+                assert declared(options) is not None, file

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from accordion_bench import output
 from accordion_bench.cli.sweep_cells import Cells, best, cells_of, table
+from accordion_bench.config.writable import refuse_unwritable
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.explain import explain
 from accordion_bench.options.instantiate import build, target
@@ -66,8 +67,8 @@ class Sweep(Callback):
         self.begin(config.paths.runs)
         self.launcher = config.hydra.launcher._target_.rpartition(".")[2].removesuffix("Launcher").lower()
         self.cells = cells_of(config.hydra)
-        if needs_data and self.launcher in ("basic", "joblib") and not config.resume_sweep:  # others run elsewhere
-            _refuse_without_data(config)
+        if needs_data and self.launcher in ("basic", "joblib"):  # others run elsewhere
+            _refuse_before_cells(config)
         if self.launcher == "joblib":
             _let_workers_end_with(self.pid)
             self._pass_signals_on()
@@ -163,15 +164,19 @@ def _let_workers_end_with(parent: int) -> None:
         _core.Parallel = functools.partial(_core.Parallel, initializer=end_with_parent, initargs=(parent,))
 
 
-def _refuse_without_data(config: DictConfig) -> None:
-    """Get the data that the cells share before the first of them, or end the program in one sentence."""
+def _refuse_before_cells(config: DictConfig) -> None:
+    """Get the data that the cells share before the first of them, or end the program in one sentence.
+
+    A sweep that is resumed may have nothing left to do that needs data.
+    """
     from accordion_bench.datasets.base import Dataset
     from accordion_bench.processes import rendezvous
 
     dataset: Any = OmegaConf.to_container(config.dataset, resolve=True)
     try:
+        refuse_unwritable("paths.runs", config.paths.runs)
         cls = target(dataset, "dataset")
-        if issubclass(cls, Dataset) and cls.reads_files:
+        if issubclass(cls, Dataset) and cls.reads_files and not config.resume_sweep:
             build(dataset, "dataset").prepare(config.paths.data)
     except ConfigError as error:
         print(f"{error} (nothing has been run)", file=sys.stderr)

@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
 from torch import nn
 
@@ -13,6 +12,7 @@ from accordion_bench.config import ddp_rules, limits
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.declared import check_kinds
 from accordion_bench.config.resolvers import SCALES
+from accordion_bench.config.writable import refuse_unwritable
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.forward import compile, trial
 from accordion_bench.forward.precision import HALF, PRECISIONS
@@ -117,21 +117,11 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
         parts = replace(parts, slowdown=trial.slowdown(model, parts.dataset, config.precision, config.chosen("model")))
     build(config.tracker, "tracker")
     build(config.network, "network")
-    key, path, instead = "paths.runs", Path(config.paths.runs), "results/runs"
     if config.resume is not None:
-        key, path, instead = "resume", Path(config.resume), "null"
-    if not _can_be_written(path):
-        raise ValueRefused(key, "a folder that can be written", str(path), instead)
+        refuse_unwritable("resume", config.resume)
+    else:
+        refuse_unwritable("paths.runs", config.paths.runs)
     return parts
-
-
-def _can_be_written(folder: Path) -> bool:
-    """Whether a folder, or the nearest one above it that is there, takes files."""
-    try:
-        nearest = next(path for path in [folder, *folder.absolute().parents] if path.exists())
-    except OSError:  # a name that is too long, say
-        return False
-    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def _threads(config: RunConfig, where: Placement, model: nn.Module, dataset: Dataset) -> int:

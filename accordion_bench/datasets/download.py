@@ -55,7 +55,8 @@ def ensure(
             if not find(root, folder, files):  # nobody else has brought them meanwhile
                 fetch.fetch(Path(root), folder, files, sources(), timeout)
     except (OSError, fetch.Unusable) as error:
-        why = str(error) if isinstance(error, fetch.Unusable) else type(error).__name__
+        of_system = error.strerror if isinstance(error, OSError) and isinstance(error.strerror, str) else ""
+        why = str(error) if isinstance(error, fetch.Unusable) else of_system or type(error).__name__
         _failed[root, folder] = ConfigError(
             f"paths.data must hold the folder {folder}, got {root} without it or not whole, and downloading "
             f"failed ({why}); type paths.data=FOLDER, or dataset=digits, which needs no download"

@@ -12,7 +12,7 @@ import yaml
 from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.cli import experiments
-from accordion_bench.config import components, continuation
+from accordion_bench.config import components, continuation, writable
 from accordion_bench.options import explain, kinds
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
@@ -155,11 +155,14 @@ REFUSED = [
         ["compressor._target_=torch.nonsense"],
         "compressor._target_ must be .*, got torch.nonsense: torch has no nonsense; type compressor=",
     ),
-    (["paths.runs=/etc/hosts/x"], "paths.runs must be a folder .*, got /etc/hosts/x; type paths.runs="),
+    (["paths.runs=/etc/hosts/x"], "paths.runs must be a folder .*, got /etc/hosts/x: /etc/hosts is a file; type paths.runs="),
     (["paths.runs=''"], "paths.runs must be a folder, got ''; type paths.runs=results/runs"),
     (["paths=x"], "paths must be a group of options, got x; type paths.data="),
     (["~epochs"], "epochs must be there, got ~epochs; type epochs=60"),
-    ([f"paths.runs={300 * 'x'}"], "paths.runs must be a folder that can be written, got x+; type paths.runs="),
+    (
+        [f"paths.runs={300 * 'x'}"],
+        "paths.runs must be a folder that can be written, got x+ in .*: File name too long; type paths.runs=",
+    ),
     ([f"resume={300 * 'x'}"], "resume must be a run folder with a config.yaml, got x+; type resume="),
     (["~comm"], "comm must be there, got ~comm; type comm="),
     (["~comm.timeout"], "comm.timeout must be there, got ~comm.timeout; type comm.timeout=600"),
@@ -324,9 +327,13 @@ def test_resume_keeps_what_is_saved_and_takes_what_may_differ(stopped):
 
 
 def test_resume_of_a_folder_that_cannot_be_written(stopped, monkeypatch):
-    monkeypatch.setattr("accordion_bench.config.validate.os.access", lambda path, mode: path != stopped.path)
-    told = f"resume must be a folder that can be written, got {stopped.path}; type"
-    assert sentence(f"resume={stopped.path}").startswith(told)
+    def refused(dir):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(writable.os, "access", lambda path, mode: path != stopped.path)
+    monkeypatch.setattr(writable.tempfile, "TemporaryFile", refused)
+    told = f"resume must be a folder that can be written, got {stopped.path}: Read-only file system; type resume=null"
+    assert sentence(f"resume={stopped.path}") == told
 
 
 def test_resume_of_a_finished_run(stopped):

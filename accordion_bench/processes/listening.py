@@ -10,6 +10,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.sealed_store import SECRET
 
 LOOPBACK = "127.0.0.1"
+ANSWER = 5.0  # seconds within which a machine must reach itself
 BACKLOG = 4096  # who may knock at the same time
 # of connections and files; a process needs a few, and one for each other process
 MOST_DESCRIPTORS = 1 << 20
@@ -95,6 +96,26 @@ def _is_number(address: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def loopback() -> str:
+    """The name of the interface that leads to this machine alone; macOS calls it lo0.
+
+    Raises:
+        ConfigError: it is down, so that not even two processes of one machine can speak over a network.
+    """
+    try:
+        with (
+            socket.create_server((LOOPBACK, 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=ANSWER),
+        ):
+            return next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
+    except (OSError, StopIteration) as error:
+        why = getattr(error, "strerror", None) or "there is none"
+        raise ConfigError(
+            f"the loopback must be up for processes to exchange on one machine, got {LOOPBACK}: {why}; type ip link set "
+            "lo up, or comm=simulated for all workers in one process"
+        ) from None
 
 
 def raise_descriptor_limit() -> None:

@@ -3,13 +3,12 @@
 import contextlib
 import datetime
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from accordion_bench.comm import nccl
 from accordion_bench.processes import gpus
-from accordion_bench.processes.listening import LOOPBACK
+from accordion_bench.processes.listening import loopback
 from accordion_bench.processes.placement import Placement, all_here
 from accordion_bench.processes.sealed_store import SealedStore
 
@@ -103,6 +102,9 @@ def settings(interface: str | None, environ: Mapping[str, str]) -> dict[str, str
         interface: its name; None: what the environment says, else the loopback where all processes are on this machine,
             so that nobody listens to the network for nothing, else what gloo and NCCL choose.
         environ: of this process.
+
+    Raises:
+        ConfigError: they are to speak over the loopback, which is down.
     """
     chosen = {}
     for name, exact in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):  # eth1 also means eth10 to NCCL
@@ -114,10 +116,3 @@ def settings(interface: str | None, environ: Mapping[str, str]) -> dict[str, str
     if not any(environ.get(name) for name in HANDLING):
         chosen[HANDLING[0]] = NO_ABORT
     return chosen
-
-
-def loopback() -> str | None:
-    """The name of the interface that leads to this machine alone, where it is up; macOS calls it lo0."""
-    with contextlib.suppress(OSError), socket.create_server((LOOPBACK, 0)):
-        return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    return None

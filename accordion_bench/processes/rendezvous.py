@@ -23,7 +23,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.options.instantiate import Config
-from accordion_bench.processes.listening import LOOPBACK, listen, raise_descriptor_limit
+from accordion_bench.processes.listening import LOOPBACK, listen, loopback, raise_descriptor_limit
 from accordion_bench.processes.pauses import growing_pauses
 from accordion_bench.processes.placement import LONGEST_TIMEOUT, Placement, all_here, environment_ranks
 from accordion_bench.processes.sealed_store import SECRET, SealedStore, printable, shared_secret, whole_number
@@ -69,6 +69,7 @@ def meet(timeout: float) -> Iterator[Watch | None]:
     place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if all_here(os.environ) and not _agent_hosts_store():
         place = LOOPBACK, place[1]
+        loopback()
     new = place not in _stores
     if new:  # once, also for a sweep: rank 0 cannot listen at a port twice
         _stores[place] = _connect(*place, rank, processes, timeout)

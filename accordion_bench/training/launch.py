@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,6 +39,8 @@ def join_process_group(config: RunConfig, where: Placement, watch: Watch | None)
         watch: over those processes; None without them.
     """
     if watch is None:
+        if where.processes > 1:
+            process_group.settings(config.comm.interface, os.environ)  # which they will use is refused here already
         yield
         return
     with process_group.use_settings(config.comm.interface):

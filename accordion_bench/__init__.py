@@ -4,7 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 DOORS = dict.fromkeys(["attach", "attach_shards", "local"], "accordion_bench.attaching.doors")
 DOORS["advice"] = "accordion_bench.advising.doors"

@@ -41,7 +41,7 @@ def starve() -> None:
     """Let gloo's threads run on one processor, and only when nobody else does."""
     for task in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(task.name), {min(os.sched_getaffinity(0))})
-        if (task / "comm").read_text().strip() == "pt_gloo_runloop":
+        if (task / "comm").read_text(encoding="utf-8").strip() == "pt_gloo_runloop":
             os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
 
 
@@ -83,7 +83,7 @@ def ended(way: str) -> list[int]:
         for rank in (0, 1):
             child = os.fork()
             if child == 0:
-                with open(os.devnull, "w") as nowhere:
+                with open(os.devnull, "w", encoding="utf-8") as nowhere:
                     os.dup2(nowhere.fileno(), 2)  # "terminate called without an active exception"
                 train(way, rank, folder)
                 sys.exit(0)

@@ -113,8 +113,8 @@ def loopback() -> str:
     except (OSError, StopIteration) as error:
         why = getattr(error, "strerror", None) or "there is none"
         raise ConfigError(
-            f"the loopback must be up for processes to exchange on one machine, got {LOOPBACK}: {why}; type ip link set "
-            "lo up, or comm=simulated for all workers in one process"
+            f"the loopback must be up for processes to exchange on one machine, got {LOOPBACK}: {why}; type ip link "
+            "set lo up, or comm=simulated for all workers in one process"
         ) from None
 
 

@@ -5,7 +5,6 @@ import os
 
 import lightning
 import torch
-import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,7 +18,7 @@ class Digits(lightning.LightningModule):
         self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-        loss = F.cross_entropy(self.layers(batch[0]), batch[1])
+        loss = nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
         self.log("loss", loss)
         return loss
 
@@ -33,8 +32,7 @@ class Attach(lightning.Callback):
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
         self.comm.end_epoch()
-        if trainer.is_global_zero:
-            print(f"epoch {trainer.current_epoch}: loss {trainer.callback_metrics['loss'].item():.3f}")
+        trainer.print(f"epoch {trainer.current_epoch}: loss {trainer.callback_metrics['loss'].item():.3f}")
 
     def on_train_end(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
         self.comm.detach()
@@ -48,8 +46,7 @@ trainer = lightning.Trainer(
     logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
 )  # fmt: skip
 trainer.fit(model, DataLoader(data, batch_size=32, shuffle=True, drop_last=True))
-if trainer.is_global_zero:
-    print(attach.comm)
+trainer.print(attach.comm)
 del trainer, attach  # what refers to the process group must go before it does: docs/attach.md, "At the end"
 gc.collect()
 torch.distributed.destroy_process_group()

@@ -155,7 +155,10 @@ REFUSED = [
         ["compressor._target_=torch.nonsense"],
         "compressor._target_ must be .*, got torch.nonsense: torch has no nonsense; type compressor=",
     ),
-    (["paths.runs=/etc/hosts/x"], "paths.runs must be a folder .*, got /etc/hosts/x: /etc/hosts is a file; type paths.runs="),
+    (
+        ["paths.runs=/etc/hosts/x"],
+        "paths.runs must be a folder .*, got /etc/hosts/x: /etc/hosts is a file; type paths.runs=",
+    ),
     (["paths.runs=''"], "paths.runs must be a folder, got ''; type paths.runs=results/runs"),
     (["paths=x"], "paths must be a group of options, got x; type paths.data="),
     (["~epochs"], "epochs must be there, got ~epochs; type epochs=60"),

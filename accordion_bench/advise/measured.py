@@ -1,5 +1,6 @@
 """What is timed here: a step of the model, unless somebody knows its time, and the exchange of every method."""
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,7 +49,9 @@ def measured(asked: Asked) -> Measured:
     if asked.timeline is None or asked.typed_model:
         made = subject.subject_of(asked.config, asked.assumed, asked.machines.workers_each)
         chosen = made.threads
-    methods = Methods(asked.arms, device, asked.seconds, _next)
+    timed = asked.at_hand or asked.where == "cpu" or not (asked.device or asked.timeline)
+    doing = "timing" if timed else "counting the messages of"
+    methods = Methods(asked.arms, device, asked.seconds, functools.partial(_next, doing))
     if asked.timeline is not None:
         with computing_with(chosen):
             found = _of_timeline(asked, methods, made)
@@ -62,10 +65,10 @@ def measured(asked: Asked) -> Measured:
     return Measured(found, chosen)
 
 
-def _next(method: str) -> None:
-    """Another method is timed: what the one before has freed is no part of it."""
+def _next(doing: str, method: str) -> None:
+    """Another method is looked at: what the one before has freed is no part of it."""
     memory.give_back()
-    say(f"timing {method}")
+    say(f"{doing} {method}")
 
 
 def _of_model(asked: Asked, methods: Methods, made: Subject) -> Basis:

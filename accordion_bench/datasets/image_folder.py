@@ -224,8 +224,9 @@ def _scanned(place: Path, part: Path, versions: Sequence[tuple[str, int]]) -> Fi
     """As `files_of`; a folder that has not changed is not read again in this process."""
     names: list[bytes] = []
     labels: list[int] = []
+    class_of: dict[tuple[int, int], str] = {}
     for label, (name, _) in enumerate(versions):
-        found = _pictures(part / name)
+        found = _pictures(part / name, class_of)
         if not found:
             raise ConfigError(
                 f"paths.data must hold pictures of each class, got {part / name} without one; type paths.data=FOLDER, "
@@ -236,16 +237,30 @@ def _scanned(place: Path, part: Path, versions: Sequence[tuple[str, int]]) -> Fi
     return Files(place, np.array(names), np.array(labels))
 
 
-def _pictures(folder: Path) -> list[str]:
-    """The pictures of a class, in folders within it, too; a folder that a link leads back to is read once."""
+def _pictures(folder: Path, class_of: dict[tuple[int, int], str]) -> list[str]:
+    """The pictures of a class, in folders within it, too; a folder that a link leads back to is read once.
+
+    Args:
+        folder: of the class.
+        class_of: of each folder that was read, by device and number; those of this class are added.
+
+    Raises:
+        ConfigError: a folder lies in another class as well, so that its pictures would be of two.
+    """
     found: list[tuple[str, list[str]]] = []
-    seen, todo = set(), [str(folder)]
+    todo = [str(folder)]
     while todo:
         here = todo.pop()
         own = os.stat(here)
-        if (own.st_dev, own.st_ino) in seen:
+        known = class_of.get((own.st_dev, own.st_ino))
+        if known == folder.name:
             continue
-        seen.add((own.st_dev, own.st_ino))
+        if known is not None:
+            raise ConfigError(
+                f"paths.data must hold each folder of pictures in one class, got {here} in {known} and {folder.name}; "
+                "remove the link that leads there"
+            )
+        class_of[own.st_dev, own.st_ino] = folder.name
         with os.scandir(here) as entries:
             shown = [entry for entry in entries if not pictures.is_hidden(entry.name)]
         inner = {entry.path for entry in shown if entry.is_dir()}

@@ -113,9 +113,17 @@ def test_what_programs_leave_is_no_picture_and_no_class(tmp_path):
 def test_a_folder_that_leads_back_is_read_once(tmp_path):
     place = folder(tmp_path, TWO)
     (place / "a" / "again").symlink_to(place / "a")
-    (place / "b" / "up").symlink_to(place)
     found = files_of(place, place).names.tolist()
     assert len([name for name in found if name.startswith(b"a/")]) == 10
+
+
+@pytest.mark.parametrize(("link", "to"), [("a/up", "."), ("b/up", "."), ("b/other", "a"), ("c", "a")])
+def test_a_folder_of_two_classes_is_refused(link, to, tmp_path):
+    """Its pictures would have been of both."""
+    place = folder(tmp_path, TWO)
+    (place / link).symlink_to((place / to).resolve())
+    with pytest.raises(ConfigError, match=r"each folder of pictures in one class, got .* in a and [bc]; remove"):
+        files_of(place, place)
 
 
 def test_a_share_of_each_class_is_held_out_by_the_seed():

@@ -200,8 +200,9 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
     if where.device == "cuda" and config.deterministic:
         place += ", deterministic kernels"
     line = (
-        f"{named(composed, 'model')} on {named(composed, 'dataset', ('fingerprint',))}, compressor {named(composed, 'compressor')}"
-        f"{local}, adaptive {adaptive}; {counted(where.workers, 'worker')} ({where.backend}, {place}), "
+        f"{named(composed, 'model')} on {named(composed, 'dataset', ('fingerprint',))}, "
+        f"compressor {named(composed, 'compressor')}{local}, adaptive {adaptive}; "
+        f"{counted(where.workers, 'worker')} ({where.backend}, {place}), "
         f"{counted(config.epochs, 'epoch')} of {counted(config.batch_size, 'sample')} per worker and "
         f"step{momentum}{describe_exchange(config, where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"

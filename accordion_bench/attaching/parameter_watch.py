@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from accordion_bench.attaching.same_parameters import is_due
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.real_view import as_real
 
@@ -44,7 +45,7 @@ class ParameterWatch:
         self._frozen = [param for param in model.parameters() if not param.requires_grad]
         self._held = self._count_held()
         self._stepping = self.pending = False
-        self._steps = 0
+        self._steps = self._repeated = 0
         self._entered: dict[int, int] = {}  # by id of another optimizer that steps: our steps until then
         self._structure = _structure(model)
         self._places: list[int] = []
@@ -115,7 +116,9 @@ class ParameterWatch:
         if self.pending:
             pairs = zip(self._params, self._versions, self._places, strict=True)
             changed = (i for i, (param, v, at) in enumerate(pairs) if (param._version, param.data_ptr()) != (v, at))
-            if (i := next(changed, None)) is not None:
+            if (i := next(changed, None)) is None:
+                i = self._changed_through_data()
+            if i is not None:
                 raise ConfigError(
                     f"parameters must be changed by the optimizer of ab.attach alone, got {self._names[i]} changed "
                     f"after a backward pass and without its step; {ATTACH_AGAIN} with the optimizer that steps"
@@ -127,6 +130,21 @@ class ParameterWatch:
                     "parameters must keep their type and values between two steps, got others in new memory, as by "
                     f"model.to_empty(), model.half() or p.data = ...; {ATTACH_AGAIN} after that"
                 )
+
+    def _changed_through_data(self) -> int | None:
+        """The first parameter whose first number is another one: a write through `p.data` changes no version.
+
+        A GPU makes the host wait for it, so that it is looked at now and then; a loop by hand takes no step, and each
+        of its backward passes but the first comes here.
+        """
+        self._repeated += 1
+        if not is_due(self._repeated) or not self._firsts:
+            return None
+        away = torch.cat(self._firsts).to(self._samples) != self._samples
+        if not away.any():
+            return None
+        filled = [i for i, param in enumerate(self._params) if param.numel()]
+        return filled[int(away.nonzero()[0])]
 
     def _count_held(self) -> int:
         return sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)

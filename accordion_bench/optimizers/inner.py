@@ -129,9 +129,19 @@ class InnerOptimizers:
     def _load(self, optimizer: Optimizer, params: Sequence[nn.Parameter], state: dict[str, Any]) -> None:
         for spec, param in zip(self.axis.specs, params, strict=True):
             for key, value in state[spec.name].items():
+                if isinstance(value, Tensor) and not _belongs_to(value, param):
+                    raise ValueError(f"{key} of {spec.name} has the shape {list(value.shape)}")
                 # Adam counts its steps on the CPU, unless one kernel does everything
                 on_device = isinstance(value, Tensor) and (key != "step" or optimizer.defaults.get("fused"))
                 optimizer.state[param][key] = value.to(param.device) if on_device else value
+
+
+def _belongs_to(value: Tensor, param: Tensor) -> bool:
+    """Whether an optimizer can keep it of a parameter: one number, its shape, or sums along some of its dimensions."""
+    if value.ndim == 0 or value.shape == param.shape:
+        return True
+    pairs = list(zip(value.shape, param.shape, strict=False))
+    return value.ndim == param.ndim and value.numel() > 1 and all(own in (1, size) for own, size in pairs)
 
 
 def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:

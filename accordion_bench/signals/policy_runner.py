@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.adaptive.base import Policy, checked, tell_followers
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.probe import compressor_input, cut_into_buckets, measure_level, probe_exchange
 from accordion_bench.exchange.runner import CompletedExchange
@@ -308,7 +308,7 @@ class PolicyRunner:
         for name, total in state["statistics"].items():
             if statistic := statistic_named(name):
                 empty = torch.zeros(self.comm.local_workers, *total.shape, dtype=total.dtype)
-                self.statistics.sums.setdefault(statistic, empty)[row].copy_(total)
+                restore_(self.statistics.sums.setdefault(statistic, empty)[row], total)
         if state["recent"]:
             self.recent = [x.to(device) for x in state["recent"]]
         self.unread_loss += state["unread_loss"].to(device)

@@ -25,6 +25,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import tiny
+from tests.kit.processes import group_members
 from tests.runs.test_resume import differences, state
 
 HOUSE = conf_dir().parent
@@ -374,11 +375,15 @@ def test_ctrl_c_under_joblib(whole_group, tmp_path):
         runs = tmp_path / str(cells)
         arguments = [*tiny.COMMAND, "-m", *tiny.typed(runs, *launcher, seeds)]
         process = subprocess.Popen(arguments, cwd=HOUSE, start_new_session=True, stderr=subprocess.PIPE, text=True)
-        while len(list(runs.glob("*/metrics.jsonl"))) < cells:
-            assert process.poll() is None
-            time.sleep(0.1)
-        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        _, told = process.communicate(timeout=100)
+        try:
+            while len(list(runs.glob("*/metrics.jsonl"))) < cells:
+                assert process.poll() is None
+                time.sleep(0.1)
+            (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+            _, told = process.communicate(timeout=100)
+        finally:
+            for pid in group_members(process.pid):
+                os.kill(pid, signal.SIGKILL)
         assert process.returncode == 130, told
         assert statuses(runs) == ["interrupted"] * cells == ["interrupted"] * len(tiny.folders(runs))
         assert all(list(path.glob("checkpoint/step-*")) for path in tiny.folders(runs))

@@ -123,7 +123,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
         at_hand=where == hardware and device.gpu is None,
         networks=networks,
         link_error=links.error_of(link, machines.workers_each),
-        arms=chosen_arms(args.methods, config.optimizer),
+        arms=chosen_arms(args.methods, config.optimizer, beside=subject.beside(config)),
         seconds=seconds,
         timeline=args.timeline,
         typed_model=typed_model,

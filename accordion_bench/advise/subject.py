@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.advising.counted_step import CountedStep, counted_step
+from accordion_bench.advising.rehearsal import Beside
 from accordion_bench.cli.example import Example
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.config.components import build_model, build_optimizer, with_counts
@@ -26,6 +27,7 @@ from accordion_bench.options.override import key_of
 from accordion_bench.options.presets import named
 from accordion_bench.processes import threads
 from accordion_bench.run_config import RunConfig
+from accordion_bench.tensors.clip import check_clipping
 from accordion_bench.tensors.keyed_rng import key, seeded
 
 # of a model that does not say its own
@@ -106,6 +108,16 @@ def composed(overrides: Sequence[str]) -> tuple[RunConfig, str]:
         if value is not None:
             raise ValueRefused(key_, "null here, where a step is timed without it", value, None)
     return config, assumed
+
+
+def beside(config: RunConfig) -> Beside:
+    """What a step does with gradients beside exchange and optimizer.
+
+    Raises:
+        ValueRefused: a value of clipping breaks a rule.
+    """
+    check_clipping(config.clip_norm, config.clip_at)
+    return Beside(config.clip_norm, config.clip_at, config.measure.norms)
 
 
 def usual_data(node: dict[str, Any]) -> str:

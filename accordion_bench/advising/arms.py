@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accordion_bench.advising.method_cost import BF16, FP32
+from accordion_bench.advising.rehearsal import NOTHING, Beside
 from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.compressors.traits import declared_by
 from accordion_bench.methods.chosen import Chosen
@@ -26,11 +27,13 @@ class Arm:
         name: as reports spell it.
         overrides: what to type for it.
         chosen: the methods, as options.
+        beside: what else a step does with gradients.
     """
 
     name: str
     overrides: tuple[str, ...]
     chosen: Chosen
+    beside: Beside = NOTHING
 
 
 def considered(optimizer: Config | None = None) -> list[Arm]:

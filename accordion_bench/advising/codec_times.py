@@ -106,11 +106,11 @@ def measured_method(
     device = torch.device(device)
     gradients = random_gradients(specs, device) if gradients is None else gradients
     small = _tiny(specs, target(arm.chosen.sync, "sync").in_every_step(arm.chosen.sync).get("period") or 1)
-    Rehearsal(arm.chosen, small, FEW, device).step(random_gradients(small, device))  # loads kernels
+    Rehearsal(arm.chosen, small, FEW, device, None, arm.beside).step(random_gradients(small, device))  # loads kernels
 
     def prepared(workers: int, together: Units | None = None) -> Rehearsal:
         gc.collect()  # the last one's parts refer to each other: Python counts objects, and these are few but large
-        return Rehearsal(arm.chosen, specs, workers, device, together)
+        return Rehearsal(arm.chosen, specs, workers, device, together, arm.beside)
 
     rehearsal = prepared(MORE)
     many = crowded_from(rehearsal.exchange, rehearsal.info)

@@ -14,6 +14,7 @@ from accordion_bench.advising.chosen_methods import chosen_arms
 from accordion_bench.advising.counted_step import counted_step
 from accordion_bench.advising.gpus import HALF
 from accordion_bench.advising.machine import cluster_like_here
+from accordion_bench.advising.rehearsal import Beside
 from accordion_bench.advising.table import Advice
 from accordion_bench.advising.trial import Loss, MakeOptimizer, measured_step, trained_module
 from accordion_bench.advising.verdict import verdict
@@ -25,6 +26,7 @@ from accordion_bench.options.choice_file import read_options
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.options.instantiate import build
 from accordion_bench.options.units import without_units
+from accordion_bench.tensors.clip import check_clipping
 
 
 def advice(
@@ -43,6 +45,8 @@ def advice(
     gpu: str | None = None,
     compute_ms: float | None = None,
     precision: str | None = None,
+    clip_norm: float | None = None,
+    clip_at: str | None = None,
 ) -> Advice:
     """What each method would do for this model on a cluster; nothing is trained, one process asks.
 
@@ -71,6 +75,7 @@ def advice(
         compute_ms: a step's forward and backward pass take so many milliseconds on the cluster's GPUs; codecs are
             timed here where the model is on a GPU, else estimated.
         precision: of the forward pass on `gpu`: float32 (None), bfloat16, float16.
+        clip_norm, clip_at: clipping, as in `ab.attach`; before the exchange it waits for all gradients.
 
     Raises:
         ConfigError: what was passed breaks a rule, or the model does not take the batch.
@@ -84,8 +89,11 @@ def advice(
         asked = asked_device(gpu, compute_ms)
         if precision is not None:
             checks.choice("precision", precision, ["float32", *HALF])
+        check_clipping(clip_norm, clip_at)
         device = next(trained_module(model).parameters()).device
-        looked_at = Methods(chosen_arms(methods, key="methods"), device, seconds, optimizer=optimizer)
+        looked_at = Methods(
+            chosen_arms(methods, key="methods", beside=Beside(clip_norm, clip_at)), device, seconds, optimizer=optimizer
+        )
         work = (model, example_batch, loss or cross_entropy)
         if asked:
             counted = counted_step(*work, batch_size)

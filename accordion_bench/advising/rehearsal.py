@@ -18,21 +18,22 @@ from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.runner import ExchangeRunner
 from accordion_bench.exchange.state_bytes import size_of, state_bytes, tensors_in
-from accordion_bench.methods.build import build_methods
+from accordion_bench.methods.build import Methods, build_methods
 from accordion_bench.methods.chosen import Chosen
+from accordion_bench.methods.compatibility import refuse_clipping_after
 from accordion_bench.network.collective_costs import payload_and_times
 from accordion_bench.optimizers.torch_optim import fused, without_dynamo
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Position
+from accordion_bench.signals.policy_runner import PolicyRunner
 from accordion_bench.sync.base import Sync, SyncContext
 from accordion_bench.sync.buffers import averaged
 
 STEPS = 1000  # of the run that these could be of
 RATE = 0.1  # learning rate; it decides no time
 PAST = 10**6  # epochs after which every warm-up is over
-
 
 Units = Sequence[Sequence[int]]  # which travel together, by bucket
 
@@ -49,10 +50,30 @@ class OfBucket(NamedTuple):
     sent: dict[str, tuple[float, float]]
 
 
+class Beside(NamedTuple):
+    """What a step of the run does with its gradients beside exchange and optimizer.
+
+    clip_norm, clip_at: clipping, as a configuration has it.
+    norms: whether norms of summed gradients are measured; what policies want to know is summed in any case.
+    """
+
+    clip_norm: float | None = None
+    clip_at: str | None = None
+    norms: bool = False
+
+    @property
+    def clips_own(self) -> bool:
+        """Whether each worker clips its own gradients, before the exchange."""
+        return self.clip_norm is not None and self.clip_at != "after"
+
+
+NOTHING = Beside()
+
+
 class Step(NamedTuple):
     """Seconds of one step.
 
-    before: until the optimizer may take its step, exchange included.
+    before: until the optimizer may take its step, exchange and clipping included, and sums for policies.
     update: of the optimizer.
     after: what the scheme does after it, exchange included.
     exchanged: of `before` or `after`, within the exchange of buckets.
@@ -112,6 +133,7 @@ class Rehearsal:
         workers: A.
         device: where they live.
         together: which units travel together; None = as in a run of so many workers.
+        beside: what else a step does.
 
     Attributes:
         info: of the steps.
@@ -129,6 +151,7 @@ class Rehearsal:
         workers: int,
         device: torch.device,
         together: Units | None = None,
+        beside: Beside = NOTHING,
     ) -> None:
         chosen = replace(chosen, sync=target(chosen.sync, "sync").in_every_step(chosen.sync))
         refuse_other_steps(build(chosen.sync, "sync"), chosen.sync_name)
@@ -140,15 +163,16 @@ class Rehearsal:
         self.optimizer = optimizer_of(optimizer_node(chosen.optimizer, methods.wrapped.compressor), self.axis.params)
         self.wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         self.moved_momentum = dict(chosen.optimizer) != optimizer_node(chosen.optimizer, methods.wrapped.compressor)
-        position = Position(
-            methods.plan_for(self.axis.specs), RATE, lambda _: 1.0, PAST, lambda _: 1, PAST, methods.wrapped.start_step
-        )
+        plan = methods.plan_for(self.axis.specs)
+        self.position = Position(plan, RATE, lambda _: 1.0, 2 * PAST, lambda _: 1, PAST, methods.wrapped.start_step)
+        self.beside = beside
+        self.looks = self._observer(methods)
         overlap = Overlap(self.axis, self.comm, False, False)
-        options = ExchangeOptions()
+        options = ExchangeOptions(clips=beside.clips_own)
         late = not options.after_backward(methods.wrapped, processes=2)
-        self.overlaps, self.info = methods.sync.late if methods.sync.local else late, position.info(RATE)
+        self.overlaps, self.info = methods.sync.late if methods.sync.local else late, self.position.info(RATE)
         self.runner = ExchangeRunner(
-            self.axis, position, overlap, _Nobody(), methods.ladder, methods.wrapped, methods.differences, 0,
+            self.axis, self.position, overlap, self.looks, methods.ladder, methods.wrapped, methods.differences, 0,
             options.bucket_mb, options.gradient_mb,
         )  # fmt: skip
         self.runner.together = together
@@ -156,13 +180,25 @@ class Rehearsal:
         self.steps: list[Step] = []
         inner = UsersOptimizer(self.optimizer, self.axis)
         decay = chosen.optimizer.get("weight_decay", 0.0)
-        self.sync.begin(SyncContext(self.axis, position, self.runner, inner, methods.run, decay))
+        if beside.clip_at == "after":
+            refuse_clipping_after(methods.sync, methods.wrapped.compressor)
+        clip_mean = beside.clip_norm if beside.clip_at == "after" else None
+        self.sync.begin(SyncContext(self.axis, self.position, self.runner, inner, methods.run, decay, clip_mean))
         self.clock.warm = True
 
     @property
     def exchange(self) -> Exchange:
         """That of all workers."""
         return self.sync.exchange
+
+    def _observer(self, methods: Methods) -> PolicyRunner:
+        """Who sums what policies want to know, as in a run; their decisions are a run's."""
+        axis, loss = self.axis, torch.zeros((), dtype=torch.float64)
+        measure = {"norms": self.beside.norms}
+        shape = axis.specs, self.comm, axis.like, methods.ladder, self.position, loss, lambda: 1
+        looks = PolicyRunner(methods.policies, *shape, measure=measure)
+        looks.begin_epoch()
+        return looks
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step with these gradients [...], one per tensor."""
@@ -174,6 +210,9 @@ class Rehearsal:
         self.clock.start()
         self.clock.worker()
         began = self.clock.mark()
+        if self.beside.clip_norm is not None and self.beside.clips_own:
+            self.axis.clip(self.beside.clip_norm)
+        self.looks.epoch_sums.add_gradients(self.axis.gradients_W)
         self.sync.before_step(RATE)
         ready = self.clock.mark()
         self.optimizer.step()
@@ -181,6 +220,7 @@ class Rehearsal:
         self.sync.after_step(RATE)
         over = self.clock.mark()
         self.runner.finite.refuse()
+        self.position.step_taken()
         self.axis.forget()
         self.wait()
         between = self.clock.between
@@ -286,18 +326,3 @@ def optimizer_of(node: Config, params: list[nn.Parameter]) -> torch.optim.Optimi
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(f"optimizer must be a torch optimizer, got {node.get('_target_')}; type optimizer=sgd")
     return made
-
-
-class _Nobody:
-    """Looks at no exchange."""
-
-    wanted = False
-
-    def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: Any) -> None:
-        """Before an exchange."""
-
-    def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
-        """After an exchange."""
-
-    def units_change(self) -> None:
-        """Differences from here on."""

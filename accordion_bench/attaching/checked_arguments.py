@@ -24,6 +24,7 @@ from accordion_bench.comm.pooled_buffers import dense_parts, is_dense
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.methods.build import Methods, build_methods
 from accordion_bench.methods.chosen import Chosen
+from accordion_bench.methods.compatibility import refuse_clipping_after
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -32,6 +33,7 @@ from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.options.instantiate import build
 from accordion_bench.options.units import without_units
 from accordion_bench.plan import WHOLE_MODEL, RunFacts
+from accordion_bench.tensors.clip import check_clipping
 
 attached_models: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 AGREED = (
@@ -89,9 +91,8 @@ def checked_arguments(passed: Passed, workers: int) -> Checked:
     exempted = exempt_names(passed.exempt, inner) & {name for name, _ in named}
     setting = _setting(chosen, passed, own.get("weight_decay", 0.0))
     methods = _methods(chosen, passed, workers, exempted, setting.network)
-    if setting.clip_mean and methods.wrapped.compressor.traits.owns:
-        rule = "before where the compressor takes the step itself, because its update is no gradient"
-        raise ValueRefused("clip_at", rule, "after", "before")
+    if setting.clip_mean:
+        refuse_clipping_after(methods.sync, methods.wrapped.compressor)
     methods.sync.refuse_tensors(trained_specs(inner))
     methods.plan_for(trained_specs(inner))
     agreed = {**_to_agree_on(chosen, passed, exempted, named), "buffers": _not_sent(inner)}
@@ -145,10 +146,7 @@ def _setting(chosen: Chosen, passed: Passed, weight_decay: float) -> Setting:
         if getattr(passed, key) is not None:
             checks.integer(key, getattr(passed, key), at_least=1, instead=90)
     checks.integer("batch_size", passed.batch_size, at_least=1, instead=32)
-    if passed.clip_norm is not None:
-        checks.number("clip_norm", passed.clip_norm, above=0, instead=1.0)
-    if passed.clip_at is not None:
-        checks.choice("clip_at", passed.clip_at, ["before", "after"])
+    check_clipping(passed.clip_norm, passed.clip_at)
     if passed.bucket_cap_mb is not None:
         checks.number("bucket_cap_mb", passed.bucket_cap_mb, above=0, instead=25.0)
     after = passed.clip_at == "after"

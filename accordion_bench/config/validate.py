@@ -17,6 +17,7 @@ from accordion_bench.datasets.base import Dataset
 from accordion_bench.forward import compile, trial
 from accordion_bench.forward.precision import HALF, PRECISIONS
 from accordion_bench.forward.task import task_of
+from accordion_bench.methods.compatibility import refuse_clipping_after
 from accordion_bench.optimizers.parameter_kinds import parameter_kinds
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
@@ -26,6 +27,7 @@ from accordion_bench.processes import threads
 from accordion_bench.processes.placement import Placement, processes_here, with_placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.clip import check_clipping
 
 
 def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -> Components:
@@ -47,10 +49,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     checks.choice("bn", config.bn, BN_POLICIES)
     if config.precision is not None:
         checks.choice("precision", config.precision, list(PRECISIONS))
-    if config.clip_norm is not None:
-        checks.number("clip_norm", config.clip_norm, above=0, instead=1.0)
-    if config.clip_at is not None:
-        checks.choice("clip_at", config.clip_at, ["before", "after"])
+    check_clipping(config.clip_norm, config.clip_at)
     checks.choice("scale", config.scale, SCALES)
     if config.scale != "full" and "experiment" not in config.choices:
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", config.scale, "full")
@@ -82,9 +81,8 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     if config.precision == "float16" and parts.sync.local:
         rule = "float32 or bfloat16 where workers take local steps, because workers skip a step together"
         raise ValueRefused("precision", rule, "float16", "bfloat16")
-    if config.clip_at == "after" and (parts.sync.local or parts.wrapped.compressor.traits.owns):
-        what = "workers take local steps" if parts.sync.local else "the compressor takes the step itself"
-        raise ValueRefused("clip_at", f"before where {what}, because the update is no gradient", "after", "before")
+    if config.clip_at == "after":
+        refuse_clipping_after(parts.sync, parts.wrapped.compressor)
     ddp_rules.refuse_elsewhere(config)
     if config.comm.engine == "ddp":
         ddp_rules.refuse(config, where, parts)

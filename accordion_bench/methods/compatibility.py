@@ -48,6 +48,17 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
             )
 
 
+def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
+    """Refuse `clip_at=after` where what comes of an exchange is no gradient.
+
+    Raises:
+        ValueRefused: it is none.
+    """
+    if sync.local or compressor.traits.owns:
+        what = "workers take local steps" if sync.local else "the compressor takes the step itself"
+        raise ValueRefused("clip_at", f"before where {what}, because the update is no gradient", "after", "before")
+
+
 def among_some(wrapped: Wrapped, name: str) -> None:
     """Where late workers are left out, messages must not depend on who takes part."""
     why = ""

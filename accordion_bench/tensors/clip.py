@@ -5,6 +5,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from accordion_bench.options import checks
+
+
+def check_clipping(norm: object, at: object) -> None:
+    """Check the options `clip_norm` and `clip_at`.
+
+    Raises:
+        ValueRefused: one breaks its rule.
+    """
+    if norm is not None:
+        checks.number("clip_norm", norm, above=0, instead=1.0)
+    if at is not None:
+        checks.choice("clip_at", at, ["before", "after"])
+
 
 def clip_factor(xs: Sequence[Tensor], norm: float) -> Tensor:
     """What takes the global L2 norm of some tensors down to `norm`; 1 where it is not above, or not finite."""

@@ -6,9 +6,9 @@ from typing import Any
 
 __version__ = "0.3.0"
 
-DOORS = dict.fromkeys(["attach", "attach_shards", "local"], "accordion_bench.attaching.doors")
-DOORS["advice"] = "accordion_bench.advising.doors"
-DOORS["load_weights"] = "accordion_bench.runs.weights"
+_DOORS = dict.fromkeys(["attach", "attach_shards", "local"], "accordion_bench.attaching.doors")
+_DOORS["advice"] = "accordion_bench.advising.doors"
+_DOORS["load_weights"] = "accordion_bench.runs.weights"
 
 
 def __getattr__(name: str) -> Any:
@@ -17,15 +17,16 @@ def __getattr__(name: str) -> Any:
     Raises:
         AttributeError: there is nothing of that name.
     """
-    if name in DOORS:
-        return getattr(import_module(DOORS[name]), name)
+    if name in _DOORS:
+        return getattr(import_module(_DOORS[name]), name)
     if name not in _submodules():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *DOORS, *_submodules()})
+    """Doors, submodules and the version; nothing of what is imported here."""
+    return sorted({"__version__", "__doc__", "__name__", "__path__", *_DOORS, *_submodules()})
 
 
 def _submodules() -> set[str]:

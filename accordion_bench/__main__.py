@@ -27,6 +27,8 @@ from accordion_bench.processes.threads import sleep_while_waiting
 
 # what joblib and submitit raise for a process that has ended without a word
 LOST = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError")
+# launchers and sweepers of Hydra's that are packages of their own, by our extra that brings them
+INSTALLABLE = {"sweeps": ("joblib", "submitit_local", "submitit_slurm"), "optuna": ("optuna",)}
 LEAVE = 5.0  # seconds that a failed process of several may take to end
 
 
@@ -122,9 +124,15 @@ def _no_launcher(error: Exception) -> str | None:
     extra = {"hydra/launcher": "sweeps", "hydra/sweeper": "optuna"}.get(group.lstrip("/"))
     if extra is None:
         return None
-    there = ", ".join(getattr(error, "options", None) or ["basic"])
-    wanted = f"pip install 'accordion-bench[{extra}]' for others"
-    return f"{group.lstrip('/')} must be one of {there}, got {name}; type {wanted}"
+    there = list(getattr(error, "options", None) or ["basic"])
+    if name in INSTALLABLE[extra]:
+        asked = f"{group.lstrip('/')}={name}{', which +search= chooses' if extra == 'optuna' else ''}"
+        package = name.partition("_")[0]
+        return f"{package} must be installed for {asked}, and is not; type pip install 'accordion-bench[{extra}]'"
+    known = ", ".join([*there, *(other for other in INSTALLABLE[extra] if other not in there)])
+    return (
+        f"{group.lstrip('/')} must be one of {known}, got {name}; type pip install 'accordion-bench[{extra}]' for all"
+    )
 
 
 def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, device: AskedDevice) -> None:
@@ -186,8 +194,8 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
 
 
 def in_order(arguments: list[str]) -> list[str]:
-    """Arms last: of what an experiment and its arm both say, the later one counts."""
-    return sorted(arguments, key=lambda item: item.startswith("+arm="))
+    """Arms last: of what an experiment and its arm both say, the later one counts; -m first, which argparse wants."""
+    return sorted(arguments, key=lambda item: item.startswith("+arm=") - (item in ("-m", "--multirun")))
 
 
 def typed(overrides: list[str]) -> dict[str, str]:

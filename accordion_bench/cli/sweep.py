@@ -67,6 +67,8 @@ class Sweep(Callback):
         self.begin(config.paths.runs)
         self.launcher = config.hydra.launcher._target_.rpartition(".")[2].removesuffix("Launcher").lower()
         self.cells = cells_of(config.hydra)
+        if {"-m", "--multirun"} & {*sys.argv[1:]} and not self.cells.swept and self.cells.total == 1:
+            print("note: -m found no list of values, and runs one cell; type -m compressor=none,topk", file=sys.stderr)
         if needs_data and self.launcher in ("basic", "joblib"):  # others run elsewhere
             _refuse_before_cells(config)
         if self.launcher == "joblib":

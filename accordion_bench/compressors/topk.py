@@ -78,7 +78,8 @@ class TopK(OneShot):
         self.traits = replace(self.traits, reduces=self.reduce)
         self.clip = checks.choice("clip", clip, ["none", "median"])
         if value_bits not in (None, 2) or isinstance(value_bits, bool):
-            raise checks.ValueRefused("value_bits", "null or 2", value_bits, 2)
+            instead = None if chunk is None else 2
+            raise checks.ValueRefused("value_bits", "null, or 2 beside chunk", value_bits, instead)
         self.tiles: TiledMessages | None = None
         if chunk is not None:
             self.tiles = TiledMessages(checks.integer("chunk", chunk, at_least=1, instead=64), value_bits)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from accordion_bench.adaptive.scheme_alias import Preset
 from accordion_bench.compressors import assemble
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.error_feedback import GROWS
@@ -24,7 +25,13 @@ def without_effect(config: RunConfig, typed: set[str], parts: Components) -> lis
     """
     idle = [*_of_components(config, parts), *_of_the_run(config, parts)]
     told = [f"{key} has no effect here: {why}" for key, why in idle if key in typed]
-    told = [*dict.fromkeys(told), *_seldom(config, typed, parts), *_cut(config, typed, parts), *_growing(config)]
+    told = [
+        *dict.fromkeys(told),
+        *_twice(config, typed, parts),
+        *_seldom(config, typed, parts),
+        *_cut(config, typed, parts),
+        *_growing(config),
+    ]
     return told + _uncounted(config) + _slower(config, parts) + ddp_rules.warnings(config)
 
 
@@ -71,6 +78,15 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
             yield f"comm.{key}", why
     if config.comm.backend == "simulated":
         yield "comm.timeout", "workers in one process wait for nobody"
+
+
+def _twice(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
+    """A sentence where one scheme was typed by both of its names."""
+    named = [name for name, policy in parts.policies.items() if isinstance(policy, Preset)]
+    if not named or not {"sync", "adaptive"} <= typed:
+        return []
+    scheme = config.chosen("sync")
+    return [f"adaptive={named[0]} is another name of sync={scheme}, which is typed, too; it is done once"]
 
 
 def _unheard(parts: Components, key: str) -> str:

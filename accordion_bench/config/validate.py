@@ -50,9 +50,9 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     if config.precision is not None:
         checks.choice("precision", config.precision, list(PRECISIONS))
     check_clipping(config.clip_norm, config.clip_at)
-    checks.choice("scale", config.scale, SCALES)
     if config.scale != "full" and "experiment" not in config.choices:
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", config.scale, "full")
+    checks.choice("scale", config.scale, SCALES)
     saving = config.checkpoint
     if saving.every is not None:
         checks.integer("checkpoint.every", saving.every, at_least=0)

@@ -1,5 +1,6 @@
 """Files that a data set needs: there, or downloaded."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def ensure(
     if failed := _failed.get((root, folder)):
         raise failed
     try:
-        Path(root).mkdir(parents=True, exist_ok=True)
+        if not Path(root).exists():
+            Path(root).mkdir(parents=True, exist_ok=True)
+            print(f"paths.data={root} was not there and is made; {folder} is downloaded into it", file=sys.stderr)
         with fetch.alone(Path(root), folder):
             if not find(root, folder, files):  # nobody else has brought them meanwhile
                 fetch.fetch(Path(root), folder, files, sources(), timeout)

@@ -1,10 +1,13 @@
 """Checks of configured values: each failure is one sentence with key, rule, value and what to type instead."""
 
 import difflib
+import math
 import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
+
+from accordion_bench.options.units import with_unit
 
 
 class ConfigError(ValueError):
@@ -16,7 +19,9 @@ class ValueRefused(ConfigError):
 
     def __init__(self, key: str, rule: str, value: Any, instead: Any) -> None:
         self.key, self.rule, self.value, self.instead = key, rule, value, instead
-        super().__init__(f"{key} must be {rule}, got {show(value)}; type {key}={show(instead)}")
+        if unit := with_unit(key, instead):
+            rule = f"{rule}, or have its unit"
+        super().__init__(f"{key} must be {rule}, got {show(value)}; type {key}={unit or show(instead)}")
 
     def under(self, prefix: str) -> "ValueRefused":
         return ValueRefused(f"{prefix}.{self.key}", self.rule, self.value, self.instead)
@@ -59,12 +64,17 @@ def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 def integer(key: str, value: Any, at_least: int, instead: int | None = None, at_most: int | None = None) -> int:
-    """An integer of at least `at_least`, and at most `at_most`."""
-    if not _is_number(value, int) or value < at_least:
-        raise ValueRefused(key, f"an integer of at least {at_least}", value, at_least if instead is None else instead)
-    if at_most is not None and value > at_most:
-        raise ValueRefused(key, f"an integer of at most {at_most}", value, at_least if instead is None else instead)
-    return value
+    """An integer of at least `at_least`, and at most `at_most`; the nearest one is suggested, unless another is."""
+    most = math.inf if at_most is None else at_most
+    if _is_number(value, int) and at_least <= value <= most:
+        return int(value)
+    if instead is None:
+        near = _is_number(value, (int, float)) and math.isfinite(value)
+        instead = int(min(max(round(value), at_least), most)) if near else at_least
+    too_large = _is_number(value, int) and value > most
+    raise ValueRefused(
+        key, f"an integer of at {f'most {at_most}' if too_large else f'least {at_least}'}", value, instead
+    )
 
 
 def number(

@@ -26,11 +26,30 @@ def explain(error: BaseException) -> str | None:
     if found := re.search(r"(\S+) does not have a deterministic implementation", str(error)):
         rule = f"false where torch has no other kernel for {found[1]}, which this model or method needs here"
         return str(ValueRefused("deterministic", rule, True, False))
+    if "interpolation" in f"{kind} {error}".lower() and (found := re.search(r"full_key: (\S+)", str(error))):
+        return _no_interpolation(str(error), found[1])
     if kind == "MissingConfigException":
         return _unknown_choice(error)
     if any(re.search(r"[/\\](hydra|omegaconf)[/\\]", file) for file in _files(error)[-1:]):
         return _bad_override(error)
     return None
+
+
+def _no_interpolation(text: str, key: str) -> str:
+    """`seed=${nope}`: what stands in the braces means nothing."""
+    default = show(advice.known_keys().get(key))
+    instead = f"{key}={default}" if "$" not in default else f"{key}=VALUE"
+    why = " ".join(text.partition("full_key:")[0].split()).rstrip(":")
+    if found := re.search(r"Interpolation key '([^']+)' not found", text):
+        why = f"there is no option {found[1]}"
+    elif found := re.search(r"Environment variable '([^']+)' not found", text):
+        why = f"no environment variable {found[1]} is set"
+    elif "Recursive interpolation" in text:
+        why = "it is another's value that comes back to it"
+    elif found := re.search(r"Unsupported interpolation type (\S+)", text):
+        why = f"there is no function {found[1]}"
+    rule = "a value, or ${OPTION} for that of another option"
+    return f"{key} must be {rule}, got one that means nothing: {why}; type {instead}"
 
 
 def _exhausted(error: BaseException) -> str | None:

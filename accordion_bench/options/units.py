@@ -20,6 +20,17 @@ def seconds(text: str) -> float | None:
     return _number(found[1], SECONDS[found[2]]) if found else None
 
 
+def with_unit(key: str, value: Any) -> str:
+    """A rate or time as one types it, `1gbit` or `0.05ms`; "" of an option that takes no unit, and of no number."""
+    name = key.rpartition(".")[2]
+    if name not in (*RATES, *TIMES) or not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+        return ""
+    if name in RATES:
+        prefix, size = next((item for item in reversed(PREFIXES.items()) if value >= item[1]), ("", 1.0))
+        return f"{value / size:.15g}{prefix}bit"
+    return f"{1000 * value:.15g}ms"
+
+
 def without_units(options: Any) -> Any:
     """The options with `bandwidth=10gbit` as 1e10 and `latency=5ms` as 0.005; what has no unit stays as it is."""
     if not isinstance(options, dict):

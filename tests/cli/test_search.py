@@ -26,7 +26,8 @@ def status(monkeypatch, *typed: str) -> int | str | None:
 def test_without_the_extra(monkeypatch, capsys):
     assert status(monkeypatch, "+search=rate", "compressor=topk") == 2
     assert capsys.readouterr().err == (
-        "hydra/sweeper must be one of basic, got optuna; type pip install 'accordion-bench[optuna]' for others\n"
+        "optuna must be installed for hydra/sweeper=optuna, which +search= chooses, and is not; type pip install "
+        "'accordion-bench[optuna]'\n"
     )
 
 

@@ -49,8 +49,8 @@ LINKS = {
 OF_ADVICE = {f"advice_{part}" for part in ("cells", "measure", "trial", "predict", "compare", "break_even")}
 PARTS = {*OF_ADVICE, "bench_arms", "golden_runs", "gpu_sections", "gpu_steps", "grace_codecs"}  # of others
 SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
-# make install; demo and compressors, one after another; make wheel; a package index
-OTHERWISE = {"setup", "figures", "try_wheel", "lock"}
+# make install; demo and compressors, one after another; make wheel; a package index; test_try_cases
+OTHERWISE = {"setup", "figures", "try_wheel", "lock", "try_cases"}
 
 
 def test_every_script_is_tried():

@@ -1,0 +1,113 @@
+"""What a refusal says to type is accepted: for every option of every YAML file and every wrong value."""
+
+import copy
+import re
+import shlex
+
+import pytest
+import yaml
+
+from accordion_bench import train
+from accordion_bench.config import components
+from accordion_bench.options.explain import explain
+from accordion_bench.options.units import without_units
+from accordion_bench.training import launch
+from scripts import matrix
+from tests.config.test_bad_input import FREE_TEXT, GROUPS, TEXTS, options
+from tests.kit import composed
+
+WRONG = ["nonsense", True, None, -1, 0, 0.5, 3, 4.5, 10**7, [], [-1], {"odd": 1}]
+SUGGESTED = re.compile(r"; type (.*)$")
+WORD = re.compile(r"([a-z_][\w.]*)=(\S+)")
+
+
+class Accepted(Exception):
+    """Nothing was refused."""
+
+
+@pytest.fixture(autouse=True)
+def never_launched(monkeypatch, tmp_path):
+    def join_process_group(cfg, where, watch):
+        raise Accepted
+
+    monkeypatch.setattr(launch, "join_process_group", join_process_group)
+    monkeypatch.setattr(components.Dataset, "prepare", lambda self, root: None)
+    monkeypatch.setattr("accordion_bench.datasets.cifar.Cifar.prepare", lambda self, root: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def whole(choice: str) -> dict:
+    """A configuration with that choice which runs."""
+    overrides = [choice] if choice else []
+    if choice in TEXTS:
+        overrides += ["model=lstm_small"]
+    if "lstm" in choice:
+        overrides += ["dataset=synthetic_text"]
+    if "adaptive=" in choice:
+        name = choice.partition("=")[2]
+        fitting = next(c for c in ("qsgd", "topk") if matrix.of_pair("compressor", c, "adaptive", name) is None)
+        overrides += [f"compressor={fitting}"]
+    if choice == "network=custom":
+        overrides += ["network.bandwidth=1e8"]
+    return composed.cfg(*overrides)
+
+
+def told(cfg: dict) -> str:
+    """The refusal; "" where there is none."""
+    try:
+        train.run(copy.deepcopy(cfg))
+    except Accepted:
+        return ""
+    except Exception as error:
+        sentence = explain(error)
+        assert sentence and "\n" not in sentence, repr(error)
+        return sentence
+    return ""
+
+
+def with_value(cfg: dict, key: str, value: object) -> dict:
+    """The configuration with another value of one option."""
+    cfg = copy.deepcopy(cfg)
+    *path, last = key.split(".")
+    node = cfg
+    for part in path:
+        node = node[part]
+    node[last] = value
+    return cfg
+
+
+def suggested(sentence: str) -> tuple[str, object] | None:
+    """The option that a sentence says to type; None where that is a choice, or something else than an option."""
+    found = SUGGESTED.search(sentence)
+    first = WORD.match(shlex.split(found[1])[0]) if found else None
+    if first is None or first[1] in GROUPS:
+        return None
+    return first[1], without_units({first[1].rpartition(".")[2]: yaml.safe_load(first[2].rstrip(",;"))}).popitem()[1]
+
+
+def accepted_in_the_end(cfg: dict, key: str, value: object) -> None:
+    """One suggestion after the other, each about an option that has had none."""
+    tried = with_value(cfg, key, value)
+    seen: list[str] = []
+    while (sentence := told(tried)) and (found := suggested(sentence)):
+        assert found[0] not in seen, (key, value, seen, sentence)
+        seen.append(found[0])
+        try:
+            tried = with_value(tried, *found)
+        except (KeyError, TypeError):
+            return  # an option of a choice that is not made
+    assert not seen or not sentence or found is None
+
+
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("choice", options())
+def test_what_is_suggested_is_accepted(choice):
+    cfg = whole(choice)
+    if told(cfg):
+        return  # what needs files, or options that nobody can guess
+    for number, (key, default) in enumerate(options()[choice]):
+        if key in FREE_TEXT:
+            continue
+        for wrong in WRONG[number % 3 :: 3] if not choice else WRONG:
+            if wrong != default:
+                accepted_in_the_end(cfg, key, wrong)

@@ -1,35 +1,38 @@
 """Classes looked at by a process of its own, which ends when it has told: to import one takes half a gigabyte."""
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 from accordion_bench.methods import declared
-from accordion_bench.methods.declared import Declared, of_class
-from accordion_bench.options.instantiate import Config
+from accordion_bench.methods.declared import of_class
 from accordion_bench.processes.parent import end_with_parent
+from accordion_bench.report.render import rebuilt
 
-_known: dict[str, Declared | None] = {}  # by config node
+_known: dict[str, Any] = {}  # by what was asked
 
 
 @contextlib.contextmanager
 def classes_apart() -> Iterator[None]:
-    """Inside, this process imports no class to name an arm, unless torch is loaded already; what it hears it keeps."""
+    """Inside, this process imports no class to name or draw an arm, unless torch is loaded; what it hears it keeps."""
     if "torch" in sys.modules:
         yield
         return
     with contextlib.closing(_Asked()) as asked:
-        declared.look = asked
+        declared.look = functools.partial(asked, of_class)
+        rebuilt.look = functools.partial(asked, rebuilt.of_classes)
         try:
             yield
         finally:
-            declared.look = of_class
+            declared.look, rebuilt.look = of_class, rebuilt.of_classes
 
 
 class _Asked:
@@ -39,18 +42,18 @@ class _Asked:
         self.pid = os.getpid()
         self.pool: ProcessPoolExecutor | None = None
 
-    def __call__(self, node: Config) -> Declared | None:
+    def __call__(self, look: Callable[..., Any], *about: Any) -> Any:
         if os.getpid() != self.pid:  # one of a pool that reads many runs: it ends soon
-            return of_class(node)
-        key = json.dumps(node, sort_keys=True, default=str)
+            return look(*about)
+        key = json.dumps([look.__name__, *about], sort_keys=True, default=str)
         if key not in _known:
             if self.pool is None:
                 spawned = multiprocessing.get_context("spawn")
                 self.pool = ProcessPoolExecutor(1, spawned, _begin, (sys.path,))
             try:
-                _known[key] = self.pool.submit(of_class, node).result()
+                _known[key] = self.pool.submit(look, *about).result()
             except BrokenProcessPool:  # it was killed
-                return of_class(node)
+                return look(*about)
         return _known[key]
 
     def close(self) -> None:

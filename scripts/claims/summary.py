@@ -134,7 +134,7 @@ def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[li
     names = {name: words for name, words in names.items() if rows[f"{name}_gap"].notna().any()}
     behind_links = rows.link_seconds.notna().any()
     head = ["arm", "n", "rate", at_the_end(judged), "test, best epoch", *(f"minus {words}" for words in names.values())]
-    head += ["wire", "rounds", *(["measured time"] if behind_links else [])]
+    head += ["sent per worker", "rounds", *(["measured time"] if behind_links else [])]
     found = [head]
     for row in rows.to_dict("records"):
         if not row["n"]:
@@ -196,7 +196,7 @@ def _number(judged: Metric, value: float, sign: str = "") -> str:
 def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Path) -> None:
     """The metric against what a link sends and against the time behind links, with intervals."""
     sends = rows[(rows.n > 0) & (rows.wire_bytes > 0)].reset_index(drop=True)
-    axes = [("wire_bytes", "sent by a worker's link")]
+    axes = [("wire_bytes", "sent per worker [bytes, log scale]")]
     if sends.link_seconds.notna().any():
         axes += [("link_seconds", "measured steps behind links x steps [s]")]
     size = (max(5.2, 3.6 * len(axes)), 4.2)

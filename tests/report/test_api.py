@@ -95,5 +95,5 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
             exec("".join(cell["source"]), names)  # what stands in our own file
     assert (tmp_path / "accuracy_bytes.png").stat().st_size > 1000
     assert names["table"]["n"].tolist() == [3, 3, 3]
-    assert names["table"]["difference_shown"].tolist()[1:] == ["no", "yes"]
+    assert names["table"]["difference_shown"].tolist()[1:] == ["yes", "no"]
     assert "kind must be a figure for which these runs have the numbers, got norms" in capsys.readouterr().out

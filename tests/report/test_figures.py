@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +21,15 @@ from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.figures import curves, series, sweeps
 from accordion_bench.report.render.figures.breakdown import DDP, EXCHANGE, STEP, bars, breakdown, parts
 from accordion_bench.report.render.figures.codebooks import levels_by_epoch
-from accordion_bench.report.render.figures.norms import critical_share, norms_by_layer
+from accordion_bench.report.render.figures.levels import level_maps, side_by_side
+from accordion_bench.report.render.figures.norms import critical_share, norms, norms_by_layer, told_apart
 from accordion_bench.report.render.figures.style import styled
 from accordion_bench.report.render.figures.workers import by_method
 from accordion_bench.report.render.formats import PAPERS, Print
 from accordion_bench.report.render.page.parts import step_times
 from tests.kit.figures import LAYERS, across, arms_of, everything, figures_of, run
 
-WORDS_AS_AXES = ("layer", "method", "method and payload")  # axes whose numbers are names
+WORDS_AS_AXES = ("layer", "method", "method and bytes sent")  # axes whose numbers are names
 OF_ENDS = {"accuracy_modelled", "tradeoff", "period", "bits_bucket", "forest"}
 
 
@@ -320,6 +322,49 @@ def test_sweeps_are_lines_of_arms_that_differ_in_one_option():
         "local SGD": [4, 16],
         "post-local SGD": [4, 16],
     }
+
+
+def test_layers_whose_norms_are_rounding_errors_are_left_out_and_named():
+    arms = arms_of(run(), run("powersgd", adaptive="accordion", rank=2), run("topk", adaptive="accordion"))
+    for row in (row for arm in arms[1:] for row in arm.runs[0].rows):
+        row["norms"] = {"conv.bias": 1e-7, **row["norms"]}
+    figure = norms(arms)
+    first, second = figure.axes
+    assert all(len([line for line in axes.lines if line.get_color() != "black"]) == len(LAYERS) for axes in figure.axes)
+    assert first.get_ylim() == second.get_ylim() and first.get_ylim()[0] > 1e-4
+    assert all(axes.get_legend() is None for axes in figure.axes) and len(figure.legends) == 1
+    note = " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
+    assert "Left out, because they are rounding errors and no gradients: 1 layer such as conv.bias" in note
+    assert told_apart([{"a": [1.0, 2.0], "b": [0.01, math.nan]}, {"a": [1e-5]}]) == (["a", "b"], [])
+    assert told_apart([{}]) == ([], [])
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5, 12, 300])
+def test_only_whole_epochs_are_numbered(epochs):
+    arms = arms_of(run("powersgd", adaptive="accordion", epochs=epochs))
+    for figure in filter(None, (norms(arms), level_maps(arms))):
+        for axes in figure.axes:
+            low, high = axes.get_xlim()
+            shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
+            assert shown and all(tick == int(tick) for tick in shown)
+
+
+def test_the_comparison_shows_where_arms_end_and_the_bytes_of_the_table():
+    figure = side_by_side(everything())
+    axes = figure.axes[0]
+    assert (
+        axes.get_xlabel() == "sent per worker [bytes, log scale]" == figures.tradeoff(everything()).axes[0].get_xlabel()
+    )
+    of = {
+        kind: [line for line in axes.lines if line.get_gid() == kind]
+        for kind in ("curve", "end", "outside", "interval")
+    }
+    assert len(of["end"]) + len(of["outside"]) == len(of["curve"]) == len(everything())
+    assert all(line.get_alpha() < 0.5 for line in of["curve"]) and {line.get_alpha() for line in of["interval"]} == {
+        None
+    }
+    note = " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
+    assert f"the axis starts at {axes.get_ylim()[0]:.0f} %" in note
 
 
 def test_critical_regimes_and_norms():

@@ -7,7 +7,7 @@ import pytest
 
 from accordion_bench.config.components import build_model
 from accordion_bench.options.instantiate import build
-from accordion_bench.report.render.figures import level_map
+from accordion_bench.report.render import rebuilt
 from tests.kit.helpers import yaml_node
 
 TASKS = {"resnet8": "digits", "vit_tiny": "cifar10", "gpt_nano": "pydocs_bytes", "lstm_small": "synthetic_text"}
@@ -18,8 +18,8 @@ def test_shapes_are_the_models_own_and_need_no_compiler(model, monkeypatch):
     """Random values on the device `meta` would make torch import its compiler: seconds, for values that nobody sees."""
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # an import of it fails
     task = {"model": yaml_node("model", model), "dataset": yaml_node("dataset", TASKS[model])}
-    level_map._shapes.cache_clear()
-    found = {spec.name: spec.shape for spec in level_map._shapes(json.dumps(task))}
+    rebuilt._shapes.cache_clear()
+    found = {spec.name: spec.shape for spec in rebuilt._shapes(json.dumps(task))}
     monkeypatch.undo()
     built = build_model(task["model"], build(task["dataset"], "dataset"))
     assert found == {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from accordion_bench.report.render import looks
 from accordion_bench.report.render.figures import curves
 from accordion_bench.report.render.figures.breakdown import EXCHANGE, PARTS, STEP
-from accordion_bench.report.render.figures.level_map import DENSE, LADDER
+from accordion_bench.report.render.level_grid import DARK, DENSE, LADDER, LIGHT
 from accordion_bench.report.render.looks import Look, looks_of, wishes
 from tests.kit.figures import arms_of, everything, run
 
@@ -135,7 +135,7 @@ def lab(colour, vision):
 
 PALETTES = {
     "arms": (looks.BLACK, "#FFFFFF", *looks.COLOURS),
-    "levels": (DENSE, mpl.colormaps[LADDER](0.15), mpl.colormaps[LADDER](0.75)),
+    "levels": (DENSE, mpl.colormaps[LADDER](DARK), mpl.colormaps[LADDER](LIGHT)),
     "step": tuple(dict.fromkeys(STEP.values())),
     "exchange": tuple(EXCHANGE.values()),
 }

@@ -186,7 +186,7 @@ def test_the_page_draws_every_arm(report):
     data = data_of(report.read_text())
     first = data[0]
     assert [arm["label"] for arm in first["arms"]] == ["dense", "Accordion (TopK 99/10 %)"]
-    assert [axis["key"] for axis in first["axes"]] == ["epoch", "payload_bytes", "wire_bytes"]
+    assert [axis["key"] for axis in first["axes"]] == ["epoch", "wire_bytes", "payload_bytes"]
     assert [len(levels["layers"]) for levels in first["levels"]] == [3]
     assert floats(first["curves"][0]["x"]["payload_bytes"]).tolist() == [250, 500, 750, 1000]
 

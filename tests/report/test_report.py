@@ -13,8 +13,7 @@ from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import answer, arms, grouping, intervals, provenance, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import absent, captions, figures, remarks, table, write
-from accordion_bench.report.render.figures import level_map
+from accordion_bench.report.render import absent, captions, figures, level_grid, rebuilt, remarks, table, write
 from accordion_bench.runs.folder import RunFolder
 
 DENSE_BYTES = 1000
@@ -447,17 +446,17 @@ def test_commands_are_shown_without_folders(tmp_path):
 def test_level_map(tmp_path):
     run_folder(tmp_path, "powersgd", adaptive=accordion(weak=4))
     (run,) = load.read_runs([tmp_path])
-    assert level_map.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
-    assert level_map.lr_drops(run) == [2]
+    assert level_grid.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
+    assert rebuilt.lr_drops(run) == [2]
     halving = run_folder(tmp_path / "steady", "powersgd", adaptive=accordion(weak=4), schedule=COSINE)
     for row, share in zip(rows := RunFolder(halving).read_metrics(), (1, 0.85, 0.5, 0.146), strict=True):
         row["lr"] = share  # of half a cosine over four epochs
     (halving / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (steady,) = load.read_runs([tmp_path / "steady"])
-    assert level_map.lr_drops(steady) == []
-    assert "conv.weight" in level_map.dense_layers(run.config, 4)  # 16 x 9: rank 4 would save less than half
-    assert "stages.0.0.conv1.weight" not in level_map.dense_layers(run.config, 4)
-    assert level_map.dense_layers({"model": {"_target_": "gone.Model"}}, 4) == frozenset()
+    assert rebuilt.lr_drops(steady) == []
+    assert "conv.weight" in rebuilt.dense_layers(run.config, 4)  # 16 x 9: rank 4 would save less than half
+    assert "stages.0.0.conv1.weight" not in rebuilt.dense_layers(run.config, 4)
+    assert rebuilt.dense_layers({"model": {"_target_": "gone.Model"}}, 4) == frozenset()
 
 
 def test_a_report_end_to_end(tmp_path, capsys):

@@ -70,7 +70,7 @@ def test_the_table_and_its_footnote_say_it():
     arms = both()
     heading, *rows = cells(tidy(arms))
     row = dict(zip(heading, next(row for row in rows if row[0] == of_hook(arms).label), strict=True))
-    assert row["payload"] == row["wire"] == "not counted" and row["rounds"] == row["modelled time"] == "–"
+    assert row["payload"] == row["sent per worker"] == "not counted" and row["rounds"] == row["modelled time"] == "–"
     assert any("not counted" not in cell for cell in rows[0])
     (told,) = remarks.uncounted(arms)
     assert told.startswith("Not counted: DDP, bf16_compress_hook (4 MB by its interface).")
@@ -114,7 +114,7 @@ def test_a_figure_by_bytes_leaves_it_out_and_says_so(name):
 def test_rows_of_arms_have_it_at_the_end():
     (axes,) = figures_of(both(), only=["forest"])["forest"].axes
     names = [name.get_text() for name in axes.get_yticklabels()]
-    assert "TopK" in names[0] and names[-1].endswith("not counted")
+    assert names[0].startswith("dense") and "TopK" in names[1] and names[-1].endswith("not counted")
 
 
 def test_hooks_alone_are_drawn_against_epochs_and_not_on_an_empty_axis_of_bytes():

@@ -70,9 +70,9 @@ def _none_keeps(lose: Sequence[Rival]) -> str:
 
 
 def _unranked(unknown: Sequence[Rival], denser: Sequence[str]) -> list[str]:
-    """Numbers that no interval stands behind, in the order of their bytes."""
+    """Numbers that no interval stands behind, in the order of the table."""
     single = all(one.arm.n == one.dense.n == 1 for one in unknown)
-    told = [f"{one.label} ended {one.side()} {one.bytes()}" for one in unknown]
+    told = [f"{one.label} ended {one.side()} {one.bytes()}" for one in reversed(unknown)]
     return [f"{'One seed' if single else 'No interval'}: nothing is ranked.", *_sentence([listed(told, MOST), *denser])]
 
 

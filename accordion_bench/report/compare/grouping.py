@@ -1,6 +1,7 @@
 """Runs grouped into arms, and arms into settings, inside of which they may be compared."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,13 +66,22 @@ def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
 
 
 def _beside(arms: Sequence[Arm]) -> list[Arm]:
-    """The bench's arms first; each control after the arm of the setting from which it differs in the fewest options."""
-    ordered = sorted((arm for arm in arms if not arm.control), key=lambda arm: arm.attached)
+    """Dense first, then by what a worker has sent, the most first; what nobody has counted is last.
+
+    Each control comes after the arm of the setting from which it differs in the fewest options.
+    """
+    ordered = sorted((arm for arm in arms if not arm.control), key=_place)
     for control in reversed([arm for arm in arms if arm.control]):
         others = [other for other in ordered if not other.control]
         nearest = min(others, key=lambda other: len(_unequal(control, other)), default=control)
         ordered.insert(ordered.index(nearest) + 1 if others else 0, control)
     return ordered
+
+
+def _place(arm: Arm) -> tuple[bool, float, bool]:
+    """Of arms that have sent as much, the bench's come first, and then the first that has run."""
+    sent = arm.mean("wire_bytes")
+    return not arm.dense, math.inf if math.isnan(sent) else -sent, arm.attached
 
 
 def _unequal(arm: Arm, other: Arm) -> list[str]:
@@ -204,6 +214,13 @@ def _told_apart(arms: list[Arm]) -> list[Arm]:
     return result
 
 
+def _short(value: Any) -> str:
+    """An option in a label: spans of epochs such as [[0, 3], [5, 6]] as `0-3,5-6`."""
+    if isinstance(value, list) and value and all(isinstance(span, list) and len(span) > 1 for span in value):
+        return ",".join("-".join(map(str, span)) for span in value)
+    return str(value)
+
+
 def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
     """Options that tell an arm from its twins: `lr=0.1, error_feedback=True`; not those of most of them."""
     own = arm.options
@@ -216,7 +233,7 @@ def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
     by_name = arm.named("network") == arm.chosen("network") != CUSTOM  # else its options tell it
     network = [f"modelled on {arm.chosen('network')}"] if any(key.startswith("network.") for key in keys) else []
     told = [
-        str(own.get(key)) if key == "link" and own.get(key) else f"{name}={own.get(key)}"
+        str(own.get(key)) if key == "link" and own.get(key) else f"{name}={_short(own.get(key))}"
         for name, key in zip(names, keys, strict=True)
         if not (network and by_name and key.startswith("network."))
     ]

@@ -47,7 +47,8 @@ def against_model(arms: Sequence[Arm]) -> Beside:
 def describes_its_link(run: Run) -> bool:
     """Whether a run was modelled on its own link: values given by hand for an interface, or the rate of a netlab."""
     network, lab = run.config.get("network") or {}, run.environment.get("netlab")
-    by_hand = link_name(run.config) != (run.config.get("choices") or {}).get("network")
+    choice = (run.config.get("choices") or {}).get("network")
+    by_hand = choice is not None and link_name(run.config) != choice
     if isinstance(lab, dict) and not by_hand:
         rate, slow = lab.get("rate"), [speed for speed in lab.get("slow_host", {}).values() if speed]
         if lab.get("cuts") or network.get("slow_bandwidth") != (min(slow) if slow else None):
@@ -58,7 +59,7 @@ def describes_its_link(run: Run) -> bool:
 
 def on_the_link(arms: Sequence[Arm]) -> Beside:
     """The ledger's bytes beside those that the interfaces have counted."""
-    rows = [["arm", "n", "wire", "control", "sent by the interface", "counted over wire + control"]]
+    rows = [["arm", "n", "sent per worker", "control", "sent by the interface", "counted over sent + control"]]
     for arm in arms:
         if counted := arm.values("link_sent_bytes"):
             wire = arm.values("wire_bytes") or [math.nan] * arm.n

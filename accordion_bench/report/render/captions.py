@@ -19,11 +19,11 @@ FIGURES = {
     "comparison": "Arms side by side",
     "forest": "After the last epoch, one row per arm",
     "accuracy_epoch": "Against epochs",
-    "accuracy_bytes": "Against payload",
-    "accuracy_wire": "Against bytes on the wire",
+    "accuracy_bytes": "Against payload per worker",
+    "accuracy_wire": "Against bytes sent per worker",
     "accuracy_time": "Against measured time",
     "accuracy_modelled": "Against modelled time",
-    "tradeoff": "Against bytes on the wire and modelled time",
+    "tradeoff": "Against bytes sent per worker and modelled time",
     "breakdown": "Where the time goes",
     "levels": "Level of each layer in each epoch",
     "norms": "Norms of the summed gradients",
@@ -101,7 +101,7 @@ def _best(arms: Sequence[Arm]) -> str:
 
 def sent(arms: Sequence[Arm], paper: bool = False) -> str:
     """What payload and wire are, and what they are compared with."""
-    wire = "" if paper else "; wire: what its own link sends"
+    wire = "" if paper else "; sent per worker: what its own link sends, the bytes on the wire"
     text = f"Payload: what one worker hands to the collectives{wire}"
     dense = list(dict.fromkeys(base.label for arm in arms if (base := baseline(arm, arms))))
     if not dense:

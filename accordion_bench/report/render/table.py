@@ -71,7 +71,8 @@ def _sent(table: pd.DataFrame, paper: bool) -> list[Column]:
     def volume(name: str) -> Callable[[Row], str]:
         return lambda row: _with(show_bytes(row[f"{name}_bytes"]), show_times(row[f"{name}_times_less"]))
 
-    return [(name, volume(name)) for name in (("payload",) if paper else ("payload", "wire"))]
+    sent = {"payload": "payload"} if paper else {"payload": "payload", "wire": "sent per worker"}
+    return [(heading, volume(name)) for name, heading in sent.items()]
 
 
 def _time(table: pd.DataFrame, paper: bool) -> list[Column]:

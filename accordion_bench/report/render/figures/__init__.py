@@ -10,7 +10,7 @@ from accordion_bench.report.render.figures.breakdown import breakdown
 from accordion_bench.report.render.figures.codebooks import codebooks
 from accordion_bench.report.render.figures.curves import accuracy_bytes, accuracy_epoch, accuracy_time, accuracy_wire
 from accordion_bench.report.render.figures.forest import forest
-from accordion_bench.report.render.figures.levels import level_maps, side_by_side, with_levels
+from accordion_bench.report.render.figures.levels import level_maps, side_by_side
 from accordion_bench.report.render.figures.links import accuracy_modelled
 from accordion_bench.report.render.figures.norms import norms
 from accordion_bench.report.render.figures.style import save, styled
@@ -80,7 +80,7 @@ def draw_one(
 def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], "Figure | None"]]:
     """What draws each figure of one setting."""
     return {
-        "comparison": lambda: forest(arms) if len(arms) > MANY else side_by_side(arms, with_levels(arms)[:1]),
+        "comparison": lambda: forest(arms) if len(arms) > MANY else side_by_side(arms),
         "forest": lambda: forest(arms) if 1 < len(arms) <= MANY else None,
         "accuracy_epoch": lambda: accuracy_epoch(arms),
         "accuracy_bytes": lambda: accuracy_bytes(arms),
@@ -90,7 +90,7 @@ def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callabl
         "time_to_target": lambda: to_target(arms),
         "tradeoff": lambda: tradeoff(arms),
         "breakdown": lambda: breakdown(arms),
-        "levels": lambda: level_maps(adaptive) if (adaptive := with_levels(arms)) else None,
+        "levels": lambda: level_maps(arms),
         "norms": lambda: norms(arms),
         "variance": lambda: variance(arms),
         "codebooks": lambda: codebooks(arms),

@@ -13,7 +13,15 @@ from accordion_bench.report.compare.ranking import apart
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.figures.limits import curve_limits
-from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, entry, interval_bar, name_height
+from accordion_bench.report.render.figures.marks import (
+    EPOCHS,
+    SENT,
+    bytes_axis,
+    end_marker,
+    entry,
+    interval_bar,
+    name_height,
+)
 from accordion_bench.report.render.figures.series import (
     Array,
     column,
@@ -29,9 +37,7 @@ from accordion_bench.report.render.looks import Look, looks
 
 TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
 MARKS = 4  # small markers on a curve
-EPOCHS = "training [epochs]"
-PAYLOAD = "payload of a worker [bytes, log scale]"
-WIRE = "sent by a worker's link [bytes, log scale]"
+PAYLOAD = "payload per worker [bytes, log scale]"
 
 Drawn = tuple[Arm, Look]
 
@@ -50,7 +56,7 @@ def accuracy_bytes(arms: Sequence[Arm]) -> Figure | None:
 
 def accuracy_wire(arms: Sequence[Arm]) -> Figure | None:
     """The metric against what one worker's own link has sent."""
-    return _figure(arms, lambda arm: column(arm, "wire_bytes"), WIRE)
+    return _figure(arms, lambda arm: column(arm, "wire_bytes"), SENT)
 
 
 def accuracy_time(arms: Sequence[Arm]) -> Figure | None:

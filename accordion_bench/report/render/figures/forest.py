@@ -1,6 +1,5 @@
 """Where all arms end: one row each."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,30 +17,20 @@ from accordion_bench.report.render.looks import looks
 
 
 def forest(arms: Sequence[Arm]) -> Figure:
-    """One row per arm, fewest bytes at the top: the metric after the last epoch with its 95 % t-interval.
-
-    Arms whose bytes are not counted stand at the end.
-    """
-    rows = sorted(zip(arms, looks(arms), strict=True), key=lambda row: _bytes(row[0]))
-    names = [f"{name(arm)}   {show_bytes(arm.mean('payload_bytes')):>8}" for arm, _ in rows]
+    """One row per arm, in the order of the table: the metric after the last epoch with its 95 % t-interval."""
+    names = [f"{name(arm)}   {show_bytes(arm.mean('wire_bytes')):>8}" for arm in arms]
     sheet = sheet_of_rows(names)
     (axes,) = sheet.panels
     name_rows(axes, names)
     axes.set_xlim(end_limits(arms))
-    for y, (arm, look) in enumerate(rows):
+    for y, (arm, look) in enumerate(zip(arms, looks(arms), strict=True)):
         mean, half = float(np.mean(ends(arm))), interval(ends(arm))
         interval_bar(axes, mean, y, half, look.colour, across=True)
         end_marker(axes, mean, y, look, shown_end(arm), across=True)
         if arm.dense:
             axes.axvline(mean, color="black", linewidth=0.6, zorder=1)
             axes.axvspan(mean - (half or 0), mean + (half or 0), color="black", alpha=0.07, linewidth=0, zorder=0)
-    axes.set_ylabel("method and payload")
+    axes.set_ylabel("method and bytes sent")
     axes.set_xlabel(metric_label(arms))
     dense = "; line and band: dense" if any(arm.dense for arm in arms) else ""
     return sheet.finish(f"{heading(arms[0])}; {points_note(arms)}{dense}.")
-
-
-def _bytes(arm: Arm) -> float:
-    """By which rows are sorted: what is not counted at the end."""
-    payload = arm.mean("payload_bytes")
-    return math.inf if math.isnan(payload) else payload

@@ -16,6 +16,8 @@ from accordion_bench.report.render.looks import Look
 from accordion_bench.runs.metrics import LOSSES
 
 LARGEST, SMALLEST = 8.0, 5.0  # points, of markers
+EPOCHS = "training [epochs]"
+SENT = "sent per worker [bytes, log scale]"  # as tables call it: what its own link sends
 OUTSIDE = {"x": "<>", "y": "v^"}  # arrows at the low and at the high edge
 
 
@@ -86,8 +88,15 @@ def bytes_axis(axes: Axes, low: float, high: float) -> None:
 
 
 def log_axis(axes: Axes, low: float, high: float) -> None:
-    """A logarithmic vertical axis, numbered likewise."""
-    _logarithmic(axes.yaxis, axes.set_yscale, low, high, lambda value, _: f"{value:g}")
+    """A logarithmic vertical axis, numbered likewise; all its numbers are written in one way."""
+    plain = low >= 1e-3 and high < 1e5
+    _logarithmic(axes.yaxis, axes.set_yscale, low, high, lambda value, _: f"{value:g}" if plain else _powers(value))
+
+
+def _powers(value: float) -> str:
+    """`1e-7`, `2e3`."""
+    digits, _, power = f"{value:.0e}".partition("e")
+    return f"{digits}e{int(power)}"
 
 
 def _logarithmic(axis: Any, set_scale: Any, low: float, high: float, number: Any) -> None:
@@ -104,6 +113,18 @@ def numbered(axes: Axes, values: Sequence[float], names: Sequence[str]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(values, names)
     axes.set_xlim(values[0] / 1.3, values[-1] * 1.3)
+
+
+def name_epochs(axes: Axes, epochs: int) -> None:
+    """The axis of epochs of a figure that has something in each of them: whole numbers, half an epoch of margin."""
+    axes.set_xlim(0.5, epochs + 0.5)
+    whole_epochs(axes)
+    axes.set_xlabel(EPOCHS)
+
+
+def whole_epochs(axes: Axes) -> None:
+    """No half epoch is numbered."""
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
 
 def metric_label(arms: Sequence[Arm]) -> str:

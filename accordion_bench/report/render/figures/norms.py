@@ -11,15 +11,17 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from accordion_bench.methods.labels import detects, drives, pair_of, policies_of
+from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.figures.level_map import shown
 from accordion_bench.report.render.figures.levels import MAPS
-from accordion_bench.report.render.figures.marks import log_axis
+from accordion_bench.report.render.figures.marks import log_axis, name_epochs
 from accordion_bench.report.render.figures.sheet import Sheet
+from accordion_bench.report.render.level_grid import shown
 
 SHADE = "#E69F00"
+NOISE = 1e-3  # of the median layer's norm: what stays below it is rounding
 NAMED = 8  # layers up to which each one stands in the legend
 
 
@@ -27,18 +29,51 @@ def norms(arms: Sequence[Arm]) -> Figure | None:
     """One panel per arm that has norms: the norm of each layer's gradients, summed over an epoch, epoch by epoch."""
     known = [arm for arm in arms if len(norms_by_layer(arm.runs[0])[0]) > 1]
     adaptive = [arm for arm in known if policies_of(arm.config)]
-    shown = adaptive + [arm for arm in known if arm.dense] if adaptive else known
-    if not shown:
+    drawn = adaptive + [arm for arm in known if arm.dense] if adaptive else known
+    if not drawn:
         return None
-    sheet = Sheet(min(len(shown), MAPS))
-    for axes, arm in zip(sheet.panels, shown, strict=False):
-        sheet.legends[axes] = _panel(axes, arm)
+    panels = drawn[:MAPS]
+    sheet = Sheet(len(panels))
+    seen, noise = told_apart([norms_by_layer(arm.runs[0])[1] for arm in panels])
+    shares = [critical_share(arm.runs[0]) for arm in panels]
+    for axes, arm, share in zip(sheet.panels, panels, shares, strict=True):
+        _panel(axes, arm, share, seen)
         sheet.titles[axes] = arm.label
-    left_out = f" {len(shown) - MAPS} more arms have norms, too." if len(shown) > MAPS else ""
+    limits = [limit for axes in sheet.panels for limit in axes.get_ylim()]
+    for axes in sheet.panels:
+        log_axis(axes, min(limits), max(limits))
+        axes.set_ylim(min(limits), max(limits))
+    left_out = f" Left out, because they are rounding errors and no gradients: {_noise(noise)}." if noise else ""
+    more = f" {len(drawn) - MAPS} more arms have norms, too." if len(drawn) > MAPS else ""
     return sheet.finish(
         f"{heading(arms[0])}; one seed of each arm. Norm of worker 0's gradients, or what the policy looks at, summed "
-        f"over an epoch. Shaded: critical regimes, the darker the more layers are in one.{left_out}"
+        f"over an epoch. Shaded: critical regimes, the darker the more layers are in one.{left_out}{more}",
+        _handles(seen, any(share is not None for share in shares)),
     )
+
+
+def told_apart(norms: Sequence[Mapping[str, Sequence[float]]]) -> tuple[list[str], list[str]]:
+    """(layers that have a gradient, layers whose norms are rounding errors in every arm), in the network's order.
+
+    A bias before a BatchNorm changes no loss: its gradient is 0, of which rounding leaves a millionth of the others'.
+
+    Args:
+        norms: of each arm, by layer and epoch.
+    """
+    layers = list(dict.fromkeys(layer for own in norms for layer in own))
+    every = [(layer, _largest(values)) for own in norms for layer, values in own.items()]
+    least = NOISE * float(np.median([largest for _, largest in every if largest > 0] or [0.0]))
+    seen = {layer for layer, largest in every if largest > least}
+    return [layer for layer in layers if layer in seen], [layer for layer in layers if layer not in seen]
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((value for value in values if np.isfinite(value)), default=0.0)
+
+
+def _noise(layers: Sequence[str]) -> str:
+    """`16 layers such as features.0.bias, below a thousandth of the median`."""
+    return f"{counted(len(layers), 'layer')} such as {shown(layers[0])}, below a thousandth of the median layer's"
 
 
 def norms_by_layer(run: Run) -> tuple[list[int], dict[str, list[float]]]:
@@ -76,10 +111,8 @@ def critical_share(run: Run) -> list[float] | None:
     return None
 
 
-def _panel(axes: Axes, arm: Arm) -> list[Any]:
-    run = arm.runs[0]
-    epochs, by_layer = norms_by_layer(run)
-    share = critical_share(run)
+def _panel(axes: Axes, arm: Arm, share: Sequence[float] | None, layers: Sequence[str]) -> None:
+    epochs, by_layer = norms_by_layer(arm.runs[0])
     if share is not None:
         grid = np.zeros((1, len(share), 4))
         grid[0, :] = mpl.colors.to_rgba(SHADE)
@@ -87,29 +120,29 @@ def _panel(axes: Axes, arm: Arm) -> list[Any]:
         span = (0.5, len(share) + 0.5, 0, 1)
         image = axes.imshow(grid, aspect="auto", extent=span, transform=axes.get_xaxis_transform(), zorder=0)
         image.set_interpolation("nearest")
-    colours = [mpl.colormaps["viridis"](i / max(len(by_layer) - 1, 1) * 0.9) for i in range(len(by_layer))]
     marker = "." if len(epochs) < 15 else ""
-    lines = [
-        axes.plot(np.array(epochs) + 1, own, color=colour, linewidth=0.8, marker=marker, markersize=3)[0]
-        for own, colour in zip(by_layer.values(), colours, strict=True)
-    ]
-    axes.set_xlim(0.5, len(run.rows) + 0.5)
-    values = np.array(list(by_layer.values()))
+    for i, layer in enumerate(layers):
+        if layer in by_layer:
+            line = {"color": _colour(i, len(layers)), "linewidth": 0.8, "marker": marker, "markersize": 3}
+            axes.plot(np.array(epochs) + 1, by_layer[layer], **line)
+    values = np.array([by_layer[layer] for layer in layers if layer in by_layer])
     values = values[np.isfinite(values) & (values > 0)]
     if len(values):
-        log_axis(axes, values.min(), values.max())
         axes.set_ylim(values.min() / 1.3, values.max() * 1.3)
-    axes.set_xlabel("training [epochs]")
+    name_epochs(axes, len(arm.runs[0].rows))
     axes.set_ylabel("gradient norm [-, log scale]")
-    return _handles(list(by_layer), lines, share is not None)
 
 
-def _handles(layers: Sequence[str], lines: Sequence[Line2D], shaded: bool) -> list[Any]:
+def _colour(layer: int, layers: int) -> Any:
+    return mpl.colormaps["viridis"](layer / max(layers - 1, 1) * 0.9)
+
+
+def _handles(layers: Sequence[str], shaded: bool) -> list[Any]:
     """All layers, or the first, the middle and the last one."""
     picked = range(len(layers)) if len(layers) <= NAMED else (0, len(layers) // 2, len(layers) - 1)
     places = {0: " (first)", len(layers) - 1: " (last)"} if len(layers) > NAMED else {}
     found: list[Any] = [
-        Line2D([], [], color=lines[i].get_color(), label=shown(layers[i]) + places.get(i, "")) for i in picked
+        Line2D([], [], color=_colour(i, len(layers)), label=shown(layers[i]) + places.get(i, "")) for i in picked
     ]
     if shaded:
         found.append(Patch(facecolor=SHADE, alpha=0.4, label="critical"))

@@ -7,11 +7,17 @@ from matplotlib.axes import Axes
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.figures.limits import end_limits
-from accordion_bench.report.render.figures.marks import bytes_axis, end_marker, interval_bar, name_height, sizes
+from accordion_bench.report.render.figures.marks import (
+    SENT,
+    bytes_axis,
+    end_marker,
+    interval_bar,
+    name_height,
+    sizes,
+)
 from accordion_bench.report.render.figures.series import ends, interval, seeds, several, shown_end
 from accordion_bench.report.render.looks import Look
 
-BYTES = "sent by a worker's link [bytes, log scale]"
 PALE = 0.3  # opacity of an arm that another one beats
 
 
@@ -45,7 +51,7 @@ def sent_axis(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
     means = [float(np.mean(of)) for of in costs]
     bytes_axis(axes, min(means), max(means))
     axes.set_xlim(min(means) / 1.3, max(means) * 1.3)
-    axes.set_xlabel(BYTES)
+    axes.set_xlabel(SENT)
 
 
 def time_axis(axes: Axes, costs: Sequence[Sequence[float]]) -> None:

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.figures.curves import EPOCHS, panes
-from accordion_bench.report.render.figures.marks import entry, log_axis
+from accordion_bench.report.render.figures.curves import panes
+from accordion_bench.report.render.figures.marks import EPOCHS, entry, log_axis
 from accordion_bench.report.render.figures.series import column, seeds, several
 from accordion_bench.report.render.figures.sheet import Sheet
 from accordion_bench.report.render.looks import looks

@@ -100,8 +100,8 @@ def _sent(rows: Sequence[Row]) -> list[Column]:
         return _scaled(rows, f"{key}_bytes", name, BYTES, beside, more, none=NOT_COUNTED)
 
     return [
-        volume("payload", "payload", less("payload_times_less"), False),
-        volume("wire", "wire", less("wire_times_less"), True),
+        volume("wire", "sent per worker", less("wire_times_less"), False),
+        volume("payload", "payload", less("payload_times_less"), True),
         volume("link_sent", "sent by the interface", _nothing, True),
         _scaled(rows, "rounds", "rounds", COUNTS, less("rounds_times_less"), True),
         _scaled(rows, "paper_floats", "paper's count of floats", COUNTS, _nothing, True),

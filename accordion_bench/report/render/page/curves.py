@@ -23,8 +23,8 @@ STOPS = [digit * 10.0**power for power in range(6, 11) for digit in (1, 2, 5)] +
 # key -> short name of the switch, name, unit, note
 AXES = {
     "epoch": ("epochs", "training", "epochs", ""),
-    "payload_bytes": ("payload", "payload of a worker", "bytes", "What one worker has handed to the collectives."),
-    "wire_bytes": ("wire", "sent by a worker's link", "bytes", "What one worker's own link has sent."),
+    "wire_bytes": ("bytes sent", "sent per worker", "bytes", "What one worker's own link has sent."),
+    "payload_bytes": ("payload", "payload per worker", "bytes", "What one worker has handed to the collectives."),
     "modelled_seconds": ("modelled time", "modelled time", "s", ""),
     "seconds": ("measured time", "measured time", "s", "Measured training time, without evaluation and warm-up."),
 }

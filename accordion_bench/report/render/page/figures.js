@@ -94,6 +94,7 @@ class Figures {
     const known = points.filter(value => value > 0);
     const low = known.reduce((a, b) => Math.min(a, b), Infinity), high = known.reduce((a, b) => Math.max(a, b), 0);
     const title = { text: `${name} [${unit}${log ? ", log scale" : ""}]` };
+    if (key === "epoch") return { title, range: [0.5, high + 0.5], ...whole(high) };
     if (!known.length || !log) return { title, range: [0, 1.04 * high || 1] };
     const marks = ticks(low / 1.3, high * 1.3);
     return { type: "log", title, range: [Math.log10(low / 1.3), Math.log10(high * 1.3)], tickvals: marks,
@@ -228,11 +229,11 @@ class Figures {
     const colorscale = map.colours.flatMap((colour, i) => [[i / count, colour], [(i + 1) / count, colour]]);
     const text = places.map((row, layer) => [...row].map((place, i) =>
       `${layers[layer]}<br>epoch ${epochs[i]}: ${names[place] ?? "no level"}`));
-    const x = { title: { text: "training [epochs]" }, showgrid: false };
-    return { height: 110 + 14 * Math.min(layers.length, 30), x,
+    const x = { title: { text: "training [epochs]" }, ...whole(epochs[epochs.length - 1]), showgrid: false };
+    return { height: 90 + 14 * Math.min(layers.length, 30), x,
       y: { type: "category", autorange: "reversed", ticks: "", showgrid: false },
+      key: map.names.map((name, i) => ({ name, colour: map.colours[i] })),
       traces: [{ type: "heatmap", meta: "levels", x: epochs, y: layers, z: places, colorscale, zmin: -0.5,
-        zmax: count - 0.5, hoverinfo: "text", text,
-        colorbar: { tickvals: names.map((_, i) => i), ticktext: names, thickness: 12, outlinewidth: 0 } }] };
+        zmax: count - 0.5, hoverinfo: "text", text, showscale: false }] };
   }
 }

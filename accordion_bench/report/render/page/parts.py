@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 
-from accordion_bench.methods.labels import knob_of, show_level
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.target import Reached, clock_of, first_look, mean, reached, target_of
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.render.figures.breakdown import EXCHANGE, STEP, parts, tells_times
-from accordion_bench.report.render.figures.level_map import LADDER, levels_by_layer, shown
-from accordion_bench.report.render.figures.levels import MAPS, with_levels
+from accordion_bench.report.render.figures.levels import MAPS
+from accordion_bench.report.render.level_grid import level_grid, with_levels
 from accordion_bench.report.render.page.packed import packed, rows, thinned
 from accordion_bench.runs.metrics import metric, split_of
 
@@ -86,23 +84,18 @@ def _told(arms: Sequence[Arm]) -> str:
 
 def levels(arms: Sequence[Arm], most: int) -> list[dict[str, Any]]:
     """Level maps of a few arms, of their first seed."""
-    return [_level_map(list(arms).index(arm), arm, most) for arm in with_levels(arms)[:MAPS]]
+    return [_level_map(list(arms).index(arm), arm, arms, most) for arm in with_levels(arms)[:MAPS]]
 
 
-def _level_map(number: int, arm: Arm, most: int) -> dict[str, Any]:
-    run = arm.runs[0]
-    by_layer = levels_by_layer(run)
-    used = sorted({level for row in by_layer.values() for level in row if level is not None})
-    place: dict[float | None, float] = {level: float(i) for i, level in enumerate(used)}
-    colours = [mpl.colormaps[LADDER](0.15 + 0.6 * i / max(len(used) - 1, 1)) for i in range(len(used))]
+def _level_map(number: int, arm: Arm, arms: Sequence[Arm], most: int) -> dict[str, Any]:
+    grid, run = level_grid(arm, arms), arm.runs[0]
     kept = thinned(len(run.rows), most)
-    knob = knob_of(run.config["compressor"])
     return {
         "arm": number,
         "seed": str(run.seed),
-        "layers": [shown(layer) for layer in by_layer],
+        "layers": grid.layers,
         "epochs": packed(np.array(kept) + 1),
-        "names": [show_level(knob, level) for level in used],
-        "colours": list(map(mpl.colors.to_hex, colours)),
-        "places": rows([[place.get(row[epoch], np.nan) for epoch in kept] for row in by_layer.values()]),
+        "names": grid.names,
+        "colours": grid.colours,
+        "places": rows([[np.nan if (place := row[epoch]) is None else place for epoch in kept] for row in grid.places]),
     }

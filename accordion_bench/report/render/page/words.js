@@ -28,6 +28,12 @@ function ticks(low, high) {
   return found.filter(value => value >= low && value <= high);
 }
 
+// an axis of so many epochs is numbered at whole ones
+function whole(epochs) {
+  const step = Math.max(1, epochs / 10), power = 10 ** Math.floor(Math.log10(step));
+  return { tick0: 0, dtick: [1, 2, 5, 10].find(part => part * power >= step) * power };
+}
+
 // a name in lines of about so many letters
 function lines(text, letters) {
   const found = [""];

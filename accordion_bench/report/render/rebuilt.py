@@ -1,0 +1,104 @@
+"""What a run's classes say when they are built again: which layers travel dense at a level, when the rate drops."""
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from accordion_bench.options.instantiate import build
+from accordion_bench.options.trusted import is_trusted
+from accordion_bench.report.read.load import Run
+
+LARGEST, MOST = 10_000_000, 100  # of the numbers and lists of options with which something is built: nobody waits here
+DEEPEST = 10_000  # of the numbers of a model, which count its layers
+LR_DROP = 0.5  # a learning rate of at most this times the last one is a drop
+
+
+def lr_drops(run: Run) -> list[int]:
+    """Epochs that start with a learning rate that has dropped at once; a steady decay, however steep, has no drop.
+
+    None where a row does not tell its learning rate.
+    """
+    if any(row.get("lr") is None for row in run.rows):
+        return []
+    rates = [row["lr"] for row in run.rows]
+    halved = [epoch for epoch in range(1, len(rates)) if rates[epoch] <= LR_DROP * rates[epoch - 1]]
+    factor = _schedule(run) if halved else None
+    if factor is None:
+        return halved
+    ends = {epoch: factor(math.nextafter(epoch, 0)) / factor(epoch - 1) for epoch in halved}
+    return [epoch for epoch in halved if rates[epoch] <= LR_DROP * rates[epoch - 1] * ends[epoch]]
+
+
+def _schedule(run: Run) -> Callable[[float], float] | None:
+    """The factor of a run's learning rate; None where it is none of ours, or this version cannot rebuild it."""
+    if not _may_build(run.config, "schedule"):
+        return None
+    try:
+        rebuilt = {"epochs": run.config["epochs"], "workers": run.config["workers"] or 1}
+        return build(run.config["schedule"], "schedule", **rebuilt)
+    except Exception:
+        return None
+
+
+def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
+    """Parameters that travel dense at a level; none where the run's model is none of ours, or cannot be rebuilt."""
+    known = all(_may_build(config, group) for group in ("compressor", "model", "dataset"))
+    return look(config, level) if known else frozenset()
+
+
+def of_classes(config: dict[str, Any], level: float) -> frozenset[str]:
+    """The same of a configuration whose classes may be called."""
+    from accordion_bench.compressors.assemble import wrapped_compressor
+
+    try:
+        compressor = wrapped_compressor(config["compressor"], config["optimizer"]).compressor
+        task = {"model": config["model"], "dataset": config["dataset"]}
+        shapes = _shapes(json.dumps(task, sort_keys=True))
+        return frozenset(spec.name for spec in shapes if not compressor.compresses(spec, level))
+    except Exception:  # an older run's options may have no meaning today; the map is then drawn without this detail
+        return frozenset()
+
+
+# who looks at classes: reports that are served have another process do it
+look: Callable[[dict[str, Any], float], frozenset[str]] = of_classes
+
+
+def _may_build(config: dict[str, Any], group: str) -> bool:
+    """Whether the options of a config group name a class of that group, and are of a size that costs nothing."""
+    node = config.get(group)
+    if not isinstance(node, dict) or not is_trusted(node.get("_target_"), group):
+        return False
+    most = DEEPEST if group == "model" else LARGEST
+    values = [item for value in node.values() for item in (value if isinstance(value, list) else [value])]
+    small = all(abs(item) <= most for item in values if isinstance(item, int | float))
+    plain = all(isinstance(item, int | float | str | None) for item in values)
+    return small and plain and len(values) <= MOST
+
+
+@functools.cache
+def _shapes(task_json: str) -> tuple[Any, ...]:
+    """The trained tensors of a model for a data set: runs that differ in their compressor share them.
+
+    Shapes alone: the tensors take no memory, and no values. For random ones without memory torch would import its
+    compiler, which takes longer than all else in a report.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    from accordion_bench.config.components import build_model
+    from accordion_bench.options.instantiate import build
+    from accordion_bench.plan import TensorSpec
+    from accordion_bench.tensors.keyed_rng import kept_rng
+
+    class NoValues(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function.__name__ == "normal_":  # a tensor's, or that of torch.nn.init
+                return args[0] if args else kwargs["tensor"]
+            return function(*args, **(kwargs or {}))
+
+    task = json.loads(task_json)
+    with kept_rng(), torch.device("meta"), NoValues():
+        model = build_model(task["model"], build(task["dataset"], "dataset"))
+    return tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters())

@@ -1,4 +1,6 @@
-"""python -m accordion_bench.report RUN...: the comparison table on stdout; tables, figures and a page in --out."""
+"""python -m accordion_bench.report RUN...: the answer on stdout; tables, figures and a page in --out.
+
+On a terminal the table has as many of six columns as fit; elsewhere it is that of table.md."""
 
 import argparse
 import math
@@ -51,7 +53,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 2
     print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
     from accordion_bench.report.read import load, missing_runs  # what follows takes seconds to import
-    from accordion_bench.report.render import absent, write
+    from accordion_bench.report.render import absent, brief, write
 
     if args.config_dir is not None or args.trust:
         import_from_here()
@@ -76,10 +78,13 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 2
     try:
         every = args.figures is not None or args.pdf or args.paper != Print().paper
-        print(write.write(runs, args.out, folders, formats, bandwidths, printed, every))
+        written = write.write(runs, args.out, folders, formats, bandwidths, printed, every)
     except OSError as error:
         print(_not_written(args.out, error), file=sys.stderr)
         return 2
+    on_terminal = sys.stdout.isatty()
+    print(brief.brief(written.parts, written.absent, output.columns()) if on_terminal else written.text)
+    print(written.where)
     return 0
 
 

@@ -1,14 +1,29 @@
 """What every tracker is; `tracker=none` is this class itself."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
 class Tracker:
-    """Gets every metrics row beside metrics.jsonl; this one does nothing with it."""
+    """Gets every metrics row beside metrics.jsonl; this one does nothing with it.
+
+    Attributes:
+        by_step: whether it wants the loss of each step, too.
+    """
+
+    by_step = False
 
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
         """The run starts (or goes on)."""
+
+    def log_losses(self, step: int, losses: Sequence[float]) -> None:
+        """The training losses of an epoch's steps, before its row; of a resumed epoch those since then.
+
+        Args:
+            step: how many steps the run has taken after the last one of them.
+            losses: of each, the mean over the workers of the first process, so that nothing is sent for them.
+        """
 
     def log(self, row: dict[str, Any]) -> None:
         """One epoch's row."""

@@ -1,32 +1,85 @@
 """TensorBoard."""
 
 import importlib.util
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.folder import RunFolder, log
+from accordion_bench.runs.secrets import masked
 from accordion_bench.trackers.base import Tracker, scalars
+from accordion_bench.trackers.figures import figures_of
+
+# column of metrics.jsonl -> group; others by how they end, or by where they stand in the row
+TRAIN = ("epoch", "lr", "train_loss", "loss_scale", "compression_error")
+OF_ENDS = {"_seconds": "time", "seconds": "time", "_bytes": "comm", "rounds": "comm", "_floats": "comm"}
+HPARAMS = ("metric", "best_metric", "wire_bytes", "payload_bytes", "seconds", "modelled_seconds")  # of summary.json
 
 
 class TensorBoard(Tracker):
-    """Writes every row as scalars over steps into the run folder's `tensorboard/`."""
+    """Writes rows in groups, the loss of each step, options and figures into the run folder's `tensorboard/`.
 
-    def __init__(self) -> None:
+    Groups are `train/`, `eval/`, `comm/` and `time/`; what is nested in a row keeps its name: `plan/`, `norms/`.
+
+    Args:
+        figures: draw the report's figures of this run at its end; a few seconds, in no measured time.
+    """
+
+    by_step = True
+
+    def __init__(self, figures: bool = True) -> None:
+        self.figures = checks.boolean("figures", figures)
         if importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("tracker=tensorboard needs the package tensorboard; type pip install tensorboard")
 
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self.cfg, self.folder = masked(cfg), folder
         rows = RunFolder(folder).read_metrics()
         # of a resumed run: what it had written beyond its checkpoint is written again
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=rows[-1]["step"] + 1 if rows else None)
 
+    def log_losses(self, step: int, losses: Sequence[float]) -> None:
+        for i, loss in enumerate(losses, step - len(losses) + 1):
+            self.writer.add_scalar("train/loss_by_step", loss, i)
+
     def log(self, row: dict[str, Any]) -> None:
         for name, value in scalars(row).items():
-            self.writer.add_scalar(name, value, row["step"])
+            if name != "step":
+                self.writer.add_scalar(grouped(name), value, row["step"])
         self.writer.flush()
 
     def finish(self, summary: dict[str, Any]) -> None:
+        from accordion_bench.report.read.load import flat
+
+        known = scalars(summary)
+        ends = {f"hparam/{name}": known[name] for name in HPARAMS if math.isfinite(known.get(name, math.nan))}
+        options = {key: value for key, value in flat(self.cfg).items() if isinstance(value, bool | int | float | str)}
+        self.writer.add_hparams(options, ends, run_name=".")
+        if self.figures:
+            try:
+                with figures_of(self.folder, summary) as drawn:
+                    for name, png in drawn:
+                        self.writer.add_image(f"figures/{name}", _pixels(png), dataformats="HWC")
+            except Exception:  # must not cost the run
+                log.exception("the figures for TensorBoard could not be drawn")
         self.writer.close()
+
+
+def grouped(name: str) -> str:
+    """The tag of a column: `time/compute_seconds`, `comm/wire_bytes`, `eval/accuracy`."""
+    if "/" in name:
+        return name
+    ends = (group for end, group in OF_ENDS.items() if name.endswith(end))
+    return f"{'train' if name in TRAIN else next(ends, 'eval')}/{name}"
+
+
+def _pixels(png: Path) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.open(png).convert("RGB"))

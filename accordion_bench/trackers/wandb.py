@@ -4,9 +4,7 @@ import atexit
 import importlib.util
 import os
 import re
-import tempfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,14 @@ from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import METRICS
 from accordion_bench.runs.secrets import masked
 from accordion_bench.trackers.base import Tracker, scalars
+from accordion_bench.trackers.figures import figures_of
 
 # what curves may be drawn against, instead of wandb's own step; the first is what they are drawn against at first
 AXES = ("payload_bytes", "wire_bytes", "seconds", "modelled_seconds", "epoch")
 VALIDATION = ("validation_accuracy", "validation_loss")
 OF_SPLITS = ("test_perplexity", "valid_perplexity", "test_bits_per_byte", "valid_bits_per_byte", "perplexity_per_byte")
 CURVES = (*METRICS, *OF_SPLITS, "test_loss", "train_loss", *VALIDATION)
+BY_STEP = "train_loss_by_step"
 TAG = 64  # characters; wandb takes no longer ones
 _running: Any = None  # this process's run, until its end
 
@@ -77,6 +77,8 @@ class Wandb(Tracker):
         figures: draw the report's figures of this run at its end; a few seconds, in no measured time.
     """
 
+    by_step = True
+
     def __init__(self, mode: str = "offline", project: str = "accordion_bench", figures: bool = True) -> None:
         self.mode: Any = checks.choice("mode", mode, ["offline", "online"])
         self.figures = checks.boolean("figures", figures)
@@ -122,11 +124,16 @@ class Wandb(Tracker):
             raise ConfigError(f"tracker.mode={self.mode} must {reach}, got: {why}; type {instead}") from error
         for axis in AXES:
             self.run.define_metric(axis)
+        self.run.define_metric(BY_STEP, step_metric="step")
         for curve in CURVES:
             self.run.define_metric(curve, step_metric=AXES[0])
         _running = self.run
         atexit.unregister(_give_up)
         atexit.register(_give_up)  # before wandb's own, which would call it a success
+
+    def log_losses(self, step: int, losses: Sequence[float]) -> None:
+        for i, loss in enumerate(losses, step - len(losses) + 1):
+            self.run.log({BY_STEP: loss, "step": i}, step=i, commit=i < step)  # the last one goes with the row
 
     def log(self, row: dict[str, Any]) -> None:
         self.run.log(scalars(row), step=row["step"], commit=True)  # a killed run has lost nothing
@@ -146,11 +153,5 @@ class Wandb(Tracker):
         """The report's figures of this run alone, which is not marked as done yet."""
         import wandb
 
-        from accordion_bench.report.compare.grouping import group
-        from accordion_bench.report.read.load import read_run
-        from accordion_bench.report.render.figures import draw_all
-
-        arms, _ = group([replace(read_run(self.folder), summary=summary, problem="")])
-        with tempfile.TemporaryDirectory() as out:
-            drawn = {f"figures/{png.stem}": wandb.Image(str(png)) for png in draw_all(arms, Path(out))}
-            self.run.log(drawn)
+        with figures_of(self.folder, summary) as drawn:
+            self.run.log({f"figures/{name}": wandb.Image(str(png)) for name, png in drawn})

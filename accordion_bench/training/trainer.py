@@ -166,6 +166,7 @@ class Trainer:
         self.progress = Progress(comm.leader, self.sampler.per_worker)
         self.dense_notes = DenseNotes(comm.leader)
         self.tracker: Tracker = build(config.tracker, "tracker")
+        self.step_losses: list[Tensor] = []  # of this epoch, for a tracker that wants them
         self.network: Network = build(config.network, "network")
         self.meter, self.waiting = Meter(config.comm.interface, comm), Waiting()
         decay = config.optimizer.get("weight_decay", 0)
@@ -192,6 +193,8 @@ class Trainer:
                 self.clock.lap("compute")
         loss = torch.stack(losses)
         self.score.loss_sum += loss.double().sum()
+        if self.tracker.by_step and comm.leader:
+            self.step_losses.append(loss.detach().mean())
         self.clock.lap("compute")
         try:
             self.refuse_non_finite(loss)
@@ -419,6 +422,9 @@ class Trainer:
         if self.comm.leader:
             self.keep_weights(values, buffers, best)
             self.folder.append_metrics(row)
+            if self.step_losses:
+                self.tracker.log_losses(position.step, torch.stack(self.step_losses).tolist())
+                self.step_losses.clear()
             self.tracker.log(row)
             told = train_loss, evaluated["test_loss"], name, metric
             log.info("epoch %d: losses %.4f %.4f, %s %.4f", position.epoch, *told)

@@ -72,11 +72,11 @@ def test_bytes_of_the_interface_beside_the_ledgers():
 
 def test_they_stand_in_every_form_of_the_report(tmp_path, no_figures):  # noqa: F811
     sent = {"control_wire_bytes": 0, "link_sent_bytes": 1_000_000}
-    text = write.write([measured(**sent)], tmp_path)
+    text = write.write([measured(**sent)], tmp_path).text
     for page in (text, (tmp_path / "report.html").read_text(), (tmp_path / "README.md").read_text()):
         assert "Modelled against measured" in page and "Bytes on the link" in page
     assert tables(arms(run())) == []
-    assert "Bytes on the link" not in write.write([run()], tmp_path)
+    assert "Bytes on the link" not in write.write([run()], tmp_path).text
 
 
 def test_ddp_measures_its_communication_inside_the_time():

@@ -65,11 +65,33 @@ def test_levels_of_one_method_are_arms_of_their_own():
     assert len({look.colour for look in looks.looks(arms)}) == 5
 
 
-def test_twins_have_the_wishes_of_their_name():
-    arms = arms_of(*(run("topk", error_feedback=on) for on in (True, False)))
-    first, second = sorted(zip((arm.label for arm in arms), looks.looks(arms), strict=True))
-    wished = wishes("TopK 10 %")
-    assert [look.colour for _, look in (first, second)] == [looks.COLOURS[i] for i in wished[:2]]
+def test_arms_of_one_method_have_shades_of_its_colour():
+    """Whatever else is in the figure, and in whatever order; the hue is what stays, lighter or darker."""
+    ranks = [run("powersgd", rank=rank) for rank in (1, 2, 4)]
+    others = [run(), run("topk"), run("topk", error_feedback=False), run("powersgd", adaptive="accordion")]
+    arms = arms_of(*ranks, *others)
+    of = dict(zip((arm.label for arm in arms), looks.looks(arms), strict=True))
+    hues = {label: hue(look.colour) for label, look in of.items() if look.colour != looks.BLACK}
+    powersgd = [hues[f"PowerSGD rank {rank}"] for rank in (1, 2, 4)]
+    assert max(powersgd) - min(powersgd) < 0.02
+    assert all(abs(hues[other] - powersgd[0]) > 0.02 for other in hues if not other.startswith("PowerSGD"))
+    topk = [value for label, value in hues.items() if label.startswith("TopK")]
+    assert len(topk) == 2 and abs(topk[0] - topk[1]) < 0.02
+    for part in ("colour", "marker", "line"):
+        assert len({getattr(look, part) for look in of.values()}) == len(arms), part
+
+
+def hue(colour):
+    return mpl.colors.rgb_to_hsv(mpl.colors.to_rgb(colour))[0]
+
+
+@pytest.mark.parametrize("base", looks.COLOURS)
+def test_shades_can_be_seen_on_white_and_are_not_denses_black(base):
+    shades = [looks._shade(base, turn) for turn in range(len(looks.SHADES))]
+    assert len(set(shades)) == len(shades) and shades[0] == base
+    for shade in shades:
+        assert 1.05 / (float(TO_XYZ[1] @ linear(shade)) + 0.05) > 1.9
+        assert np.linalg.norm(lab(shade, VISION["full"]) - lab(looks.BLACK, VISION["full"])) > 20
 
 
 def test_plotly_knows_every_symbol_and_dash():

@@ -301,6 +301,6 @@ def test_every_look_has_a_picture(many):
 def test_without_the_extra_there_is_all_but_the_page(tmp_path, no_figures, monkeypatch):  # noqa: F811
     run_folder(tmp_path / "runs")
     monkeypatch.setattr(build, "NEEDS", ("plotly", "no_such_package"))
-    said = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
+    said = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out").where
     assert said.endswith("no report.html: it needs no_such_package; type pip install 'accordion-bench[report]'")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"README.md", "table.md", "table.csv", "table.tex"}

@@ -504,7 +504,7 @@ def test_two_settings_are_two_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "OF_A_SETTING", ("comparison",))
     run_folder(tmp_path, "none")
     run_folder(tmp_path, "none", epochs=5)
-    text = write.write(load.read_runs([tmp_path]), tmp_path / "out")
+    text = write.write(load.read_runs([tmp_path]), tmp_path / "out").text
     assert text.count("## resnet8 on digits") == 2
     assert [file.name for file in sorted((tmp_path / "out").glob("comparison*.png"))] == [
         "comparison-resnet8-on-digits-4-workers-x-32-samples-4-epochs.png",

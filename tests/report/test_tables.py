@@ -253,7 +253,7 @@ def test_a_control_of_one_worker_stands_beside_its_method(tmp_path, no_figures):
     )
     assert "differs in more than compression: micro_batch_size 32 (None), workers 1 (4)." in same
     assert "beware, batch" not in same and "wire nothing sent" in same
-    text = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
+    text = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out").text
     assert text.count("## ") == 1
 
 
@@ -396,7 +396,7 @@ def test_no_strange_value_ends_the_report(tmp_path, name, every, no_figures):  #
             if run.problem:  # then only this line looks at it
                 assert path.name in absent.unfinished([run])[0], (key, value)
             else:
-                text = write.write([dense, run], tmp_path / "out")
+                text = write.write([dense, run], tmp_path / "out").text
                 assert "| dense " in text, (key, value)
                 assert path.name in (tmp_path / "out" / "report.html").read_text(), (key, value)
 

@@ -126,7 +126,7 @@ def test_hooks_alone_are_drawn_against_epochs_and_not_on_an_empty_axis_of_bytes(
 
 
 def test_every_form_of_the_report_says_it(tmp_path, no_figures):  # noqa: F811
-    text = write.write([run(), hooked()], tmp_path)
+    text = write.write([run(), hooked()], tmp_path).text
     for page in (text, *((tmp_path / name).read_text() for name in ("report.html", "README.md", "table.tex"))):
         assert "not counted" in page and "Not counted: DDP" in page
     rows = list(csv.DictReader((tmp_path / "table.csv").open()))

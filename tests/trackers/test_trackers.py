@@ -16,7 +16,7 @@ from accordion_bench.report.render.page.curves import AXES as PAGE_AXES
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import METRICS
 from accordion_bench.trackers.base import scalars
-from accordion_bench.trackers.tensorboard import TensorBoard
+from accordion_bench.trackers.tensorboard import TensorBoard, grouped
 from accordion_bench.trackers.wandb import AXES, CURVES, Wandb
 from tests.kit import tiny
 from tests.runs.test_resume import stopping_after
@@ -94,7 +94,12 @@ def test_wandb_offline(tmp_path, monkeypatch):
     assert {"powersgd", "accordion", "synthetic"} <= set(log.run.tags)
 
     rows = RunFolder(folder).read_metrics()
-    *told, figures = log.rows
+    told, figures = [row for row in log.rows if "epoch" in row], log.rows[-1]
+    losses = [(row["step"], row["train_loss_by_step"]) for row in log.rows if "train_loss_by_step" in row]
+    assert [step for step, _ in losses] == list(range(1, rows[-1]["step"] + 1))
+    of_first = [loss for step, loss in losses if step <= tiny.STEPS]
+    assert sum(of_first) / len(of_first) == pytest.approx(rows[0]["train_loss"], rel=1e-5)
+    assert log.axes["train_loss_by_step"] == "step"
     assert [{key: row.get(key) for key in scalars(want)} for row, want in zip(told, rows, strict=True)] == [
         pytest.approx(scalars(row)) for row in rows
     ]
@@ -136,12 +141,12 @@ def test_a_resumed_run_keeps_its_id(tmp_path):
         train.run(cfg)
     folder = tiny.only(tmp_path / "runs")
     train.run({**cfg, "resume": str(folder)})
-    first, second = sorted(logged(folder), key=lambda log: log.rows[0]["epoch"])
+    first, second = sorted(logged(folder), key=lambda log: log.rows[0]["step"])
     assert first.run.run_id == second.run.run_id == folder.name
     assert first.run.run_group == second.run.run_group == "accordion/table1, faithful"
     assert {"accordion/table1", "faithful", "dense"} <= set(first.run.tags)
-    assert [row["epoch"] for row in first.rows] == [0, 1, 2]
-    assert [row["epoch"] for row in second.rows] == [2, 3]  # the checkpoint lies in the third epoch
+    assert [row["epoch"] for row in first.rows if "epoch" in row] == [0, 1, 2]
+    assert [row["epoch"] for row in second.rows if "epoch" in row] == [2, 3]  # the checkpoint lies in the third epoch
     assert (first.exits, second.exits) == ([1], [0])
 
 
@@ -248,6 +253,13 @@ def test_both_have_the_names_units_and_steps_of_the_rows(metric):
             }
             for row in rows
         }
+        if tracker is board:
+            wanted = {
+                step: {grouped(name): v for name, v in of.items() if name != "step"} for step, of in wanted.items()
+            }
+            assert {f"eval/{metric}", "eval/test_loss", "comm/wire_bytes", "time/seconds", "train/epoch"} <= wanted[
+                10
+            ].keys()
         assert recorder.told == wanted
 
 
@@ -267,7 +279,45 @@ def test_tensorboard(tmp_path):
     train.run({**cfg, "resume": str(folder)})
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     rows = RunFolder(folder).read_metrics()
-    assert [(e.step, e.value) for e in events.Scalars("accuracy")] == [
+    assert [(e.step, e.value) for e in events.Scalars("eval/accuracy")] == [
         (row["step"], pytest.approx(row["accuracy"])) for row in rows
     ]
     assert [e.step for e in events.Scalars("plan/batch_size")] == [6, 12, 18, 24]
+
+
+def test_tensorboard_has_groups_the_loss_of_each_step_options_and_figures(tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setattr("accordion_bench.report.render.figures.OF_A_SETTING", ("accuracy_epoch",))
+    train.run(tiny.cfg(tmp_path / "runs", "tracker=tensorboard", *ACCORDION))
+    folder = tiny.only(tmp_path / "runs")
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    tags = events.Tags()
+    nested = {"plan", "norms", "decisions", "hparam"}
+    assert {tag.partition("/")[0] for tag in tags["scalars"]} <= {"train", "eval", "comm", "time"} | nested
+    rows = RunFolder(folder).read_metrics()
+    losses = events.Scalars("train/loss_by_step")
+    assert [loss.step for loss in losses] == list(range(1, rows[-1]["step"] + 1))
+    for epoch, row in enumerate(rows):
+        of_epoch = [loss.value for loss in losses][epoch * tiny.STEPS : (epoch + 1) * tiny.STEPS]
+        assert sum(of_epoch) / len(of_epoch) == pytest.approx(row["train_loss"], rel=1e-5)
+    assert tags["images"] == ["figures/accuracy_epoch"]
+    (metric,) = events.Scalars("hparam/metric")
+    assert metric.value == pytest.approx(RunFolder(folder).read_json("summary.json")["metric"])
+    assert "_hparams_/session_start_info" in events.summary_metadata
+
+
+@pytest.mark.parametrize(
+    ("column", "tag"),
+    [
+        ("lr", "train/lr"),
+        ("valid_perplexity", "eval/valid_perplexity"),
+        ("control_wire_bytes", "comm/control_wire_bytes"),
+        ("rounds", "comm/rounds"),
+        ("paper_floats", "comm/paper_floats"),
+        ("encode_seconds", "time/encode_seconds"),
+        ("plan/levels/fc.weight", "plan/levels/fc.weight"),
+    ],
+)
+def test_groups(column, tag):
+    assert grouped(column) == tag

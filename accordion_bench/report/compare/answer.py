@@ -101,7 +101,11 @@ def _open(undecided: Sequence[Rival]) -> list[str]:
 
 
 def _without_interval(unknown: Sequence[Rival]) -> list[str]:
-    return _clause([f"{one.label} has no interval" for one in unknown])
+    alone = all(min(one.arm.n, one.dense.n) == 1 for one in unknown)
+    why = "one seed, so no interval" if alone else "no interval"
+    if len(unknown) < 2:
+        return [f"{one.label} has {why}" for one in unknown]
+    return [f"{len(unknown)} arms have {why}"]
 
 
 def _better_dense(told: Sequence[Rival], dense: Sequence[Arm]) -> list[str]:

@@ -38,6 +38,15 @@ def show_difference(judged: Metric, row: Row) -> str:
     return f"{NO_DIFFERENCE} ({number})" if row["difference_shown"] == "no" else number
 
 
+def show_gap_of(judged: Metric, row: Row) -> str:
+    """The same where there is little room: in brackets where the interval holds 0."""
+    gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
+    if math.isnan(gap):
+        return NONE
+    number = _gap(judged, gap, half)
+    return f"({number})" if row["difference_shown"] == "no" else number
+
+
 def signed(judged: Metric, gap: float) -> str:
     """A difference with its sign: `-0.28`, `+1.3`."""
     return f"{judged.scaled(gap):+.2f}" if judged.percent else f"{'+' * (gap >= 0)}{digits(gap)}"

@@ -1,16 +1,19 @@
-"""How an arm is drawn: a colour, a marker and a dash of its own, the same in every figure of every report."""
+"""How an arm is drawn: a shade of its method's colour, a marker and a dash of its own, the same in every figure."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from accordion_bench.methods.labels import hook_of, policies_of
 from accordion_bench.report.compare.arms import Arm
 
 BLACK = "#000000"  # of dense
 GREY = "#555555"  # of small print
 # of published palettes (Tol, Petroff, Okabe and Ito) the ten that stay furthest apart under every colour blindness
 COLOURS = ("#1845FB", "#E69F00", "#BD1F01", "#228833", "#AA4499", "#56B4E9", "#332288", "#661100", "#B9AC70", "#656364")
+# of the arms of a colour: how far it goes towards black, or towards white where it is dark, away from dense's black
+SHADES, DARK, LIGHTER = (0.0, 0.4, 0.6, 0.2, 0.5, 0.3), 105, 0.75
 # as matplotlib and plotly call them
 SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross"}
 SYMBOLS |= {"X": "x", "p": "pentagon", "d": "diamond-tall", ">": "triangle-right"}
@@ -67,24 +70,54 @@ class Look:
 
 def looks(arms: Sequence[Arm]) -> list[Look]:
     """The look of each arm of one setting."""
-    return looks_of([(arm.label, arm.runs[0].label, arm.dense) for arm in arms])
+    return looks_of([(arm.label, family(arm), arm.dense) for arm in arms])
+
+
+def family(arm: Arm) -> str:
+    """What arms have in common that differ in a level or another option: policies, scheme, compressor."""
+    choices = arm.config.get("choices") or {}
+    words = [*policies_of(arm.config), choices.get("sync"), choices.get("compressor"), hook_of(arm.config)]
+    return " ".join(str(word) for word in words if word) if not arm.attached else arm.runs[0].label
 
 
 def looks_of(named: Sequence[tuple[str, str, bool]]) -> list[Look]:
-    """The look of each (label, method, whether it is dense), whatever order they are given in.
+    """The look of each (label, family, whether it is dense), whatever order they are given in.
 
-    A method has the colour that it wishes for most, unless one with the same wish comes before it by label.
-    No two looks are the same.
+    A family has the colour that it wishes for most, unless one with the same wish comes before it by name; its arms
+    have shades of it. No two looks are the same, and of ten arms no two markers or dashes.
     """
     order = sorted(range(len(named)), key=lambda i: named[i])
     dense = [i for i in order if named[i][2]]
     found = {i: Look(BLACK, MARKERS[turn % len(MARKERS)], _line(turn)) for turn, i in enumerate(dense)}
-    left, turn = [i for i in order if not named[i][2]], 0
-    while left:  # each turn gives every colour once
-        given = _given([wishes(named[i][1]) for i in left])
-        found |= {left[k]: _look(colour, turn) for k, colour in given.items()}
-        left, turn = [i for k, i in enumerate(left) if k not in given], turn + 1
+    families: dict[str, list[int]] = {}
+    for i in order:
+        if not named[i][2]:
+            families.setdefault(named[i][1], []).append(i)
+    colours = _colours(sorted(families))
+    turns = [0] * len(COLOURS)
+    taken: tuple[set[str], set[Any]] = (set(), set())
+    for place in range(max(map(len, families.values()), default=0)):  # the first of each family, then the second ones
+        for name in sorted(families):
+            if place < len(families[name]):
+                colour = colours[name]
+                look = _look(colour, turns[colour], taken)
+                while look in found.values():
+                    turns[colour] += 1
+                    look = _look(colour, turns[colour], taken)
+                found[families[name][place]] = look
+                turns[colour] += 1
     return [found[i] for i in range(len(named))]
+
+
+def _colours(families: Sequence[str]) -> dict[str, int]:
+    """The colour of each family; of more than there are colours several have the same one."""
+    found: dict[str, int] = {}
+    left = list(families)
+    while left:  # each turn gives every colour once
+        given = _given([wishes(name) for name in left])
+        found |= {left[k]: colour for k, colour in given.items()}
+        left = [name for k, name in enumerate(left) if k not in given]
+    return found
 
 
 def wishes(method: str) -> list[int]:
@@ -102,10 +135,33 @@ def _given(wished: Sequence[list[int]]) -> dict[int, int]:
     return given
 
 
-def _look(colour: int, turn: int) -> Look:
-    """The look of a colour's first, second, ... arm: each with another marker and dash."""
-    marker, dash = (colour + turn) % len(MARKERS), (colour + turn + turn // len(MARKERS)) % len(DASHES)
-    return Look(COLOURS[colour], MARKERS[marker], (0, DASHES[dash]), "none" if turn % 2 else "full")
+def _look(colour: int, turn: int, taken: tuple[set[str], set[Any]]) -> Look:
+    """The look of a colour's first, second, ... arm: another shade, and while there are some, a free marker and dash.
+
+    Args:
+        colour: its number.
+        turn: how many arms have it already.
+        taken: markers and dashes of other arms, to which those of this one are added.
+    """
+    marker = _free(MARKERS, colour + turn, taken[0])
+    dash = _free(DASHES, colour + turn + turn // len(MARKERS), taken[1])
+    return Look(_shade(COLOURS[colour], turn), marker, (0, dash), "none" if turn % 2 else "full")
+
+
+def _free(choices: Sequence[Any], first: int, taken: set[Any]) -> Any:
+    """The first choice from this one on that is not taken; this one, where all are."""
+    turned = [choices[(first + i) % len(choices)] for i in range(len(choices))]
+    found = next((choice for choice in turned if choice not in taken), turned[0])
+    taken.add(found)
+    return found
+
+
+def _shade(colour: str, turn: int) -> str:
+    """The colour itself, then shades of it."""
+    share, parts = SHADES[turn % len(SHADES)], [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    dark = 0.3 * parts[0] + 0.59 * parts[1] + 0.11 * parts[2] < DARK
+    share, towards = (LIGHTER * share, 255) if dark else (share, 0)
+    return "#" + "".join(f"{round((1 - share) * part + share * towards):02X}" for part in parts)
 
 
 def _line(turn: int) -> Any:

@@ -77,17 +77,17 @@ def _sent(table: pd.DataFrame, paper: bool) -> list[Column]:
 
 def _time(table: pd.DataFrame, paper: bool) -> list[Column]:
     def seconds(column: str) -> Callable[[Row], str]:
-        return lambda row: _with(_seconds(row[column], row[f"{column}_ci95"]), show_ratio(row, column))
+        return lambda row: _with(show_seconds(row[column], row[f"{column}_ci95"]), show_ratio(row, column))
 
     columns: list[Column] = [("time", seconds("seconds"))]
     if not paper:
-        columns.append(("exchange", lambda row: _seconds(row["exposed_seconds"])))
+        columns.append(("exchange", lambda row: show_seconds(row["exposed_seconds"])))
         if table["comm_seconds"].notna().any():
-            columns.append(("communication", lambda row: _seconds(row["comm_seconds"])))
+            columns.append(("communication", lambda row: show_seconds(row["comm_seconds"])))
     if table["modelled_seconds"].notna().any():
         columns.append(("modelled time", seconds("modelled_seconds")))
         if not paper:
-            columns.append(("modelled comm.", lambda row: _seconds(row["modelled_comm_seconds"])))
+            columns.append(("modelled comm.", lambda row: show_seconds(row["modelled_comm_seconds"])))
             columns.append(("rounds", lambda row: if_known(row["rounds"], "{:,.0f}")))
     return columns
 
@@ -145,7 +145,8 @@ def _quotient(a: float, b: float) -> float:
     return a / b if b else math.inf
 
 
-def _seconds(value: float, half: float = math.nan) -> str:
+def show_seconds(value: float, half: float = math.nan) -> str:
+    """`12.3 ± 0.4 s`; NaN as a dash."""
     if math.isnan(value):
         return NONE
     places = 1 if value >= 1 else 2

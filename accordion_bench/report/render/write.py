@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.arms import Arm
@@ -27,6 +28,21 @@ OF_LINKS = "accuracy_modelled"  # the figure that has the bandwidths
 TABLES = ("table.md", "table.csv", "table.tex", "report.html")
 
 
+class Written(NamedTuple):
+    """A report that has been written.
+
+    text: all of it but the figures, as Markdown.
+    where: what has been written where.
+    parts: the arms of each setting.
+    absent: heading -> lines, for what is in no mean.
+    """
+
+    text: str
+    where: str
+    parts: Sequence[Sequence[Arm]]
+    absent: dict[str, Sequence[str]]
+
+
 def write(
     runs: Sequence[Run],
     out: Path,
@@ -35,8 +51,8 @@ def write(
     bandwidths: Sequence[float] = figures.BANDWIDTHS,
     printed: Print = figures.AS_PNG,
     every: bool = True,
-) -> str:
-    """Write everything about some runs; returns the text for stdout.
+) -> Written:
+    """Write everything about some runs.
 
     Args:
         runs: finished and unfinished ones.
@@ -71,7 +87,7 @@ def write(
         if "html" in formats and not without_page:
             _write(new / "report.html", page(sections, across, absent))
     where = f"tables and figures: {printable(str(out), longest=4096)}"
-    return "\n".join(filter(None, [text, where, without_page]))
+    return Written(text, "\n".join(filter(None, [where, without_page])), parts, absent)
 
 
 def names_of(every: bool, links: bool = False) -> list[str]:

@@ -8,7 +8,7 @@ from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.figures.points import points_note
 from accordion_bench.report.render.figures.sheet import Sheet
 from accordion_bench.report.render.figures.sweeps import Line, draw
-from accordion_bench.report.render.looks import looks_of
+from accordion_bench.report.render.looks import family, looks_of
 from accordion_bench.runs.metrics import metric
 
 
@@ -32,7 +32,7 @@ def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
         return None
     sheet = Sheet(len(panels))
     for axes, (name, lines) in zip(sheet.panels, panels.items(), strict=True):
-        of_lines = looks_of([(text, points[0][1].runs[0].label, points[0][1].dense) for text, points in lines])
+        of_lines = looks_of([(text, family(points[0][1]), points[0][1].dense) for text, points in lines])
         sheet.legends[axes] = draw(axes, lines, "workers", of_lines)
         if len(panels) > 1:
             sheet.titles[axes] = name

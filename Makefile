@@ -7,7 +7,7 @@ RUN := $(BIN)/python
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 TESTS := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(shell expr $(CORES) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-integrations test-browser test-avx2 check test-multigpu gpu-report lint wheel bench netlab figures methods clean
+.PHONY: help install demo demo-report test test-slow test-integrations test-browser test-avx2 check test-multigpu gpu-report lint wheel bench netlab figures methods clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,9 @@ endif
 
 demo: install  ## dense, PowerSGD weak, PowerSGD strong and Accordion on real data; one table, one figure
 	@bash scripts/demo.sh
+
+demo-report: install  ## the report of kept runs in seconds: the same arms on CIFAR-10 with five seeds, nothing trained
+	@bash scripts/demo_report.sh
 
 test: install  ## the default test suite, with links between network namespaces where this machine has them
 	@$(TESTS) -m 'not slow and not gpu and not integrations and not browser'

@@ -13,7 +13,7 @@ from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import answer, arms, grouping, intervals, provenance, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import absent, captions, figures, level_grid, rebuilt, remarks, table, write
+from accordion_bench.report.render import absent, captions, draw, figures, level_grid, rebuilt, remarks, table, write
 from accordion_bench.runs.folder import RunFolder
 
 DENSE_BYTES = 1000
@@ -507,9 +507,22 @@ def test_two_settings_are_two_tables(tmp_path, monkeypatch):
     text = write.write(load.read_runs([tmp_path]), tmp_path / "out").text
     assert text.count("## resnet8 on digits") == 2
     assert [file.name for file in sorted((tmp_path / "out").glob("comparison*.png"))] == [
-        "comparison-resnet8-on-digits-4-workers-x-32-samples-4-epochs.png",
-        "comparison-resnet8-on-digits-4-workers-x-32-samples-5-epochs.png",
+        "comparison-resnet8-on-digits-4x32-4-epochs.png",
+        "comparison-resnet8-on-digits-4x32-5-epochs.png",
     ]
+
+
+def test_files_of_settings_have_short_names_of_their_own():
+    one = "vgg19 (width=8) on cifar10, 4 workers x 32 samples, 12 epochs, 20,000 training samples, "
+    one += "2,000 of the training samples held out"
+    names = [
+        draw._short(one),
+        draw._short(one.replace("32 samples", "256 samples")),
+        draw._short(f"{one}, and {'x' * 99}"),
+    ]
+    assert draw._short("vgg19 on cifar10, 4 workers x 32 samples, 12 epochs") == "vgg19-on-cifar10-4x32-12-epochs"
+    assert len(set(names)) == 3 and max(map(len, names)) <= draw.LONGEST
+    assert draw._short(one).startswith("vgg19-width-8-on-cifar10-4x32-12-epochs-20000-training")
 
 
 def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_path):

@@ -1,9 +1,11 @@
 """Every script runs, in its smallest form; every command that a shell script types can be composed."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -55,7 +57,7 @@ OTHERWISE = {"setup", "figures", "try_wheel", "lock", "try_cases"}
 
 def test_every_script_is_tried():
     names = {file.stem for file in (ROOT / "scripts").glob("[!_]*")}
-    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE}
+    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE, "demo_report"}
 
 
 def run(name: str, arguments: list[str], tmp_path: Path) -> None:
@@ -108,6 +110,33 @@ def test_what_a_shell_script_types_is_accepted(tmp_path, script):
         if "--probe" not in words:
             hosts = ["comm=gloo", "comm.processes=4"] if module == NETLAB else []
             composed.validated(compose([*in_order(first_cell(words)), *hosts]))
+
+
+def test_the_kept_runs_that_demo_report_shows_are_there():
+    """Five seeds of each of its arms."""
+    words = (ROOT / "scripts" / "demo_report.sh").read_text()
+    folder, arms = re.search(r'"\$scratch"/(\S+)/\{(\S+)\}-\*', words).groups()
+    with tarfile.open(ROOT / re.search(r"\S+\.tar\.xz", words)[0]) as kept:
+        names = [name for name in kept.getnames() if name.endswith("/done")]
+    for arm in arms.split(","):
+        assert sum(name.startswith(f"{folder}/{arm}-") for name in names) == 5, arm
+
+
+@pytest.mark.slow
+def test_demo_report_shows_them(tmp_path):
+    command = ["bash", str(ROOT / "scripts" / "demo_report.sh"), str(tmp_path)]
+    environ = {**os.environ, "PYTHON": sys.executable}
+    said = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=280).stdout
+    assert "Accordion (PowerSGD rank 4/1)" in said and (tmp_path / "comparison.png").is_file()
+
+
+def test_a_short_demo_has_a_policy_that_looks_after_each_epoch(tmp_path, monkeypatch):
+    for epochs, interval in (("6", "1"), ("40", "5")):
+        monkeypatch.setenv("EPOCHS", epochs)
+        found = [
+            words for words in typed("demo", tmp_path) if "adaptive=accordion" in words and f"epochs={epochs}" in words
+        ]
+        assert found and all(f"adaptive.accordion.interval={interval}" in words for words in found)
 
 
 def first_cell(words: list[str]) -> list[str]:

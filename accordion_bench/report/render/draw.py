@@ -1,6 +1,7 @@
 """Several figures at once: drawing takes longest."""
 
 import gc
+import hashlib
 import multiprocessing
 import os
 import re
@@ -20,7 +21,7 @@ from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures import AS_PNG, font
 from accordion_bench.report.render.formats import FIGURES, Print
 
-LONGEST = 180  # letters of the name of a setting in the names of its files
+LONGEST = 64  # letters of the name of a setting in the names of its files
 
 
 class Drawn(NamedTuple):
@@ -122,9 +123,19 @@ def suffixes_of(parts: Sequence[Sequence[Arm]]) -> list[str]:
     """Of the names of each setting's files: what it is, so that other runs beside it rename nothing."""
     if len(parts) < 2:
         return [""] * len(parts)
-    named = [re.sub("[^a-z0-9]+", "-", heading(arms[0]).lower())[:LONGEST].strip("-") for arms in parts]
+    named = [_short(heading(arms[0])) for arms in parts]
     before = [named[:i].count(name) for i, name in enumerate(named)]
     return [f"-{name}{f'-{count + 1}' if count else ''}" for name, count in zip(named, before, strict=True)]
+
+
+def _short(name: str) -> str:
+    """`vgg19-on-cifar10-4x32-12-epochs-5000-held-out` of a heading; the end of a long one is a number."""
+    words = re.sub(r"(\d),(?=\d)", r"\1", name.lower())
+    words = re.sub(r" workers? x | or ", "x", words).replace(" samples", "").replace(" of the training held", " held")
+    words = re.sub("[^a-z0-9]+", "-", words).strip("-")
+    if len(words) <= LONGEST:
+        return words
+    return f"{words[: LONGEST - 9].strip('-')}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
 
 
 def _draw(

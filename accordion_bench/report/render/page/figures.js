@@ -11,7 +11,7 @@ class Figures {
 
   all() {
     const { data } = this, found = [
-      { kind: "whole", title: data.metric.label, draw: () => this.curves() },
+      { kind: "whole", title: "Over training", draw: () => this.curves() },
       { title: "After the last epoch, and what it has cost", draw: () => this.ends() },
     ];
     if (data.target) found.push({ title: data.target.title, draw: () => this.target() });
@@ -118,7 +118,7 @@ class Figures {
   // the names of arms as the rows of a figure
   rows(arms) {
     const names = arms.map(arm => lines(arm.label, narrow() ? 18 : 30));
-    const height = 80 + names.reduce((sum, name) => sum + 14 + 15 * name.split("<br>").length, 0);
+    const height = 98 + names.reduce((sum, name) => sum + 14 + 15 * name.split("<br>").length, 0);
     const range = [names.length - 0.4, -0.6];
     return { height, y: { tickvals: names.map((_, i) => i), ticktext: names, range, ticks: "", showgrid: false } };
   }
@@ -140,7 +140,8 @@ class Figures {
       this.apart(arms, key),
     ];
     return { traces: shown.flatMap(arm => [...(few && arm.n > 1 ? [this.band(arm)] : []), ...this.line(arm)]),
-      height: narrow() ? 320 : 440, x: this.cost(key, seen), y: { range: this.data.limits }, note: notes };
+      height: narrow() ? 320 : 440, x: this.cost(key, seen),
+      y: { range: this.data.limits, title: { text: plain(this.data.metric.label) } }, note: notes };
   }
 
   band(arm) {
@@ -230,7 +231,7 @@ class Figures {
     const text = places.map((row, layer) => [...row].map((place, i) =>
       `${layers[layer]}<br>epoch ${epochs[i]}: ${names[place] ?? "no level"}`));
     const x = { title: { text: "training [epochs]" }, ...whole(epochs[epochs.length - 1]), showgrid: false };
-    return { height: 90 + 14 * Math.min(layers.length, 30), x,
+    return { height: 108 + 14 * Math.min(layers.length, 30), x,
       y: { type: "category", autorange: "reversed", ticks: "", showgrid: false },
       key: map.names.map((name, i) => ({ name, colour: map.colours[i] })),
       traces: [{ type: "heatmap", meta: "levels", x: epochs, y: layers, z: places, colorscale, zmin: -0.5,

@@ -2,7 +2,8 @@
 "use strict";
 
 const PAPER = 680;  // pixels, the width of A4 without its margins
-const CONFIG = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"],
+// without a mouse the toolbar would stand there all the time
+const CONFIG = { displaylogo: false, responsive: true, displayModeBar: matchMedia("(hover: hover)").matches && "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"],
   toImageButtonOptions: { format: "svg", filename: "accordion_bench" } };
 
 class Setting {
@@ -97,7 +98,8 @@ function entry({ name, colour }) {
 function layout({ x, y, height, barmode }, width) {
   const axis = { gridcolor: GRID, linecolor: INK, zeroline: false, automargin: true, ticks: "outside", ticklen: 3 };
   return { height, width, autosize: width === undefined, showlegend: false, barmode, hovermode: "closest",
-    dragmode: narrow() ? false : "zoom", margin: { l: 50, r: 16, t: 12, b: 44 },
+    dragmode: narrow() ? false : "zoom", margin: { l: 50, r: 16, t: 30, b: 44 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: "#767676", activecolor: INK },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "#ffffff",
     font: { family: "system-ui, sans-serif", size: 12, color: INK },
     hoverlabel: { align: "left", bgcolor: "#ffffff", font: { color: INK, size: 12 } },

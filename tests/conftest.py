@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from accordion_bench.options import conf_dir, trusted
+from tests.kit.own_parts import inside  # noqa: F401
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would not hear Ctrl-C

@@ -174,6 +174,8 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
         if backend == "simulated":
             rule = f"gloo, nccl or auto in one of {ranks[0]} processes of torchrun, Slurm or OpenMPI"
             raise ValueRefused("comm", rule, "simulated", "auto")
+    if comm.engine == "ddp" and backend != "simulated":
+        per_process = per_process or 1  # DistributedDataParallel has one worker in each process
     if backend == "simulated":
         processes = _fits("comm.processes", processes, 1, "1 with comm=simulated")
     if processes is None and per_process is not None and workers is not None:

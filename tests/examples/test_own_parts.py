@@ -9,7 +9,7 @@ import pytest
 
 from accordion_bench import conformance
 from accordion_bench.adaptive.base import Policy
-from accordion_bench.cli import command_line, help, pairwise
+from accordion_bench.cli import command_line, help
 from accordion_bench.config.compose import compose
 from accordion_bench.conformance.__main__ import main as check_conformance
 from accordion_bench.methods import compatibility
@@ -19,26 +19,11 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.__main__ import main as report
 from accordion_bench.report.read.load import load_metrics, load_runs
 from tests.kit import composed
+from tests.kit.own_parts import EXAMPLE
 from tests.kit.paths import ROOT
 
-EXAMPLE = ROOT / "examples" / "own_parts"
 GROUPS = ["compressor", "model", "dataset", "adaptive"]
 MINE = [f"{group}=mine" for group in GROUPS]
-CACHED = (advice.experiments, advice.known_keys, advice.keys_of, pairwise.names, pairwise._node, compatibility.knobs)
-
-
-@pytest.fixture
-def inside(monkeypatch):
-    """The example as the current folder, its module importable from there."""
-    monkeypatch.chdir(EXAMPLE)
-    monkeypatch.syspath_prepend(EXAMPLE)
-    monkeypatch.setattr(where_conf_is, "_own", [])
-    for cached in CACHED:
-        cached.cache_clear()
-    yield
-    for cached in CACHED:
-        cached.cache_clear()
-    sys.modules.pop("mine", None)
 
 
 @pytest.fixture(scope="module")

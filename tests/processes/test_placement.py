@@ -85,6 +85,10 @@ DECISIONS = [
     ("comm=gloo comm.processes=3 comm.workers_per_process=2", {}, 0, "gloo 3 2 cpu"),
     ("comm=gloo comm.processes=2 comm.workers_per_process=2 workers=4", {}, 0, "gloo 2 2 cpu"),
     ("comm=simulated workers=16", {}, 8, "simulated 1 16 cuda"),
+    ("comm.engine=ddp comm=gloo", {}, 0, "gloo 4 1 cpu"),
+    ("comm.engine=ddp comm.processes=2", {}, 0, "gloo 2 1 cpu"),  # DistributedDataParallel has one worker in each
+    ("comm.engine=ddp", {}, 2, "nccl 2 1 cuda"),
+    ("comm.engine=ddp", torchrun(1, 2, 2), 0, "gloo 2 1 cpu"),
     ("comm=nccl", {}, 1, "nccl 1 4 cuda"),
     ("comm=nccl workers=16", {}, 8, "nccl 8 2 cuda"),
     ("comm=nccl comm.processes=2", {}, 2, "nccl 2 2 cuda"),
@@ -133,6 +137,7 @@ def test_placement(overrides, environ, gpus, decision):
         ("comm=simulated", torchrun(0, 2, 2), r"comm must be gloo, nccl or auto in one of 2 .*, got simulated; type"),
         ("comm=simulated", slurm(0, 4, 2), r"comm must be gloo, nccl or auto in one of 4 .*, got simulated; type"),
         ("workers=5", torchrun(0, 2, 2), r"workers must be a multiple of comm.processes=2, got 5; type workers=2"),
+        ("comm.engine=ddp workers=4", torchrun(0, 2, 2), r"workers must be .* = 2 x 1, got 4; type workers=2"),
     ],
 )
 def test_what_contradicts_the_launcher_is_refused(overrides, environ, told):

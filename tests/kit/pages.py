@@ -1,0 +1,69 @@
+"""The pages that people read, and the commands and programs that stand in them."""
+
+import itertools
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kit.paths import ROOT
+
+FOUND = [file for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for file in ROOT.glob(pattern)]
+PAGES = sorted(file.relative_to(ROOT) for file in FOUND if file.name not in ("CHANGELOG.md", "SECURITY.md"))
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+ASSIGNED = re.compile(r"(\w+)=(\S+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Args:
+        page: its path in the checkout.
+        language: `bash`, `python`; "" = none is said.
+        text: what stands in it.
+    """
+
+    page: Path
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as the shell hands it on: words without quotes, variables of the block put in."""
+
+    page: Path
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}: {' '.join(self.words)}"
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page."""
+    return [Block(page, *found) for found in FENCED.findall((ROOT / page).read_text(encoding="utf-8"))]
+
+
+def commands(block: Block) -> list[Command]:
+    """The commands of a block of bash, one after another; those behind `&&` are commands too."""
+    found, variables = [], dict[str, str]()
+    for line in block.text.replace("\\\n", " ").splitlines():
+        if line.startswith("#") or not line.strip():
+            continue
+        if assigned := ASSIGNED.fullmatch(line):
+            variables[assigned[1]] = assigned[2]
+            continue
+        for name, value in variables.items():
+            line = line.replace(f"${name}", value)
+        words = shlex.split(line)
+        parts = itertools.groupby(words, lambda word: word == "&&")
+        found += [Command(block.page, tuple(part)) for between, part in parts if not between]
+    return found
+
+
+def inline(page: Path) -> list[Command]:
+    """The commands in backticks inside the sentences of a page."""
+    text = FENCED.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    found = re.findall(r"`((?:python -m|make|bash)\s[^`]+)`", text)
+    return [Command(page, tuple(shlex.split(command))) for command in found]

@@ -45,7 +45,11 @@ class AccordionBatch(Detecting):
         self.factor = checks.integer("factor", factor, at_least=2, instead=8)
         self.large_batch = large_batch
         if large_batch is not None:
-            checks.integer("large_batch", large_batch, at_least=2)
+            try:
+                checks.integer("large_batch", large_batch, at_least=2)
+            except checks.ValueRefused as refused:  # which batch would do, the run alone knows
+                rule = f"null or {refused.rule}"
+                raise checks.ValueRefused("large_batch", rule, large_batch, None) from None
         self.lr_scaling = checks.choice("lr_scaling", lr_scaling, LR_SCALINGS)
         self.fixed_switch = fixed_switch
         if fixed_switch is not None:

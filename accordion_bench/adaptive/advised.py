@@ -65,7 +65,7 @@ class Advised(LGreCo):
         self.bandwidth = None if bandwidth is None else checks.number("bandwidth", bandwidth, above=0, instead=1e9)
         self.latency = None if latency is None else checks.number("latency", latency, at_least=0, instead=5e-5)
         if timeline is not None and not isinstance(timeline, str):
-            raise checks.ValueRefused("timeline", RULE, timeline, "timeline.json")
+            raise checks.ValueRefused("timeline", RULE, timeline, None)
         self.timeline = timeline
         self.tolerance = checks.number("tolerance", tolerance, at_least=0, instead=0.01)
         self.turns: list[Turn] = []

@@ -41,7 +41,7 @@ class LevelSchedule(Policy):
             if ranges is not None and level is not None:
                 raise ValueRefused(key, "null where ranges say it", level, None)
         if critical is not None and not (isinstance(critical, list | tuple) and all(is_range(r, 2) for r in critical)):
-            raise ValueRefused("critical", "null or a list of [first epoch, end]", critical, [[0, 20], [150, 170]])
+            raise ValueRefused("critical", "null or a list of [first epoch, end]", critical, [[0, 1]])
         if critical is not None and ranges is not None:
             raise ValueRefused("critical", "null where ranges say it", critical, None)
         good = ranges is None or (isinstance(ranges, list | tuple) and ranges and all(is_range(r, 3) for r in ranges))

@@ -146,7 +146,9 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
         if value is not None:
             checks.integer(key, value, at_least=1)
     workers, processes, per_process = counts.values()
-    device = checks.choice("device", config.device, ["auto", "cpu", "cuda"])
+    device = checks.choice(
+        "device", config.device, ["auto", "cpu", *(["cuda"] if gpus or config.device == "cuda" else [])]
+    )
     if device == "cuda" and not gpus:
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", device, "auto")
 

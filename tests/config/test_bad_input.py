@@ -112,7 +112,7 @@ REFUSED = [
     (["comm=nccl", "device=cpu"], "comm must be gloo or simulated with device=cpu, got nccl; type comm=gloo"),
     (["comm.timeout=0"], "comm.timeout must be a number above 0 .*, got 0; type comm.timeout=600"),
     (["device=cuda"], "device must be auto or cpu .*, got cuda; type device=auto"),
-    (["device=gpu"], "device must be one of auto, cpu, cuda, got gpu; type device="),
+    (["device=gpu"], "device must be one of auto, cpu, got gpu; type device="),
     (["epochs=-3"], "epochs must be an integer of at least 1, got -3; type epochs=60"),
     (["epochs=2.5"], "epochs must be an integer of at least 1, got 2.5; type epochs=60"),
     (["batch_size=0"], "batch_size must be an integer of at least 1, got 0; type batch_size=32"),

@@ -31,11 +31,10 @@ def checked_kinds(kinds: Any, usual: Hop) -> dict[str, KindCost]:
     Raises:
         ValueRefused: a name is no kind, or a number none.
     """
-    if not isinstance(kinds, Mapping):
+    if not isinstance(kinds, Mapping) or not {*kinds} <= {*KINDS}:
         raise ValueRefused("kinds", f"groups of numbers by kind of collective ({', '.join(KINDS)})", kinds, None)
     found = {}
     for kind, said in without_units(dict(kinds)).items():
-        checks.choice("kinds", kind, list(KINDS))
         if not isinstance(said, Mapping) or set(said) - set(KindCost._fields):
             raise ValueRefused(f"kinds.{kind}", f"a group of {', '.join(KindCost._fields)}", said, None)
         own = {"latency": usual.latency, "bandwidth": usual.bandwidth, "cpu": 0.0, **said}

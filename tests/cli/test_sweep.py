@@ -328,6 +328,16 @@ def run_cells(runs: Path, *arguments: str, **environ: str) -> subprocess.Complet
     return subprocess.run(arguments, cwd=HOUSE, env=environment, capture_output=True, text=True, timeout=200)
 
 
+def test_a_sweep_without_a_list_says_that_it_is_one_cell(tmp_path, monkeypatch, capsys):
+    """Wherever -m stands."""
+    for number, (where, swept) in enumerate([(0, "seed=0"), (3, "seed=0"), (0, "seed=0,1")]):
+        words = tiny.typed(tmp_path / str(number), "epochs=1", swept)
+        assert main(monkeypatch, *words[:where], "-m", *words[where:]) == 0
+        told = capsys.readouterr().err.count("note: -m found no list of values, and runs one cell; type -m ")
+        assert told == (swept == "seed=0")
+        assert len(tiny.folders(tmp_path / str(number))) == (1 if told else 2)
+
+
 @pytest.mark.slow
 def test_joblib(tmp_path):
     """Two workers: cells are recorded, a failed one leaves the others alone, threads are shared out."""

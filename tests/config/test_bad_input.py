@@ -184,7 +184,13 @@ REFUSED = [
     (["hydra.foo=1"], "hydra.foo is no option of Hydra's; type --hydra-help"),
     (["lr=0.2"], "lr is called optimizer.lr here; type optimizer.lr=0.2$"),
     (["+compressor=none"], "compressor is chosen already, got .*; type compressor=NAME"),
-    (["seed=${foo}"], "'foo' not found .*seed; type"),
+    (["seed=${foo}"], "seed must be a value, .* means nothing: there is no option foo; type seed=0$"),
+    (
+        ["batch_size=${oc.env:NOT_SET}"],
+        "batch_size must be .* no environment variable NOT_SET is set; type batch_size=",
+    ),
+    (["epochs=${epochs}"], "epochs must be .* comes back to it; type epochs="),
+    (["optimizer.lr=${nofunc:1}"], "optimizer.lr must be .* there is no function nofunc; type optimizer.lr="),
     (["hydra/launcher=foo"], "Could not find 'hydra/launcher/foo'"),
     (["resume=nowhere"], "resume must be a run folder .*, got nowhere; type resume=results/runs/RUN"),
     (["resume=3"], "resume must be a run folder with a config.yaml, got 3"),
@@ -424,6 +430,15 @@ def test_a_setting_without_effect_warns(overrides, key, capsys):
         train.run(composed.cfg(*overrides), command.typed(overrides))
     warnings = capsys.readouterr().err.splitlines()
     assert [w for w in warnings if w.startswith(f"warning: {key} has no effect here: ")] == warnings != []
+
+
+@pytest.mark.parametrize("scheme", ["slowmo", "local_sgd", "post_local_sgd", "diloco"])
+def test_a_scheme_typed_by_both_of_its_names(scheme, capsys):
+    for overrides in ([f"sync={scheme}", f"adaptive={scheme}"], [f"adaptive={scheme}"], [f"sync={scheme}"]):
+        with pytest.raises(AssertionError, match="not refused"):
+            train.run(composed.cfg(*overrides), command.typed(overrides))
+        told = f"adaptive={scheme} is another name of sync={scheme}, which is typed, too; it is done once"
+        assert (told in capsys.readouterr().err) == (len(overrides) == 2)
 
 
 @pytest.mark.parametrize("overrides", [["sync=diloco", "epochs=2"], ["sync=slowmo", "sync.period=1000"]])

@@ -122,7 +122,7 @@ def test_an_archive_becomes_a_folder_and_nothing_else(tmp_path, server, capsys):
     folder = ensure(root, server.offer("words.tar.gz", archive(WHOLE)))
     assert folder == root / "words" and left(root) == ["words"]
     assert {f"words/{path.name}": path.read_bytes() for path in folder.iterdir()} == WHOLE
-    assert capsys.readouterr().err == "downloading words.tar.gz\n"
+    assert capsys.readouterr().err.splitlines()[1:] == ["downloading words.tar.gz"]
     ensure(root, server.offer("words.tar.gz", b"another"))
     assert server.asked == ["words.tar.gz"]
 
@@ -260,6 +260,14 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(tmp_path, server):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"downloading failed \((Not a directory|File exists)\)"):
         ensure(tmp_path / "file" / "data", server.offer("words.tar.gz", archive(WHOLE)))
+
+
+def test_a_folder_that_is_not_there_is_told_before_anything_comes(tmp_path, server, capsys):
+    source = server.offer("words.tar.gz", archive(WHOLE))
+    ensure(tmp_path / "typo", source)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"paths.data={tmp_path / 'typo'} was not there and is made; words is downloaded into it"
+    assert second == "downloading words.tar.gz"
 
 
 # ---- the addresses are torchvision's

@@ -91,7 +91,7 @@ def take(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         case ["make", *targets]:
             made = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M)
             assert {target for target in targets if "=" not in target} <= set(made)
-        case ["bash", script]:
+        case ["bash", script, *_]:
             assert (ROOT / script).is_file()
         case ["srun" | "torchrun", *_]:
             _launched(words, monkeypatch)

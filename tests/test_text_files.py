@@ -22,14 +22,9 @@ def without_encoding(source: str) -> list[int]:
 
 def _is_text(call: ast.Call, name: str) -> bool:
     """Whether a call opens a file for text; os.open and Image.open know no modes of text."""
-    if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in (
-        "os",
-        "opener",
-        "Image",
-        "tarfile",
-        "files",
-    ):
-        return name == "fdopen"
+    others = ("os", "opener", "Image", "tarfile", "files")
+    if name != "fdopen" and isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in others:
+        return False
     method = isinstance(call.func, ast.Attribute) and name == "open"
     place = 0 if method or name.endswith("File") else 1
     given = [word.value for word in call.keywords if word.arg == "mode"] + call.args[place : place + 1]

@@ -32,7 +32,8 @@ def level_map(axes: Axes, arm: Arm, arms: Sequence[Arm]) -> tuple[list[Any], str
     """
     run, grid = arm.runs[0], level_grid(arm, arms)
     epochs, bottom, drops = len(run.rows), len(grid.layers) - 0.5, lr_drops(run)
-    rgba = {None: (1.0, 1.0, 1.0, 1.0), **dict(enumerate(map(mpl.colors.to_rgba, grid.colours)))}
+    rgba: dict[int | None, tuple[float, ...]] = {None: (1.0, 1.0, 1.0, 1.0)}
+    rgba |= dict(enumerate(map(mpl.colors.to_rgba, grid.colours)))
     squares = np.array([[rgba[place] for place in row] for row in grid.places])
     axes.imshow(squares, aspect="auto", interpolation="nearest", extent=(0.5, epochs + 0.5, bottom, -0.5))
     axes.vlines([epoch + 0.5 for epoch in drops], -0.5, bottom, color="black", linestyle="--", linewidth=1)

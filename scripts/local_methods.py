@@ -215,8 +215,8 @@ def report(cells: Sequence[Cell], refused: Sequence[str], args: argparse.Namespa
         print("nothing has finished: no tables")
         return
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("tradeoff-*"):
-        old.unlink()  # maybe of a setting that is no longer in the tables
+    for old in [*out.glob("tradeoff-*"), *out.glob("rows-*")]:
+        old.unlink()  # maybe of a setting that is no longer in the tables, or of an older table (scripts.draw_kept)
     parts, tables = [], []
     for setting in SETTINGS:
         arms, _ = group([run for run in runs if run.config["choices"]["dataset"] == setting])

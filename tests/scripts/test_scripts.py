@@ -8,10 +8,13 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from accordion_bench.__main__ import in_order
 from accordion_bench.config.compose import compose
+from accordion_bench.report.render.figures.style import styled
+from scripts import draw_kept
 from tests.kit import composed
 from tests.kit.paths import ROOT
 
@@ -51,13 +54,14 @@ LINKS = {
 OF_ADVICE = {f"advice_{part}" for part in ("cells", "measure", "trial", "predict", "compare", "break_even")}
 PARTS = {*OF_ADVICE, "bench_arms", "golden_runs", "gpu_sections", "gpu_steps", "grace_codecs"}  # of others
 SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
+SHOWN = {"demo_report", "draw_kept"}  # from what is kept here: tested below
 # make install; demo and compressors, one after another; make wheel; a package index; test_try_cases
 OTHERWISE = {"setup", "figures", "try_wheel", "lock", "try_cases"}
 
 
 def test_every_script_is_tried():
     names = {file.stem for file in (ROOT / "scripts").glob("[!_]*")}
-    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE, "demo_report"}
+    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE, *SHOWN}
 
 
 def run(name: str, arguments: list[str], tmp_path: Path) -> None:
@@ -120,6 +124,19 @@ def test_the_kept_runs_that_demo_report_shows_are_there():
         names = [name for name in kept.getnames() if name.endswith("/done")]
     for arm in arms.split(","):
         assert sum(name.startswith(f"{folder}/{arm}-") for name in names) == 5, arm
+
+
+@pytest.mark.parametrize("folder", draw_kept.DRAWN)
+def test_figures_of_kept_tables_have_todays_names_and_nothing_above_100_percent(folder):
+    for _, rows in pd.read_csv(ROOT / "results" / folder / "table.csv").groupby("dataset"):
+        with styled():
+            figure = draw_kept.draw(rows)
+        (axes,) = figure.axes
+        bars = [line for line in axes.lines if line.get_gid() in ("interval", "cut", "end")]
+        assert bars and max(float(max(line.get_xdata())) for line in bars) <= 100
+        names = [label.get_text() for label in axes.get_yticklabels()]
+        assert len(names) == len(rows) and names[0].startswith("dense")
+        assert not {"qsgd", "signsgd", "trn", "efsignsgd", "OneBit"} & {name.split()[0] for name in names}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ WORST = 20  # points below the best arm: worse ones stand at the edge, with thei
 TIMES_WORST = 2.0  # the same for metrics without an upper end, as a factor
 POINTS, IMAGES = 5, 10  # that an axis of accuracy spans at least, whichever is more
 SHARE = 0.05  # of the best value, that other axes span at least
-MOST = 100.5  # percent
+HUNDRED, MOST = 100.0, 100.5  # percent: no accuracy is above the first; where its axis ends, beside the last marker
 
 
 def least_span(arms: Sequence[Arm]) -> float:
@@ -40,18 +40,28 @@ def floor(of: Metric, best: float) -> float:
 
 
 def end_limits(arms: Sequence[Arm]) -> tuple[float, float]:
-    """(low, high) of an axis on which arms end: all means but those far behind, and their intervals.
+    """(low, high) of an axis on which arms end: all means but those far behind, and their intervals."""
+    means = [(float(np.mean(ends(arm))), interval(ends(arm)) or 0.0) for arm in arms]
+    return limits_of_means(means, metric_of(arms), least_span(arms), best_of(arms))
+
+
+def limits_of_means(means: Sequence[tuple[float, float]], of: Metric, least: float, best: float) -> tuple[float, float]:
+    """(low, high) of an axis of means with half their intervals.
 
     An interval may make the axis longer by as much as the means span; what is left of it is cut.
+
+    Args:
+        means: (mean, half its interval), as they are written.
+        of: what they are.
+        least: that the axis spans.
+        best: of the means.
     """
-    of = metric_of(arms)
-    worst = floor(of, best_of(arms))
-    means = [(float(np.mean(ends(arm))), interval(ends(arm)) or 0.0) for arm in arms]
+    worst = floor(of, best)
     near = [(mean, half) for mean, half in means if math.isfinite(mean) and not of.better(worst, mean)] or [(0.0, 0.0)]
     low, high = min(mean for mean, _ in near), max(mean for mean, _ in near)
-    room = max(high - low, least_span(arms))
+    room = max(high - low, least)
     lowest, highest = min(mean - half for mean, half in near), max(mean + half for mean, half in near)
-    return spanned(max(low - room, lowest), min(high + room, highest), arms)
+    return spanned(max(low - room, lowest), min(high + room, highest), of, least)
 
 
 def curve_limits(arms: Sequence[Arm], means: Sequence[Array]) -> tuple[float, float]:
@@ -72,14 +82,13 @@ def curve_limits(arms: Sequence[Arm], means: Sequence[Array]) -> tuple[float, fl
     high = max(float(curve.max()) for curve in near)
     low_end, high_end = end_limits(arms)
     bottom, top = sorted((sign * low, sign * high))
-    return spanned(min(bottom, low_end), max(top, high_end), arms)
+    return spanned(min(bottom, low_end), max(top, high_end), of, least_span(arms))
 
 
-def spanned(low: float, high: float, arms: Sequence[Arm]) -> tuple[float, float]:
-    """These limits with a margin, at least `least_span` apart, and inside of what the metric can be."""
-    of = metric_of(arms)
-    more = max(0.16 * (high - low), least_span(arms) - (high - low)) / 2
+def spanned(low: float, high: float, of: Metric, least: float) -> tuple[float, float]:
+    """These limits with a margin, at least so far apart, and inside of what the metric can be."""
+    more = max(0.16 * (high - low), least - (high - low)) / 2
     low, high = low - more, high + more
     if of.percent and high > MOST:
-        low, high = min(low, MOST - least_span(arms)), MOST
+        low, high = min(low, MOST - least), MOST
     return (max(low, 0.0), high) if of.percent or low + more >= 0 else (low, high)

@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.render.figures.limits import HUNDRED, MOST
 from accordion_bench.report.render.figures.series import metric_of
 from accordion_bench.report.render.figures.sheet import SMALL
 from accordion_bench.report.render.looks import Look
@@ -32,14 +33,14 @@ def interval_bar(
 ) -> None:
     """From y - half to y + half, or from x - half to x + half; nothing where there is no interval.
 
-    The axes' limits are final: what leaves them is cut, and an arrow at the edge says so.
+    The axes' limits are final: what leaves them is cut, and an arrow says so. So is what leaves 100 percent.
     Plain lines: matplotlib's own error bars take ten times as long.
     """
     at, other, (low, high), arrows, cap = _along(axes, x, y, across)
     if half is None or not low <= at <= high:
         return
     ends = at - half, at + half
-    seen = max(ends[0], low), min(ends[1], high)
+    seen = max(ends[0], low), min(ends[1], HUNDRED if high == MOST else high)
     options: dict[str, Any] = {"color": colour, "linewidth": 0.9, "zorder": z, "gid": "interval"}
     axes.plot(*_placed(seen, (other, other), across), **options)
     for end, edge, arrow in zip(ends, seen, arrows, strict=True):

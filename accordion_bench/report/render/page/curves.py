@@ -13,7 +13,7 @@ from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.other_links import modelled_seconds
 from accordion_bench.report.compare.timed import communicates
 from accordion_bench.report.render.captions import hidden
-from accordion_bench.report.render.figures.limits import curve_limits, least_span
+from accordion_bench.report.render.figures.limits import MOST, curve_limits, least_span
 from accordion_bench.report.render.figures.marks import metric_label
 from accordion_bench.report.render.figures.series import Array, column, ends, metric_of, scores
 from accordion_bench.report.render.page.packed import packed, rows, thinned
@@ -54,7 +54,7 @@ def curves(arms: Sequence[Arm], most: int) -> dict[str, Any]:
             "unit": of.unit,
             "decimals": 2 if of.percent else 4,
             "least": least_span(arms),
-            "most": 100.5 if of.percent else None,
+            "most": MOST if of.percent else None,
         },
         "limits": curve_limits(arms, [scores(arm).mean(axis=0) for arm in arms]),
         "axes": axes,

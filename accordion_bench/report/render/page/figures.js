@@ -178,15 +178,16 @@ class Figures {
   // a marker with its interval; what leaves the axis is cut, with a triangle that tells how far it goes
   end(arm, key, [low, high]) {
     const x = this.on(arm, key), last = x.length - 1, [mean, half] = arm.end, { colour: color, symbol } = arm;
-    const reaches = [mean - (half ?? 0), mean + (half ?? 0)];
+    const reaches = [mean - (half ?? 0), mean + (half ?? 0)], top = this.data.metric.most ? Math.min(high, 100) : high;
     const cut = (edge, to, shape) => ({ x: [x[last]], y: [edge], mode: "markers", hoverinfo: "text", cliponaxis: false,
       text: [`goes on to ${this.show(to)}`], marker: { color, symbol: shape, size: 8 } });
     return [
       { x: [x[last]], y: [Math.min(Math.max(mean, low), high)], mode: "markers", name: plain(arm.label), meta: "end",
         hoverinfo: "text", text: [this.told(arm, last, x, key)], marker: { color, symbol, size: 11 },
-        error_y: { type: "data", array: [half ?? 0], visible: half !== null, color } },
+        error_y: { type: "data", symmetric: false, array: [Math.max(0, Math.min(half ?? 0, top - mean))],
+          arrayminus: [half ?? 0], visible: half !== null, color } },
       ...(reaches[0] < low ? [cut(low, reaches[0], "triangle-down")] : []),
-      ...(reaches[1] > high ? [cut(high, reaches[1], "triangle-up")] : []),
+      ...(reaches[1] > top ? [cut(top, reaches[1], "triangle-up")] : []),
     ];
   }
 

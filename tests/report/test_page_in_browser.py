@@ -8,6 +8,7 @@ import pytest
 
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.render import page
+from accordion_bench.report.render.level_grid import level_grid, with_levels
 from tests.report.test_figures import everything, run
 
 pytestmark = pytest.mark.browser
@@ -154,8 +155,8 @@ def test_the_switch_changes_the_axis(shown):
         names[key] = shown.plots().first.evaluate("plot => plot.layout.xaxis.title.text")
     assert names == {
         "epoch": "training [epochs]",
-        "payload_bytes": "payload of a worker [bytes, log scale]",
-        "wire_bytes": "sent by a worker's link [bytes, log scale]",
+        "payload_bytes": "payload per worker [bytes, log scale]",
+        "wire_bytes": "sent per worker [bytes, log scale]",
         "modelled_seconds": "modelled time [s, log scale]",
         "seconds": "measured time [s]",
     }
@@ -182,7 +183,7 @@ def test_the_slider_changes_modelled_time(shown):
 
 def test_the_table_is_sorted_and_filtered(shown):
     table = shown.first.locator(".sortable")
-    head = table.locator("th[data-key=payload_bytes]")
+    head = table.locator("th[data-key=wire_bytes]")
     values = "rows => rows.map(row => +row.querySelector('td:nth-of-type(%d)').dataset.value)"
     column = head.evaluate("head => head.cellIndex")
     for direction in ("ascending", "descending"):
@@ -196,9 +197,35 @@ def test_the_table_is_sorted_and_filtered(shown):
     shown.first.locator(".filter").fill("qsgd")
     left = table.locator("tbody tr:visible th").all_inner_texts()
     assert len(left) == 4 and all("qsgd" in name.lower() for name in left)
-    assert not table.locator("th[data-key=wire_bytes]").is_visible()
+    assert not table.locator("th[data-key=payload_bytes]").is_visible()
     shown.first.locator(".more-columns").check()
-    assert table.locator("th[data-key=wire_bytes]").is_visible()
+    assert table.locator("th[data-key=payload_bytes]").is_visible()
+
+
+def test_maps_have_the_colours_of_the_files_and_epochs_are_whole(shown):
+    """What plotly was given: dense of its own colour, a key beside the map, whole epochs."""
+    shown.tab.evaluate("drawAll()")
+    found = "plots => plots.map(p => p.data).flat().filter(one => one.type === 'heatmap').map(one => one.colorscale)"
+    (scale,) = shown.plots().evaluate_all(found)
+    arms = everything()
+    (moved,) = with_levels(arms)
+    assert list(dict.fromkeys(colour for _, colour in scale)) == list(level_grid(moved, arms).colours)
+    key = shown.first.locator("figure", has_text="Levels: Accordion").locator(".key span")
+    assert key.all_inner_texts() == list(level_grid(moved, arms).names)
+    tick = "plots => plots.map(p => p.layout.xaxis).filter(x => /epochs/.test(x.title.text)).map(x => x.dtick)"
+    assert all(step == int(step) >= 1 for step in shown.plots().evaluate_all(tick))
+
+
+def test_the_toolbar_covers_no_plot_and_is_not_there_without_a_mouse(browser, file):
+    for touch in (False, True):
+        found = Shown(browser, file.as_uri(), has_touch=touch, is_mobile=touch)
+        top = found.plots().first.evaluate("plot => plot._fullLayout.margin.t")
+        assert top >= 30
+        found.plots().first.hover()
+        bars = found.plots().first.locator(".modebar")
+        assert touch or (bars.count() and bars.first.bounding_box()["height"] <= top)
+        assert not touch or not bars.count()
+        found.tab.close()
 
 
 def test_the_mouse_is_told_value_interval_and_seeds(wide):

@@ -100,7 +100,9 @@ class TestRoot:
     def test_no_module_has_the_name_of_a_door(self):
         modules = {module.name for module in iter_modules(accordion_bench.__path__)}
         assert not {*accordion_bench._DOORS} & modules
-        assert {name for name in dir(accordion_bench) if name[0] != "_"} == {*accordion_bench._DOORS} | modules - {"__main__"}
+        assert {name for name in dir(accordion_bench) if name[0] != "_"} == {*accordion_bench._DOORS} | modules - {
+            "__main__"
+        }
 
     def test_an_unknown_name(self):
         with pytest.raises(AttributeError, match="no attribute 'powersdg'"):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from accordion_bench.adaptive.scheme_alias import Preset
 from accordion_bench.compressors import assemble
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.error_feedback import GROWS
@@ -82,7 +81,7 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
 
 def _twice(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     """A sentence where one scheme was typed by both of its names."""
-    named = [name for name, policy in parts.policies.items() if isinstance(policy, Preset)]
+    named = [name for name, policy in parts.policies.items() if not policy.drives]
     if not named or not {"sync", "adaptive"} <= typed:
         return []
     scheme = config.chosen("sync")

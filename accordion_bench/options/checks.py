@@ -19,9 +19,8 @@ class ValueRefused(ConfigError):
 
     def __init__(self, key: str, rule: str, value: Any, instead: Any) -> None:
         self.key, self.rule, self.value, self.instead = key, rule, value, instead
-        if unit := with_unit(key, instead):
-            rule = f"{rule}, or have its unit"
-        super().__init__(f"{key} must be {rule}, got {show(value)}; type {key}={unit or show(instead)}")
+        typed = with_unit(key, instead) or show(instead)
+        super().__init__(f"{key} must be {rule}, got {show(value)}; type {key}={typed}")
 
     def under(self, prefix: str) -> "ValueRefused":
         return ValueRefused(f"{prefix}.{self.key}", self.rule, self.value, self.instead)

@@ -157,7 +157,10 @@ def test_inside_a_machine():
         ({"workers_per_machine": 4}, "inside must be a link where workers_per_machine is above 1, got null"),
         ({"workers_per_machine": 0}, "workers_per_machine must be an integer of at least 1, got 0"),
         ({"algorithm": "torus"}, "algorithm must be one of ring, cheapest, got torus"),
-        ({"kinds": {"gather": {}}}, "kinds must be one of all_reduce, all_gather, all_to_all, got gather"),
+        (
+            {"kinds": {"gather": {}}},
+            "all_to_all), got {gather:{}}; type kinds=null",
+        ),
         ({"kinds": {"all_gather": {"bandwidth": 0}}}, "kinds.all_gather.bandwidth must be a number above 0, got 0"),
         ({"kinds": {"all_gather": {"speed": 1}}}, "kinds.all_gather must be a group of latency, bandwidth, cpu"),
         ({"kinds": 3}, "kinds must be groups of numbers by kind of collective"),

@@ -369,13 +369,13 @@ def test_the_footer_says_modelled(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("network.bandwidth=0", "network.bandwidth must be a number above 0, got 0; type network.bandwidth=1000000000"),
+        ("network.bandwidth=0", "network.bandwidth must be a number above 0, got 0; type network.bandwidth=1gbit"),
         ("network.bandwidth=-1e9", "network.bandwidth must be a number above 0, got -1000000000.0; type"),
-        ("network.latency=-1", "network.latency must be a number at least 0, got -1; type network.latency=5e-05"),
+        ("network.latency=-1", "network.latency must be a number at least 0, got -1; type network.latency=0.05ms"),
         ("network.latency=soon", "network.latency must be a number, got soon; type network.latency="),
         ("network.bandwidth=inf", "network.bandwidth must be a number above 0, got inf; type"),
-        ("network=custom", "network.bandwidth must be a number above 0, got null; type network.bandwidth=1000000000"),
-        ("network.jitter=-1e-3", "network.jitter must be a number at least 0, got -0.001; type network.jitter=0.0001"),
+        ("network=custom", "network.bandwidth must be a number above 0, got null; type network.bandwidth=1gbit"),
+        ("network.jitter=-1e-3", "network.jitter must be a number at least 0, got -0.001; type network.jitter=0.1ms"),
         (
             "network.slow_bandwidth=2e9",
             "network.slow_bandwidth must be a number above 0 and at most 1e+09, got 2000000000.0; type",

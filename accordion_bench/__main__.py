@@ -15,11 +15,12 @@ from typing import Any
 from accordion_bench import __version__, output
 from accordion_bench.advising import asked_device
 from accordion_bench.advising.asked_device import AskedDevice
-from accordion_bench.cli import command_line, help, letters
+from accordion_bench.cli import command_line, help, launchers, letters
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
 from accordion_bench.options.explain import explain
 from accordion_bench.options.renamed import overrides_in_todays_words
+from accordion_bench.processes.launched import launched
 from accordion_bench.processes.signals import handle, handling
 from accordion_bench.processes.threads import sleep_while_waiting
 
@@ -27,8 +28,6 @@ from accordion_bench.processes.threads import sleep_while_waiting
 
 # what joblib and submitit raise for a process that has ended without a word
 LOST = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError")
-# launchers and sweepers of Hydra's that are packages of their own, by our extra that brings them
-INSTALLABLE = {"sweeps": ("joblib", "submitit_local", "submitit_slurm"), "optuna": ("optuna",)}
 LEAVE = 5.0  # seconds that a failed process of several may take to end
 
 
@@ -48,8 +47,7 @@ def _main() -> tuple[int, bool]:
     sleep_while_waiting()
     import_from_here()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
-    launched = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} & os.environ.keys()
-    if launched:  # else torch buries the cause under its own stacks
+    if launched():  # else torch buries the cause under its own stacks
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     sys.argv[1:] = in_order(letters.quoted(overrides_in_todays_words(sys.argv[1:])))
     if sys.argv[1:] == ["--version"]:
@@ -73,13 +71,14 @@ def _main() -> tuple[int, bool]:
             failures.append(128 + getattr(stop, "signum", signal.SIGINT))
         except Exception as error:
             failures.append(_tell(error))
-            from accordion_bench.processes import rendezvous
+            if launched():
+                from accordion_bench.processes import rendezvous
 
-            rendezvous.call_off(error)
+                rendezvous.call_off(error)
     from accordion_bench.cli import sweep
 
     failures.append(sweep.close())
-    if max(failures) and any(name in os.environ for name in sweep.RANKS):
+    if max(failures) and launched():
         # a thread may wait for a lost peer, where no exception comes
         nowhere = os.open(os.devnull, os.O_WRONLY)
         faulthandler.dump_traceback_later(LEAVE, exit=True, file=nowhere)
@@ -110,29 +109,12 @@ def _tell(error: Exception, cell: str = "") -> int:
         print("type the same command with resume_sweep=true to run what is missing", file=sys.stderr)
         return 1
     failed = type(error).__name__ == "RankFailed"  # its text is the traceback of another process
-    sentence = str(error) if failed else _no_launcher(error) or explain(error)
+    sentence = str(error) if failed else launchers.explain_launcher(error) or explain(error)
     if sentence is None:
         traceback.print_exception(error)
     elif sentence:
         print(cell + sentence, file=sys.stderr)
     return 1 if failed or sentence is None else 2
-
-
-def _no_launcher(error: Exception) -> str | None:
-    """The sentence for `hydra/launcher=joblib`, or a sweeper, where that is not installed."""
-    group, _, name = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-    extra = {"hydra/launcher": "sweeps", "hydra/sweeper": "optuna"}.get(group.lstrip("/"))
-    if extra is None:
-        return None
-    there = list(getattr(error, "options", None) or ["basic"])
-    if name in INSTALLABLE[extra]:
-        asked = f"{group.lstrip('/')}={name}{', which +search= chooses' if extra == 'optuna' else ''}"
-        package = name.partition("_")[0]
-        return f"{package} must be installed for {asked}, and is not; type pip install 'accordion-bench[{extra}]'"
-    known = ", ".join([*there, *(other for other in INSTALLABLE[extra] if other not in there)])
-    return (
-        f"{group.lstrip('/')} must be one of {known}, got {name}; type pip install 'accordion-bench[{extra}]' for all"
-    )
 
 
 def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, device: AskedDevice) -> None:
@@ -151,11 +133,11 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
     def task(composed: DictConfig) -> float:
         hydra_config = HydraConfig.get()
         sweep.limit_threads(hydra_config.launcher)
-        from accordion_bench import train
-        from accordion_bench.cli import dry_run, experiments
+        from accordion_bench.cli import experiments
+        from accordion_bench.config import run_level
         from accordion_bench.config.compose import resolve
+        from accordion_bench.run_config import RunConfig
 
-        imported()
         resolvers.register()  # maybe in a process that a launcher has started
         for source in hydra_config.runtime.config_sources:
             if source.provider == "command-line":  # --config-dir
@@ -164,10 +146,24 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
         assert isinstance(overrides, list)
         unnamed = hydra_config.mode == RunMode.MULTIRUN and not sweep.current.side_by_side
         cell = f"{' '.join(overrides)}: " if unnamed else ""
-
-        def run(note: dict[str, Any]) -> float:
+        cfg: dict[str, Any] = {}
+        wrong: Exception | None = None
+        try:
             experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
             cfg = resolve(composed, hydra_config.runtime.choices)
+            if cfg["resume"] is None and not launched():  # else train compares with the run, or meets the others, first
+                run_level.refuse_wrong(RunConfig.from_dict(cfg))
+        except Exception as error:
+            wrong = error
+        else:
+            from accordion_bench import train  # and torch
+            from accordion_bench.cli import dry_run
+
+            imported()
+
+        def run(note: dict[str, Any]) -> float:
+            if wrong is not None:
+                raise wrong
             # an experiment may sweep an option that only some of its arms read: equal cells train once
             once = "experiment" in cfg["choices"]
             return train.run(cfg, typed(overrides), note, sweep.current.name, once)
@@ -178,16 +174,16 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
 
         if dry:
             try:
-                experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
-                cfg = resolve(composed, hydra_config.runtime.choices)
+                if wrong is not None:
+                    raise wrong
                 metric = dry_run.run(cfg, typed(overrides), cell, device)
                 return sweep.told_to(hydra_config.sweeper, metric)
             except Exception as error:
                 return tell(error)
-        if OmegaConf.select(composed, "setup.experiment") == "smoke":  # its cells are computed, not swept
+        if OmegaConf.select(composed, "setup.experiment") == "smoke" and wrong is None:  # computes its cells
             from accordion_bench.cli import smoke
 
-            return smoke.run(resolve(composed, hydra_config.runtime.choices), typed(overrides), tell)
+            return smoke.run(cfg, typed(overrides), tell)
         return sweep.told_to(hydra_config.sweeper, sweep.run_cell(overrides, run, tell))
 
     task()

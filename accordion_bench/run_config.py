@@ -161,5 +161,6 @@ def _refuse_missing(prefix: str, here: Config, there: Config) -> None:
 
 def _refuse_unknown(prefix: str, here: Sequence[str], there: Sequence[str]) -> None:
     for key in [key for key in here if key not in there]:
-        near = checks.closest(str(key), there)
-        raise ConfigError(f"{prefix}{key} is no option here; type {prefix}{near}, or --help for all options")
+        near = checks.closest(str(key), there, cutoff=checks.ALIKE)
+        instead = f"{prefix}{near}, or " if near else ""
+        raise ConfigError(f"{prefix}{key} is no option here; type {instead}--help all for every option")

@@ -1,6 +1,10 @@
 """README.md: short, and true where a machine can tell; its commands are in test_documented_commands.py."""
 
 import re
+import shutil
+import subprocess
+
+import pytest
 
 from accordion_bench.options.conf_dir import yaml_files
 from tests.kit.paths import ROOT
@@ -24,3 +28,17 @@ def test_its_counts_are_true():
     counts = {group: len(set(yaml_files(group)) - {"none"}) for group in ("compressor", "adaptive", "sync", "model")}
     counts["dataset"] = len(yaml_files("dataset"))
     assert list(told.values()) == list(counts.values())
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists() or shutil.which("git") is None, reason="no checkout of git")
+@pytest.mark.parametrize(
+    "folder",
+    [
+        *(f"results/{name}" for name in ("runs", "report", "netlab", "advice_runs")),
+        "examples/own_parts/results",
+        "data",
+    ],
+)
+def test_what_the_commands_write_is_ignored(folder):
+    done = subprocess.run(["git", "check-ignore", "-q", f"{folder}/x"], cwd=ROOT)
+    assert done.returncode == 0

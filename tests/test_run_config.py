@@ -86,14 +86,14 @@ def test_defaults_are_of_the_kind_that_is_declared(part):
 
 
 def test_one_alias_for_a_plain_configuration():
-    """Defined in options/instantiate.py, and nowhere anew."""
+    """Defined in options/choice_file.py, and nowhere anew."""
     found = []
     for file in sorted(package_dir().rglob("*.py")):
         text = file.read_text()
         for node in ast.walk(ast.parse(text)) if "Config = " in text else ():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "Config":
                 found.append((file.relative_to(package_dir()), ast.unparse(node.value)))
-    assert found == [(Path("options/instantiate.py"), "dict[str, Any]")]
+    assert found == [(Path("options/choice_file.py"), "dict[str, Any]")]
 
 
 # ---- what is refused, and what older folders lack

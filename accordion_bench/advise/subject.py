@@ -14,7 +14,7 @@ from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.config.components import build_model, build_optimizer, with_counts
 from accordion_bench.config.compose import compose
 from accordion_bench.config.declared import check_kinds
-from accordion_bench.config.limits import refuse_absurd
+from accordion_bench.config.run_level import refuse_wrong
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.forward.precision import autocast
 from accordion_bench.forward.task import task_of
@@ -102,8 +102,8 @@ def composed(overrides: Sequence[str]) -> tuple[RunConfig, str]:
         assumed = usual_data(cfg["model"])
         cfg = compose([*overrides, f"dataset={assumed}"])
     config = with_counts(RunConfig.from_dict(cfg))
+    refuse_wrong(config)
     check_kinds(config)
-    refuse_absurd(config)
     for key_, value in (("compile", config.compile), ("micro_batch_size", config.micro_batch_size)):
         if value is not None:
             raise ValueRefused(key_, "null here, where a step is timed without it", value, None)

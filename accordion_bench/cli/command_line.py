@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from accordion_bench.cli import letters
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.conf_dir import add_conf_dir
+from accordion_bench.options.conf_dir import add_conf_dir, yaml_file
 from accordion_bench.options.override import refuse_twice
 
+NAME = re.compile(r"[\w./-]+")  # of a choice; anything else is Hydra's to read
 DRY_RUN = "--dry-run"  # ours
 NOT_DRY = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")  # a dry run submits nothing and leaves nothing
 
@@ -59,7 +60,11 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
         key, _, value = override.partition("=")
         if key in advice.PRESETS:
             raise ConfigError(advice.without_plus(key, value))
+        if said := advice.several_in_one(key, value) or advice.choice_inside(key, value):
+            raise ConfigError(said)
         _list(key.lstrip("+"), value)
+        if not any(other.startswith("hydra.searchpath=") for other in overrides):
+            _known(key.lstrip("+"), value)
         if key.lstrip("+~").startswith("hydra."):
             _of_hydra(key.lstrip("+~"))
 
@@ -141,9 +146,12 @@ def _list(key: str, value: str) -> None:
     """Refuse a sweep over equal values, and a list where one name is needed."""
     if value.startswith("["):
         names = parts(value[1:].removesuffix("]"))
+        if key in advice.groups() and names == [""]:
+            instead = f"{key}=none" if "none" in advice.choices(key) else f"--help {key}"
+            raise ConfigError(f"{key} must name what is chosen, got {value}; type {instead}")
         if key in advice.groups() and not advice.takes_list(key):
-            joined = ",".join(names)
-            raise ConfigError(f"{key} must be one name, got {value}; type -m {key}={joined} to run each")
+            joined = f"-m {key}={','.join(names)} to run each" if len(names) > 1 else f"{key}={names[0]}"
+            raise ConfigError(f"{key} must be one name, got {value}; type {joined}")
         twice = key in advice.groups()
     else:
         names = parts(value)
@@ -153,6 +161,13 @@ def _list(key: str, value: str) -> None:
         instead = f"[{','.join(once)}]" if value.startswith("[") and len(once) > 1 else ",".join(once)
         sweep = "-m " if len(once) > 1 and not value.startswith("[") else ""
         raise ConfigError(f"{key} must have each value once, got {double} twice; type {sweep}{key}={instead}")
+
+
+def _known(group: str, value: str) -> None:
+    """Refuse a name that a group does not have, of a sweep's cells each, before anything is imported or run."""
+    for name in parts(value.removeprefix("[").removesuffix("]")) if group in advice.groups() else ():
+        if NAME.fullmatch(name) and name != "null" and yaml_file(group, name) is None:
+            raise ConfigError(advice.unknown_choice(group, name) or f"{group}={name} is no choice here; type --help")
 
 
 def parts(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""--help: every option of every choice with its comment, read from the YAML files as they stand."""
+"""--help: on a page what can be asked, and then every option with its comment, read from the YAML files."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from accordion_bench.advising.asked_device import TOLD
 from accordion_bench.cli import command_line
 from accordion_bench.options import advice
-from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.checks import ALIKE, ConfigError, closest
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, yaml_file
 
 START = """\
@@ -16,16 +16,26 @@ What communicating less costs in accuracy and saves in bytes and time.
 
   python -m accordion_bench compressor=powersgd adaptive=accordion
   python -m accordion_bench -m compressor=none,powersgd,topk seed=0,1,2
-  python -m accordion_bench.report results/runs/*
+  python -m accordion_bench.report results/runs
+  python -m accordion_bench.advise model=resnet18 workers=16 network=10gbit
 
-  --help compressor=powersgd adaptive=accordion     the options of these
-  --help compressor                                 of all choices of a group
-  --help rank                                       every option of that name
-  --dry-run                                         plan, bytes, memory and time; nothing is trained or written
+An option is KEY=VALUE: GROUP=NAME chooses a part, GROUP.OPTION=VALUE says how it works.
+
+{groups}
+  every run      {run}
+  and            +experiment=NAME, a paper's table: --help experiment
+
+  --help compressor           the choices of a group, and their options
+  --help compressor=powersgd  the options of one
+  --help rank                 every option of that name, and whose it is
+  --help all                  everything
+  --dry-run                   plan, bytes, memory and time; nothing is trained or written
 {dry_run}
-  --version, --hydra-help (sweeps, launchers, --cfg job, shell completion)
+  --version, --hydra-help     sweeps, launchers, --cfg job, shell completion
 """
+WIDTH = 100  # of a line
 ASKED = ("--help", "-h")
+EVERYTHING = "all"
 KEY = re.compile(r"( *)([\w./]+):(?: +|$)(.*)")
 
 
@@ -60,8 +70,9 @@ def text(arguments: Sequence[str]) -> str:
         add_conf_dir(folder)
     words = [word.lstrip("+") for word in arguments if not word.startswith("-") and word not in own]
     if not words:
-        start = START.format(dry_run="\n".join(f"  --dry-run {word:<40}{told}" for word, told in TOLD.items()))
-        return "\n".join([start, *_run_level(), "", *_all_groups()])
+        return _start()
+    if words == [EVERYTHING]:
+        return "\n".join([_start(), *_run_level(), "", *_all_groups()])
     return "\n\n".join("\n".join(_of(word)) for word in words)
 
 
@@ -119,6 +130,22 @@ def choice(group: str, name: str) -> Choice:
     return read(file, f"{'+' if group in advice.PRESETS else ''}{group}={name}", f"{group}.")
 
 
+def _start() -> str:
+    """What fits on a page."""
+    names = (f"  {group + '=':<13}  {_some(advice.choices(group))}" for group in _groups())
+    run = [option.partition("=")[0] for option, _ in read(conf_dir() / "config.yaml", "", "").options]
+    dry_run = (f"    {word:<24}  {told}" for word, told in TOLD.items())
+    return START.format(groups="\n".join(names), run=_some(run), dry_run="\n".join(dry_run))
+
+
+def _some(names: Sequence[str]) -> str:
+    """As many names as fit into a line, and how many there are."""
+    shown = list(names)
+    while len(text := ", ".join(shown)) > WIDTH - 30:
+        shown.pop()
+    return text if len(shown) == len(names) else f"{text}, ... ({len(names)})"
+
+
 def _run_level() -> Iterator[str]:
     yield "Options of every run:"
     yield from _lines(read(conf_dir() / "config.yaml", "", "").options)
@@ -157,24 +184,39 @@ def _of(word: str) -> Iterator[str]:
             found = choice(group, name)
             yield f"{found.name}" + (f"   {found.told}" if found.told else "")
             yield from _lines(found.options)
+    elif chosen := [other for other in _groups() if group in advice.choices(other)]:
+        for other in chosen:
+            yield from _of(f"{other}={group}")
     else:
         yield from _named(group)
 
 
+def _groups() -> list[str]:
+    return [group for group in advice.groups() if group not in advice.PRESETS]
+
+
 def _named(key: str) -> Iterator[str]:
-    """Every option whose name, or a part of it, is `key`."""
-    own = read(conf_dir() / "config.yaml", "", "").options
-    of_choices = [
-        (option, told)
-        for group in advice.groups()
-        if group not in advice.PRESETS
-        for name in advice.choices(group)
-        for option, told in choice(group, name).options
-    ]
-    found = [(o, told) for o, told in [*own, *of_choices] if f".{key}." in f".{o.partition('=')[0]}."]
+    """Every option whose name, or a part of it, is `key`, and whose it is."""
+    owners: dict[tuple[str, str], list[str]] = {
+        option: [] for option in read(conf_dir() / "config.yaml", "", "").options
+    }
+    for group in _groups():
+        for name in advice.choices(group):
+            for option in choice(group, name).options:
+                owners.setdefault(option, []).append(f"{group}={name}")
+    found = {option: whose for option, whose in owners.items() if f".{key}." in f".{option[0].partition('=')[0]}."}
     if not found:
-        raise ConfigError(advice.unknown_key(key))
-    yield from _lines(list(dict.fromkeys(found)), "")
+        parts = {part for option, _ in owners for part in option.partition("=")[0].split(".")}
+        near = closest(key, [*sorted(parts), *advice.groups()], cutoff=ALIKE)
+        raise ConfigError(f"{key} is no option here; type --help {near or EVERYTHING}")
+    yield from _lines([(option, _told_of(told, whose)) for (option, told), whose in found.items()], "")
+
+
+def _told_of(told: str, whose: Sequence[str]) -> str:
+    """What is said of an option, and the choices that have it: `(compressor=acpsgd, powersgd)`."""
+    group = whose[0].partition("=")[0] if whose else ""
+    names = ", ".join(each.partition("=")[2] for each in whose)
+    return f"{told} ({group}={names})" if whose else f"{told} (every run)"
 
 
 def _lines(options: Sequence[tuple[str, str]], indent: str = "  ") -> Iterator[str]:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -22,19 +22,23 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from accordion_bench import output
+from accordion_bench.cli import launchers
 from accordion_bench.cli.sweep_cells import Cells, best, cells_of, table
+from accordion_bench.config import run_level
+from accordion_bench.config.compose import resolve
 from accordion_bench.config.writable import refuse_unwritable
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.explain import explain
 from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.units import counted
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
+from accordion_bench.processes.launched import launched, leads
 from accordion_bench.processes.parent import end_with_parent
 from accordion_bench.processes.signals import STOP, WARNINGS, handle, handling
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checksums, durable, untrusted
 
 FILE = "sweep.jsonl"  # under paths.runs
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")  # as `placement.environment_ranks` looks for them
 _stopped = False  # whether this process, a worker of joblib, has been told to stop
 
 
@@ -69,8 +73,8 @@ class Sweep(Callback):
         self.cells = cells_of(config.hydra)
         if {"-m", "--multirun"} & {*sys.argv[1:]} and not self.cells.swept and self.cells.total == 1:
             print("note: -m found no list of values, and runs one cell; type -m compressor=none,topk", file=sys.stderr)
-        if needs_data and self.launcher in ("basic", "joblib"):  # others run elsewhere
-            _refuse_before_cells(config)
+        if needs_data:
+            _refuse_before_cells(config, self.cells.first, self.launcher in ("basic", "joblib"))
         if self.launcher == "joblib":
             _let_workers_end_with(self.pid)
             self._pass_signals_on()
@@ -132,7 +136,7 @@ class Sweep(Callback):
 
     def append(self, line: dict[str, Any]) -> None:
         """Append one whole line to the record; only the leader of several processes does."""
-        if self.file is None or not _leads():
+        if self.file is None or not leads():
             return
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -152,12 +156,6 @@ class Sweep(Callback):
         return list(found.values())
 
 
-def _leads() -> bool:
-    """Whether this process is the first of those that a launcher has started, or the only one."""
-    told = [os.environ[name] for name in RANKS if name in os.environ]
-    return not int(told[0] if told else 0)
-
-
 def _let_workers_end_with(parent: int) -> None:
     """Let joblib's workers end with this process, those without a cell too: each keeps the others' pipes open."""
     from hydra_plugins.hydra_joblib_launcher import _core
@@ -166,24 +164,57 @@ def _let_workers_end_with(parent: int) -> None:
         _core.Parallel = functools.partial(_core.Parallel, initializer=end_with_parent, initargs=(parent,))
 
 
-def _refuse_before_cells(config: DictConfig) -> None:
-    """Get the data that the cells share before the first of them, or end the program in one sentence.
+def _refuse_before_cells(config: DictConfig, first: Sequence[str], here: bool) -> None:
+    """Refuse what no cell could run with, and get the data that cells of this machine share, or end in one sentence.
 
     A sweep that is resumed may have nothing left to do that needs data.
-    """
-    from accordion_bench.datasets.base import Dataset
-    from accordion_bench.processes import rendezvous
 
-    dataset: Any = OmegaConf.to_container(config.dataset, resolve=True)
+    Args:
+        config: without what is swept.
+        first: the overrides of the first cell; empty = not known.
+        here: whether the cells run on this machine.
+    """
     try:
+        launchers.refuse(config.hydra.launcher)
         refuse_unwritable("paths.runs", config.paths.runs)
-        cls = target(dataset, "dataset")
-        if issubclass(cls, Dataset) and cls.reads_files and not config.resume_sweep:
-            build(dataset, "dataset").prepare(config.paths.data)
+        _refuse_a_typo(config, first)
+        if here and not config.resume_sweep:
+            _prepare_data(config)
     except ConfigError as error:
         print(f"{error} (nothing has been run)", file=sys.stderr)
-        rendezvous.call_off(error)
+        if launched():
+            from accordion_bench.processes import rendezvous
+
+            rendezvous.call_off(error)
         raise SystemExit(2) from None  # Hydra makes a warning of what else a callback raises
+
+
+def _refuse_a_typo(config: DictConfig, first: Sequence[str]) -> None:
+    """Refuse a key that no cell could have, and a wrong value that all of them share; each cell tells of its own."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    try:
+        if first:
+            GlobalHydra.instance().config_loader().load_sweep_config(config, list(first))
+    except Exception as error:
+        raise ConfigError(explain(error) or str(error)) from error
+    try:
+        cfg = resolve(config, config.hydra.runtime.choices)
+    except ConfigError:
+        raise
+    except Exception:  # of an experiment without an arm, which the cells have
+        return
+    if not cfg["resume"]:
+        run_level.refuse_wrong(RunConfig.from_dict(cfg))
+
+
+def _prepare_data(config: DictConfig) -> None:
+    from accordion_bench.datasets.base import Dataset
+
+    dataset: Any = OmegaConf.to_container(config.dataset, resolve=True)
+    cls = target(dataset, "dataset")
+    if issubclass(cls, Dataset) and cls.reads_files:
+        build(dataset, "dataset").prepare(config.paths.data)
 
 
 needs_data = True  # of the cells; a dry run does without
@@ -249,7 +280,7 @@ def told_to(sweeper: Mapping[str, Any], metric: float) -> float:
     worst = {"maximize": -math.inf, "minimize": math.inf}.get(str(sweeper.get("direction")))
     if worst is None:
         return metric
-    if _leads() and (told := best(current.cells, current.lines(), worst < 0)):
+    if leads() and (told := best(current.cells, current.lines(), worst < 0)):
         print(told, flush=True)
     return worst if math.isnan(metric) else metric
 

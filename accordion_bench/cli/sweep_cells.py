@@ -25,10 +25,12 @@ class Cells:
     Args:
         total: how many there are; 0 = the sweeper alone knows.
         swept: keys of the overrides in which they differ.
+        first: the overrides of the first one; empty = the sweeper alone knows.
     """
 
     total: int = 0
     swept: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
 
     def numbered(self, number: int) -> str:
         """`7 of 12`."""
@@ -60,13 +62,19 @@ def cells_of(hydra: DictConfig) -> Cells:
     running = GlobalHydra.instance()
     parser = OverridesParser.create(config_loader=running.config_loader() if running.is_initialized() else None)
     parsed = parser.parse_overrides([*(f"{key!s}={value}" for key, value in params.items()), *typed])
-    swept = {key_of(each.get_key_element()): each for each in parsed}  # the last one counts, as with Hydra
-    swept = {key: each for key, each in swept.items() if each.is_sweep_override()}
+    typed_last = {key_of(each.get_key_element()): each for each in parsed}  # the last one counts, as with Hydra
+    swept = {key: each for key, each in typed_last.items() if each.is_sweep_override()}
     if (trials := sweeper.get("n_trials")) is not None:
         return Cells(int(trials), tuple(swept))
     discrete = all(each.is_discrete_sweep() for each in swept.values())
-    total = math.prod(len(list(each.sweep_string_iterator())) for each in swept.values()) if discrete else 0
-    return Cells(total, tuple(swept))
+    if not discrete:
+        return Cells(0, tuple(swept))
+    values = {key: list(each.sweep_string_iterator()) for key, each in swept.items()}
+    first = [
+        f"{each.get_key_element()}={values[key][0]}" if key in swept else str(each.input_line)
+        for key, each in typed_last.items()
+    ]
+    return Cells(math.prod(map(len, values.values())), tuple(swept), tuple(first))
 
 
 def table(cells: Cells, lines: Sequence[Line]) -> list[str]:

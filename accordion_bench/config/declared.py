@@ -1,4 +1,4 @@
-"""Whether kinds of values agree with what is declared: by `RunConfig`, and by the YAML files of the config groups."""
+"""Whether kinds of values agree with what the YAML files of the config groups declare."""
 
 import functools
 from pathlib import Path
@@ -9,16 +9,16 @@ from accordion_bench.options.choice_file import options_of
 from accordion_bench.options.conf_dir import yaml_file
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.kinds import same_kinds
-from accordion_bench.run_config import GROUPS, RunConfig, defaults
+from accordion_bench.run_config import GROUPS, RunConfig
 
 
 def check_kinds(config: RunConfig) -> None:
-    """Compare the kinds of all values with the defaults.
+    """Compare the kinds of all values in config groups with the defaults; `run_level` looks at the others.
 
     Raises:
         ConfigError: for the first option that differs.
     """
-    same_kinds({**defaults(), **_groups(config)}, config.to_dict(), "")
+    same_kinds(_groups(config), config.to_dict(), "")
     for name, node in config.adaptive.items():
         if not isinstance(node, dict):
             rule = "a policy's options"

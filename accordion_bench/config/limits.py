@@ -4,38 +4,13 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from accordion_bench.exchange.partition import sent_specs
-from accordion_bench.options import checks
-from accordion_bench.options.checks import ConfigError, ValueRefused, show
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 from accordion_bench.run_config import RunConfig
 
 if TYPE_CHECKING:
     from accordion_bench.config.components import Components
-
-LARGEST_SEED = 2**63 - 1  # torch's, NumPy's and Python's generators take it
-MOST_EPOCHS = 10**6  # each leaves a row of metrics
-
-
-def refuse_absurd(config: RunConfig) -> None:
-    """Refuse numbers that are too large or too small whatever the other options say.
-
-    Raises:
-        ConfigError: for the first one.
-    """
-    checks.integer("seed", config.seed, at_least=0, at_most=LARGEST_SEED)
-    checks.integer("epochs", config.epochs, at_least=1, at_most=MOST_EPOCHS, instead=60)
-    checks.integer("batch_size", config.batch_size, at_least=1, instead=32)
-    if config.micro_batch_size is not None:
-        checks.integer("micro_batch_size", config.micro_batch_size, at_least=1, instead=config.batch_size)
-    checks.integer("profile", config.profile, at_least=0)
-    names = config.choices.get("adaptive", "").split(",")
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        once = list(dict.fromkeys(names))
-        raise ConfigError(
-            f"adaptive must name each policy once, got {twice} twice; type "
-            f"adaptive={once[0] if len(once) == 1 else show(once)}"
-        )
 
 
 def refuse_beyond(

@@ -8,10 +8,9 @@ from dataclasses import replace
 from torch import nn
 
 from accordion_bench.comm.worker_axis import BN_POLICIES
-from accordion_bench.config import ddp_rules, limits
+from accordion_bench.config import ddp_rules, limits, run_level
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.declared import check_kinds
-from accordion_bench.config.resolvers import SCALES
 from accordion_bench.config.writable import refuse_unwritable
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.forward import compile, trial
@@ -44,26 +43,12 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     Raises:
         ConfigError: one sentence: key, rule, value, what to type instead.
     """
+    run_level.refuse_wrong(config)
     check_kinds(config)
-    limits.refuse_absurd(config)
     checks.choice("bn", config.bn, BN_POLICIES)
     if config.precision is not None:
         checks.choice("precision", config.precision, list(PRECISIONS))
     check_clipping(config.clip_norm, config.clip_at)
-    if config.scale != "full" and "experiment" not in config.choices:
-        raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", config.scale, "full")
-    checks.choice("scale", config.scale, SCALES)
-    saving = config.checkpoint
-    if saving.every is not None:
-        checks.integer("checkpoint.every", saving.every, at_least=0)
-    checks.number("checkpoint.minutes", saving.minutes, at_least=0, instead=10)
-    checks.integer("checkpoint.keep", saving.keep, at_least=1)
-    checks.boolean("checkpoint.best", saving.best, instead=True)
-    for key in ("norms", "error"):
-        checks.boolean(f"measure.{key}", getattr(config.measure, key), instead=True)
-    for key, folder in (("data", "data"), ("runs", "results/runs")):
-        if not getattr(config.paths, key):
-            raise ValueRefused(f"paths.{key}", "a folder", "''", folder)
     optimizer = config.optimizer
     checks.number("optimizer.lr", optimizer.get("lr"), above=0, instead=0.1)
     checks.number("optimizer.weight_decay", optimizer.get("weight_decay", 0), at_least=0, instead=1e-4)
@@ -92,7 +77,6 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
             checks.number("target", config.target, above=0, at_most=1, instead=judged.typical)
         else:
             checks.number("target", config.target, at_least=judged.least, instead=judged.typical)
-    checks.number("target_every", config.target_every, above=0, at_most=1, instead=0.25)
     # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
     with keyed_rng.kept_rng():
         model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))

@@ -31,10 +31,10 @@ def _why_not(folder: Path) -> str:
         nearest = next(path for path in [folder, *folder.absolute().parents] if path.exists())
         if not nearest.is_dir():
             return f"{nearest} is a file"
-        if os.access(nearest, os.W_OK):
-            return ""
         with tempfile.TemporaryFile(dir=nearest):
             return ""
+    except FileNotFoundError:  # of a file that is just about to be made: /proc, say
+        return f"{nearest} takes no files"
     except OSError as error:  # a name that is too long, say
         return error.strerror or type(error).__name__
 

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.options.checks import closest, nearest
+from accordion_bench.options.checks import ALIKE, closest, nearest
 from accordion_bench.options.choice_file import NO_OPTIONS, plain, read_yaml
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_files
 
 OF_ADVICE = ("gpu", "compute_ms")  # words of --dry-run and of accordion_bench.advise, which a run does not take
 PRESETS = ("experiment", "arm", "search")  # groups that are added with a plus
+
+ALIKE_NAMES = 0.5  # of two names of choices, which are short
+FEW = 5  # names that are told all
 
 # what papers and other programs call our options
 ALSO_CALLED = {
@@ -69,15 +72,44 @@ def unknown_choice(group: str, name: str) -> str | None:
     if found := _elsewhere(group, name):
         return f"{group} must be one of its own names, got {shown}, which is another group's; type {found}"
     plus = "+" if group in PRESETS else ""
-    near = _of_class(group, name) or closest(name, known)
-    return f"{group} must be a known name, got {shown}; type {plus}{group}={near} ({_listed(name, known)})"
+    if near := _of_class(group, name) or closest(name, known, cutoff=ALIKE_NAMES):
+        return f"{group} must be a known name, got {shown}; type {plus}{group}={near} ({_listed(name, known)})"
+    if len(known) <= FEW:
+        return f"{group} must be one of {', '.join(known)}, got {shown}; type {plus}{group}={known[0]}"
+    return f"{group} must be a known name, got {shown}; type --help {group} for all {len(known)}"
 
 
 def _unknown_experiment(name: str) -> str:
     whole = experiments()
-    near = closest(name, whole)
-    listed = f"{_listed(name, whole)}; docs/experiments.md tells of them"
-    return f"experiment must be a known name, got {name or 'nothing'}; type +experiment={near} ({listed})"
+    said = f"experiment must be a known name, got {name or 'nothing'}"
+    if near := closest(name, whole, cutoff=ALIKE_NAMES):
+        return f"{said}; type +experiment={near} ({_listed(name, whole)}; docs/experiments.md tells of them)"
+    return f"{said}; type --help experiment for all {len(whole)}"
+
+
+def several_in_one(key: str, value: str) -> str | None:
+    """`compressor=powersgd, adaptive=accordion` in one word: the words that were meant; None where it is one."""
+    rest = re.split(r",\s*(?=[+~]*[\w./]+=)", value)
+    others = [re.match(r"[+~]*([\w./]+)=", part) for part in rest[1:]]
+    if not others or not all(other and other[1] in known_keys() for other in others):
+        return None
+    return f"{key} must stand in a word of its own, got {key}={value}; type {key}={' '.join(rest)}"
+
+
+def choice_inside(key: str, value: str) -> str | None:
+    """`compressor.powersgd.rank=4`, or `compressor={powersgd:{rank:4}}` as attachments take it; None for others."""
+    group, _, inside = key.lstrip("+").partition(".")
+    if group not in groups() or group in PRESETS or takes_list(group):
+        return None
+    name, _, option = inside.partition(".")
+    typed = {option: value} if option else {}
+    if not inside and (found := re.fullmatch(r"\{\s*(\w+)\s*:\s*\{(.*)\}\s*\}", value)):
+        name = found[1]
+        typed = {one.partition(":")[0].strip(): one.partition(":")[2].strip() for one in found[2].split(",") if one}
+    if name not in choices(group) or f"{group}.{name}" in known_keys():
+        return None
+    words = [f"{group}={name}", *(f"{group}.{option}={value}" for option, value in typed.items())]
+    return f"{group}={name} and its options must be typed apart, got {key}={value}; type {' '.join(words)}"
 
 
 def unknown_key(key: str, value: str = "...") -> str:
@@ -100,8 +132,8 @@ def unknown_key(key: str, value: str = "...") -> str:
         group, holders = meant.partition(".")[0], holders_of(meant)
         own = f" (an option of {_choices_shown(group, holders)})" if holders not in ([], choices(group)) else ""
         return f"{key} is called {meant} here; type {meant}={value}{own}"
-    near = closest(key, list(known), cutoff=0.6)
-    return f"{key} is no option here; type {f'{near}={value}, or ' if near else ''}--help for all options"
+    near = closest(key, list(known), cutoff=ALIKE)
+    return f"{key} is no option here; type {f'{near}={value}, or ' if near else ''}--help all for every option"
 
 
 def without_plus(group: str, name: str) -> str:
@@ -122,7 +154,7 @@ def loose_word(word: str) -> str:
     if found := _elsewhere("", word):
         return f"{word} must be typed as GROUP=NAME; type {found}"
     key = word if word in known_keys() else _meant(word, known_keys())
-    return f"{word} must be typed as KEY=VALUE; type {f'{key}=VALUE' if key else '--help for all options'}"
+    return f"{word} must be typed as KEY=VALUE; type {f'{key}=VALUE' if key else '--help all for every option'}"
 
 
 def choices(group: str) -> list[str]:

@@ -9,6 +9,9 @@ from typing import Any
 
 from accordion_bench.options.units import with_unit
 
+ALIKE = 0.6  # of two words, from 0 to 1, so that one may be meant by the other
+SHORTEST = 4  # letters of a word that may be the beginning of what was meant
+
 
 class ConfigError(ValueError):
     """A configured value that breaks a rule; `str()` is the one sentence the user reads."""
@@ -115,17 +118,24 @@ def choice(key: str, value: Any, choices: Sequence[str]) -> str:
 
 def closest(word: str, choices: Sequence[str], cutoff: float = 0.0) -> str:
     """The choice that looks most like `word`, whatever its case and dashes; "" where none is as similar as `cutoff`."""
-    plain = {_plain(choice): choice for choice in reversed(choices)}
-    found = difflib.get_close_matches(_plain(word), list(plain), n=1, cutoff=cutoff)
-    return plain[found[0]] if found else "" if cutoff else choices[0]
+    found = _alike(word, choices, 1, cutoff)
+    return found[0] if found else "" if cutoff else choices[0]
 
 
 def nearest(word: str, choices: Sequence[str], count: int = 5) -> list[str]:
     """All choices in their order, or where they are many those that look most like `word`, best first."""
     if len(choices) <= count:
         return list(choices)
-    plain = {_plain(choice): choice for choice in reversed(choices)}
-    return [plain[found] for found in difflib.get_close_matches(_plain(word), list(plain), n=count, cutoff=0.0)]
+    return _alike(word, choices, count, 0.0)
+
+
+def _alike(word: str, choices: Sequence[str], count: int, cutoff: float) -> list[str]:
+    """The choices that begin with the word, then those that look like it."""
+    plain, typed = {_plain(choice): choice for choice in reversed(choices)}, _plain(word)
+    begun = [choice for choice in choices if len(typed) >= SHORTEST and _plain(choice).startswith(typed)]
+    similar = [plain[found] for found in difflib.get_close_matches(typed, list(plain), n=count, cutoff=cutoff)]
+    exact = [choice for choice in similar if _plain(choice) == typed]
+    return list(dict.fromkeys([*exact, *begun, *similar]))[:count]
 
 
 def _plain(word: str) -> str:

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.options.instantiate import Config
-
+Config = dict[str, Any]
 NO_OPTIONS = ("defaults", "brings")  # what Hydra reads; what the choice brings to other groups
 
 

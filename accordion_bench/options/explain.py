@@ -120,7 +120,7 @@ def _bad_override(error: BaseException) -> str:
         return advice.unknown_key(full[1] if full else found[1], value[1] if value else "...")
     if found := re.search(r"Could not delete from config. (.*)", text):
         return f"~ must be followed by an option that is there: {found[1].rstrip('.')}; type KEY=VALUE to change one"
-    return _one_line(f"{text} {cause}") + "; type --help for all options"
+    return _one_line(f"{text} {cause}") + "; type --help all for every option"
 
 
 def _one_line(text: str) -> str:

@@ -5,10 +5,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from accordion_bench.options import checks
+from accordion_bench.options import advice, checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-
-Config = dict[str, Any]
+from accordion_bench.options.choice_file import Config as Config
 
 
 def build(
@@ -40,12 +39,14 @@ def build(
     except ConfigError:
         raise
     except Exception as error:
-        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            raise ConfigError(
-                f"{group}.{unknown[1]} is no option of {cls.__name__}; type --help for all options"
-            ) from error
-        if options and str(error).endswith("takes no arguments"):
-            raise ConfigError(f"{group}.{next(iter(options))} is no option of {cls.__name__}; type --help") from error
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        none = options and str(error).endswith("takes no arguments")
+        if unknown or none:
+            option = unknown[1] if unknown else next(iter(options))
+            key = f"{group}.{option}"
+            if advice.holders_of(key):
+                raise ConfigError(advice.unknown_key(key, checks.show(options.get(option)))) from error
+            raise ConfigError(f"{key} is no option of {cls.__name__}; type --help {group}") from error
         shown = ", ".join(f"{group}.{key}={checks.show(value)}" for key, value in options.items())
         raise ConfigError(f"{group} must fit together, got {shown}: {error}; type other values") from error
 

@@ -79,7 +79,8 @@ def room(run: Path) -> Iterator[None]:
         if error.errno is None:
             raise
         what = f"{error.strerror} ({error.filename or run})"
+        again = f"mend that, and type {as_typed('resume', str(run))} to go on from the last checkpoint"
         raise ConfigError(
-            f"{run} must be a folder that takes what the run writes, got: {what}; mend that, and type "
-            f"{as_typed('resume', str(run))} to go on from the last checkpoint"
+            f"{run} must be a folder that takes what the run writes, got: {what}; "
+            f"{again if run.is_dir() else 'type paths.runs=FOLDER, another one'}"
         ) from error

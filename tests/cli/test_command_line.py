@@ -15,7 +15,7 @@ REFUSED = [
     ("--experiment smoke", "; type \\+experiment=smoke$"),
     ("--epochs seed=3", "; type epochs=VALUE$"),
     ("--gpus 2", "--gpus is called comm.processes here; type comm.processes=2"),
-    ("--nonsense", "--nonsense is no option here; type --help for all options$"),
+    ("--nonsense", "--nonsense is no option here; type --help all for every option$"),
     ("--config-dir nowhere", "--config-dir must be a folder .*, got nowhere, .*; type --config-dir=FOLDER"),
     ("-cd nowhere", "--config-dir must be a folder .*, got nowhere"),
     ("--config-dir=nowhere", "--config-dir must be a folder .*, got nowhere"),

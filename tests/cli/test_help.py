@@ -17,7 +17,7 @@ def lines(*typed: str) -> dict[str, str]:
     return {option: told.strip() for option, _, told in found}
 
 
-@pytest.mark.parametrize("typed", [[], ["compressor=powersgd", "adaptive=accordion"]])
+@pytest.mark.parametrize("typed", [["all"], ["compressor=powersgd", "adaptive=accordion"]])
 def test_the_options_that_people_look_for(typed):
     shown = lines(*typed)
     assert shown["compressor.rank=2"] == "lower rank = more compression"
@@ -26,7 +26,7 @@ def test_the_options_that_people_look_for(typed):
 
 
 def test_every_option_of_every_choice():
-    everything = lines()
+    everything = lines("all")
     shown = {option.partition("=")[0] for option in everything}
     files = [conf_dir() / "config.yaml"]
     for group in [group for group in advice.groups() if group not in advice.PRESETS]:
@@ -40,6 +40,7 @@ def test_every_option_of_every_choice():
 
 def test_a_group_and_a_word():
     assert {"compressor=topk", "compressor.density=0.1"} <= set(lines("compressor"))
+    assert lines("powersgd") == lines("compressor=powersgd")
     assert set(lines("eta")) >= {"adaptive.accordion.eta=0.5", "adaptive.accordion_sync.eta=0.5"}
     assert "+experiment=NAME, one of" in lines("experiment") and "smoke" in lines("experiment")
     assert lines("+experiment=smoke")["setup.experiment=smoke"] == ""
@@ -48,8 +49,23 @@ def test_a_group_and_a_word():
 def test_what_is_not_there():
     with pytest.raises(ConfigError, match="; type compressor=powersgd "):
         help.text(["--help", "compressor=powersdg"])
-    with pytest.raises(ConfigError, match="epocs is no option here; type epochs"):
-        help.text(["--help", "epocs"])
+    for typed, meant in (("epocs", "epochs"), ("rnk", "rank"), ("compresor", "compressor"), ("qqqqzz", "all")):
+        with pytest.raises(ConfigError, match=f"{typed} is no option here; type --help {meant}$"):
+            help.text(["--help", typed])
+
+
+def test_a_page_and_everything():
+    page, everything = help.text(["-h"]), help.text(["--help", "all"])
+    assert len(page.splitlines()) <= 35 and max(map(len, page.splitlines())) <= 120
+    assert everything.startswith(page) and len(everything.splitlines()) > 500
+    assert all(f"  {group}=" in page for group in advice.groups() if group not in advice.PRESETS)
+
+
+def test_an_option_says_whose_it_is():
+    found = help.text(["--help", "rank"]).splitlines()
+    assert "compressor.rank=2   lower rank = more compression (compressor=acpsgd, powersgd)" in found
+    assert len(found) == 3
+    assert help.text(["--help", "seed"]).splitlines()[0] == "seed=0   (every run)"
 
 
 def test_it_imports_nothing_heavy():
@@ -60,4 +76,4 @@ def test_it_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=conf_dir().parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "compressor.rank=2" in done.stdout
+    assert "compressor=    acpsgd" in done.stdout

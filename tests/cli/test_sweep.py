@@ -128,6 +128,9 @@ def test_a_sweep_that_a_preset_asks_for(tmp_path, monkeypatch, capsys):
     typed = [item for item in tiny.typed(runs, "resume_sweep=true") if not item.startswith("epochs")]
     wrong = [item.replace("batch_size=4", "batch_size=0") for item in typed]
     assert main(monkeypatch, *preset, *wrong) == 2
+    assert capsys.readouterr().err.endswith("got 0; type batch_size=32 (nothing has been run)\n")
+    wrong = [item.replace("batch_size=4", "batch_size=999999") for item in typed]  # which a cell alone can tell
+    assert main(monkeypatch, *preset, *wrong) == 2
     assert "2 of 2 cells did not" in capsys.readouterr().err
     assert main(monkeypatch, *preset, *typed) == 0
     assert main(monkeypatch, *preset, *typed) == 0

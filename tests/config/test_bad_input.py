@@ -66,7 +66,7 @@ REFUSED = [
     (["dataset=pydocs"], "model=resnet8 needs a data set of images, got dataset=pydocs; type dataset=digits"),
     (["model=vgg16"], "model=vgg16 needs images of at least 32 x 32 pixels, got dataset=digits with 8; type"),
     (["clip_norm=0"], "clip_norm must be a number above 0, got 0; type clip_norm=1.0"),
-    (["scale=tniy"], "scale must be one of full, small, tiny, got tniy; type scale=tiny"),
+    (["scale=tniy"], "scale must be full without \\+experiment=NAME, .*, got tniy; type scale=full"),
     (["scale=tiny"], "scale must be full without \\+experiment=NAME, .*, got tiny; type scale=full"),
     (
         ["+experiment=acordion/table1_resnt18"],

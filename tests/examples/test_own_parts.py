@@ -1,5 +1,6 @@
 """The example of parts from outside the checkout: used through --config-dir by every door."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,10 +19,11 @@ from accordion_bench.options import conf_dir as where_conf_is
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.__main__ import main as report
 from accordion_bench.report.read.load import load_metrics, load_runs
-from tests.kit import composed
+from tests.kit import composed, pages
 from tests.kit.own_parts import EXAMPLE
 from tests.kit.paths import ROOT
 
+PAGE = EXAMPLE.relative_to(ROOT) / "README.md"
 GROUPS = ["compressor", "model", "dataset", "adaptive"]
 MINE = [f"{group}=mine" for group in GROUPS]
 
@@ -45,6 +47,31 @@ def test_the_console_script_trains_with_them(run):
     assert [set(levels.values()) for levels in rows["plan.levels"]] == [{0.25}, {0.1}]
     assert rows["payload_bytes"].is_monotonic_increasing and rows["payload_bytes"].iloc[-1] > 0
     assert (rows["payload_bytes"] < rows["dense_bytes"]).all()
+
+
+def test_the_command_of_its_page_ends_at_its_best(tmp_path):
+    command = next(c for c in pages.commands(pages.blocks(PAGE)[0]) if "compressor=mine" in c.words)
+    words = [Path(sys.executable).with_name("accordion-bench"), *command.words[1:], f"paths.runs={tmp_path}"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(words, cwd=EXAMPLE, env=environ, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads((Path(ended.stdout.splitlines()[-1]) / "summary.json").read_text())
+    assert found["metric"] >= found["best_metric"] - 0.03 > 0.9  # 128 images: two points and a bit are noise
+    assert "warning" not in ended.stdout
+
+
+@pytest.mark.parametrize("check", ["payload", "mean", "non_finite"])
+def test_the_smallest_compressor_of_its_page(inside, check, tmp_path, monkeypatch, capsys):
+    program = next(block.text for block in pages.blocks(PAGE) if block.language == "python")
+    (tmp_path / "conf" / "compressor").mkdir(parents=True)
+    (tmp_path / "conf" / "compressor" / "byte.yaml").write_text("_target_: byte.Byte\n")
+    (tmp_path / "byte.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    few = [each for each in conformance.CHECKS if conformance.name_of(each) == check]
+    monkeypatch.setattr(conformance, "CHECKS", few)
+    assert check_conformance(["--config-dir", "conf", "compressor=byte"]) == 0
+    assert capsys.readouterr().out.split()[1] == "pass"
 
 
 def test_the_report_shows_them(run, inside, tmp_path, capsys):

@@ -49,7 +49,7 @@ def test_a_name(group, name, instead):
         ("num_epochs", "4", "type epochs=4"),
         ("scheduler", "cosine", "type schedule=cosine"),
         ("hydra.foo", "4", "type --hydra-help"),
-        ("loss", "mse", "loss is no option here; type --help for all options"),
+        ("loss", "mse", "loss is no option here; type --help all for every option"),
     ],
 )
 def test_a_key(key, value, instead):

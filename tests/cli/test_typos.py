@@ -1,0 +1,77 @@
+"""A typo is refused before torch is imported, in one sentence, with a hint only where something similar is there."""
+
+import subprocess
+import sys
+
+import pytest
+
+from accordion_bench.cli.command_line import refuse_unreadable
+from accordion_bench.options.checks import ConfigError, closest, nearest
+from accordion_bench.options.conf_dir import conf_dir
+
+RUN = (
+    "import sys; sys.argv[1:] = {typed!r}; from accordion_bench import __main__ as m\n"
+    "try: m.main()\nexcept SystemExit as end: assert end.code == 2\n"
+    "assert 'torch' not in sys.modules"
+)
+TYPOS = {
+    "compresor=x": "compresor is no option here; type compressor=x",
+    "epochs=nan": "epochs must be an integer of at least 1, got nan; type epochs=60",
+    "rank=2": "rank is called compressor.rank here; type compressor.rank=2",
+    "compressor=powersdg": "compressor must be a known name, got powersdg; type compressor=powersgd",
+    "optimizer.lrr=1": "optimizer.lrr is no option here; type optimizer.lr=1",
+    "-m optimizer.lrr=1,2": "optimizer.lrr is no option here; type optimizer.lr=1",
+    "-m compressor=none,powersdg": "compressor must be a known name, got powersdg; type compressor=powersgd",
+    "-m epochs=nan seed=0,1": "epochs must be an integer of at least 1, got nan; type epochs=60",
+    "checkpoint.keep=0": "checkpoint.keep must be an integer of at least 1, got 0",
+    "seed=${nope}": "seed must be a value, got ${nope}, and nope is no option here; type seed=0",
+}
+
+
+@pytest.mark.parametrize("typed", TYPOS)
+def test_it_costs_no_import_of_torch(typed, tmp_path):
+    code = RUN.format(typed=typed.split())
+    environ = {"PYTHONPATH": str(conf_dir().parent), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(TYPOS[typed]) and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "typed, instead",
+    [
+        ("compressor.powersgd.rank=4", "compressor=powersgd compressor.rank=4"),
+        ("compressor={powersgd:{rank:4}}", "compressor=powersgd compressor.rank=4"),
+        (
+            "compressor={powersgd: {rank: 4, warm_start: false}}",
+            "compressor=powersgd compressor.rank=4 compressor.warm_start=false",
+        ),
+        ("sync.slowmo.period=3", "sync=slowmo sync.period=3"),
+        ("compressor=powersgd, adaptive=accordion", "compressor=powersgd adaptive=accordion"),
+        ("epochs=3,seed=1", "epochs=3 seed=1"),
+        ("adaptive=[]", "adaptive=none"),
+        ("compressor=[powersgd]", "compressor=powersgd"),
+        ("compressor=zzzzqqq", "--help compressor for all 28"),
+        ("-m compressor=none,zzzzqqq", "--help compressor for all 28"),
+        ("+experiment=accordion/table1", "+experiment=accordion/table1_resnet18 (nearest of"),
+    ],
+)
+def test_what_to_type_instead(typed, instead):
+    words = typed.split(" ", 1) if typed.startswith("-m ") else [typed]
+    with pytest.raises(ConfigError) as caught:
+        refuse_unreadable(words)
+    assert str(caught.value).partition("; type ")[2].startswith(instead)
+
+
+@pytest.mark.parametrize(
+    "typed", ["adaptive.accordion.eta=0.3", "adaptive=[accordion,alq]", "network.kinds={all_to_all:{latency:1}}"]
+)
+def test_what_is_right_is_left_alone(typed):
+    refuse_unreadable([typed])
+
+
+def test_the_beginning_of_a_name_comes_first():
+    names = ["accordion/table4_senet18", "accordion/table1_vgg19", "table1"]
+    assert closest("accordion/table1", names) == "accordion/table1_vgg19"
+    assert nearest("table1", names * 3)[0] == "table1"

@@ -95,7 +95,7 @@ def _bad_override(error: BaseException) -> str:
         key, equals, value = override.partition("=")
         if key and equals and value and value[0] not in "[{\"'":
             return (
-                f"{override} cannot be read, because its value has a sign of its own meaning; type '{key}=\"{value}\"'"
+                f"{override} cannot be read, because its value contains a special character; type '{key}=\"{value}\"'"
             )
         return f"{override} cannot be read: {text.splitlines()[0]}; type KEY=VALUE, and quote odd values: 'KEY=\"a,b\"'"
     if found := re.search(r"Config group override must be .* Got (\w+)", text):

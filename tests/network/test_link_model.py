@@ -362,7 +362,7 @@ def test_the_footer_says_modelled(tmp_path, capsys):
     folder = RunFolder(tiny.only(tmp_path))
     config, summary = RunConfig.from_dict(folder.read_config()), folder.read_json("summary.json")
     stalls = {"outlier_seconds_count": 1, "outlier_seconds": 8.0, "seconds": 10.0}
-    assert "\noutliers   1 step of 12 took three times" in train.footer(summary | stalls, config, folder.path)
+    assert "\noutliers   1 of 12 steps took 3 times" in train.footer(summary | stalls, config, folder.path)
     assert "outliers" not in train.footer(summary | stalls | {"outlier_seconds": 0.05}, config, folder.path)
 
 

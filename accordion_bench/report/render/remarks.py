@@ -39,8 +39,8 @@ def outliers(arms: Sequence[Arm]) -> list[str]:
     if not found:
         return []
     return [
-        "Outliers, steps that took three times what is usual or longer, and what they took beyond it, over all seeds: "
-        f"{listed(found)}. They are in measured time and in no modelled time."
+        "Outliers: steps that took 3 times as long as usual or longer, and what they took more, over all seeds: "
+        f"{listed(found)}. Measured time has them, modelled time does not."
     ]
 
 

@@ -35,9 +35,11 @@ def refuse_beyond(
     if (subset := parts.dataset.subset) is not None and subset > whole:
         raise ValueRefused("dataset.subset", f"at most {whole}, the whole training set", subset, None)
     if run.workers > run.train_size:
-        raise ValueRefused(
-            "workers", f"at most {run.train_size}, one for each training sample", run.workers, min(4, run.train_size)
-        )
+        made_of = {f"comm.{name}": getattr(config.comm, name) for name in ("workers_per_process", "processes")}
+        key = next((key for key in made_of if key in typed), "workers")
+        got = made_of.get(key, run.workers)
+        most = max(1, run.train_size // (run.workers // got))
+        raise ValueRefused(key, f"at most {most}, one worker for each training sample", got, min(4, most))
     if batch > run.train_size:
         rule = f"at most {run.train_size}, because there are {samples}"
         raise ValueRefused("batch_size", rule, batch, min(32, run.train_size))

@@ -104,7 +104,7 @@ ONE_PROCESS: dict[str, Case] = {
     "clip_at must be one of before, after, got 'later'; pass clip_at='after'": (
         lambda m, o: ab.attach(m, o, clip_at="later")
     ),
-    "clip_at must be before where the compressor takes the step itself, because its update is no gradient, got 'after';"
+    "clip_at must be before where the compressor takes the step itself, because the update is no gradient, got 'after';"
     " pass clip_at='before'": lambda m, o: ab.attach(m, o, "signum", clip_norm=1.0, clip_at="after"),
     "bucket_cap_mb must be a number above 0, got 0; pass bucket_cap_mb=25.0": (
         lambda m, o: ab.attach(m, o, bucket_cap_mb=0)

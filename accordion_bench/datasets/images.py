@@ -193,7 +193,7 @@ class ImageDataset(Dataset):
         if validation is not None:
             checks.number("validation", validation, above=0, instead=0.1)
             if validation >= 1:
-                checks.integer("validation", validation, at_least=1, instead=5000)
+                checks.integer("validation", validation, at_least=1, instead=int(min(validation, 5000)))
         self.validation = validation
 
     @property

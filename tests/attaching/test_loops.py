@@ -117,11 +117,10 @@ def frozen_parameters():
 def thawing_is_refused():
     model = net()
     model[0].requires_grad_(False)
-    comm, optimizer = attached(model)
+    comm, _ = attached(model)
     model[0].requires_grad_(True)
-    loss_of(model, 0).backward()
     with refused("a frozen one thawed; call comm.detach"):
-        optimizer.step()
+        loss_of(model, 0).backward()
     comm.detach()
 
 

@@ -139,7 +139,8 @@ def test_so_are_the_others(rest):
     for name in ("both ways", "sizes first"):
         assert count(rest[name][0], "all_to_all_single") >= 12
     model = [call.dtype for call in rest["buckets"][0] if call.operation == "broadcast"]
-    assert model == ["torch.float32", "torch.int64"]  # parameters and statistics; how many batches these have seen
+    # parameters and statistics; how many batches these have seen, which each evaluation takes from rank 0, too
+    assert model[:2] == ["torch.float32", "torch.int64"] and {*model[2:]} == {"torch.int64"}
     assert count(rest["fitted codebooks"][0], "broadcast") > 1
 
 

@@ -267,7 +267,7 @@ def test_torchrun(tmp_path):
     assert all(RunFolder(path).done and len(RunFolder(path).read_metrics()) == 1 for path in folders)
     lines = done.stdout.splitlines()
     assert [line for line in lines if line in map(str, folders)] == [str(path) for path in folders]
-    assert lines[-1] == str(folders[-1])
+    assert lines[-1] == f"folders: {tmp_path / 'sweep.jsonl'}"
     assert len([line for line in lines if "4 workers (gloo, 2 processes x 2 on cpu)" in line]) == 2
     assert done.stderr.count("warning: paths.data has no effect") == 2
 

@@ -116,7 +116,7 @@ def test_a_stall_moves_no_curve_and_is_told():
     (stalled,) = arms(run(batches=(32, 32, 32), stalled=3, slower=1.0))
     assert column(stalled, "modelled_seconds") == pytest.approx(column(plain, "modelled_seconds"), rel=0.01)
     (told,) = remarks.outliers([plain, replace(stalled, label="other")])
-    assert "other 1 step, 8 s. They are in measured time" in told
+    assert "other 1 step, 8 s. Measured time has them" in told
     assert remarks.outliers([plain]) == []
 
 

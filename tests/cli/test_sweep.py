@@ -361,18 +361,19 @@ def test_joblib(tmp_path):
     folders = {line["folder"] for line in lines} - {None}
     told = {line.partition(" | ")[2] for line in done.stdout.splitlines()}
     assert folders == {str(path) for path in tiny.folders(tmp_path / "runs")} <= told
-    swept = [f"compressor={name} batch_size={size}" for name in ("none", "topk") for size in (4, 0)]
+    swept = [f"batch_size={size} compressor={name}" for size in (4, 0) for name in ("none", "topk")]
     own = [f"{number} of 4 {words} | " for number, words in enumerate(swept, 1)]
     *lines_of_cells, title, first, second, third, fourth, where = done.stdout.splitlines()
-    assert all(line.startswith((own[0], own[2])) for line in lines_of_cells)
-    assert all(sum(f"{name}epoch 1 of 1" in line for line in lines_of_cells) == 1 for name in (own[0], own[2]))
+    assert all(line.startswith((own[0], own[1])) for line in lines_of_cells)
+    assert all(sum(f"{name}epoch 1 of 1" in line for line in lines_of_cells) == 1 for name in own[:2])
     assert all(
-        sum(line.startswith(f"{name}batch_size must be") for line in done.stderr.splitlines()) == 1
-        for name in own[1::2]
+        sum(line.startswith(f"{name}batch_size must be") for line in done.stderr.splitlines()) == 1 for name in own[2:]
     )
     assert title.split() == ["accuracy", "payload", "time", "cell"] and where.endswith("/sweep.jsonl")
     for number, (row, words) in enumerate(zip((first, second, third, fourth), swept, strict=True), 1):
-        assert re.fullmatch(rf"{number} +({'refused' if words.endswith('=0') else '.* % .*B .* s'}) +{words}", row)
+        assert re.fullmatch(
+            rf"{number} +({'refused' if words.startswith('batch_size=0') else '.* % .*B .* s'}) +{words}", row
+        )
     assert {RunFolder(path).read_config()["choices"]["compressor"] for path in folders} == {"none", "topk"}
     assert all(RunFolder(path).read_json("summary.json")["epochs"] == 1 for path in folders)
     assert "2 of 4 cells did not come to their end" in done.stderr and "Traceback" not in done.stderr

@@ -265,7 +265,7 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
     if summary["outlier_seconds"] >= MATTERS * summary["seconds"] > 0:
         count = summary["outlier_seconds_count"]
         lines.append(
-            f"{'outliers':<11}{count} of {counted(summary['steps'], 'step')} took 3 times as long as usual or longer "
+            f"{'outliers':<11}{count} of {steps} took 3 times as long as usual or longer "
             f"({summary['outlier_seconds']:.2g} s more in all, left out of modelled time)"
         )
     if (waited := summary.get("waited_for_cores") or 0.0) >= BUSY:

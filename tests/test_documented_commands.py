@@ -35,6 +35,7 @@ from accordion_bench.netlab import options as of_netlab
 from accordion_bench.options import advice
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.options.instantiate import build
+from accordion_bench.options.override import parts
 from accordion_bench.processes import placement
 from accordion_bench.run_config import RunConfig
 from tests.kit import composed, pages
@@ -202,12 +203,12 @@ def _run(rest: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
 def _values(word: str) -> list[str]:
     """What is swept over, or the one value; of anything but a group's names seeds and the like decide nothing."""
     key, _, value = word.partition("=")
-    values = command_line.parts(value)
+    values = parts(value)
     return values if key.lstrip("+") in advice.groups() else values[:1]
 
 
 def _swept(word: str) -> bool:
-    return len(command_line.parts(word.partition("=")[2])) > 1
+    return len(parts(word.partition("=")[2])) > 1
 
 
 def _first_arm(words: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from accordion_bench.cli import letters
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, yaml_file
-from accordion_bench.options.override import refuse_twice
+from accordion_bench.options.override import parts, refuse_twice
 
 NAME = re.compile(r"[\w./-]+")  # of a choice; anything else is Hydra's to read
 DRY_RUN = "--dry-run"  # ours
@@ -168,17 +168,3 @@ def _known(group: str, value: str) -> None:
     for name in parts(value.removeprefix("[").removesuffix("]")) if group in advice.groups() else ():
         if NAME.fullmatch(name) and name != "null" and yaml_file(group, name) is None:
             raise ConfigError(advice.unknown_choice(group, name) or f"{group}={name} is no choice here; type --help")
-
-
-def parts(text: str) -> list[str]:
-    """What commas separate, outside of brackets and quotes."""
-    found, depth, quote = [""], 0, ""
-    for letter in text:
-        if letter in "'\"" and quote in ("", letter):
-            quote = "" if quote else letter
-        depth += (letter in "[{(") - (letter in "]})") if not quote else 0
-        if letter == "," and not depth and not quote:
-            found.append("")
-        else:
-            found[-1] += letter
-    return [part.strip() for part in found]

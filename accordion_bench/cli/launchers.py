@@ -43,22 +43,19 @@ def explain_launcher(error: BaseException) -> str | None:
     if group in EXTRAS:
         return _not_there(group, name, list(getattr(error, "options", None) or ["basic"]))
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    plugins = [(number, found) for number, file in enumerate(frames) if (found := PLUGIN.search(file))]
+    plugin = next(((at, found) for at, file in enumerate(frames) if (found := PLUGIN.search(file))), None)
     remote = error.__cause__ is not None or type(error).__name__ == "FailedJobError"  # a cell's own, with its traceback
-    if not plugins or remote or any("accordion_bench" in file.split("site-packages")[-1] for file in _behind(frames)):
+    if plugin is None or remote:
         return None
-    name, kind = plugins[0][1].groups()
+    at, found = plugin
+    if any("accordion_bench" in file.split("site-packages")[-1] for file in frames[at:]):
+        return None
+    name, kind = found.groups()
     if isinstance(error, ModuleNotFoundError):
         package = str(error.name).partition(".")[0]
         return f"hydra/{kind} of {name} needs {package}, which is not installed; type pip install {package}"
     said = (str(error) or type(error).__name__).splitlines()[0]
     return f"hydra/{kind} of {name} must be able to start here, got: {said}; type {HERE}"
-
-
-def _behind(frames: list[str]) -> list[str]:
-    """The files that an error came through behind the first one of a plugin."""
-    first = next((number for number, file in enumerate(frames) if PLUGIN.search(file)), len(frames))
-    return frames[first:]
 
 
 def _not_there(group: str, name: str, there: list[str]) -> str:

@@ -40,7 +40,7 @@ def refuse_strange(word: str) -> None:
     """
     key, _, value = word.partition("=")
     if FREE.fullmatch(key_of(key)):
-        if value.startswith("~"):
+        if value == "~" or value.startswith("~/"):
             raise ConfigError(f"{key} must be a folder written out, got {value}; type {key}=$HOME{value[1:]}")
         return
     strange = [letter for letter in word if ord(letter) > 126 and not "\udc80" <= letter <= "\udcff"]

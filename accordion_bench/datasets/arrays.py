@@ -51,11 +51,7 @@ class Arrays(CountedImages):
 
     @property
     def in_channels(self) -> int:  # type: ignore[override]
-        return self._number("channels")
-
-    @property
-    def image_size(self) -> int:  # type: ignore[override]
-        return self._number("image_size")
+        return self.number("channels")
 
     def look(self, root: str) -> Found:
         place = array_files.find(Path(root), self.file)

@@ -37,6 +37,11 @@ class Found:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _counted(key: str) -> Any:
+    """The number of an option, which may be null until the files were counted; in the place of a plain attribute."""
+    return property(lambda self: self.number(key))
+
+
 class CountedImages(ImageDataset):
     """Images in files of somebody's own.
 
@@ -78,18 +83,12 @@ class CountedImages(ImageDataset):
         except ValueRefused as refused:
             raise ValueRefused(key, refused.rule, value, self.usual.get(key)) from None
 
-    def _number(self, key: str) -> int:
+    def number(self, key: str) -> int:
         if (value := self.numbers[key]) is None:
             raise ConfigError(f"dataset.{key} must be counted first, got null; call count(FOLDER), or type a number")
         return value
 
-    @property
-    def num_classes(self) -> int:  # type: ignore[override]
-        return self._number("classes")
-
-    @property
-    def train_size(self) -> int:  # type: ignore[override]
-        return self._number("train_size")
+    num_classes, train_size, image_size = map(_counted, ("classes", "train_size", "image_size"))
 
     def look(self, root: str) -> Found:
         """What the files under `root` hold.

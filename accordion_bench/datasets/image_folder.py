@@ -62,10 +62,6 @@ class ImageFolder(CountedImages):
         self.augment = checks.boolean("augment", augment)
         self.workers = None if workers is None else checks.integer("workers", workers, at_least=0, instead=4)
 
-    @property
-    def image_size(self) -> int:  # type: ignore[override]
-        return self._number("image_size")
-
     def wanted(self) -> str:
         """What there must be, in a sentence."""
         return "pictures in a folder for each class, or folders train and test with such"
@@ -109,12 +105,13 @@ class ImageFolder(CountedImages):
     def fingerprint_of(self, root: str) -> str:
         """Of the names and sizes of all pictures."""
         here, digest = self._parts(root), hashlib.blake2b(digest_size=8)
+        place = os.fsencode(here.place)
         for part in filter(None, (here.train, here.test, here.validation)):
             for name in files_of(here.place, part).names:
-                file = here.place / os.fsdecode(name)
-                size = (
-                    file.stat().st_size if file.exists() else -1
-                )  # a link that leads nowhere, told by `refuse_broken`
+                try:
+                    size = os.stat(os.path.join(place, name)).st_size
+                except OSError:  # a link that leads nowhere: `refuse_broken` tells
+                    size = -1
                 digest.update(b"%s %d\n" % (name, size))
         return digest.hexdigest()
 

@@ -9,6 +9,7 @@ from typing import Any
 from accordion_bench.options.checks import ALIKE, closest, nearest
 from accordion_bench.options.choice_file import NO_OPTIONS, plain, read_yaml
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_files
+from accordion_bench.options.override import parts
 
 OF_ADVICE = ("gpu", "compute_ms")  # words of --dry-run and of accordion_bench.advise, which a run does not take
 PRESETS = ("experiment", "arm", "search")  # groups that are added with a plus
@@ -105,7 +106,8 @@ def choice_inside(key: str, value: str) -> str | None:
     typed = {option: value} if option else {}
     if not inside and (found := re.fullmatch(r"\{\s*(\w+)\s*:\s*\{(.*)\}\s*\}", value)):
         name = found[1]
-        typed = {one.partition(":")[0].strip(): one.partition(":")[2].strip() for one in found[2].split(",") if one}
+        pairs = (one.partition(":") for one in parts(found[2]) if one)
+        typed = {option.strip(): value.strip() for option, _, value in pairs}
     if name not in choices(group) or f"{group}.{name}" in known_keys():
         return None
     words = [f"{group}={name}", *(f"{group}.{option}={value}" for option, value in typed.items())]

@@ -38,3 +38,17 @@ def refuse_twice(overrides: Sequence[str]) -> None:
         if key in seen:
             raise ConfigError(f"{key} must be typed once, got {seen[key]} and {override}; type {override}")
         seen[key] = override
+
+
+def parts(text: str) -> list[str]:
+    """What commas separate, outside of brackets and quotes."""
+    found, depth, quote = [""], 0, ""
+    for letter in text:
+        if letter in "'\"" and quote in ("", letter):
+            quote = "" if quote else letter
+        depth += (letter in "[{(") - (letter in "]})") if not quote else 0
+        if letter == "," and not depth and not quote:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [part.strip() for part in found]

@@ -90,7 +90,7 @@ def read_manifest(path: Path) -> Manifest | None:
         files = {name: (size, checksum) for name, (size, checksum) in content["files"].items()}
         trained = Trained(**{name: operator.index(number) for name, number in content["trained"].items()})
         if not trained.possible or trained.step != step_of(path):
-            raise Damaged(f"{FILE} says that {trained} is reached")
+            raise Damaged(f"{FILE} tells of step {trained.step} in epoch {trained.epoch}, which cannot be")
         return Manifest(trained, dict(content["config"]), files, dict(content.get("computed", {})))
     except FileNotFoundError:
         return None

@@ -66,13 +66,15 @@ class Progress:
             loss_sum: training loss of this epoch, summed over steps and local workers.
             comm: whose ledger tells what was sent.
         """
+        if self.bar is None and not self.lines:
+            return
         self._speed = self._samples_per_second(position, comm)
         if self.bar is not None:
             self.bar.total = position.step + position.steps_left  # larger batches mean fewer steps
             self.bar.update()
             if time.monotonic() >= self._next:
                 self._draw(_mean(loss_sum, position, comm), comm)
-        elif self.lines:
+        else:
             epoch, step, steps = position.epoch + 1, position.step_in_epoch, position.steps_per_epoch
             if self.heart.silent >= LINE_SECONDS:
                 told = ", ".join([f"loss {_mean(loss_sum, position, comm):.4f}", *self._figures(position, comm)])

@@ -44,6 +44,10 @@ def test_it_costs_no_import_of_torch(typed, tmp_path):
         ("compressor.powersgd.rank=4", "compressor=powersgd compressor.rank=4"),
         ("compressor={powersgd:{rank:4}}", "compressor=powersgd compressor.rank=4"),
         (
+            "compressor={powersgd:{rank:4,levels:[1,2]}}",
+            "compressor=powersgd compressor.rank=4 compressor.levels=[1,2]",
+        ),
+        (
             "compressor={powersgd: {rank: 4, warm_start: false}}",
             "compressor=powersgd compressor.rank=4 compressor.warm_start=false",
         ),

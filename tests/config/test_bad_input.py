@@ -252,6 +252,22 @@ def options() -> dict[str, list[tuple[str, object]]]:
     return found
 
 
+def whole_of(choice: str) -> dict:
+    """A configuration with that choice which runs."""
+    overrides = [choice] if choice else []
+    if choice in TEXTS:
+        overrides += ["model=lstm_small"]
+    if "lstm" in choice:
+        overrides += ["dataset=synthetic_text"]
+    if "adaptive=" in choice:
+        name = choice.partition("=")[2]
+        fitting = next(c for c in ("qsgd", "topk") if matrix.of_pair("compressor", c, "adaptive", name) is None)
+        overrides += [f"compressor={fitting}"]
+    if choice == "network=custom":
+        overrides += ["network.bandwidth=1e8"]
+    return composed.cfg(*overrides)
+
+
 def _target_of(cfg: dict, key: str) -> str | None:
     node = cfg
     for part in key.split(".")[:-1]:
@@ -262,18 +278,7 @@ def _target_of(cfg: dict, key: str) -> str | None:
 @pytest.mark.sample(11)
 @pytest.mark.parametrize("choice", options())
 def test_wrong_kind_in_plain_yaml(choice):
-    overrides = [choice] if choice else []
-    if choice in TEXTS:
-        overrides += ["model=lstm_small"]
-    if "lstm" in choice:
-        overrides += ["dataset=synthetic_text"]
-    if "adaptive=" in choice:
-        _, name = choice.split("=")
-        fitting = next(c for c in ("qsgd", "topk") if matrix.of_pair("compressor", c, "adaptive", name) is None)
-        overrides += [f"compressor={fitting}"]
-    if choice == "network=custom":
-        overrides += ["network.bandwidth=1e8"]
-    whole = composed.cfg(*overrides)
+    whole = whole_of(choice)
     for key, default in options()[choice]:
         wrong = [{"odd": 1}, [{"odd": 1}]]
         wrong += [] if key in FREE_TEXT else ["nonsense"]

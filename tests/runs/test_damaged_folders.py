@@ -20,8 +20,8 @@ from accordion_bench.runs import folder as folder_of
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.weights import save_weights
 from accordion_bench.training import launch
-from tests.kit import composed, tiny
-from tests.runs.test_resume import stop
+from tests.kit import composed
+from tests.runs.test_resume import finished_and_stopped
 
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json", "done", "run.log")
 DAMAGES = {
@@ -38,16 +38,7 @@ DAMAGES = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Configuration and folder of a finished run and of one that was stopped."""
-    found = {}
-    for name in ("finished", "stopped"):
-        root = tmp_path_factory.mktemp(name)
-        cfg = composed.run(root, "compressor=topk", "epochs=2", "schedule=constant")
-        if name == "stopped":
-            stop(cfg, 8, every=6)
-        else:
-            train.run({**cfg, "checkpoint": tiny.saving(None)})
-        found[name] = cfg, tiny.only(root)
-    return found
+    return finished_and_stopped(tmp_path_factory.mktemp, "compressor=topk", "epochs=2", "schedule=constant")
 
 
 def doors(cfg: dict, folder: Path) -> list[str]:

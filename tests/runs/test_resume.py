@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,20 @@ def stop(cfg: dict, steps: int, every: int) -> Path:
     with stopping_after(steps), pytest.raises(KeyboardInterrupt):
         train.run({**cfg, "checkpoint": tiny.saving(every)})
     return tiny.only(Path(cfg["paths"]["runs"]))
+
+
+def finished_and_stopped(new_folder: Callable[[str], Path], *overrides: str) -> dict[str, tuple[dict, Path]]:
+    """Configuration and folder of a run that ended, and of one that was stopped after eight steps."""
+    found = {}
+    for name in ("finished", "stopped"):
+        cfg = composed.run(new_folder(name), *overrides)
+        if name == "stopped":
+            folder = stop(cfg, 8, every=6)
+        else:
+            train.run({**cfg, "checkpoint": tiny.saving(None)})
+            folder = tiny.only(Path(cfg["paths"]["runs"]))
+        found[name] = cfg, folder
+    return found
 
 
 def resume(folder: Path, cfg: dict, **moved) -> None:

@@ -8,7 +8,6 @@ and then: so a process comes to its end while they still hold a tensor. Linux.
 
 import argparse
 import collections
-import contextlib
 import gc
 import os
 import sys
@@ -100,8 +99,7 @@ def main() -> None:
     for way in args.only:
         found = collections.Counter(status for _ in range(args.pairs) for status in ended(way))
         print(f"{way:<30}{found[-6]:>3} of {2 * args.pairs} aborted   before the end: {WAYS[way]}", flush=True)
-        with contextlib.suppress(StopIteration):
-            other = next(status for status in found if status not in (0, -6))
+        for other in found.keys() - {0, -6}:
             print(f"    {found[other]} ended with {other}", flush=True)
 
 

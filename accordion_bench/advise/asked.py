@@ -120,7 +120,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
         assumed=assumed if args.timeline is None or typed_model else "",
         device=device,
         where=where,
-        at_hand=where == hardware and device.gpu is None,
+        at_hand=where in ("cpu", hardware) and device.gpu is None,
         networks=networks,
         link_error=links.error_of(link, machines.workers_each),
         arms=chosen_arms(args.methods, config.optimizer, beside=subject.beside(config)),
@@ -147,15 +147,14 @@ def _where(asked: AskedDevice, timeline: Path | None, hardware: str, typed: str)
         ConfigError: two of them tell of the same thing.
     """
     recorded = None if timeline is None else step_times_from(timeline).device
-    if asked.gpu is not None:
-        beside = "a --timeline of a CPU" if recorded == "cpu" else "device=cpu" if typed == "cpu" else ""
-        if beside and recorded != "cuda":
-            raise ConfigError(f"gpu must stand without {beside}, got gpu={asked.gpu.key}; type one of them")
+    on_cpu = "a --timeline of a CPU" if recorded == "cpu" else "device=cpu" if typed == "cpu" and not recorded else ""
+    if asked.gpu is not None and on_cpu:
+        raise ConfigError(f"gpu must stand without {on_cpu}, got gpu={asked.gpu.key}; type one of them")
     if asked.compute is not None and timeline is not None:
         told = f"{1000 * asked.compute:g}"
         raise ConfigError(f"compute_ms must stand without --timeline, which tells it, got {told}; type one of them")
-    if timeline is not None:
-        return recorded if recorded == "cpu" else "cuda" if recorded else hardware
+    if recorded:  # older files do not say
+        return "cpu" if recorded == "cpu" else "cuda"
     return "cuda" if asked and typed != "cpu" else hardware
 
 

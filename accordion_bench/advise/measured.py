@@ -19,8 +19,8 @@ from accordion_bench.processes.computing import as_in_a_run, computing_with
 
 OF_A_STEP = 15.0  # seconds, at most, for timing the step
 OWN_LOOP = (
-    "{} is of your own loop, which lacks what a run sets: it keeps freed memory, chooses its threads and lets cuDNN "
-    "search for the fastest kernels"
+    "{} was recorded in a loop of your own; a run of this program also keeps freed memory, chooses its threads and "
+    "lets cuDNN search for the fastest kernels"
 )
 
 
@@ -49,8 +49,7 @@ def measured(asked: Asked) -> Measured:
     if asked.timeline is None or asked.typed_model:
         made = subject.subject_of(asked.config, asked.assumed, asked.machines.workers_each)
         chosen = made.threads
-    timed = asked.at_hand or asked.where == "cpu" or not (asked.device or asked.timeline)
-    doing = "timing" if timed else "counting the messages of"
+    doing = "timing" if asked.at_hand else "counting the messages of"
     methods = Methods(asked.arms, device, asked.seconds, functools.partial(_next, doing))
     if asked.timeline is not None:
         with computing_with(chosen):
@@ -95,7 +94,7 @@ def _of_timeline(asked: Asked, methods: Methods, made: Subject | None) -> Basis:
     assert asked.timeline is not None
     times = step_times_from(asked.timeline, None if made is None else trained_specs(made.model))
     times = replace(times, device=asked.where)
-    if asked.at_hand or asked.where == "cpu":
+    if asked.at_hand:
         found = basis.here(times, methods)
     else:
         found = basis.on_gpu(asked.device.codecs_of, lambda _: times, times.specs, methods)

@@ -94,8 +94,8 @@ def here(times: StepTimes, methods: Methods, counted: CountedStep | None = None)
     on_gpus = None
     if counted is not None:
         theirs, more, longer = methods.on(measured_gpu(), costs, times.specs)
-        shape = counted.lasting(1.0, longer * methods.update(times.specs), "cuda", "GPUs")
-        on_gpus = Basis(shape, theirs, {**left_out, **more})
+        shape = counted.lasting(1.0, longer * times.update, "cuda", "GPUs")
+        on_gpus = Basis(shape, theirs, more)
     return Basis(times, costs, left_out, (), on_gpus)
 
 

@@ -113,5 +113,6 @@ def _sustained(samples: Mapping[str, float], flops: Mapping[str, float]) -> floa
     return math.exp(math.fsum(logs) / len(logs))
 
 
+@functools.cache
 def _table() -> dict[str, Any]:
     return read_yaml(Path(__file__).with_name("gpus.yaml"))

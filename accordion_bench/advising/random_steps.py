@@ -35,7 +35,7 @@ class RandomSteps:
     def __init__(self, times: StepTimes, disturbances: Disturbances, workers: int, seed: int) -> None:
         self.spread, self.workers, self.seed = disturbances.spread, workers, seed
         if self.spread is None and not times.steps:
-            raise ValueRefused("spread", f"a number where {times.source} tells no single step", None, 0.1)
+            raise ValueRefused("spread", "a number where no single step is timed", None, 0.1)
         self.measured = np.asarray(times.steps) / np.median(times.steps) if times.steps else np.ones(1)
         self.slow = np.ones(workers)
         for worker, factor in disturbances.slow.items():

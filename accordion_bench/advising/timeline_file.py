@@ -41,5 +41,5 @@ def step_times_from(path: str | Path, specs: Sequence[TensorSpec] | None = None)
         model=step.model,
         device=step.device,
         source=str(path),
-        on=f"the {'CPU' if step.device in ('', 'cpu') else 'GPU'} of {Path(path).name}",
+        on=f"the {'CPU' if step.device == 'cpu' else 'GPU'} of {Path(path).name}" if step.device else "",
     )

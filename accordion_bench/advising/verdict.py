@@ -77,10 +77,11 @@ def _pays(advice: Advice) -> list[str]:
     below, on = advice.pays
     at = human_rate(advice.by_bandwidth.here)
     limit = {"never": "at no step time", "always": "at every step time"}.get(limit_in_words(below))
+    pays = "pays" if limit else "starts to pay"
     limit = limit or f"where forward and backward pass take less than {duration(below)}"
     if not on:
-        return [f"At {at} compressing starts to pay {limit}."]
-    return [f"On {on}, compressing starts to pay at {at} {limit}: gpu=h100, say, or compute_ms=12 answers for them."]
+        return [f"At {at} compressing {pays} {limit}."]
+    return [f"On {on}, compressing {pays} at {at} {limit}: gpu=h100, say, or compute_ms=12 answers for them."]
 
 
 def _elsewhere(advice: Advice, best: Sequence[Row], found: Sequence[Stretch]) -> list[str]:

@@ -1,6 +1,8 @@
 """What a choice is called whose options are not those of its YAML file: its name alone would tell a wrong thing."""
 
+import functools
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import show
@@ -35,7 +37,7 @@ def overridden(group: str, choice: str, node: Config) -> Config:
     Options that only one of both has are left out: versions differ in them.
     """
     file = yaml_file(group, choice) if choice else None
-    usual = {} if file is None else without_units(read_options(file))
+    usual = {} if file is None else _usual(file, file.stat().st_mtime_ns)
     return {
         key: value
         for key, value in node.items()
@@ -57,7 +59,7 @@ def preset_of(group: str, choice: str, node: Config) -> tuple[str, Config]:
     alike = {
         name: options
         for name, file in yaml_files(group).items()
-        if (options := without_units(read_options(file))).get("_target_") == node.get("_target_")
+        if (options := _usual(file, file.stat().st_mtime_ns)).get("_target_") == node.get("_target_")
     }
     if choice not in alike:
         return choice, {}
@@ -71,6 +73,12 @@ def preset_of(group: str, choice: str, node: Config) -> tuple[str, Config]:
     own = unlike(choice)
     other = next((name for name in alike if not unlike(name)), "") if own else ""
     return (other, {}) if other else (choice, {key: node[key] for key in own if key in node})
+
+
+@functools.cache
+def _usual(file: Path, changed: int) -> Config:
+    """The options of a YAML file, for reading; labels ask for them again and again."""
+    return without_units(read_options(file))
 
 
 def _kind(value: Any) -> str:

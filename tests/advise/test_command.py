@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import accordion_bench as ab
+from accordion_bench.advise import arguments
 from accordion_bench.advise.__main__ import main
+from accordion_bench.advise.asked import asked_of
 from accordion_bench.advise.subject import composed, subject_of
 from accordion_bench.advising.chosen_methods import chosen_arms
 from accordion_bench.attaching.own_parameters import trained_parameters
@@ -297,6 +299,14 @@ def timeline(path):
     return path
 
 
+@pytest.mark.parametrize(("asked", "where", "at_hand"), [([], "cpu", True), (["gpu=h100"], "cuda", False)])
+def test_a_timeline_that_names_no_device_is_of_the_one_that_is_asked_for(asked, where, at_hand, tmp_path):
+    path = timeline(tmp_path / "timeline.json")
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "device"}))
+    found = asked_of(arguments.read(["--timeline", str(path), "workers=4", *asked, "--out", str(tmp_path / "out")]))
+    assert (found.where, found.at_hand) == (where, at_hand)
+
+
 def test_a_timeline_takes_the_place_of_a_trial(tmp_path, capsys):
     words = [
         "--timeline",
@@ -313,7 +323,7 @@ def test_a_timeline_takes_the_place_of_a_trial(tmp_path, capsys):
     assert "timing a step" not in said.err and {row["command"] for row in told["rows"]} == {""}
     assert told["on"] == "the GPU of timeline.json" and told["timed_with"]["device"] == "cuda"
     doubts = " ".join(told["doubts"])
-    assert "codecs are estimated: as timed on an NVIDIA H200" in doubts and "of your own loop" in doubts
+    assert "codecs are estimated: as timed on an NVIDIA H200" in doubts and "in a loop of your own" in doubts
 
 
 def test_a_timeline_of_another_model_is_refused(tmp_path, capsys):

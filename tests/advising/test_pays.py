@@ -64,8 +64,8 @@ def test_only_both_passes_change():
     ("below", "on", "said"),
     [
         (0.0081, "", "At 1 Gbit/s compressing starts to pay where forward and backward pass take less than 8.1 ms."),
-        (0.0, "", "At 1 Gbit/s compressing starts to pay at no step time."),
-        (math.inf, "", "At 1 Gbit/s compressing starts to pay at every step time."),
+        (0.0, "", "At 1 Gbit/s compressing pays at no step time."),
+        (math.inf, "", "At 1 Gbit/s compressing pays at every step time."),
         (
             2.5,
             "GPUs with codecs as on an NVIDIA H200",

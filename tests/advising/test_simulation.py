@@ -419,7 +419,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(options, sentence):
 
 def test_steps_that_nobody_measured_are_not_drawn():
     unknown = replace(TIMES, steps=())
-    with pytest.raises(ValueRefused, match="spread must be a number where a test tells no single step, got null"):
+    with pytest.raises(ValueRefused, match="spread must be a number where no single step is timed, got null"):
         simulate(unknown, EVERY, LINK, 2, Disturbances(), 3, 0)
     assert simulate(unknown, EVERY, LINK, 2, SAME, 3, 0).wall > 0
 

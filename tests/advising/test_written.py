@@ -60,9 +60,8 @@ def test_few_columns_hold_what_the_whole_table_does(advice):
     assert len(few) == 6 and len(whole) > len(few)
     for row in advice.rows:
         cells = {column.name: column.cell(row) for column in whole}
-        assert {cells[column.name] for column in few if column.name in cells and "step" not in column.name} <= set(
-            cells.values()
-        )
+        shared = [column for column in few if column.name in cells and "step" not in column.name]
+        assert len(shared) >= 2 and all(column.cell(row) == cells[column.name] for column in shared)
         (ratio,) = [column.cell(row) for column in few if column.name == "x bf16"]
         assert ratio == cells["x dense bf16"]
 

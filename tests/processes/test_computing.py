@@ -73,4 +73,4 @@ def test_a_timeline_is_of_somebody_s_own_loop(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "keep_freed_memory", lambda: kept.append(True))
     words = ["--timeline", str(timeline(tmp_path / "timeline.json")), "workers=2", "--seconds", "0.1", "--no-figures"]
     assert advise([*words, "--methods", "none", "--out", str(tmp_path / "advice")]) == 0
-    assert not kept and "of your own loop" in (tmp_path / "advice" / "advice.txt").read_text()
+    assert not kept and "in a loop of your own" in (tmp_path / "advice" / "advice.txt").read_text()

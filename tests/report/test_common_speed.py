@@ -100,7 +100,8 @@ def test_steps_that_no_quiet_run_has_are_those_of_busy_ones():
 def test_a_busy_machine_is_told():
     busy = arms(with_waiting(0.0), with_waiting(0.41, "fp16"))
     assert provenance.unequal(busy) == [
-        "The machine was busy: of their time processes waited for a core (fp16 rank 2 41%): times are too long."
+        "The machine was busy: processes waited for a core for part of their time (fp16 rank 2 41%), so times are too "
+        "long."
     ]
     assert provenance.unequal(arms(with_waiting(0.0), with_waiting(0.04, "fp16"))) == []
 

@@ -367,6 +367,17 @@ def test_the_comparison_shows_where_arms_end_and_the_bytes_of_the_table():
     assert f"the axis starts at {axes.get_ylim()[0]:.0f} %" in note
 
 
+@pytest.mark.parametrize("gone", [float("nan"), 0.0])
+def test_an_arm_without_usable_norms_leaves_the_others_their_axis(gone, recwarn):
+    arms = arms_of(run(), run("powersgd", adaptive="accordion", rank=2), run("topk", adaptive="accordion"))
+    for row in arms[-1].runs[0].rows:
+        row["norms"] = dict.fromkeys(row["norms"], gone)
+    figure = norms(arms)
+    limits = {axes.get_ylim() for axes in figure.axes if axes.get_yscale() == "log"}
+    assert len(limits) == 1 and min(limits)[0] > 0
+    assert not [warned for warned in recwarn if "log" in str(warned.message)]
+
+
 def test_critical_regimes_and_norms():
     (arm,) = arms_of(run("powersgd", adaptive="accordion"))
     own = arm.runs[0]

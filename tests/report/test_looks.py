@@ -31,6 +31,13 @@ def test_no_two_arms_have_the_same_look(count):
             assert len({getattr(look, part) for look in found}) == count, part
 
 
+@pytest.mark.parametrize("few", range(30))
+def test_of_ten_arms_none_has_denses_marker_or_dash(few):
+    found = looks_of(named("dense", *(f"another {few} {i}" for i in range(9))))
+    for part in ("marker", "line"):
+        assert len({getattr(look, part) for look in found}) == 10, part
+
+
 def test_looks_do_not_depend_on_the_order():
     arms = everything()
     assert looks.looks(arms[::-1]) == looks.looks(arms)[::-1]

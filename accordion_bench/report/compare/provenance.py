@@ -127,7 +127,10 @@ def _waited(arms: Sequence[Arm]) -> list[str]:
     busy = [f"{label} {share:.0%}" for label, share in shares.items() if share >= BUSY]
     if not busy:
         return []
-    return [f"The machine was busy: of their time processes waited for a core ({listed(busy)}): times are too long."]
+    return [
+        f"The machine was busy: processes waited for a core for part of their time ({listed(busy)}), so times are too "
+        "long."
+    ]
 
 
 def _unequal_threads(arms: Sequence[Arm]) -> list[str]:

@@ -95,7 +95,8 @@ def looks_of(named: Sequence[tuple[str, str, bool]]) -> list[Look]:
             families.setdefault(named[i][1], []).append(i)
     colours = _colours(sorted(families))
     turns = [0] * len(COLOURS)
-    taken: tuple[set[str], set[Any]] = (set(), set())
+    markers = {look.marker for look in found.values()}
+    taken: tuple[set[str], set[Any]] = (markers, {look.line[1] for look in found.values() if look.line != "-"})
     for place in range(max(map(len, families.values()), default=0)):  # the first of each family, then the second ones
         for name in sorted(families):
             if place < len(families[name]):

@@ -36,13 +36,15 @@ def norms(arms: Sequence[Arm]) -> Figure | None:
     sheet = Sheet(len(panels))
     seen, noise = told_apart([norms_by_layer(arm.runs[0])[1] for arm in panels])
     shares = [critical_share(arm.runs[0]) for arm in panels]
+    drawn_norms = []
     for axes, arm, share in zip(sheet.panels, panels, shares, strict=True):
-        _panel(axes, arm, share, seen)
+        drawn_norms.append(_panel(axes, arm, share, seen))
         sheet.titles[axes] = arm.label
-    limits = [limit for axes in sheet.panels for limit in axes.get_ylim()]
-    for axes in sheet.panels:
-        log_axis(axes, min(limits), max(limits))
-        axes.set_ylim(min(limits), max(limits))
+    if len(values := np.concatenate(drawn_norms)):
+        low, high = values.min() / 1.3, values.max() * 1.3
+        for axes in sheet.panels:
+            log_axis(axes, low, high)
+            axes.set_ylim(low, high)
     left_out = f" Left out, because they are rounding errors and no gradients: {_noise(noise)}." if noise else ""
     more = f" {len(drawn) - MAPS} more arms have norms, too." if len(drawn) > MAPS else ""
     return sheet.finish(
@@ -111,7 +113,8 @@ def critical_share(run: Run) -> list[float] | None:
     return None
 
 
-def _panel(axes: Axes, arm: Arm, share: Sequence[float] | None, layers: Sequence[str]) -> None:
+def _panel(axes: Axes, arm: Arm, share: Sequence[float] | None, layers: Sequence[str]) -> np.ndarray:
+    """Draw one arm; its norms, those that a logarithm has."""
     epochs, by_layer = norms_by_layer(arm.runs[0])
     if share is not None:
         grid = np.zeros((1, len(share), 4))
@@ -125,12 +128,10 @@ def _panel(axes: Axes, arm: Arm, share: Sequence[float] | None, layers: Sequence
         if layer in by_layer:
             line = {"color": _colour(i, len(layers)), "linewidth": 0.8, "marker": marker, "markersize": 3}
             axes.plot(np.array(epochs) + 1, by_layer[layer], **line)
-    values = np.array([by_layer[layer] for layer in layers if layer in by_layer])
-    values = values[np.isfinite(values) & (values > 0)]
-    if len(values):
-        axes.set_ylim(values.min() / 1.3, values.max() * 1.3)
     name_epochs(axes, len(arm.runs[0].rows))
     axes.set_ylabel("gradient norm [-, log scale]")
+    values = np.array([norm for layer in layers for norm in by_layer.get(layer, ())], dtype=float)
+    return values[np.isfinite(values) & (values > 0)]
 
 
 def _colour(layer: int, layers: int) -> Any:

@@ -144,7 +144,8 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
     }
     for key, value in counts.items():
         if value is not None:
-            checks.integer(key, value, at_least=1)
+            alone = key == "comm.processes" and comm.backend == "simulated"
+            checks.integer(key, value, at_least=1, instead=1 if alone else None)
     workers, processes, per_process = counts.values()
     device = checks.choice(
         "device", config.device, ["auto", "cpu", *(["cuda"] if gpus or config.device == "cuda" else [])]

@@ -34,7 +34,10 @@ class MultiStep(Schedule):
         if not isinstance(milestones, list | tuple):
             raise checks.ValueRefused("milestones", "a list", milestones, [0.5, 0.8333])
         for milestone in milestones:
-            checks.number("milestones", milestone, above=0, instead=0.5)
+            try:
+                checks.number("milestones", milestone, above=0, instead=0.5)
+            except checks.ValueRefused as refused:
+                raise checks.ValueRefused("milestones", refused.rule, milestone, [0.5, 0.8333]) from None
         reached = [m * epochs if m < 1 else m for m in milestones]
         if any(later <= earlier for earlier, later in itertools.pairwise(reached)):
             rising = [m for _, m in sorted(dict(zip(reached, milestones, strict=True)).items())]

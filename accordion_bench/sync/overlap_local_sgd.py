@@ -60,7 +60,7 @@ class OverlapLocalSGD(LocalSGD):
         self.beta = checks.number("beta", beta, at_least=0, below=1, instead=0.7)
         self.merge_alpha = checks.number("merge_alpha", merge_alpha, above=0, at_most=1, instead=0.6)
         if delay is not None:
-            checks.integer("delay", delay, at_least=1)
+            checks.integer("delay", delay, at_least=1, instead=1)
             if delay > period:
                 rule = f"at most period={period}, because one average is in flight at a time"
                 raise ValueRefused("delay", rule, delay, period)

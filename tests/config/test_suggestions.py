@@ -15,7 +15,8 @@ from accordion_bench.training import launch
 from tests.config.test_bad_input import FREE_TEXT, GROUPS, options, whole_of
 
 WRONG = ["nonsense", True, None, -1, 0, 0.5, 3, 4.5, 1000, [], [-1], {"odd": 1}]
-NAMED_BY_NOBODY = {*FREE_TEXT, "resume"}  # files and folders, which a sentence cannot know
+# files and folders, which a sentence cannot know; how many layers there are, which is known when a model is built
+NAMED_BY_NOBODY = {*FREE_TEXT, "resume", "sync.fragments"}
 SUGGESTED = re.compile(r"; type (.*)$")
 WORD = re.compile(r"([a-z_][\w.]*)=(\S+)")
 

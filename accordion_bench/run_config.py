@@ -86,6 +86,7 @@ class RunConfig:
     workers: int | None = None
     device: str = "auto"
     deterministic: bool = False
+    graphs: bool | None = None
     threads: int | None = None
     bn: str = "pooled"
     target: float | None = None

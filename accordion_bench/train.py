@@ -9,6 +9,7 @@ from typing import Any
 
 from accordion_bench import output
 from accordion_bench.comm.stages import MATTERS
+from accordion_bench.config import capture_rules
 from accordion_bench.config.components import Components, with_counts
 from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config, threads_of
 from accordion_bench.config.no_effect import without_effect
@@ -207,7 +208,9 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
         f"step{momentum}{describe_exchange(config, where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
     )
-    return "\n".join(filter(None, [line, parts.split, codec_kernels.missing(where.device, parts)]))
+    replays = capture_rules.told(capture_rules.stays_eager(config, parts, where.processes))
+    graphs = replays if where.device == "cuda" else ""
+    return "\n".join(filter(None, [line, parts.split, codec_kernels.missing(where.device, parts), graphs]))
 
 
 def describe_exchange(config: RunConfig, where: Placement, parts: Components) -> str:

@@ -5,17 +5,21 @@ exchange does, on whichever thread, is split into encode, comm and decode by the
 collectives, and kept per bucket, for the modelled clock. `step_over` closes a step: what its parts have taken is kept,
 so that the modelled clock can tell what they usually take. On a GPU marks are CUDA events, read once an epoch or when
 very many of them are over, so that measuring never waits for the device.
+
+Marks within a captured graph are taken anew by each replay. They are read in one of `SAMPLED` steps, at the end of
+which the host waits; what they say then counts for the steps in between, too.
 """
 
 import contextlib
 import math
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from accordion_bench.comm.graphs import Graphs, ReplayedMark
 from accordion_bench.comm.ledger import KINDS, Ledger
 from accordion_bench.comm.samples import Phase, Series, Steps
 from accordion_bench.comm.stages import EXCLUSIVE, Stage
@@ -24,6 +28,7 @@ CONCURRENT = ("encode", "comm", "decode")
 OF_BUCKET = ("ready", "encode", "decode", "wire", "rounds")
 PLANS = 16  # that are told apart
 UNREAD = 10_000  # spans of a GPU that may wait to be read
+SAMPLED = 20  # of so many steps the marks of replays are read in one
 
 
 class InForce(NamedTuple):
@@ -120,10 +125,12 @@ class Clock:
         plan: in force.
         warm: until set, everything counts as warm-up.
         timeline: spans, where it is a list.
+        graphs: what captures work of the device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
+        self.graphs = Graphs()
         self.warm = False
         self.totals: dict[str | ExchangePart, float] = defaultdict(float)
         self.series: dict[ExchangePart, Series] = defaultdict(Series)
@@ -137,19 +144,41 @@ class Clock:
         self._spans: deque[tuple[str | ExchangePart | Phase, Sequence[tuple[Any, Any]]]] = deque()  # not read yet
         self._collectives: list[tuple[Any, Any]] | None = None  # of the exchange that is running
         self._ready: dict[int, tuple[Any, Any]] = {}  # per bucket: since when is counted, and when it was ready
+        self._noted: list[Callable[[], None]] | None = None  # what each replay of the work being captured is to count
+        self._unread: Counter[str | ExchangePart] = Counter()  # times that a part was replayed since it was read
+        self._begun = 0  # steps
         self.start()
 
     def mark(self) -> Any:
         """A point in time, on the host or in the device's queue."""
         if not self.cuda:
             return time.perf_counter()
+        if (replayed := self.graphs.mark()) is not None:
+            return replayed
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def between(self, start: Any, end: Any) -> float:
         """Seconds from one mark to another, both of which are over."""
-        return start.elapsed_time(end) / 1000 if self.cuda else end - start
+        return _event(start).elapsed_time(_event(end)) / 1000 if self.cuda else end - start
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[list[Callable[[], None]]]:
+        """Inside, nothing is counted; what is to be is counted by calling what the list holds, at each replay."""
+        again: list[Callable[[], None]] = []
+        self._noted = again
+        try:
+            yield again
+        finally:
+            self._noted = self._collectives = None
+
+    def _count_now(self, count: Callable[[], None]) -> None:
+        """Count, unless work is being captured: then at each of its replays."""
+        if self._noted is None:
+            count()
+        else:
+            self._noted.append(count)
 
     def start(self) -> None:
         """Start anew: what happened since the last lap (evaluation, writing) belongs to no part."""
@@ -198,8 +227,16 @@ class Clock:
             self._keep(phase)
             return
         self._spans.append((phase, ()))
-        if len(self._spans) > UNREAD:
+        if self.graphs.captures and self._sampled:
+            self.read()
+        elif len(self._spans) > UNREAD:
             self._read_over()
+        self._begun += samples > 0
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether the marks of this step's replays are read."""
+        return self._begun % SAMPLED == 0
 
     def _keep(self, phase: Phase) -> None:
         if self._taken:
@@ -214,7 +251,12 @@ class Clock:
 
     def ready(self, bucket: int) -> None:
         """The tensors of a bucket are there; those of which nothing is said are ready when they are waited for."""
-        self._ready[bucket] = self._step, self.mark()
+        mark = self.mark()
+
+        def note() -> None:
+            self._ready[bucket] = self._step, mark
+
+        self._count_now(note)
 
     def launched(self, buckets: int) -> Any:
         """All buckets are ready now, and time is counted from here on; returns what `waits` is to be told."""
@@ -249,7 +291,7 @@ class Clock:
         """
         sent, rounds, before = ledger.counts["wire"], ledger.counts["rounds"], dict(ledger.kinds)
         start = self.mark()
-        ready = self._ready.pop(bucket, None) or (self._step, self._last)
+        ready = self._ready_mark(bucket)
         collectives: list[tuple[Any, Any]] = []
         self._collectives = collectives
         yield
@@ -262,17 +304,30 @@ class Clock:
                 self._note(f"{part} {bucket}", "exchange", begin, end)
             if self.warm:
                 self._add(part, *stretches)
-        if self.warm:
-            kind = kind._replace(plan=self.plan)
-            for part, stretches in (("ready", [ready]), ("encode", encode), ("decode", [decode])):
-                self._add(ExchangePart(kind, part, bucket), *stretches)
-            self.totals[ExchangePart(kind, "wire", bucket)] += (ledger.counts["wire"] - sent) / kind.workers
-            self.totals[ExchangePart(kind, "rounds", bucket)] += ledger.counts["rounds"] - rounds
-            for name, now in ledger.kinds.items():
-                if now != before[name]:
-                    own, made = (after - then for after, then in zip(now, before[name], strict=True))
-                    self.totals[ExchangePart(kind, f"{name}_wire", bucket)] += own / kind.workers
-                    self.totals[ExchangePart(kind, f"{name}_rounds", bucket)] += made
+        if not self.warm:
+            return
+        kind = kind._replace(plan=self.plan)
+        if self._noted is None:
+            self._add(ExchangePart(kind, "ready", bucket), ready)
+        else:  # each replay has another one
+            self._noted.append(lambda: self._add(ExchangePart(kind, "ready", bucket), self._ready_mark(bucket)))
+        for part, stretches in (("encode", encode), ("decode", [decode])):
+            self._add(ExchangePart(kind, part, bucket), *stretches)
+        sums = {"wire": (ledger.counts["wire"] - sent) / kind.workers, "rounds": ledger.counts["rounds"] - rounds}
+        for name, now in ledger.kinds.items():
+            if now != before[name]:
+                own, made = (after - then for after, then in zip(now, before[name], strict=True))
+                sums |= {f"{name}_wire": own / kind.workers, f"{name}_rounds": made}
+
+        def count() -> None:
+            for part, number in sums.items():
+                self.totals[ExchangePart(kind, part, bucket)] += number
+
+        self._count_now(count)
+
+    def _ready_mark(self, bucket: int) -> tuple[Any, Any]:
+        """Since when a bucket was waited for, and when it was ready; where that was not noted, now."""
+        return self._ready.pop(bucket, None) or (self._step, self._last)
 
     def collective(self, start: Any) -> None:
         """A collective that began at `start` has ended."""
@@ -285,16 +340,21 @@ class Clock:
 
     def _add(self, part: str | ExchangePart, *stretches: tuple[Any, Any]) -> None:
         """Stretches of time that belong to one part; together, one value of a series."""
-        if self.cuda:
+        if self._noted is not None:
+            self._noted.append(lambda: self._add(part, *stretches))
+        elif not self.cuda:
+            self._count(part, sum(end - start for start, end in stretches))
+        elif self._sampled or not any(isinstance(mark, ReplayedMark) for stretch in stretches for mark in stretch):
             self._spans.append((part, stretches))
         else:
-            self._count(part, sum(end - start for start, end in stretches))
+            self._unread[part] += 1
 
     def _count(self, part: str | ExchangePart, seconds: float) -> None:
+        times = 1 + self._unread.pop(part, 0)
         if isinstance(part, ExchangePart):
             self.series[part].add(seconds)
             return
-        self.totals[part] += seconds
+        self.totals[part] += seconds * times
         if part in EXCLUSIVE:
             self._taken["compute" if part == "data" else part] += seconds
 
@@ -312,12 +372,12 @@ class Clock:
 
     def _read_over(self) -> None:
         """Count the spans that are over, in order, up to the first that is not; waits for nothing."""
-        while self._spans and all(end.query() for _, end in self._spans[0][1]):
+        while self._spans and all(_event(end).query() for _, end in self._spans[0][1]):
             part, stretches = self._spans.popleft()
             if isinstance(part, Phase):
                 self._keep(part)
             else:
-                self._count(part, sum(start.elapsed_time(end) for start, end in stretches) / 1000)
+                self._count(part, sum(self.between(start, end) for start, end in stretches))
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""
@@ -418,3 +478,8 @@ class Clock:
             **parts,
             "warmup_seconds": totals.get("warmup", 0.0),
         }
+
+
+def _event(mark: Any) -> Any:
+    """The CUDA event of a mark."""
+    return mark.event if isinstance(mark, ReplayedMark) else mark

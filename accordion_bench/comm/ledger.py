@@ -1,6 +1,7 @@
 """Ledger: every byte counted once."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 # an all-gather of unequal messages travels as an all-to-all in which each worker sends everybody the same
@@ -117,11 +118,7 @@ class Ledger:
 
     def add(self, part: "Ledger") -> None:
         """Add what some of the workers have just spent, known to whoever counts here, and clear it."""
-        for name, spent in part.counts.items():
-            self.counts[name] += spent
-        for kind, (wire, rounds) in part.kinds.items():
-            before = self.kinds[kind]
-            self.kinds[kind] = before[0] + wire, before[1] + rounds
+        self._add(part)
         part.counts, part.kinds = dict.fromkeys(self.fields, 0), dict.fromkeys(KINDS, (0, 0))
 
     def absorb(self, inner: Sequence["Ledger"]) -> None:
@@ -164,6 +161,26 @@ class Ledger:
         if account == "control":
             self.counts["control_wire"] += wire
             self.counts["control_rounds"] += rounds
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[list[Callable[[], None]]]:
+        """Inside, nothing is charged; what would have been is charged by calling what the list holds afterwards."""
+        counts, kinds = dict(self.counts), dict(self.kinds)
+        again: list[Callable[[], None]] = []
+        yield again
+        spent = Ledger(self.workers)
+        spent.counts = {name: now - counts[name] for name, now in self.counts.items()}
+        spent.kinds = {kind: (now[0] - kinds[kind][0], now[1] - kinds[kind][1]) for kind, now in self.kinds.items()}
+        self.counts, self.kinds = counts, kinds
+        if any(spent.counts.values()):
+            again.append(lambda: self._add(spent))
+
+    def _add(self, part: "Ledger") -> None:
+        for name, spent in part.counts.items():
+            self.counts[name] += spent
+        for kind, (wire, rounds) in part.kinds.items():
+            before = self.kinds[kind]
+            self.kinds[kind] = before[0] + wire, before[1] + rounds
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""

@@ -3,13 +3,14 @@
 Local methods give each worker a row of parameters, too (`fork`).
 """
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.graphs import Stage, Work, eagerly
 from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.comm.pooled_buffers import pooled_buffers
 from accordion_bench.comm.replicas import Replicas
@@ -18,6 +19,30 @@ from accordion_bench.tensors.real_view import as_kind_of, as_real
 from accordion_bench.tensors.same_shape import Blocks
 
 BN_POLICIES = ("pooled", "average", "recompute", "rank0", "local")
+
+
+class Passed(NamedTuple):
+    """What a worker's passes leave: the loss of its batch, detached, and the gradients of all local workers."""
+
+    loss: Tensor
+    gradients_W: list[Tensor]
+
+
+class Batch(NamedTuple):
+    """A batch of one local worker, and how it is passed through the model.
+
+    losses: called with each micro-batch number; returns its share of the batch's mean loss.
+    micro_batches: how many.
+    scale: what gradients are to be multiplied by, through the loss.
+    before_last: called before the last backward pass, during which `taken` may be called.
+    key: equal for batches of the same shapes in the same memory.
+    """
+
+    losses: Callable[[int], Tensor]
+    micro_batches: int = 1
+    scale: float = 1.0
+    before_last: Callable[[], object] = lambda: None
+    key: Hashable = None
 
 
 class WorkerAxis(Replicas):
@@ -35,6 +60,7 @@ class WorkerAxis(Replicas):
     Attributes:
         replicas: since `fork`, the parameters of each local worker, as views into one storage per shape.
         buffers_W: the buffers of each local worker, [W, ...].
+        loss_W: of each local worker's last step, the loss of its batch.
     """
 
     def __init__(
@@ -46,6 +72,9 @@ class WorkerAxis(Replicas):
         rows = comm.local_workers
         # one worker's gradients stay where autograd has put them
         self._storage = Blocks(self.specs, rows, self.like).tensors if rows > 1 else []
+        self._rows = [[x_W[row] for x_W in self._storage] for row in range(rows)]  # views, made once
+        self.loss_W = torch.zeros(rows, device=self.params[0].device)
+        self._losses = list(self.loss_W)  # views, made once
         self._taken: dict[int, Tensor] = {}
         self._current: int | None = None
         self.buffers_W = {
@@ -53,6 +82,7 @@ class WorkerAxis(Replicas):
             for name, buffer in model.named_buffers()
         }
         self._homes = {name: _home(model, name) for name in self.buffers_W}
+        self._buffers = [{name: x_W[row] for name, x_W in self.buffers_W.items()} for row in range(rows)]
 
     # ---- being a worker
 
@@ -69,7 +99,7 @@ class WorkerAxis(Replicas):
     def become(self, row: int) -> None:
         """Let the model read and write the buffers, and the replica if there is one, of one local worker."""
         if self._current != row:
-            self._use_buffers({name: buffer_W[row] for name, buffer_W in self.buffers_W.items()})
+            self._use_buffers(self._buffers[row])
             if self.replicas:
                 self._use_values(self.values(row))
             self._current = row
@@ -83,52 +113,56 @@ class WorkerAxis(Replicas):
         self.replicas = [[nn.Parameter(as_kind_of(x_W[row], param)) for x_W, param in paired] for row in range(self._W)]
         self._current = None
 
-    def backward(
-        self,
-        row: int,
-        step: int,
-        losses: Callable[[int], Tensor],
-        micro_batches: int,
-        scale: float = 1.0,
-        before_last: Callable[[], object] = lambda: None,
-    ) -> Tensor:
+    def backward(self, row: int, step: int, batch: Batch, do: Callable[[Work], Passed] = eagerly) -> Tensor:
         """Put the gradients of one worker's step into its row.
 
         Args:
             row: local worker.
             step: keys the dropout.
-            losses: called with each micro-batch number; returns its share of the batch's mean loss.
-            micro_batches: how many.
-            scale: what gradients are to be multiplied by, through the loss.
-            before_last: called before the last backward pass, during which `taken` may be called.
+            batch: what the worker computes with.
+            do: does the passes, of which each micro-batch is a stage.
 
         Returns:
-            the loss of the batch, detached.
+            the loss of the batch, detached; overwritten by the worker's next step.
         """
-        self.become(row)
-        for param in self.params:
-            param.grad = None
         if self.comm.local_workers == 1:
             self.gradients_W = []  # or the last step's would live beside the new ones
-        total = torch.zeros((), device=self.params[0].device)
-        for micro in range(micro_batches):
-            self.seed_dropout("dropout", step, row, micro)
-            loss = losses(micro)
-            if micro == micro_batches - 1:
-                before_last()
-            (loss if scale == 1 else loss * scale).backward()
-            total += loss.detach()
+
+        def stage(micro: int) -> Stage:
+            return Stage(lambda: self.seed_dropout("dropout", step, row, micro), lambda: self._pass(row, micro, batch))
+
+        key = (row, batch.key, batch.micro_batches, batch.scale, bool(self.replicas))
+        stages = [stage(micro) for micro in range(batch.micro_batches)]
+        passed = do(Work("workers", key, stages, lambda: [*self._buffers[row].values(), *self._rows[row]]))
+        self.gradients_W = passed.gradients_W
+        return passed.loss
+
+    def _pass(self, row: int, micro: int, batch: Batch) -> Passed:
+        """One micro-batch, forward and backward; after the last one the gradients are in their row."""
+        last, total = micro == batch.micro_batches - 1, self._losses[row]
+        if micro == 0:
+            self.become(row)
+            total.zero_()
+            for param in self.params:
+                param.grad = None
+        loss = batch.losses(micro)
+        if last:
+            batch.before_last()
+        (loss if batch.scale == 1 else loss * batch.scale).backward()
+        total += loss.detach()
+        return Passed(total, self._collected(row) if last else [])
+
+    def _collected(self, row: int) -> list[Tensor]:
+        """The gradients of all parameters, [W, ...], after those of one worker have been put into its row."""
         taken, self._taken = self._taken, {}
         # a parameter that the loss does not reach counts as having a zero gradient
         left = {i: _gradient_of(p) for i, p in enumerate(self.params) if i not in taken}
         if self.comm.local_workers == 1:
             taken.update({i: gradient.contiguous()[None] for i, gradient in left.items()})
-            self.gradients_W = [taken[i] for i in range(len(self.params))]
-        else:
-            self.gradients_W = self._storage
-            if left:
-                torch._foreach_copy_([self._storage[i][row] for i in left], list(left.values()))
-        return total
+            return [taken[i] for i in range(len(self.params))]
+        if left:
+            torch._foreach_copy_([self._rows[row][i] for i in left], list(left.values()))
+        return self._storage
 
     @torch.no_grad()
     def taken(self, i: int) -> Tensor:
@@ -137,7 +171,7 @@ class WorkerAxis(Replicas):
         if self.comm.local_workers == 1:
             self._taken[i] = gradient.contiguous().unsqueeze(0)
         else:
-            self._storage[i][self._current].copy_(gradient)
+            self._rows[self._current][i].copy_(gradient)
             self._taken[i] = self._storage[i]
         return self._taken[i]
 
@@ -168,15 +202,15 @@ class WorkerAxis(Replicas):
     @torch.no_grad()
     def recompute_buffers(
         self, values: Sequence[Tensor], forward: Callable[[int, int], Any], batches: int
-    ) -> dict[str, Tensor]:
-        """Re-estimate BatchNorm statistics as plain averages over training batches; returns the buffers to restore.
+    ) -> list[Tensor]:
+        """Re-estimate BatchNorm statistics as plain averages over training batches; returns what `restore` takes.
 
         Args:
             values: the parameters to estimate them for.
             forward: called with (row, batch number) runs the model on one training batch.
             batches: how many per worker.
         """
-        kept = {name: buffer_W.clone() for name, buffer_W in self.buffers_W.items()}
+        kept = [buffer_W.clone() for buffer_W in self.buffers_W.values()]
         norms: list[Any] = [m for m in self.model.modules() if getattr(m, "track_running_stats", False)]
         momenta = [norm.momentum for norm in norms]
         self.model.train()
@@ -192,6 +226,12 @@ class WorkerAxis(Replicas):
             norm.momentum = momentum
         self._current = None
         return kept
+
+    @torch.no_grad()
+    def restore(self, kept: Iterable[Tensor]) -> None:
+        """The workers' buffers as they were before `recompute_buffers`; their memory stays where it is."""
+        for buffer_W, before_W in zip(self.buffers_W.values(), kept, strict=True):
+            buffer_W.copy_(before_W)
 
     def evaluate_with(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         """Let the model read these parameters and buffers, until the next `become`."""

@@ -40,7 +40,7 @@ class ACPSGD(LowRank):
     """
 
     spelled = {"acpsgd": "ACP-SGD"}
-    traits = replace(PowerSGD.traits, cycle=2)
+    traits = replace(PowerSGD.traits, cycle=2, replays=False)
 
     def __init__(self, rank: int = 2, min_compression_rate: float = 2) -> None:
         super().__init__(rank, min_compression_rate)

@@ -22,7 +22,7 @@ class Cast(Compressor):
         dtype: `float16` or `bfloat16`.
     """
 
-    traits = Traits(whole_model=True, kernels=("cpu",), by_coordinate=True)
+    traits = Traits(whole_model=True, kernels=("cpu",), by_coordinate=True, replays=True)
 
     def __init__(self, dtype: str) -> None:
         checks.choice("dtype", dtype, ["float16", "bfloat16"])

@@ -48,7 +48,7 @@ class Blockwise(DenseCodes):
         self.rounding = checks.choice("rounding", rounding, ["nearest", "random"])
         if rounding == "random" and format != "int8":
             raise checks.ValueRefused("rounding", "nearest where format is not int8", rounding, "nearest")
-        self.traits = replace(self.traits, unbiased=rounding == "random")
+        self.traits = replace(self.traits, unbiased=rounding == "random", replays=rounding == "nearest")
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
         """E||C(v) - v||^2 of each row, the closed form, where rounding is random."""

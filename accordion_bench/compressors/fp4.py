@@ -39,6 +39,7 @@ class FP4(DenseCodes):
         OneShot.traits,
         kernels=("cpu", "cuda"),
         whole_model=True,
+        replays=True,
         collective_reason="4-bit numbers with different scales do not add up",
     )
 

@@ -15,7 +15,7 @@ from accordion_bench.plan import TensorSpec
 class Dense(Compressor):
     """All-reduce of the gradient as it is: update = mean_w g_w."""
 
-    traits = Traits(whole_model=True, unbiased=True, contracts=True, by_coordinate=True)
+    traits = Traits(whole_model=True, unbiased=True, contracts=True, by_coordinate=True, replays=True)
 
     @classmethod
     def idle(cls, options: Config, around: Surroundings) -> Idle:

@@ -33,7 +33,9 @@ class OneBit(OneShot):
     """
 
     spelled = {"onebit": "1-bit SGD"}
-    traits = replace(OneShot.traits, kernels=("cpu", "cuda"), collective_reason="signs do not add up in one bit")
+    traits = replace(
+        OneShot.traits, kernels=("cpu", "cuda"), replays=True, collective_reason="signs do not add up in one bit"
+    )
 
     @staticmethod
     def column(spec: TensorSpec) -> int:

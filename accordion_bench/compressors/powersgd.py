@@ -1,6 +1,7 @@
 """PowerSGD: low-rank gradients by one power iteration per step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class PowerSGD(LowRank):
     Source: Vogels, Karimireddy, Jaggi 2019 (arXiv 1905.13727), Algorithm 1.
     """
 
-    traits = Traits(knob="rank", pair=(1, 2), tried=(1, 4), min_ndim=2)
+    traits = Traits(knob="rank", pair=(1, 2), tried=(1, 4), min_ndim=2, replays=True)
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class PowerSGD(LowRank):
     ) -> None:
         super().__init__(rank, min_compression_rate)
         self.warm_start = checks.boolean("warm_start", warm_start)
+        self.traits = replace(self.traits, replays=self.warm_start)
         self.on_switch = checks.choice("on_switch", on_switch, ["keep", "redraw"])
         self.orthonormalisation = checks.choice("orthonormalisation", orthonormalisation, ["qr", "gramschmidt"])
         self.eps = checks.number("eps", eps, at_least=0, instead=1e-8)

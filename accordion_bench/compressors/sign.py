@@ -44,7 +44,11 @@ class Sign(DenseCodes):
         "distefblocksgd": "dist-EF-blockSGD",
     }
     traits = replace(
-        OneShot.traits, kernels=("cpu", "cuda"), whole_model=True, collective_reason="signs do not add up in one bit"
+        OneShot.traits,
+        kernels=("cpu", "cuda"),
+        whole_model=True,
+        replays=True,
+        collective_reason="signs do not add up in one bit",
     )
 
     def __init__(

@@ -59,6 +59,7 @@ class TopK(OneShot):
         tried=(0.01, 0.001),
         min_ndim=2,
         whole_model=True,
+        replays=True,
         collective_reason="every worker keeps other entries, and a sum of sparse tensors is not sparse",
     )
     also = ({"chunk": 64}, {"chunk": 64, "value_bits": 2}, {"chunk": 64, "value_bits": 2, "clip": "median"})

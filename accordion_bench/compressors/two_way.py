@@ -130,8 +130,9 @@ class TwoWay(Wrapper):
         ties: str = "random",
     ) -> None:
         super().__init__(inner)
+        self.traits = replace(inner.traits, replays=False)  # owners draw, and keep rates
         if not inner.traits.scaled:
-            self.traits = replace(inner.traits, reduces="vote")
+            self.traits = replace(self.traits, reduces="vote")
         self.residual = residual
         self.server = checks.choice("server", server, ["sharded", "literal"])
         self.align = checks.choice("align", align, ["piece", "tensor"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from accordion_bench.comm.worker_axis import BN_POLICIES
-from accordion_bench.config import ddp_rules, limits, run_level
+from accordion_bench.config import capture_rules, ddp_rules, limits, run_level
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.declared import check_kinds
 from accordion_bench.config.writable import refuse_unwritable
@@ -59,6 +59,9 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     parts = build_components(with_placement(config, where), where.workers)
     if config.compile is not None:
         compile.refuse(config.compile, parts.dataset.task, where.device)
+    if config.graphs is not None:
+        checks.boolean("graphs", config.graphs)
+    capture_rules.refuse(config, parts, where)
     if config.channels_last is not None:
         checks.boolean("channels_last", config.channels_last)
     if config.channels_last and parts.dataset.task != "images":

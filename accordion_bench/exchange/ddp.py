@@ -57,6 +57,7 @@ class DDPExchange(Exchange):
     """
 
     waited_in_backward = True
+    alike = False
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.graphs import Stage, Work
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
 from accordion_bench.exchange.dense_share import goes_dense
 from accordion_bench.exchange.finite import Finite, Look, all_finite, largest
@@ -59,9 +60,11 @@ class Exchange:
 
     Class attributes:
         waited_in_backward: whether the waiting is over when the backward pass ends.
+        alike: whether every step exchanges among the same workers, and by the compressor alone.
     """
 
     waited_in_backward = False
+    alike = True
 
     def __init__(
         self,
@@ -241,14 +244,33 @@ class Exchange:
         """
         if not self.finite.late:
             self.refuse_non_finite(xs_W)
+        updates = self.unread(xs_W, info)
+        self.finite.refuse()
+        return updates
+
+    @torch.no_grad()
+    def unread(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
+        """The same, without a look at what is not finite: where looks are late they are noted."""
         ctx = self.begin(info)
         updates: list[Tensor | None] = [None] * len(self.specs)
         for bucket, members in enumerate(self.members):
             left = self.send(bucket, [xs_W[i] for i in members], ctx)
             for i, update in zip(members, self.receive(bucket, left), strict=True):
                 updates[i] = update
-        self.finite.refuse()
         return updates  # type: ignore[return-value]
+
+    @property
+    def replays(self) -> bool:
+        """Whether a device may repeat an exchange by itself: it draws nothing, and nobody reads before it is over."""
+        return self.alike and self.finite.late and self.compressor.traits.replays
+
+    def work(self, xs_W: Sequence[Tensor], info: StepInfo) -> Work:
+        """`unread` as work that may be captured; what it writes is the compressor's state."""
+        levels, books = tuple(self.levels(info)), tuple(sorted(info.plan.codebooks.items()))
+        own, clock = [x for number in range(len(self.buckets)) for x in self.state_of(number)], self.comm.clock
+        where = tuple(x.data_ptr() for x in (*xs_W, *own))
+        stage = Stage(lambda: None, lambda: self.unread(xs_W, info))
+        return Work("exchange", (id(self), levels, books, where, clock.plan, clock.warm), [stage], lambda: own)
 
     def begin(self, info: StepInfo) -> Context:
         """What the compressor may know of this step; the exchange of all buckets is counted with it."""

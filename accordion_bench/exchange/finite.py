@@ -4,9 +4,10 @@ A CPU looks at tensors before they are used. On a device each such look is a wai
 magnitudes are computed as work like any other, and one copy to the host decides, before anything is applied.
 """
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,17 @@ class Finite:
     def note(self, look: Look) -> None:
         """Numbers that are to be read with the others of this step."""
         self._looks.append(look)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[list[Callable[[], None]]]:
+        """Inside, looks are kept, not noted; they are noted by calling what the list holds afterwards."""
+        before, self._looks = self._looks, []
+        again: list[Callable[[], None]] = []
+        yield again
+        looks = self._looks
+        self._looks = before
+        if looks:
+            again.append(lambda: self._looks.extend(looks))
 
     def refuse(self) -> None:
         """Read what was noted, in one copy to the host.

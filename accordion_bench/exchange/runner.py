@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.graphs import Work, eagerly
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.exchange.ddp import DDPExchange
@@ -67,6 +68,7 @@ class ExchangeRunner:
     Attributes:
         finite: looks at what all exchanges of the run have exchanged, and at what others note there in a step.
         together: which units exchanges take together, see `Exchange`; None in a run.
+        do: does what may be captured.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class ExchangeRunner:
         self.seed, self.bucket_mb, self.gradient_mb, self.ddp = seed, bucket_mb, gradient_mb, ddp
         self.finite = Finite(self.comm.device)
         self.together: Sequence[Sequence[int]] | None = None
+        self.do: Callable[[Work], list[Tensor]] = eagerly
 
     def new_exchange(
         self,
@@ -143,13 +146,21 @@ class ExchangeRunner:
         if self.overlap.armed:
             updates = [self.overlap.join()]
         else:
-            updates = [exchange(x_W, info) for exchange, x_W in zip(exchanges, xs_W, strict=True)]
+            updates = [self._exchanged(exchange, x_W, info) for exchange, x_W in zip(exchanges, xs_W, strict=True)]
         if exchanges[0].comm is not self.comm:
             self.comm.ledger.absorb([exchange.comm.ledger for exchange in exchanges])
         clock.lap("exposed")
         self.observer.look_back(exchanges[0], xs_W[0], updates[0])
         clock.lap("policy")
         return CompletedExchange(exchanges[0], list(xs_W[0]), updates)
+
+    def _exchanged(self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
+        """The updates of an exchange, which may be captured where what is not finite is looked for afterwards."""
+        if not exchange.replays or exchange.comm is not self.comm:
+            return exchange(xs_W, info)
+        updates = self.do(exchange.work(xs_W, info))
+        exchange.finite.refuse()
+        return updates
 
     def units_change(self) -> None:
         """From here on differences of parameters are exchanged, no more gradients."""

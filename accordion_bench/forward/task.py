@@ -1,6 +1,7 @@
 """Tasks: loss and evaluation of what is trained: images with labels, the next word of a text, or its next byte."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -26,11 +27,13 @@ class Task(Generic[DataT]):
     Attributes:
         selected_by, tested: columns of that metric, on the split that `target` and the best epoch go by, and on the
             test split.
+        not_captured: why the work of its steps is not captured, by the name of the work.
     """
 
     metric: Metric
     selected_by: str
     tested: str
+    not_captured: Mapping[str, str] = {}
 
     def begin_epoch(self) -> None:
         """Before the first step of an epoch."""
@@ -113,6 +116,7 @@ class Text(Task[TextData]):
     """
 
     metric = METRICS["perplexity"]
+    not_captured = {"workers": "a recurrent network goes on from the state of the step before"}
 
     def __init__(self, metric_split: str = "test", device: torch.device | None = None) -> None:
         self.metric_split, self.device = metric_split, device

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from accordion_bench.comm.graphs import Stage, Work
 from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.tensors.real_view import as_kind_of
@@ -69,6 +71,8 @@ class InnerOptimizers:
         self.axis, self.build_for_replica = axis, build_for_replica
         self.common = build(axis.params)
         self.of_replicas: list[Optimizer] = []
+        self._lr: Tensor | None = None  # on the device, where updates are captured
+        self._rate: float | None = None  # that it holds
 
     def fork(self) -> None:
         """One optimizer for each replica, in the state of the common one, which is given up."""
@@ -80,17 +84,58 @@ class InnerOptimizers:
             self.of_replicas.append(optimizer)
         self.common.state.clear()
 
-    def step(self, lr: float) -> None:
-        """x <- optimizer(x, g) of the shared parameters; since `fork`, of each local worker's."""
-        for optimizer in self.of_replicas or [self.common]:
+    def step(self, lr: float, do: Callable[[Work], object] | None = None) -> None:
+        """x <- optimizer(x, g) of the shared parameters; since `fork`, of each local worker's.
+
+        Args:
+            lr: learning rate.
+            do: does the update where all optimizers are fused, so that it may be captured; None = it is done at once.
+        """
+        optimizers = self.of_replicas or [self.common]
+        for row, replica in enumerate(self.axis.replicas if self.of_replicas else []):
+            for x, gradient_W in zip(replica, self.axis.gradients_W, strict=True):
+                x.grad = as_kind_of(gradient_W[row], x)
+        fused = all(optimizer.defaults.get("fused") for optimizer in optimizers)
+        if fused:
+            lr = float(np.float32(lr))  # as a kernel reads it from the device, so that captured updates are the same
+        if fused and do is not None:
+            do(self._update(optimizers, lr))
+            return
+        self._set(optimizers, lr)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def _update(self, optimizers: Sequence[Optimizer], lr: float) -> Work:
+        """The step of fused optimizers, which read the learning rate from the device."""
+        if self._lr is None:
+            self._lr = torch.zeros((), device=self.axis.like.device)
+        cell, trained = (
+            self._lr,
+            [x for optimizer in optimizers for group in optimizer.param_groups for x in group["params"]],
+        )
+
+        def prepare() -> None:
+            if self._rate != lr:
+                cell.fill_(lr)
+            self._rate = lr
+            self._set(optimizers, cell)
+
+        def run() -> None:
+            for optimizer in optimizers:
+                optimizer.step()
+
+        def changes() -> list[Tensor]:
+            states = [value for optimizer in optimizers for own in optimizer.state.values() for value in own.values()]
+            return [*(x.data for x in trained), *(value for value in states if isinstance(value, Tensor))]
+
+        where = tuple(x.grad.data_ptr() for x in trained if x.grad is not None)
+        return Work("update", (bool(self.of_replicas), where), [Stage(prepare, run)], changes)
+
+    @staticmethod
+    def _set(optimizers: Sequence[Optimizer], lr: float | Tensor) -> None:
+        for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
-        if not self.of_replicas:
-            self.common.step()
-        for row, optimizer in enumerate(self.of_replicas):
-            for replica, gradient_W in zip(self.axis.replicas[row], self.axis.gradients_W, strict=True):
-                replica.grad = as_kind_of(gradient_W[row], replica)
-            optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """The common optimizer's state by parameter name."""

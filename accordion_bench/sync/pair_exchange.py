@@ -23,6 +23,8 @@ class PairExchange(Exchange):
         specs, comm, like, seed: see `Exchange`; an even number of workers, or one, which meets itself.
     """
 
+    alike = False
+
     def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor, seed: int = 0) -> None:
         super().__init__(Dense(), specs, Ladder("", ()), comm, like, seed)
         self.what = "replica"

@@ -33,6 +33,8 @@ class SparseAverage(Exchange):
         kept: k.
     """
 
+    alike = False
+
     def __init__(self, share: float, specs: Sequence[TensorSpec], comm: Comm, like: Tensor, seed: int = 0) -> None:
         super().__init__(Dense(), specs, Ladder("", ()), comm, like, seed)
         self.what = "parameter"

@@ -52,6 +52,6 @@ def evaluate(
         share = task.totals(axis.model, data, comm.first_worker + row, comm.workers)
         totals.append(share.to(comm.device))
     if kept is not None:
-        axis.buffers_W = kept
+        axis.restore(kept)
     axis.evaluate_with(axis.shared, {})
     return task.columns(comm.sum_(torch.stack(totals).sum(0), "eval").tolist()), evaluated_with[0]

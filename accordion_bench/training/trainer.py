@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.comm.graphs import Graphs, graphs_of
+from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.config import ddp_rules
+from accordion_bench.config import capture_rules, ddp_rules
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.exchange.ddp import UNMEASURED, DDPExchange
@@ -54,6 +55,7 @@ from accordion_bench.training.dense_notes import DenseNotes
 from accordion_bench.training.evaluation import evaluate
 from accordion_bench.training.profiler import profiled
 from accordion_bench.training.progress import Progress
+from accordion_bench.training.replayed import Replayed, Slots
 from accordion_bench.training.saver import Saver
 from accordion_bench.training.score import Score
 
@@ -88,6 +90,7 @@ class Trainer:
     ) -> None:
         self.config, self.comm, self.folder, self.stopper = config, comm, folder, stopper or Stopper()
         self.device, self.clock = comm.device, comm.clock
+        tell = _say if comm.leader else _say_nothing
         parts, seed = parts or build_components(config, comm.workers), config.seed
         self.sync, self.ladder = parts.sync, parts.ladder
         self.kernels = codec_kernels.computed_with(comm.device.type, parts)
@@ -144,9 +147,8 @@ class Trainer:
             cap = config.comm.bucket_cap_mb
             hook = ddp_rules.foreign_hook(config)
             self.ddp = DDPExchange(self.axis, config.compressor, self.ladder, comm, seed, cap, hook)
-            if (warning := ddp_rules.unsaved(config, self.ddp)) and comm.leader:
-                log.warning(warning)
-                print(f"warning: {warning}", file=sys.stderr, flush=True)
+            if warning := ddp_rules.unsaved(config, self.ddp):
+                tell(f"warning: {warning}")
         self.runner = ExchangeRunner(
             self.axis,
             self.position,
@@ -174,30 +176,37 @@ class Trainer:
         trained, told = (self.axis, self.position, self.runner, self.inner), self.stopper.store
         self.sync.begin(SyncContext(*trained, run, decay, clip_mean, told))
         self.forward = compiled(self.ddp.module if self.ddp else self.axis.model, config.compile)
+        eager = capture_rules.stays_eager(config, parts, comm.processes)
+        self.graphs = self.clock.graphs = Graphs() if set(eager) == capture_rules.ALL else graphs_of(self.device)
+        self.replayed = Replayed(self.graphs, (comm.ledger, self.clock, self.runner.finite), tell, eager)
+        self.runner.do = self.replayed
+        self.slots = Slots(self.replayed, self.memory_format)
 
     # ---- one step
 
     def train_step(self) -> None:
         """One optimizer step of all workers."""
         comm, lr = self.comm, self.position.lr()
-        losses = []
         info = self.position.info()
         self.clock.in_force(info.plan.batch_size, self.exchange.predicted_bytes(info))
         self.dense_notes.note(self.exchange.goes_dense(info), info.step)
+        self.clock.worker()
+        xs, ys = self.slots.filled(*next(self.batches))
+        size = len(ys) // comm.local_workers
+        self.clock.lap("data")
         with kept_rng(self.device):
-            for row in range(comm.local_workers):
-                self.clock.worker()
-                x, y = next(self.batches)
-                self.clock.lap("data")
-                losses.append(self._backward(row, x, y))
+            for row, (x, y) in enumerate(zip(xs.split(size), ys.split(size), strict=True)):
+                if row:
+                    self.clock.worker()
+                self._backward(row, x, y)
                 self.clock.lap("compute")
-        loss = torch.stack(losses)
-        self.score.loss_sum += loss.double().sum()
+        loss_W = self.axis.loss_W
+        self.score.loss_sum += loss_W.sum(dtype=torch.float64)
         if self.tracker.by_step and comm.leader:
-            self.step_losses.append(loss.detach().mean())
+            self.step_losses.append(loss_W.mean())
         self.clock.lap("compute")
         try:
-            self.refuse_non_finite(loss)
+            self.refuse_non_finite(loss_W)
             if self.loss_scale is None or self._undo(self.loss_scale):
                 self._step(lr)
             self.runner.finite.refuse()  # where no exchange has read it
@@ -208,7 +217,7 @@ class Trainer:
                 "schedule and scaling"
             ) from None
         self.position.step_taken()
-        self.clock.step_over(len(y))
+        self.clock.step_over(size)
         self.clock.warm = True
 
     def _step(self, lr: float) -> None:
@@ -221,7 +230,7 @@ class Trainer:
         self.clock.lap("policy")
         self.comm.ledger.dense_step(self.exchange.numel)
         before = self.sync.before_step(lr)
-        self.inner.step(lr)
+        self.inner.step(lr, self.replayed if self.graphs.captures else None)
         after = self.sync.after_step(lr)
         completed = before if after is None else after
         if completed is not None:
@@ -257,9 +266,9 @@ class Trainer:
         """The exchange of all workers that is in force now."""
         return self.sync.exchange
 
-    def _backward(self, row: int, x: Tensor, y: Tensor) -> Tensor:
+    def _backward(self, row: int, x: Tensor, y: Tensor) -> None:
         size = self.config.micro_batch_size or len(y)
-        xs, ys = x.to(memory_format=self.memory_format).split(size), y.split(size)
+        xs, ys = x.split(size), y.split(size)
 
         def share_of_loss(i: int) -> Tensor:
             only_add_up = self.ddp.no_sync() if self.ddp and i < len(xs) - 1 else contextlib.nullcontext()
@@ -267,17 +276,23 @@ class Trainer:
                 loss = self.task.loss(self.forward, xs[i], ys[i], row, i)
                 return loss if len(xs) == 1 else loss * (len(ys[i]) / len(y))
 
+        last = row == self.comm.local_workers - 1
+        arms = self._arms() if last else None
+        key = (x.data_ptr(), y.data_ptr(), x.shape, y.shape, id(arms))
         scale = self.loss_scale.value if self.loss_scale else 1.0
-        if row < self.comm.local_workers - 1:
-            return self.axis.backward(row, self.position.step, share_of_loss, len(xs), scale)
-        loss = self.axis.backward(row, self.position.step, share_of_loss, len(xs), scale, self._arm)
-        self.overlap.complete()
-        return loss
+        batch = Batch(share_of_loss, len(xs), scale, lambda: self._arm(arms), key)
+        self.axis.backward(row, self.position.step, batch, self.replayed)
+        if last:
+            self.overlap.complete()
 
-    def _arm(self) -> None:
-        """Let the buckets of this step's exchange of gradients leave as they fill, unless somebody must look first."""
-        exchange = self.sync.gradients_go_to()
-        if exchange is not None and self.overlap.notes and self.ddp is None and not self.policy_runner.looks():
+    def _arms(self) -> Exchange | None:
+        """The exchange whose buckets may leave as they fill in this step; None where a policy looks first."""
+        looked_at = self.ddp is not None or self.policy_runner.looks()
+        return self.sync.gradients_go_to() if self.overlap.notes and not looked_at else None
+
+    def _arm(self, exchange: Exchange | None) -> None:
+        """Let the buckets of this step's exchange of gradients leave as they fill."""
+        if exchange is not None:
             info = self.position.info(self.position.lr())
             self.overlap.arm(exchange, exchange.begin(info) if self.overlap.allowed else None)
 
@@ -313,7 +328,7 @@ class Trainer:
         self.runner.preload()
         self.saver.begin(position.step)
         recording = profiled(self.config.profile * self.comm.leader, self.folder, self.clock)
-        with contextlib.closing(self.progress), recording as profile_step:
+        with self.graphs.training(), contextlib.closing(self.progress), recording as profile_step:
             self.progress.begin(position.step + position.steps_left, position.step)
             while position.epoch < epochs:
                 self.begin_epoch()
@@ -381,10 +396,10 @@ class Trainer:
         self.go_on()
 
     def upcoming(self, steps: range) -> Iterator[Tensor]:
-        """Sample numbers of the local workers' batches, in the order in which they are wanted."""
+        """Sample numbers of each step's batches, those of the local workers one after another: read at once."""
         workers = range(self.comm.first_worker, self.comm.first_worker + self.comm.local_workers)
         sampler = self.sampler
-        return (sampler.batch(worker, step) for step in steps for worker in workers)
+        return (torch.cat([sampler.batch(worker, step) for worker in workers]) for step in steps)
 
     def end_epoch(self) -> None:
         """Decide, evaluate, write the row."""
@@ -530,3 +545,13 @@ class Trainer:
     def load_newest(self) -> tuple[Path | None, list[str]]:
         """As `load`, from the newest checkpoint of the run folder that can be read; see `checkpoint.load_newest`."""
         return checkpoint.load_newest(self.folder.path, self.comm, self.owners)
+
+
+def _say(sentence: str) -> None:
+    """Say on the terminal and in run.log what a reader of the run must know."""
+    log.warning(sentence)
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _say_nothing(sentence: str) -> None:
+    """What another process says."""

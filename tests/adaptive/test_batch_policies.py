@@ -14,7 +14,7 @@ from accordion_bench.adaptive.batch_limits import float32
 from accordion_bench.adaptive.grow_batch import GrowBatch
 from accordion_bench.adaptive.noise_scale import NoiseScale, noise_and_signal
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
@@ -490,7 +490,7 @@ def test_micro_batches_add_up_in_the_same_storage(workers):
 
     for row in range(workers):
         places.clear()
-        axis.backward(row, 0, losses, 5)
+        axis.backward(row, 0, Batch(losses, 5))
         places.append([p.grad.data_ptr() for p in axis.params])
         assert len(places) == 5 and places.count(places[0]) == 5
 

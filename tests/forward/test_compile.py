@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
@@ -117,7 +117,7 @@ def exchanged(name: str, workers: int, memory_format: torch.memory_format) -> tu
                     for p, g in zip(axis.params, gradients, strict=True)
                 )
 
-            axis.backward(row, step, loss, 1)
+            axis.backward(row, step, Batch(loss))
         updates += exchange(axis.gradients_W, StepInfo(plan, step, 0.1))
     axis.apply(updates[-len(axis.params) :])
     return updates, exchange.state, [p.grad for p in axis.params]

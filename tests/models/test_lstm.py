@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.worker_axis import WorkerAxis
+from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.models.lstm import LSTM
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.keyed_rng import kept_rng, seeded
@@ -118,7 +118,7 @@ def test_two_workers_on_one_model_have_gradients_of_their_own():
         return nn.functional.cross_entropy(network(part[:, :-1], None)[0].flatten(0, 1), part[:, 1:].flatten())
 
     for row in range(2):
-        axis.backward(row, 0, lambda _, row=row: loss(x[2 * row : 2 * row + 2]), 1)
+        axis.backward(row, 0, Batch(lambda _, row=row: loss(x[2 * row : 2 * row + 2])))
     expected = torch.autograd.grad(loss(x), axis.params)
     for g_W, g in zip(axis.gradients_W, expected, strict=True):
         torch.testing.assert_close(g_W.mean(0), g)

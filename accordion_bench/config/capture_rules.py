@@ -1,0 +1,57 @@
+"""Which work of a run a GPU repeats by itself, and why the rest stays eager: known before anything is loaded."""
+
+import inspect
+from collections.abc import Mapping
+
+from accordion_bench.config.components import Components
+from accordion_bench.forward.task import task_of
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.instantiate import target
+from accordion_bench.processes.placement import Placement
+from accordion_bench.run_config import RunConfig
+
+WORKERS, EXCHANGE, UPDATE = "workers", "exchange", "update"
+ALL = {WORKERS, EXCHANGE, UPDATE}
+
+
+def stays_eager(config: RunConfig, parts: Components, processes: int) -> dict[str, str]:
+    """Why work of a step is not captured on a GPU, a clause by the name of the work; what is not there may be."""
+    if whole := _nothing(config, processes):
+        return dict.fromkeys(sorted(ALL), whole)
+    reasons: dict[str, str] = dict(task_of(parts.dataset).not_captured)
+    compressors = [parts.wrapped.compressor, *([parts.differences().compressor] if parts.sync.local else [])]
+    if not all(compressor.traits.replays for compressor in compressors):
+        reasons[EXCHANGE] = "the compressor takes sizes, draws or rates from the host at each step"
+    if "fused" not in inspect.signature(target(config.optimizer, "optimizer")).parameters:
+        reasons[UPDATE] = "torch has no fused kernel for this optimizer"
+    return reasons
+
+
+def _nothing(config: RunConfig, processes: int) -> str:
+    if config.graphs is False:
+        return "graphs is false"
+    if processes > 1:
+        return "there are several processes, between which buckets travel during the backward pass"
+    return "profile records operations one by one" if config.profile else ""
+
+
+def refuse(config: RunConfig, parts: Components, where: Placement) -> None:
+    """Refuse `graphs=true` where some of a step stays eager.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    if config.graphs is not True:
+        return
+    if where.device != "cuda":
+        raise ValueRefused("graphs", "null or false on a CPU, where nothing is captured", True, None)
+    for name, why in stays_eager(config, parts, where.processes).items():
+        raise ValueRefused("graphs", f"null, because the {name} would stay eager: {why}", True, None)
+
+
+def told(eager: Mapping[str, str]) -> str:
+    """What the header of a run on a GPU says: what is replayed, and why the rest is not."""
+    if set(eager) == ALL and len(set(eager.values())) == 1:
+        return f"steps are eager: {next(iter(eager.values()))}"
+    rest = "; ".join(f"{name} eager: {why}" for name, why in eager.items())
+    return f"steps are captured and replayed{f' ({rest})' if rest else ''}"

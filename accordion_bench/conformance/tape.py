@@ -1,0 +1,149 @@
+"""A tape: a CPU's stand-in for the graphs of a GPU, which shows without one that a replay computes what was meant.
+
+It notes the operations that work asks for, and repeats them later on the same memory. As under a capture of a GPU
+nothing is computed meanwhile, and what a GPU cannot repeat is refused: numbers that the host reads, tensors that it
+makes of its own numbers, generators of the CPU. A number of Python that an operation takes is on the tape as it was.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from accordion_bench.comm.graphs import Graphs, NotCapturable
+from accordion_bench.conformance.pretend_device import NO_KERNEL, READ_BY_HOST, SIZED_BY_DATA, Pretend, real
+
+T = TypeVar("T")
+READS = {"numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__"}
+UNDECLARED = {"running_mean", "running_var"}  # written by batch_norm, although its schema does not say so
+UNSEEDED = 0x5EED_0F_7A9E  # of torch's generator during a capture
+FROM_HOST = {torch.tensor, torch.as_tensor, torch.from_numpy}
+
+
+class Tape(TorchDispatchMode):
+    """Notes operations while they are computed; `undo` takes back what they have written, `replay` computes them again.
+
+    Attributes:
+        operations: that were noted, of those that compute something.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Any, dict[str, Any], Any]] = []
+        self._before: list[tuple[Tensor, Tensor]] = []  # what was written, and what stood there
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        if name in READ_BY_HOST | SIZED_BY_DATA:
+            raise NotCapturable(f"the host reads a number of the device ({name})")
+        if kwargs.get("generator") is not None:
+            raise NotCapturable(f"{name} draws from a generator of the host")
+        self._keep(func, args, kwargs)
+        out = func(*args, **kwargs)
+        views = any(
+            returned.alias_info is not None and not returned.alias_info.is_write for returned in func._schema.returns
+        )
+        if not (views or name in NO_KERNEL or name == "lift_fresh" or name.startswith("profiler")):
+            self.operations.append((func, *tree_map(_as_it_lies, (args, kwargs)), out))
+        return out
+
+    def _keep(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Copy what an operation is about to write."""
+        declared = func._schema.arguments
+        given = [
+            *zip(declared, args, strict=False),
+            *((own, kwargs[own.name]) for own in declared if own.name in kwargs),
+        ]
+        for argument, value in given:
+            declares = argument.alias_info is not None and argument.alias_info.is_write
+            if declares or argument.name in UNDECLARED:
+                written = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+                self._before += [(x, real(x).detach().clone()) for x in written]
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Everything that was there before stands there again."""
+        for x, before in reversed(self._before):
+            real(x).detach().copy_(before)
+        self._before.clear()
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Compute all operations again, in their order and on the same memory."""
+        for func, args, kwargs, out in self.operations:
+            pairs = zip(_tensors(out), _tensors(func(*args, **kwargs)), strict=True)
+            for there, now in pairs:
+                if there is not now and there.numel() and there.data_ptr() != now.data_ptr():
+                    real(there).detach().copy_(real(now).detach())
+
+
+class Strict(TorchFunctionMode):
+    """Refuses what a tape would not see: numbers that leave torch, and tensors made of numbers from outside."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in FROM_HOST:
+            raise NotCapturable(f"the host makes a tensor of numbers of its own ({func.__name__})")
+        if getattr(func, "__name__", "") in READS:
+            raise NotCapturable(f"the host reads a number of the device ({func.__name__})")
+        return func(*args, **(kwargs or {}))
+
+
+class TapeGraphs(Graphs):
+    """Captures work on a tape; counts how often which pool was captured and replayed.
+
+    Attributes:
+        captured, replayed: how often, by the name of the pool.
+    """
+
+    captures = True
+
+    def __init__(self) -> None:
+        self.captured: dict[str, int] = {}
+        self.replayed: dict[str, int] = {}
+
+    def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[[], None], T]:
+        tape, state = Tape(), torch.get_rng_state()
+        torch.default_generator.manual_seed(UNSEEDED)
+        try:
+            with Strict(), tape:
+                out = run()
+            if torch.default_generator.initial_seed() != UNSEEDED:
+                raise NotCapturable("it seeds a generator")
+        finally:
+            torch.set_rng_state(state)
+            tape.undo()
+        self.captured[pool] = self.captured.get(pool, 0) + 1
+
+        def replay() -> None:
+            self.replayed[pool] = self.replayed.get(pool, 0) + 1
+            with _one_request():
+                tape.replay()
+
+        return replay, out
+
+
+@contextlib.contextmanager
+def _one_request() -> Iterator[None]:
+    """What is asked of the pretended device in here counts as one launch, that of a graph."""
+    counts = Pretend.counts
+    kept = counts.launches.copy(), counts.waits.copy(), counts.uploads
+    try:
+        yield
+    finally:
+        counts.launches, counts.waits, counts.uploads = kept
+        counts.launches["graph"] += 1
+
+
+def _as_it_lies(x: Any) -> Any:
+    """A parameter's memory of now: what it holds later may lie elsewhere, and a graph would not follow."""
+    return x.detach() if isinstance(x, torch.nn.Parameter) else x
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(out) if isinstance(x, Tensor)]

@@ -1,0 +1,89 @@
+"""Trainers whose steps are captured on a tape, beside twins that stay eager; on a CPU, or on a pretended device."""
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.graphs import Graphs
+from accordion_bench.config import components
+from accordion_bench.conformance.pretend_device import Counts, pretended
+from accordion_bench.conformance.tape import TapeGraphs
+from accordion_bench.optimizers.torch_optim import fused
+from accordion_bench.run_config import RunConfig
+from accordion_bench.runs.folder import RunFolder
+from accordion_bench.training import trainer as training
+from accordion_bench.training.trainer import Trainer
+from tests.kit import composed
+
+TINY = [
+    *("dataset=synthetic", "dataset.size=8", "epochs=3", "dataset.train_size=96", "dataset.test_size=8"),
+    *("batch_size=4", "comm.bucket_cap_mb=0.001"),
+]
+PLAIN = ["model._target_=tests.kit.models.Plain", "~model.depth"]
+
+
+class Pair(NamedTuple):
+    """Two trainers of one configuration.
+
+    eager: is told every operation each time.
+    taped: captures on `tape`.
+    counts: of the pretended device; of nothing on a CPU.
+    """
+
+    eager: Trainer
+    taped: Trainer
+    tape: TapeGraphs
+    counts: Counts
+
+    def step(self, steps: int = 1) -> None:
+        """So many steps of both."""
+        for _ in range(steps):
+            for trainer in (self.eager, self.taped):
+                if trainer.position.step_in_epoch == trainer.position.steps_per_epoch:
+                    trainer.end_epoch()
+                    trainer.begin_epoch()
+                trainer.train_step()
+
+    def same(self) -> bool:
+        """Whether parameters, buffers, optimizers and what was counted are equal, to the bit."""
+        a, b = self.eager, self.taped
+        pairs = [
+            *zip(a.axis.shared, b.axis.shared, strict=True),
+            *zip(a.axis.buffers_W.values(), b.axis.buffers_W.values(), strict=True),
+            *((x, y) for p, q in zip(a.axis.replicas, b.axis.replicas, strict=True) for x, y in zip(p, q, strict=True)),
+        ]
+        return a.comm.ledger.counts == b.comm.ledger.counts and all(torch.equal(x.cpu(), y.cpu()) for x, y in pairs)
+
+
+def trainer_for(folder: Path, graphs: Graphs, *overrides: str, device: str, workers: int = 2) -> Trainer:
+    """A trainer at the start of its first epoch, with optimizers as on a GPU."""
+    tiny = TINY if "dataset=synthetic_text" not in overrides else []
+    config = RunConfig.from_dict(composed.cfg(*tiny, *overrides))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "graphs_of", lambda _: graphs)
+        patch.setattr(components, "fused", lambda cls, _: fused(cls, torch.device("cuda")))
+        trainer = Trainer(config, Comm(workers, device=device), RunFolder(folder))
+    trainer.runner.finite.late = True
+    trainer.runner.preload()
+    trainer.progress.begin(trainer.position.steps_left, 0)
+    trainer.begin_epoch()
+    return trainer
+
+
+@contextlib.contextmanager
+def pair(folder: Path, *overrides: str, device: str = "cpu", workers: int = 2) -> Iterator[Pair]:
+    """Both trainers, on a device: `cpu`, or `meta`, the pretended one."""
+    tape = TapeGraphs()
+    made = functools.partial(trainer_for, folder, device=device, workers=workers)
+    with pytest.MonkeyPatch.context() as patch, pretended() if device == "meta" else contextlib.nullcontext() as counts:
+        for name in ("sgd", "adam"):  # torch's own kernels would refuse a device that is not there
+            module = importlib.import_module(f"torch.optim.{name}")
+            patch.setattr(module, "_device_dtype_check_for_fused", lambda *_, **__: None)
+        yield Pair(made(Graphs(), *overrides), made(tape, *overrides), tape, counts or Counts())

@@ -1,0 +1,222 @@
+"""A replayed step computes what an eager one does, to the bit, and what cannot be replayed stays eager and says why."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.graphs import Graphs, NotCapturable, Stage, Work, eagerly
+from accordion_bench.conformance.tape import TapeGraphs
+from accordion_bench.options.conf_dir import yaml_files
+from accordion_bench.training import replayed
+from accordion_bench.training.replayed import Replayed, alike
+from tests.kit import taped
+from tests.kit.taped import PLAIN, pair
+
+OPTIONS = {"dion": ["optimizer=adamw"], "onebitadam": ["optimizer=adamw", "schedule.warmup_epochs=0"]}
+
+
+class Drops(nn.Module):
+    """BatchNorm and dropout."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(in_channels, 4, 3), nn.BatchNorm2d(4)
+        self.last = nn.Linear(4 * 36, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.dropout(self.norm(self.first(x)).relu().flatten(1), 0.3, self.training))
+
+
+class Reads(Drops):
+    """Its forward pass reads a number of the device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 2 if x.abs().max().item() > 1e9 else x)
+
+
+class DrawsOutside(Drops):
+    """Its forward pass draws from NumPy, which a replay does not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * float(np.random.rand()))
+
+
+def model(cls: type[nn.Module]) -> list[str]:
+    return [f"model._target_=tests.training.test_replayed.{cls.__name__}", "~model.depth"]
+
+
+class TestSameBits:
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            [],
+            ["precision=bfloat16"],
+            ["micro_batch_size=2"],
+            ["precision=float16"],
+            ["optimizer=adamw", "clip_norm=0.5"],
+            ["sync=local_sgd", "sync.period=3"],
+            ["sync=slowmo", "sync.period=2"],
+            ["compressor=powersgd", "compressor.min_compression_rate=0"],
+            ["measure.norms=true", "bn=recompute"],
+            ["channels_last=true"],
+        ],
+        ids=" ".join,
+    )
+    def test_over_epochs_on_a_cpu(self, tmp_path, overrides):
+        """With dropout, BatchNorm, rates that change, a shorter last batch, evaluation in between."""
+        with pair(tmp_path, *model(Drops), *overrides, "dataset.train_size=84") as both:
+            both.step(26)
+            assert both.same()
+            assert both.tape.replayed["workers"] > 20 and "workers" not in both.taped.replayed.eager
+
+    @pytest.mark.parametrize("name", sorted(yaml_files("compressor")))
+    def test_of_every_compressor_on_a_device(self, tmp_path, name):
+        options = [*PLAIN, f"compressor={name}", *OPTIONS.get(name, [])]
+        with pair(tmp_path, *options, device="meta") as both:
+            both.step(12)
+            assert both.same()
+            assert both.tape.replayed["workers"] >= 2 * 8
+            replays = both.taped.exchange.compressor.traits.replays
+            assert ("exchange" in both.tape.replayed) == replays == ("exchange" not in both.taped.replayed.eager)
+
+    @pytest.mark.parametrize("name", ["powersgd", "topk"])
+    def test_levels_that_change(self, tmp_path, name):
+        """Each decision has an exchange of its own; the passes and the update go on."""
+        options = ["compressor.min_compression_rate=0"] if name == "powersgd" else []
+        with pair(tmp_path, *PLAIN, f"compressor={name}", "adaptive=accordion", *options, device="meta") as both:
+            for levels in (0, 1, 0):
+                for trainer in (both.eager, both.taped):
+                    plan = trainer.position.plan
+                    trainer.position.plan = replace(plan, levels=dict.fromkeys(plan.levels, levels))
+                both.step(7)
+                assert both.same()
+            assert both.tape.captured["exchange"] >= 2 and both.tape.captured["workers"] == 2
+            assert "exchange" not in both.taped.replayed.eager
+
+    def test_one_process_and_one_worker(self, tmp_path):
+        with pair(tmp_path, *model(Drops), workers=1) as both:
+            both.step(12)
+            assert both.same() and both.tape.replayed["exchange"] > 4
+
+    def test_a_checkpoint_between_replays_is_that_of_an_eager_run(self, tmp_path):
+        options = ["compressor=powersgd", "compressor.min_compression_rate=0", "optimizer=adamw"]
+        with pair(tmp_path, *model(Drops), *options) as both:
+            both.step(9)
+            whole, taped_ = ([owner.state_dict() for owner in t.owners.of_all] for t in (both.eager, both.taped))
+            for one, other in zip(whole[:4], taped_[:4], strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=0)
+            rest = taped.trainer_for(tmp_path, TapeGraphs(), *model(Drops), *options, device="cpu")
+            for owner, state in zip(rest.owners.of_all, copy.deepcopy(taped_), strict=True):
+                owner.load_state_dict(state)
+            for mine, theirs in zip(rest.owners.of_each, both.taped.owners.of_each, strict=True):
+                for row in range(2):
+                    mine.load_worker_state(row, copy.deepcopy(theirs.worker_state(row)))
+            rest.batches = rest.data.train_batches(0, rest.upcoming(range(9, 12)))
+            for _ in range(3):
+                rest.train_step()
+            both.step(3)
+            assert all(torch.equal(x, y) for x, y in zip(rest.axis.shared, both.eager.axis.shared, strict=True))
+
+
+class TestRequests:
+    def test_what_a_replayed_step_asks_of_the_device(self, tmp_path):
+        """W passes, the exchange, the update, one look; the data and the loss beside them: 10 requests."""
+        with pair(tmp_path, *PLAIN, device="meta", workers=4) as both:
+            both.step(14)
+            for trainer, launches in ((both.eager, 60), (both.taped, 4 + 12)):
+                both.counts.reset()
+                trainer.train_step()
+                asked = sum(both.counts.launches.values())
+                assert asked >= launches if trainer is both.eager else asked <= launches
+                assert both.counts.waits == {"tolist": 1}
+            assert both.counts.launches["graph"] == 4 + 2
+
+    def test_counts_and_rounds_are_those_of_eager_steps(self, tmp_path):
+        with pair(tmp_path, *PLAIN, "compressor=powersgd", "compressor.min_compression_rate=0") as both:
+            both.step(12)
+            eager, counted = (
+                {part.name: n for part, n in t.clock.totals.items() if not isinstance(part, str)}
+                for t in (both.eager, both.taped)
+            )
+            assert eager == counted and len(eager) > 3
+            lengths = [{part.name: s.count for part, s in t.clock.series.items()} for t in (both.eager, both.taped)]
+            assert lengths[0] == lengths[1]
+
+
+class TestStaysEager:
+    def test_a_model_that_reads_a_number(self, tmp_path, capsys):
+        with pair(tmp_path, *model(Reads)) as both:
+            both.step(8)
+            assert both.same() and "workers" not in both.tape.replayed
+        told = capsys.readouterr().err
+        assert told.count("workers stays eager: the host reads a number of the device") == 1
+
+    def test_a_model_that_draws_from_numpy(self, tmp_path, capsys):
+        """The replay has the number of its capture: the comparison with an eager step finds it."""
+        with pair(tmp_path, *model(DrawsOutside)) as both:
+            both.step(8)
+            assert "differs" in both.taped.replayed.eager["workers"]
+        assert capsys.readouterr().err.count("differs from the same work done operation by operation") == 1
+
+    def test_a_recurrent_network(self, tmp_path, capsys):
+        with pair(tmp_path, "model=lstm", "dataset=synthetic_text") as both:
+            assert "goes on from the state of the step before" in both.taped.replayed.eager["workers"]
+        assert not capsys.readouterr().err
+
+    def test_work_that_never_comes_back_is_given_up(self):
+        do = Replayed(TapeGraphs(), [])
+        for key in range(replayed.CHANGING + 2):
+            do(Work("update", key, [Stage(lambda: None, lambda: torch.zeros(1))], list))
+        assert "another work in each of" in do.eager["update"]
+
+
+class TestWork:
+    def work(self, xs: list[Tensor], begin=lambda: None) -> Work:
+        def run() -> Tensor:
+            xs[0].mul_(2).add_(1)
+            return xs[0].sum()
+
+        return Work("w", 0, [Stage(begin, run)], lambda: xs)
+
+    def test_a_capture_computes_nothing_and_a_replay_what_was_captured(self):
+        x, eager = torch.arange(3.0), torch.arange(3.0)
+        do = Replayed(TapeGraphs(), [])
+        for _ in range(8):
+            assert do(self.work([x])) == eagerly(self.work([eager])) and torch.equal(x, eager)
+        assert do.graphs.replayed == {"w": 5}  # the fourth to the eighth, the fifth compared
+
+    def test_what_seeds_within_work_is_not_captured(self):
+        do = Replayed(TapeGraphs(), [])
+        work = Work("w", 0, [Stage(lambda: None, lambda: torch.manual_seed(3) and torch.rand(2))], list)
+        first = [do(work) for _ in range(6)]
+        assert all(torch.equal(x, first[0]) for x in first) and "it seeds a generator" in do.eager["w"]
+
+    def test_the_least_used_captures_are_dropped(self, monkeypatch):
+        monkeypatch.setattr(replayed, "KEPT", 2)
+        do, xs = Replayed(TapeGraphs(), []), [torch.zeros(1)]
+        for key in (1, 2, 3, 1):
+            for _ in range(4):
+                do(Work("w", key, [Stage(lambda: None, lambda: xs[0].add_(1))], lambda: xs))
+        assert xs[0] == 16 and len(do._kept) == 2
+
+    def test_a_cpu_captures_nothing(self):
+        with pytest.raises(NotCapturable):
+            Graphs().capture(lambda: None, "w")
+        x = torch.zeros(1)
+        do = Replayed(Graphs(), [Comm(2).ledger])
+        for _ in range(6):
+            do(self.work([x]))
+        assert not do._kept and x == 63
+
+
+def test_alike_allows_another_order_of_additions_and_no_other_numbers():
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert alike(x, x) and alike(x * (1 + 1e-6), x)
+    assert not alike(x * 1.01, x) and not alike(x[:5], x) and not alike(x.double(), x)
+    assert not alike(torch.tensor([1]), torch.tensor([2])) and not alike(x * float("nan"), x)

@@ -132,6 +132,12 @@ REFUSED = [
     (["checkpoint.keep=0"], "checkpoint.keep must be an integer of at least 1, got 0; type checkpoint.keep=1"),
     (["checkpoint.best=1"], "checkpoint.best must be true or false, got 1; type checkpoint.best=false"),
     (["optimizer.lr=-1"], "optimizer.lr must be a number above 0, got -1; type optimizer.lr=0.1"),
+    (["optimizer=adamw", "optimizer.lr=-1"], "optimizer.lr must be a number above 0, got -1; type optimizer.lr=0.001"),
+    (["optimizer=adamw", "optimizer.lr=${x}"], "optimizer.lr must .*: there is no option x; type optimizer.lr=0.001$"),
+    (["optimizer=muon", "optimizer.lr=${x}"], "optimizer.lr must .*; type optimizer.lr=0.02$"),
+    (["optimizer.lr=${x}"], "optimizer.lr must .*; type optimizer.lr=0.1$"),
+    (["network=10gbit", "network.bandwidth=${x}"], "network.bandwidth must .*; type network.bandwidth=10gbit$"),
+    (["network.bandwidth=fast"], "network.bandwidth must be a number, got fast; type network.bandwidth=1gbit$"),
     (["optimizer.lr=nan"], "optimizer.lr must be a number above 0, got nan"),
     (["optimizer.momentum=1.5"], "optimizer.momentum must be .* below 1, got 1.5; type optimizer.momentum=0.9"),
     (["optimizer.nesterov=true", "optimizer.momentum=0"], "optimizer.nesterov must be false .*, got true"),
@@ -230,7 +236,7 @@ def test_one_experiment_and_one_of_its_arms():
 # ---- every option of every YAML file, fed with a value of the wrong kind
 
 # may be called nonsense
-FREE_TEXT = {"paths.data", "paths.runs", "tracker.project", "dataset.folder", "dataset.file"}
+FREE_TEXT = {"label", "paths.data", "paths.runs", "tracker.project", "dataset.folder", "dataset.file"}
 MAY_BE_TRUE = {"comm.overlap", "channels_last"}  # null = as the backend has it
 TEXTS = {f"dataset={name}" for name in ("wikitext2", "ptb", "pydocs", "synthetic_text")}
 GROUPS = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())

@@ -4,6 +4,7 @@ import pytest
 
 from accordion_bench.report import load_runs
 from accordion_bench.report.__main__ import main as report_main
+from accordion_bench.report.compare import provenance
 from accordion_bench.report.compare.known_accuracy import known_accuracies
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, remarks, write
@@ -90,6 +91,13 @@ def test_the_newest_run_of_a_seed_names_it(tmp_path):
     run_folder(tmp_path, "topk", seed=0, label="new", started="2026-01-02T00:00:00")
     (arm,) = grouped(tmp_path)
     assert (arm.label, arm.n, remarks.labels([arm])) == ("new", 1, ["Named by label=: new is TopK 10 %."])
+
+
+def test_the_command_that_adds_dense_does_not_call_it_ours(tmp_path):
+    typed = "python -m accordion_bench compressor=topk \"label='ours (10 %)'\" epochs=4 seed=0"
+    run_folder(tmp_path, "topk", label="ours (10 %)", command=typed)
+    told = provenance.dense_command(grouped(tmp_path)[0])
+    assert told == "python -m accordion_bench compressor=none adaptive=none epochs=4 seed=0"
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.lost_peers import of_communication
 from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, same_bits
 from accordion_bench.conformance.tensors import gradients
 from accordion_bench.processes.parent import end_with_parent
@@ -25,7 +26,7 @@ from accordion_bench.sync.state import PER_WORKER
 STEPS = 3
 WORKERS = 4
 PROCESSES = (2, 4)
-PATIENCE, LAST_WORDS = 300.0, 3.0  # seconds for all processes, and for the others after one has failed
+PATIENCE, LAST_WORDS = 300.0, 10.0  # seconds for all processes, and for the others after one has failed
 
 Case = tuple[Maker, float | None]
 Result = dict[str, Any]
@@ -100,7 +101,7 @@ def _ended(children: Sequence[SpawnProcess]) -> list[int | None]:
 
 
 def _last_words(folder: Path) -> str:
-    """`: rank 0 stops with ValueError: boom; rank 1 ...`; "" where no process has said why."""
+    """`: rank 0 has lost another one; rank 1 stops with ValueError: boom`; "" where no process has said why."""
     said = [file.read_text(encoding="utf-8") for rank in range(WORKERS) if (file := folder / f"{rank}.error").exists()]
     return f": {'; '.join(said)}" if said else ""
 
@@ -137,8 +138,10 @@ def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
     try:
         _run_both(rank, folder, cases)
     except Exception as error:
-        first = next(iter(str(error).splitlines()), "")
-        Path(folder, f"{rank}.error").write_text(f"rank {rank} stops with {type(error).__name__}: {first}", "utf-8")
+        why = f"stops with {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        if of_communication(error):
+            why = "has lost another one"
+        Path(folder, f"{rank}.error").write_text(f"rank {rank} {why}", "utf-8")
         raise SystemExit(1) from None
 
 

@@ -7,10 +7,13 @@ sync ...) stay plain options, which the classes that they name check.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeGuard
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
+
+LONGEST_LABEL = 40  # characters: two of them still stand in one legend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class RunConfig:
     comm: CommConfig = field(default_factory=CommConfig)
     network: Config
     tracker: Config
+    label: str | None = None
     seed: int = 0
     scale: str = "full"
     epochs: int = 60
@@ -136,6 +140,11 @@ def completed(saved: Config) -> Config:
     options = {**then, **saved}
     parts = {name: {**then[name], **options[name]} for name in PARTS if isinstance(options[name], dict)}
     return {**options, **parts}
+
+
+def is_label(value: Any) -> TypeGuard[str]:
+    """Whether a value can be an arm's label: text of 1 to `LONGEST_LABEL` printable characters in one line."""
+    return isinstance(value, str) and bool(value.strip()) and len(value) <= LONGEST_LABEL and value.isprintable()
 
 
 def refuse_names(cfg: Config) -> None:

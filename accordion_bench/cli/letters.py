@@ -10,8 +10,9 @@ from accordion_bench.options.override import key_of
 
 # keys whose values are anybody's names, or have units such as µs
 FREE = re.compile(
-    r"paths\.(data|runs)|resume|dataset\.(folder|file)|tracker\.project|network\.\w*(latency|jitter|bandwidth)|comm\.interface"
+    r"paths\.(data|runs)|label|resume|dataset\.(folder|file)|tracker\.project|network\.\w*(latency|jitter|bandwidth)|comm\.interface"
 )
+LABEL = "label"
 PLAIN = re.compile(r"[A-Za-z0-9_./:@%+\\ -]*")
 DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
 
@@ -19,15 +20,18 @@ DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212
 def quoted(arguments: Sequence[str]) -> list[str]:
     """The arguments, with free text quoted for Hydra where that is needed: folders with brackets, or of any language.
 
-    What a comma separates is a sweep, and what is quoted already stays as it is.
+    What a comma separates is a sweep, but of a label; what is quoted already stays as it is.
     """
     return [_quoted(word) for word in arguments]
 
 
 def _quoted(word: str) -> str:
     key, equals, value = word.partition("=")
-    spoken = not value or value[0] in "'\"~" or "," in value or "${" in value or re.match(r"[a-z]+\(", value)
-    if not equals or not FREE.fullmatch(key_of(key)) or PLAIN.fullmatch(value) or spoken:
+    if not equals or not value or not FREE.fullmatch(key_of(key)) or value[0] in "'\"":
+        return word
+    if key_of(key) == LABEL:  # 4 and true are text, too
+        return word if value == "null" else f"{key}={for_hydra(value)}"
+    if value[0] == "~" or "${" in value or "," in value or re.match(r"[a-z]+\(", value) or PLAIN.fullmatch(value):
         return word
     return f"{key}={for_hydra(value)}"
 

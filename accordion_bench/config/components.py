@@ -12,6 +12,7 @@ from accordion_bench.compressors.base import Compressor
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.datasets.byte_windows import ByteDataset
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.forward.trial import Slowdown
 from accordion_bench.methods.build import Methods, build_methods
 from accordion_bench.methods.chosen import Chosen
 from accordion_bench.network.link_model import Network
@@ -28,7 +29,7 @@ class Components(Methods):
     """Everything that needs neither data nor devices.
 
     threads: with which each process is to compute.
-    slowdown: how many times as long a step takes here in 16 bits as in float32; 0 = not tried.
+    slowdown: what a step in 16 bits has cost here, against one in float32; None = not tried.
     buffers: whether the model has any, BatchNorm's, say.
     split: which parameters the optimizer treats how, in words; "" where it treats all alike.
     """
@@ -37,7 +38,7 @@ class Components(Methods):
     dataset: Dataset
     exchange: ExchangeOptions
     threads: int = 1
-    slowdown: float = 0.0
+    slowdown: Slowdown | None = None
     buffers: bool = True
     split: str = ""
 

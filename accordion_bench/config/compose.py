@@ -29,12 +29,17 @@ def resolve(composed: Any, choices: Any) -> Config:
     Defaults that choices bring stand in it; `choices.brought` says which, and who has brought them.
     """
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     own = OmegaConf.create({key: value for key, value in composed.items_ex(resolve=False) if key != "hydra"})
     names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
     raw: Config = OmegaConf.to_container(own, resolve=False)  # type: ignore[assignment]
     taken = brought.take(raw, names)
-    cfg: Config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)  # type: ignore[assignment]
+    try:
+        cfg: Config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        error.choices = names  # type: ignore[attr-defined]  # for the sentence: what to type is the choice's own default
+        raise
     if taken := brought.settle(cfg, taken):
         names["brought"] = "; ".join(map(str, taken))
     if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice

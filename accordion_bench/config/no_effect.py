@@ -7,6 +7,7 @@ from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.error_feedback import GROWS
 from accordion_bench.config import ddp_rules
 from accordion_bench.config.components import Components
+from accordion_bench.forward.trial import PATIENCE
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import target
 from accordion_bench.options.units import counted
@@ -123,10 +124,16 @@ def _uncounted(config: RunConfig) -> list[str]:
 
 def _slower(config: RunConfig, parts: Components) -> list[str]:
     """A warning where 16 bits cost time instead of saving it."""
-    if parts.slowdown <= 1.1:
+    found, named = parts.slowdown, f"precision={config.precision}"
+    if found is not None and not found.times:
+        why = f"a trial step of two samples takes more than {PATIENCE:g} s even in float32"
+        return [f"{named} may be slower here than float32: {why}, and is not compared"]
+    if found is None or found.times <= 1.1:
         return []
-    how = f"{parts.slowdown:.2g} times as long as one in float32"
-    return [f"precision={config.precision} is slower here: a trial step of two samples has taken {how}"]
+    how = f"has taken {found.times:.2g} times as long as one in float32"
+    if not found.whole:
+        how = f"was given up after {found.seconds:.2g} s, {found.times:.2g} times as long as one in float32 takes"
+    return [f"{named} is slower here: a trial step of two samples {how}"]
 
 
 def _cut(config: RunConfig, typed: set[str], parts: Components) -> list[str]:

@@ -1,10 +1,12 @@
 """Wrong values at run level, which are refused without importing torch, so that a typo costs no seconds."""
 
+import shlex
+
 from accordion_bench.config.resolvers import SCALES
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.kinds import same_kinds
-from accordion_bench.run_config import RunConfig, defaults
+from accordion_bench.run_config import LONGEST_LABEL, RunConfig, defaults, is_label
 
 LARGEST_SEED = 2**63 - 1  # torch's, NumPy's and Python's generators take it
 MOST_EPOCHS = 10**6  # each leaves a row of metrics
@@ -21,6 +23,8 @@ def refuse_wrong(config: RunConfig) -> None:
     if config.scale != "full" and "experiment" not in config.choices:
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", config.scale, "full")
     checks.choice("scale", config.scale, SCALES)
+    if config.label is not None and not is_label(config.label):
+        raise ValueRefused("label", f"text of 1 to {LONGEST_LABEL} printable characters in one line", *_label(config))
     saving = config.checkpoint
     if saving.every is not None:
         checks.integer("checkpoint.every", saving.every, at_least=0)
@@ -33,6 +37,14 @@ def refuse_wrong(config: RunConfig) -> None:
         if not getattr(config.paths, key):
             raise ValueRefused(f"paths.{key}", "a folder", "''", folder)
     checks.number("target_every", config.target_every, above=0, at_most=1, instead=0.25)
+
+
+def _label(config: RunConfig) -> tuple[str, str]:
+    """What a wrong label is shown as, and the nearest one that is allowed."""
+    text = config.label if isinstance(config.label, str) else f"arm {show(config.label)}"
+    given = " ".join(text.split())
+    printable = "".join(letter for letter in given if letter.isprintable())[:LONGEST_LABEL].strip()
+    return repr(config.label), shlex.quote(printable or "NAME")
 
 
 def _refuse_absurd(config: RunConfig) -> None:

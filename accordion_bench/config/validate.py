@@ -19,6 +19,7 @@ from accordion_bench.forward.task import task_of
 from accordion_bench.methods.compatibility import refuse_clipping_after
 from accordion_bench.optimizers.parameter_kinds import parameter_kinds
 from accordion_bench.options import checks
+from accordion_bench.options.advice import default_of
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build, target
 from accordion_bench.plan import TensorSpec
@@ -50,7 +51,8 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
         checks.choice("precision", config.precision, list(PRECISIONS))
     check_clipping(config.clip_norm, config.clip_at)
     optimizer = config.optimizer
-    checks.number("optimizer.lr", optimizer.get("lr"), above=0, instead=0.1)
+    usual = default_of("optimizer.lr", config.choices) or 0.1
+    checks.number("optimizer.lr", optimizer.get("lr"), above=0, instead=usual)
     checks.number("optimizer.weight_decay", optimizer.get("weight_decay", 0), at_least=0, instead=1e-4)
     checks.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
     checks.boolean("optimizer.nesterov", optimizer.get("nesterov", False), instead=False)

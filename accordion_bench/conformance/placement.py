@@ -5,7 +5,10 @@ Tensor suffixes: W local workers.
 
 import multiprocessing
 import tempfile
+import time
 from collections.abc import Sequence
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.lost_peers import of_communication
 from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, same_bits
 from accordion_bench.conformance.tensors import gradients
 from accordion_bench.processes.parent import end_with_parent
@@ -22,6 +26,7 @@ from accordion_bench.sync.state import PER_WORKER
 STEPS = 3
 WORKERS = 4
 PROCESSES = (2, 4)
+PATIENCE, LAST_WORDS = 300.0, 10.0  # seconds for all processes, and for the others after one has failed
 
 Case = tuple[Maker, float | None]
 Result = dict[str, Any]
@@ -71,17 +76,34 @@ def results(cases: Sequence[Case], folder: Path) -> dict[str, list[list[Result]]
     children = [context.Process(target=run_process, args=(rank, str(folder), cases)) for rank in range(WORKERS)]
     for child in children:
         child.start()
-    out = {f"1x{WORKERS}": [all_results(Comm(WORKERS), cases)]}
-    for child in children:
-        child.join(300)
-    ended = [child.exitcode for child in children]
-    for child in children:
-        child.kill()
-    demand(ended == [0] * WORKERS, f"the processes end with {ended}")
+    try:
+        out = {f"1x{WORKERS}": [all_results(Comm(WORKERS), cases)]}
+        ended = _ended(children)
+    finally:
+        for child in children:
+            child.kill()
+    demand(ended == [0] * WORKERS, f"the processes end with {ended}{_last_words(folder)}")
     for processes in PROCESSES:
         files = [folder / f"{processes}-{rank}.pt" for rank in range(processes)]
         out[f"{processes}x{WORKERS // processes}"] = [torch.load(file, weights_only=True) for file in files]
     return out
+
+
+def _ended(children: Sequence[SpawnProcess]) -> list[int | None]:
+    """The exit status of each; None of one that has not ended in time, which is soon where another has failed."""
+    deadline, alive = time.monotonic() + PATIENCE, list(children)
+    while alive and (left := deadline - time.monotonic()) > 0:
+        connection.wait([child.sentinel for child in alive], left)
+        alive = [child for child in alive if child.exitcode is None]
+        if any(child.exitcode for child in children):
+            deadline = min(deadline, time.monotonic() + LAST_WORDS)
+    return [child.exitcode for child in children]
+
+
+def _last_words(folder: Path) -> str:
+    """`: rank 0 has lost another one; rank 1 stops with ValueError: boom`; "" where no process has said why."""
+    said = [file.read_text(encoding="utf-8") for rank in range(WORKERS) if (file := folder / f"{rank}.error").exists()]
+    return f": {'; '.join(said)}" if said else ""
 
 
 def all_results(comm: Comm, cases: Sequence[Case]) -> list[Result]:
@@ -106,9 +128,24 @@ def _result(comm: Comm, make: Maker, level: float | None) -> Result:
 
 
 def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
-    """One process: first of two, if it is one of these, then of four."""
+    """One process: first of two, if it is one of these, then of four; whoever waits for it tells why it has stopped.
+
+    Raises:
+        SystemExit: it has stopped before its end, and has left a sentence in the folder.
+    """
     end_with_parent()
     torch.set_num_threads(1)
+    try:
+        _run_both(rank, folder, cases)
+    except Exception as error:
+        why = f"stops with {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        if of_communication(error):
+            why = "has lost another one"
+        Path(folder, f"{rank}.error").write_text(f"rank {rank} {why}", "utf-8")
+        raise SystemExit(1) from None
+
+
+def _run_both(rank: int, folder: str, cases: Sequence[Case]) -> None:
     for processes in PROCESSES:
         if rank < processes:
             store = dist.FileStore(f"{folder}/store-{processes}", processes)

@@ -1,9 +1,11 @@
 """Trials before a run: how much a step computes, and whether this processor can compute it so."""
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from accordion_bench.tensors.counted_work import CountedWork
 
 FORWARD_AND_BACKWARD = 3  # a backward pass computes two products where a forward pass computes one
 TRIALS = 3
+PATIENCE = 3.0  # seconds of a trial
 CPU = torch.device("cpu")
 
 
@@ -40,8 +43,29 @@ def flops_per_kernel(model: nn.Module, dataset: Dataset, batch_size: int) -> flo
     return FORWARD_AND_BACKWARD * work.flops * batch_size / kernels
 
 
-def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "this one") -> float:
+@dataclass(frozen=True)
+class Slowdown:
+    """What a trial step in 16 bits has shown.
+
+    Args:
+        times: how many times as long it has taken as one in float32; 0 = not known, as that one was given up.
+        whole: whether it has come to its end; else it was given up, and a whole one takes longer.
+        seconds: that it has taken.
+    """
+
+    times: float
+    whole: bool = True
+    seconds: float = 0.0
+
+
+class _GivenUp(Exception):
+    """A trial takes too long."""
+
+
+def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "this one") -> Slowdown | None:
     """How many times as long this processor needs for a tiny step in 16 bits as in float32.
+
+    A step is given up after `PATIENCE`, and after twice as long as float32 where that is more.
 
     Args:
         model: whose gradients are lost.
@@ -50,18 +74,19 @@ def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "th
         name: of the model, for messages.
 
     Returns:
-        0 where the data set has no example.
+        None where the data set has no example.
 
     Raises:
         ConfigError: it cannot; for instance, oneDNN has no bfloat16 LSTM without AVX-512.
     """
     example = dataset.example(2)
     if example is None:
-        return 0.0
+        return None
     model.train()
-    usual = _seconds(model, dataset, "float32", example)
+    usual, known = _seconds(model, dataset, "float32", example, PATIENCE)
     try:
-        return _seconds(model, dataset, precision, example) / usual
+        taken, whole = _seconds(model, dataset, precision, example, max(PATIENCE, 2 * usual))
+        return Slowdown(taken / usual if known else 0.0, whole, taken)
     except RuntimeError as error:
         why = str(error).splitlines()[0]
         raise ConfigError(
@@ -168,14 +193,40 @@ def _needs_two(model: nn.Module, dataset: Dataset) -> bool:
     return False
 
 
-def _seconds(model: nn.Module, dataset: Dataset, precision: str, example: tuple[Tensor, Tensor]) -> float:
-    """The median of a few forward and backward passes, after a first one."""
-    task, took = task_of(dataset, CPU), []
-    for _ in range(1 + TRIALS):
+def _seconds(
+    model: nn.Module, dataset: Dataset, precision: str, example: tuple[Tensor, Tensor], patience: float
+) -> tuple[float, bool]:
+    """Seconds of a forward and backward pass, and whether it has come to its end before patience did.
+
+    The median of a few passes after a first one, which has work of its own; of fewer where they take longer than that.
+    """
+    task = task_of(dataset, CPU)
+    took: list[float] = []
+    begin = time.perf_counter()
+    while len(took) <= TRIALS and time.perf_counter() - begin < patience:
         start = time.perf_counter()
-        with autocast(precision, CPU):
-            loss = task.loss(model, *example, 0, 0)
-        loss.backward()
+        try:
+            with _given_up_at(start + patience, model), autocast(precision, CPU):
+                task.loss(model, *example, 0, 0).backward()
+        except _GivenUp:
+            return (statistics.median(took), True) if took else (time.perf_counter() - start, False)
         took.append(time.perf_counter() - start)
         task.begin_epoch()
-    return statistics.median(took[1:])
+    return statistics.median(took[1:] or took), True
+
+
+@contextlib.contextmanager
+def _given_up_at(deadline: float, model: nn.Module) -> Iterator[None]:
+    """Forward passes stop in front of the next layer, backward passes at the next gradient."""
+
+    def look(*_: object) -> None:
+        if time.perf_counter() > deadline:
+            raise _GivenUp
+
+    hooks = [module.register_forward_pre_hook(look) for module in model.modules()]
+    hooks += [param.register_hook(look) for param in model.parameters() if param.requires_grad]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

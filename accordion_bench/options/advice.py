@@ -2,13 +2,13 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ALIKE, closest, nearest
 from accordion_bench.options.choice_file import NO_OPTIONS, plain, read_yaml
-from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_files
+from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_file, yaml_files
 from accordion_bench.options.override import parts
 
 OF_ADVICE = ("gpu", "compute_ms")  # words of --dry-run and of accordion_bench.advise, which a run does not take
@@ -191,6 +191,19 @@ def known_keys() -> dict[str, Any]:
             for file in yaml_files(group).values():
                 known |= {key: value for key, value in keys_of(file).items() if key not in known}
     return known
+
+
+def default_of(key: str, chosen: Mapping[str, str]) -> Any:
+    """The default of an option in the choice that is made, else in some other one; None where it is no option.
+
+    Args:
+        key: as it is typed.
+        chosen: the name that is chosen of each group.
+    """
+    group = key.partition(".")[0]
+    file = yaml_file(group, str(chosen[group])) if group in chosen else None
+    own = keys_of(file) if file else {}
+    return own[key] if key in own else known_keys().get(key)
 
 
 @functools.cache

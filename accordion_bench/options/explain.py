@@ -2,9 +2,11 @@
 
 import re
 import traceback
+from collections.abc import Mapping
 
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError, ValueRefused, kind_of, show
+from accordion_bench.options.units import with_unit
 
 # what Python, C++, torch and CUDA say where the machine has no more of something; in small letters
 OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory", "unable to allocate")
@@ -27,7 +29,7 @@ def explain(error: BaseException) -> str | None:
         rule = f"false where torch has no other kernel for {found[1]}, which this model or method needs here"
         return str(ValueRefused("deterministic", rule, True, False))
     if "interpolation" in f"{kind} {error}".lower() and (found := re.search(r"full_key: (\S+)", str(error))):
-        return _no_interpolation(str(error), found[1])
+        return _no_interpolation(str(error), found[1], getattr(error, "choices", {}))
     if kind == "MissingConfigException":
         return _unknown_choice(error)
     if any(re.search(r"[/\\](hydra|omegaconf)[/\\]", file) for file in _files(error)[-1:]):
@@ -35,9 +37,10 @@ def explain(error: BaseException) -> str | None:
     return None
 
 
-def _no_interpolation(text: str, key: str) -> str:
+def _no_interpolation(text: str, key: str, choices: Mapping[str, str]) -> str:
     """`seed=${nope}`: what stands in the braces means nothing."""
-    default = show(advice.known_keys().get(key))
+    value = advice.default_of(key, choices)
+    default = with_unit(key, value) or show(value)
     instead = f"{key}={default}" if "$" not in default else f"{key}=VALUE"
     why = " ".join(text.partition("full_key:")[0].split()).rstrip(":")
     if found := re.search(r"Interpolation key '([^']+)' not found", text):

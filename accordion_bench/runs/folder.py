@@ -142,6 +142,16 @@ class RunFolder:
         self.remove_summary()
         self.write_config({**saved, "epochs": epochs})
 
+    def rename(self, label: str | None) -> None:
+        """Let reports call the run's arm otherwise; all else stays, the end of a finished run, too.
+
+        Args:
+            label: see `RunConfig.label`.
+        """
+        saved = self._saved_config()
+        if saved.get("label") != label:
+            self.write_config({**saved, "label": label})
+
     def remove_summary(self) -> None:
         """Remove what says how the run has ended: it goes on."""
         with durable.room(self.path):

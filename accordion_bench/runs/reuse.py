@@ -18,7 +18,10 @@ from accordion_bench.runs.old_folders import in_todays_words
 LOCK = "run.lock"  # in a run's folder; stays there, empty
 STARTING = ".starting"  # under paths.runs: a lock for each configuration of which equal runs are looked for
 # keys that decide no result
-FREE = ("dataset.check", "threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile", "graphs")
+FREE = (
+    *("label", "dataset.check", "threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile"),
+    "graphs",
+)
 # plain top-level numbers, which look the same in every config.yaml: read before YAML is parsed
 QUICK = ("seed", "epochs", "batch_size")
 

@@ -110,7 +110,7 @@ class Wandb(Tracker):
                 name=folder.name,
                 resume="allow",
                 group=choices.get("experiment") or f"{named(cfg, 'model')} on {named(cfg, 'dataset')}",
-                job_type=label(cfg),
+                job_type=cfg.get("label") or label(cfg),
                 tags=sorted({name.strip()[:TAG] for value in choices.values() for name in value.split(",") if name}),
                 config=masked(cfg),
                 settings=wandb.Settings(silent=True, console="off"),  # run.log has what the run says

@@ -48,7 +48,11 @@ def test_free_text_is_quoted_for_hydra():
 
     assert quoted("paths.runs=/a(b) [1]/\u65e5'x") == "paths.runs='/a(b) [1]/\u65e5\\'x'"
     assert quoted("network.latency=50\u00b5s") == "network.latency='50\u00b5s'"
-    stay = [
+    assert quoted("label=ours (10 %), b=2") == "label='ours (10 %), b=2'"
+    assert quoted("label=4") == "label='4'" and quoted("label=~x") == "label='~x'"
+    assert quoted("label=H ${sync.period}") == "label='H ${sync.period}'"
+    stay = ["label=null", "label='4'", "label="]
+    stay += [
         "paths.runs=/a b/c",
         "paths.runs=/a,/b",
         "paths.runs='/\u65e5'",

@@ -262,6 +262,36 @@ def test_what_decides_no_result_may_differ(cfg, tmp_path):
     assert found({**cfg, "resume_sweep": True}) == folder.path
 
 
+def test_a_run_with_another_label_is_found_and_renamed(tmp_path, monkeypatch, capsys):
+    """It is trained once; a label that is typed is what reports call it from then on, and nothing else changes."""
+    typed = tiny.typed(tmp_path, "epochs=1", "resume_sweep=true")
+    assert main(monkeypatch, *typed, "label=a, first") == 0
+    folder = RunFolder(tiny.only(tmp_path))
+    before = {file.name: file.read_bytes() for file in folder.path.iterdir() if file.is_file()}
+    saved = folder.read_config()
+    assert saved["label"] == "a, first" and reuse.decisive(saved) == reuse.decisive({**saved, "label": None})
+    assert main(monkeypatch, *typed) == 0  # nothing is typed: the label stays
+    assert folder.read_config() == saved
+    assert main(monkeypatch, *typed, "label=second") == 0
+    assert capsys.readouterr().out.count(f"done already: {folder.path}") == 2
+    assert tiny.only(tmp_path) == folder.path and folder.done
+    assert folder.read_config() == {**saved, "label": "second"}
+    after = {file.name: file.read_bytes() for file in folder.path.iterdir() if file.is_file()}
+    assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == {"config.yaml"}
+    assert main(monkeypatch, *typed, "label=null") == 0
+    assert folder.read_config()["label"] is None
+
+
+def test_a_run_that_goes_on_takes_the_label_that_is_typed(tmp_path, monkeypatch):
+    typed = tiny.typed(tmp_path, "checkpoint.every=6", "label=first")
+    monkeypatch.setenv("TINY_TROUBLE", "stop:0:9")
+    assert main(monkeypatch, *typed) == 130
+    monkeypatch.delenv("TINY_TROUBLE")
+    folder = RunFolder(tiny.only(tmp_path))
+    assert main(monkeypatch, f"resume={folder.path}", "model._target_=tests.kit.tiny.Net", "label=second") == 0
+    assert folder.done and folder.read_config()["label"] == "second"
+
+
 def test_the_newest_done_run_counts_then_the_newest_unfinished_one(cfg):
     stopped = [folder_like(cfg, done=False, checkpoint=True) for _ in range(2)]
     assert found(cfg) == stopped[1].path

@@ -119,6 +119,11 @@ REFUSED = [
     (["micro_batch_size=0"], "micro_batch_size must be an integer .* 1, got 0; type micro_batch_size=32"),
     (["seed=-1"], "seed must be an integer of at least 0, got -1; type seed=0"),
     (["seed=null"], "seed must be a number, got null; type seed=0"),
+    (["label=''"], "label must be text of 1 to 40 printable .*, got ''; type label=NAME"),
+    (["label=' '"], "label must be text of 1 to 40 .*, got ' '; type label=NAME"),
+    (['label="a\nb"'], r"label must be text of .* in one line, got 'a\\nb'; type label='a b'"),
+    ([f"label={41 * 'x'}"], f"label must be text of 1 to 40 .*, got '{41 * 'x'}'; type label={40 * 'x'}$"),
+    (["label=7"], "label must be text of 1 to 40 printable characters in one line, got 7; type label='arm 7'"),
     (["bn=pool"], "bn must be one of pooled, .*, got pool; type bn=pooled"),
     (["target=90"], "target must be a number above 0 and at most 1, got 90; type target=0.9"),
     (["target=0.9", "target_every=2"], "target_every must be .* at most 1, got 2; type target_every=0.25"),
@@ -127,6 +132,12 @@ REFUSED = [
     (["checkpoint.keep=0"], "checkpoint.keep must be an integer of at least 1, got 0; type checkpoint.keep=1"),
     (["checkpoint.best=1"], "checkpoint.best must be true or false, got 1; type checkpoint.best=false"),
     (["optimizer.lr=-1"], "optimizer.lr must be a number above 0, got -1; type optimizer.lr=0.1"),
+    (["optimizer=adamw", "optimizer.lr=-1"], "optimizer.lr must be a number above 0, got -1; type optimizer.lr=0.001"),
+    (["optimizer=adamw", "optimizer.lr=${x}"], "optimizer.lr must .*: there is no option x; type optimizer.lr=0.001$"),
+    (["optimizer=muon", "optimizer.lr=${x}"], "optimizer.lr must .*; type optimizer.lr=0.02$"),
+    (["optimizer.lr=${x}"], "optimizer.lr must .*; type optimizer.lr=0.1$"),
+    (["network=10gbit", "network.bandwidth=${x}"], "network.bandwidth must .*; type network.bandwidth=10gbit$"),
+    (["network.bandwidth=fast"], "network.bandwidth must be a number, got fast; type network.bandwidth=1gbit$"),
     (["optimizer.lr=nan"], "optimizer.lr must be a number above 0, got nan"),
     (["optimizer.momentum=1.5"], "optimizer.momentum must be .* below 1, got 1.5; type optimizer.momentum=0.9"),
     (["optimizer.nesterov=true", "optimizer.momentum=0"], "optimizer.nesterov must be false .*, got true"),
@@ -225,7 +236,7 @@ def test_one_experiment_and_one_of_its_arms():
 # ---- every option of every YAML file, fed with a value of the wrong kind
 
 # may be called nonsense
-FREE_TEXT = {"paths.data", "paths.runs", "tracker.project", "dataset.folder", "dataset.file"}
+FREE_TEXT = {"label", "paths.data", "paths.runs", "tracker.project", "dataset.folder", "dataset.file"}
 MAY_BE_TRUE = {"comm.overlap", "channels_last"}  # null = as the backend has it
 TEXTS = {f"dataset={name}" for name in ("wikitext2", "ptb", "pydocs", "synthetic_text")}
 GROUPS = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())

@@ -1,9 +1,12 @@
 """The conformance kit: a compressor of somebody else passes, and each kind of mistake is caught by the right check."""
 
+import multiprocessing
+import time
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from accordion_bench import conformance
 from accordion_bench.compressors import index_codes
@@ -38,6 +41,22 @@ class EverySecond(OneShot):
         rows_R = torch.zeros(len(message_R), spec.numel, device=message_R.device)
         rows_R[:, ::2] = message_R.clone(memory_format=torch.contiguous_format).view(torch.float32)
         return rows_R
+
+
+class Alone(EverySecond):
+    """Works in one process only."""
+
+    def encode(self, x_R, *args):
+        if dist.is_initialized() and dist.get_rank() == 1:
+            raise ValueError("boom\nand more")
+        return super().encode(x_R, *args)
+
+
+class Never(EverySecond):
+    """Works nowhere."""
+
+    def encode(self, *args):
+        raise ValueError("boom")
 
 
 class Rounded(OneShot):
@@ -317,6 +336,18 @@ def test_the_test_of_unbiasedness_rejects_as_rarely_as_it_says(monkeypatch, depe
 
 
 # ---- the command line
+
+
+def test_processes_that_fail_say_so_in_the_table_and_nowhere_else(capfd):
+    outcome = conformance.run(check_placement, conformance.from_class(Alone))
+    assert outcome.status == "fail" and "\n" not in outcome.text
+    assert outcome.text == (
+        "the processes end with [1, 1, None, None]: rank 0 has lost another one; rank 1 stops with ValueError: boom"
+    )
+    assert conformance.run(check_placement, conformance.from_class(Never)).text == "stops with ValueError: boom"
+    time.sleep(1)  # for what children would still print
+    said = capfd.readouterr()
+    assert "Traceback" not in said.out + said.err and not multiprocessing.active_children()
 
 
 def test_the_command_prints_a_line_per_property(capsys, monkeypatch):

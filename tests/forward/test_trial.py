@@ -1,6 +1,7 @@
 """Trials before a run: how much a step computes, and whether this processor can."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from accordion_bench.datasets.base import Dataset
 from accordion_bench.datasets.digits import Digits
 from accordion_bench.datasets.synthetic_text import SyntheticText
 from accordion_bench.forward import trial
+from accordion_bench.forward.trial import Slowdown
 from accordion_bench.models.lstm import LSTM
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
@@ -45,18 +47,66 @@ def test_a_language_model_is_tried_as_it_is_trained():
     data = SyntheticText()
     model = LSTM(data.vocabulary, hidden=16, layers=1)
     try:
-        assert trial.slowdown(model, data, "bfloat16") > 0
+        found = trial.slowdown(model, data, "bfloat16")
+        assert found is not None and found.times > 0
     except ConfigError as refused:
         assert "primitive" in str(refused)
 
 
-@pytest.mark.parametrize(("slowdown", "warned"), [(14.0, True), (1.0, False), (0.5, False)])
-def test_16_bits_that_cost_time_are_told(tmp_path, monkeypatch, slowdown, warned):
+SLOWER = "precision=bfloat16 is slower here: a trial step of two samples "
+UNKNOWN = "precision=bfloat16 may be slower here than float32: a trial step of two samples takes more than 3 s even in "
+TOLD = [
+    (Slowdown(14.0), f"{SLOWER}has taken 14 times as long as one in float32"),
+    (Slowdown(2.1, False, 6.4), f"{SLOWER}was given up after 6.4 s, 2.1 times as long as one in float32 takes"),
+    (Slowdown(0.0, False, 3.1), f"{UNKNOWN}float32, and is not compared"),
+    (Slowdown(1.0), ""),
+    (Slowdown(0.5), ""),
+    (None, ""),
+]
+
+
+@pytest.mark.parametrize(("slowdown", "told"), TOLD)
+def test_16_bits_that_cost_time_are_told(tmp_path, monkeypatch, slowdown, told):
     monkeypatch.setattr(trial, "slowdown", lambda *args: slowdown)
     cfg = composed.run(tmp_path, "precision=bfloat16")
     parts = composed.validated(cfg)
-    told = "precision=bfloat16 is slower here: a trial step of two samples has taken 14 times as long as one in float32"
-    assert (told in without_effect(RunConfig.from_dict(cfg), set(), parts)) == warned
+    warnings = [said for said in without_effect(RunConfig.from_dict(cfg), set(), parts) if "precision" in said]
+    assert warnings == [told] * bool(told)
+
+
+class Slow(nn.Linear):
+    """A layer that takes longer in some precision: in front of its product, or in the backward pass."""
+
+    def __init__(self, size: int, seconds: dict[bool, float], backward: bool = False) -> None:
+        super().__init__(size, size)
+        self.seconds, self.backward = seconds, backward
+
+    def forward(self, x):
+        seconds = self.seconds[torch.is_autocast_enabled("cpu")]
+        if self.backward and x.requires_grad:
+            x.register_hook(lambda gradient: time.sleep(seconds))
+        elif not self.backward:
+            time.sleep(seconds)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    "usual, half, known, whole", [(0.001, 0.2, True, False), (0.001, 0.001, True, True), (0.2, 0.2, False, False)]
+)
+def test_a_trial_is_given_up(monkeypatch, backward, usual, half, known, whole):
+    """Ten layers, of which each is looked at; what is told of one that was given up is true of a whole one."""
+    monkeypatch.setattr(trial, "PATIENCE", 0.5)
+    layers = [Slow(64, {False: usual, True: half}, backward) for _ in range(10)]
+    model = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 10))
+    began = time.perf_counter()
+    found = trial.slowdown(model, Digits(), "bfloat16")
+    assert time.perf_counter() - began < 4 * 0.5 + 2
+    assert found is not None and found.whole == whole and (found.times > 0) == known
+    if known and not whole:
+        assert found.times < 10 * half / (10 * usual) and found.times >= 2
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(param._backward_hooks for param in model.parameters())
 
 
 class Bare(Digits):
@@ -68,7 +118,7 @@ class Bare(Digits):
 def test_a_data_set_without_an_example_is_not_tried():
     model = nn.Sequential(nn.Flatten(), Half(64, 10))
     assert trial.flops_per_kernel(model, Bare(), 32) == math.inf
-    assert trial.slowdown(model, Bare(), "bfloat16") == 0
+    assert trial.slowdown(model, Bare(), "bfloat16") is None
 
 
 def test_a_model_that_fails_anyway_is_no_matter_of_precision():
@@ -77,7 +127,7 @@ def test_a_model_that_fails_anyway_is_no_matter_of_precision():
 
 
 def test_float32_is_not_tried(tmp_path):
-    assert composed.validated(composed.run(tmp_path)).slowdown == 0
+    assert composed.validated(composed.run(tmp_path)).slowdown is None
 
 
 SMALL = ["model=resnet8", "dataset=synthetic", "dataset.train_size=60", "workers=4", "device=cpu"]

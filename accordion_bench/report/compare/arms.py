@@ -56,6 +56,17 @@ class Arm:
         return [run.seed for run in self.runs]
 
     @property
+    def called(self) -> str:
+        """What the user calls it by `label=` in all of its runs that say anything; "" for none or several names."""
+        names = {run.called for run in self.runs} - {""}
+        return names.pop() if len(names) == 1 else ""
+
+    @property
+    def method(self) -> str:
+        """What its options are called, whatever its label."""
+        return self.runs[0].method
+
+    @property
     def dense(self) -> bool:
         """Whether others may be compared with it as their baseline."""
         return is_dense(self.config) and not self.control

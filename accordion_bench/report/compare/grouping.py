@@ -35,8 +35,9 @@ def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
         seeds[run.seed] = newest
         repeats += older
     grouped = [tuple(sorted(seeds.values(), key=lambda run: run.seed or 0)) for seeds in arms.values()]
-    placed = _placed([Arm(members[0].label, members) for members in grouped])
-    return _told_apart(_with_settings_told_apart(placed)), repeats
+    named = [Arm("", members) for members in grouped]
+    placed = _placed([replace(arm, label=arm.called or arm.method) for arm in named])
+    return _told_apart(_with_methods(_with_settings_told_apart(placed))), repeats
 
 
 def _text(options: Any) -> str:
@@ -93,7 +94,7 @@ def _placed(arms: Sequence[Arm]) -> list[Arm]:
     """Each arm with its setting: one batch size, or those that one experiment compares; then labels say the batch.
 
     A control stands in the setting of the arms that it is for, a loop of somebody's own in that of the bench's runs
-    that train the same.
+    that train the same. What the user calls an arm stays as it is.
     """
     rooms: list[set[tuple[str, str]]] = []
     doors = [_doors(arm) for arm in arms]
@@ -112,6 +113,7 @@ def _placed(arms: Sequence[Arm]) -> list[Arm]:
         batches = sorted({size for other in together if (size := other.config.get("batch_size"))})
         label = f"{arm.label}, 1 worker" if control and "1 worker" not in arm.label else arm.label
         label = f"{label}, {arm.batch_text}" if len(batches) > 1 else label
+        label = arm.called or label
         setting = json.dumps(sorted(rooms[home]))
         placed.append(replace(arm, label=label, setting=setting, batches=tuple(batches), control=control))
     return placed
@@ -197,6 +199,16 @@ def _apart(arm: Arm, twins: Sequence[Arm]) -> str:
     told = [f"{key}={arm.options.get(key)}" for key in sorted(keys)]
     told += [arm.metric.replace("_", " ")] if len({twin.metric for twin in twins}) > 1 else []
     return printable(listed(told, 3)) if told else ""
+
+
+def _with_methods(arms: Sequence[Arm]) -> list[Arm]:
+    """Where several methods of one setting have the same label, `label (method)`: they are never one arm."""
+    result = []
+    for arm in arms:
+        twins = [other for other in arms if (other.label, other.setting) == (arm.label, arm.setting)]
+        several = arm.called and len({twin.method for twin in twins}) > 1
+        result.append(replace(arm, label=f"{arm.label} ({arm.method})") if several else arm)
+    return result
 
 
 def _told_apart(arms: list[Arm]) -> list[Arm]:

@@ -31,7 +31,7 @@ def known_accuracies(paths: Sequence[Path], model: str, workers: int) -> dict[st
             dense = baseline(arm, members)
             if dense is None or dense is arm or not arm.values("metric"):
                 continue
-            name = arm.runs[0].label
+            name = arm.method
             method, _, period = name.partition(PERIOD)
             if not period.replace(".", "", 1).isdigit():  # none, or a local method with more beside it: another method
                 method, period = name, ""
@@ -46,5 +46,5 @@ def told(arm: Arm, dense: Arm, begin: str = "") -> str:
     judged, found = metric(arm.metric), against(arm, dense)
     same = f"{NO_DIFFERENCE}: " if found.shown is False else ""
     where = f"{arm.named('model')} on {arm.named('dataset')}, {arm.workers} workers"
-    apart = arm.label.removeprefix(arm.runs[0].label)
+    apart = f", {arm.label}" if arm.called else arm.label.removeprefix(arm.method)
     return f"{begin}{same}{show_gap(judged, found)}, n = {arm.n} ({where}{apart})"

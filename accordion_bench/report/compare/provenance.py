@@ -81,7 +81,7 @@ def command(run: Run) -> str:
 
 def dense_command(arm: Arm) -> str:
     """The command of an arm's runs, made dense; of an experiment's arms, its dense arm."""
-    replaced = ("compressor", "adaptive", "sync", "seed", "resume", "arm", "-m", "--multirun")
+    replaced = ("compressor", "adaptive", "sync", "seed", "resume", "arm", "label", "-m", "--multirun")
     typed = _typed(arm.runs[0])
     kept = [word for word in typed if _key(word).split(".")[0] not in replaced and not _key(word).startswith(HOOK)]
     sweep = ["-m"] if arm.n > 1 or {"-m", "--multirun"} & set(typed) else []

@@ -8,6 +8,7 @@ from accordion_bench.comm.ledger import KINDS
 from accordion_bench.methods.labels import hook_of, label
 from accordion_bench.network.link_model import Network
 from accordion_bench.report.read.printable import NAME
+from accordion_bench.run_config import is_label
 from accordion_bench.runs.metrics import LOSSES, METRICS, metric
 from accordion_bench.runs.plausible import is_number, wrong_in_rows, wrong_in_summary
 
@@ -143,6 +144,7 @@ def _strange_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) ->
         good["dataset.validation"] = _is_finite(config["dataset"].get("validation"), or_none=True)
     good |= {key: is_number(config.get(key), or_none=True) for key in ("target", "target_every")}
     good["scale"] = isinstance(config.get("scale"), str | None)
+    good["label"] = config.get("label") is None or is_label(config["label"])
     if summary.get("modelled_seconds") is not None:
         network = config.get("network")
         good["network"] = isinstance(network, dict) and all(map(_is_finite, map(network.get, ("bandwidth", "latency"))))

@@ -18,6 +18,7 @@ from accordion_bench.report.read import rows_file
 from accordion_bench.report.read.completeness import problem, problem_of_rows
 from accordion_bench.report.read.printable import TEXT, needs_no_look, plain, printable
 from accordion_bench.report.read.rows import Rows
+from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.old_folders import in_todays_words
 from accordion_bench.runs.secrets import masked, masked_command
@@ -76,6 +77,17 @@ class Run:
 
     @property
     def label(self) -> str:
+        """What the user calls its arm, else its method."""
+        return self.called or self.method
+
+    @property
+    def called(self) -> str:
+        """What the user calls its arm by `label=`; "" where that is nothing, or no label."""
+        given = self.config.get("label")
+        return given if is_label(given) else ""
+
+    @property
+    def method(self) -> str:
         """`PowerSGD rank 2`; of a loop of somebody's own `PowerSGD rank 2, attached`, or `its name (..., attached)`."""
         choices = self.config.get("choices")
         if not choices:

@@ -64,6 +64,7 @@ def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
         paper: of the table that holds only what papers show.
     """
     lines = [evaluated(arms, paper), sent(arms, paper), time(arms, paper), *remarks.remarks(arms)]
+    lines += [] if paper else remarks.labels(arms)
     lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]
     if experiments := sorted({arm.chosen("experiment") for arm in arms} - {""}):
         lines.append(f"Experiment: {'; '.join(experiments)}.")

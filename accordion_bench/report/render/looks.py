@@ -77,7 +77,7 @@ def family(arm: Arm) -> str:
     """What arms have in common that differ in a level or another option: policies, scheme, compressor."""
     choices = arm.config.get("choices") or {}
     words = [*policies_of(arm.config), choices.get("sync"), choices.get("compressor"), hook_of(arm.config)]
-    return " ".join(str(word) for word in words if word) if not arm.attached else arm.runs[0].label
+    return " ".join(str(word) for word in words if word) if not arm.attached else arm.method
 
 
 def looks_of(named: Sequence[tuple[str, str, bool]]) -> list[Look]:

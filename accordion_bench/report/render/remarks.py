@@ -16,6 +16,20 @@ def remarks(arms: Sequence[Arm]) -> list[str]:
     return [*uncounted(arms), *went_dense(arms), *outliers(arms), *attached(arms), *not_learned(arms)]
 
 
+def labels(arms: Sequence[Arm]) -> list[str]:
+    """What the names stand for that users have given arms, and which arms have several, so that none counts."""
+    told = [f"{arm.label} is {arm.method}" for arm in arms if arm.called and arm.method not in arm.label]
+    lines = [f"Named by label=: {listed(told)}."] if told else []
+    for arm in arms:
+        names = sorted({run.called for run in arm.runs} - {""})
+        if len(names) > 1:
+            lines.append(
+                f"{arm.label}: its seeds have {len(names)} labels ({listed(names)}), so that its options name it; type "
+                "its command with resume_sweep=true and one label for all."
+            )
+    return lines
+
+
 def uncounted(arms: Sequence[Arm]) -> list[str]:
     """Which arms are hooks of somebody else's, whose bytes nobody has counted, and what stands in their place."""
     told = []

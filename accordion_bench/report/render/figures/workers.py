@@ -63,8 +63,13 @@ def _twice(line: Line) -> bool:
 def by_method(arms: Sequence[Arm]) -> list[Line]:
     """Lines of at least two numbers of workers: arms of one name, by batch size where a number occurs twice."""
     named: dict[str, list[Arm]] = {}
+    methods: dict[str, set[str]] = {}
+    for arm in arms:
+        methods.setdefault(arm.called or arm.method, set()).add(arm.method)
     for arm in arms:
         name = arm.label.replace(f", {arm.batch_text}", "").replace(", 1 worker", "")
+        if arm.called and len(methods[arm.called]) > 1 and arm.method not in name:
+            name = f"{name} ({arm.method})"
         named.setdefault(name, []).append(arm)
     lines: list[Line] = []
     for name, members in named.items():

@@ -148,6 +148,7 @@ def main() -> None:
 
     from accordion_bench.netlab import options
     from accordion_bench.netlab.hosts import Hosts
+    from accordion_bench.report.compare.markdown import folded
     from accordion_bench.runs.environment import environment
 
     with tempfile.TemporaryDirectory() as folder, Hosts(args.hosts, options.rate(args.rate), {}) as hosts:
@@ -166,12 +167,12 @@ def main() -> None:
         "",
         *table(told["rounds"]),
         "",
-        "Sent by the interface: by one host's, mean over the hosts, with headers and acknowledgements. Counted: by",
+        "Sent by the interface: by one host's, mean over the hosts, with headers and acknowledgements. Counted: by "
         "arithmetic, of one worker's link; of hooks, and of epfml's package, nobody but these knows.",
         *(f"\n{name} was left out: {why}." for name, why in told["failed"].items()),
     ]
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (args.out / "README.md").write_text(folded("\n".join(lines)) + "\n", encoding="utf-8")
     (args.out / "rounds.json").write_text(text, encoding="utf-8")
     print("\n".join(lines))
 

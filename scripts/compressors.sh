@@ -46,10 +46,11 @@ cp "$scratch"/{table.md,table.csv,comparison.png,comparison.pdf} "$kept"
     cat <<'TEXT'
 # Every compressor on digits
 
-`JOBS=2 scripts/compressors.sh`. ResNet-8 (75 thousand parameters) on 8×8 images: a check that every method trains, and what it sends; no
-evidence about large models. **No method can be told from dense here, and none from most others**: with 360 test images and three seeds the
-intervals are ±0.4 to ±4 points. The learning rates of signsgd, signum and DeMo were chosen from {0.0005, 0.001, 0.002, 0.005} at seed 7;
-everything else keeps dense's. **Times are no measurement**: two arms ran at a time beside other work, hence their intervals.
+`JOBS=2 scripts/compressors.sh`. ResNet-8 (75 thousand parameters) on 8×8 images: a check that every method trains, and
+what it sends; no evidence about large models. **No method can be told from dense here, and none from most others**:
+with 360 test images and three seeds the intervals are ±0.4 to ±4 points. The learning rates of signsgd, signum and DeMo
+were chosen from {0.0005, 0.001, 0.002, 0.005} at seed 7; everything else keeps dense's. **Times are no measurement**:
+two arms ran at a time beside other work, hence their intervals.
 
 TEXT
     cat "$scratch/README.md"

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from accordion_bench.options.conf_dir import yaml_files
+from accordion_bench.report.compare.markdown import folded
 from accordion_bench.runs.environment import environment
 from scripts.gpu_sections import SECTIONS, Section, Setting
 
@@ -68,7 +69,7 @@ def page(facts: dict[str, Any], made: dict[str, Section]) -> str:
     lines = ["# What a GPU has shown", "", *(f"- {key}: {value}" for key, value in facts.items())]
     for name, section in made.items():
         lines += ["", f"## {TITLES[name]}{', FAILED' * section.failed}", "", *section.lines]
-    return "\n".join(lines) + "\n"
+    return folded("\n".join(lines)) + "\n"
 
 
 def main() -> int:

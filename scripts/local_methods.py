@@ -28,6 +28,7 @@ from accordion_bench.options.units import human_bytes
 from accordion_bench.processes.placement import place
 from accordion_bench.report.compare.arms import Arm, fingerprint
 from accordion_bench.report.compare.grouping import group
+from accordion_bench.report.compare.markdown import folded
 from accordion_bench.report.compare.provenance import provenance
 from accordion_bench.report.compare.show import show_ratio, show_times
 from accordion_bench.report.compare.tidy import tidy
@@ -236,7 +237,7 @@ def report(cells: Sequence[Cell], refused: Sequence[str], args: argparse.Namespa
         f"## In no table\n\n{absent}" if absent else "",
         provenance(runs, list(commands([cell for cell in by_arm(cells) if cell not in missing]))),
     ]
-    (out / "README.md").write_text("\n\n".join(filter(None, text)) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(folded("\n\n".join(filter(None, text))) + "\n", encoding="utf-8")
     print(f"{len(runs)} of {len(cells)} runs in {out}")
 
 

@@ -16,6 +16,7 @@ from accordion_bench.cli import pairwise
 from accordion_bench.cli.pairwise import names
 from accordion_bench.config.compose import compose
 from accordion_bench.options.instantiate import Config
+from accordion_bench.report.compare.markdown import folded
 
 WORKERS = 4
 PLAIN = {"compressor": "none", "sync": "every_step", "adaptive": "none"}
@@ -91,14 +92,14 @@ def document() -> str:
 
 Written by `python -m scripts.matrix docs/matrix.md`; `tests/cli/test_pairwise.py` checks every cell by validating it,
 and trains a set of runs in which every pair that runs occurs. Three choices run together where each pair of them does:
-`·`. Elsewhere the number says with which sentence the run is refused before it starts ("…" stands for the cell's own
-names).
-Several policies run together where no two drive the same thing (`adaptive=[accordion,alq]`), see the
-column *drives* of [algorithms.md](algorithms.md). Options other than the defaults can be refused by further rules.
+`·`. Elsewhere the cell holds the number of the sentence with which the run is refused before it starts ("…" stands for
+the cell's own names). Several policies run together if no two of them drive the same thing
+(`adaptive=[accordion,alq]`): see the column *drives* of [algorithms.md](algorithms.md). Other options than the defaults
+can be refused by further rules.
 """
     pairs = [("compressor", "adaptive"), ("adaptive", "sync"), ("compressor", "sync")]
     parts = [[f"## {rows} × {columns}", "", *table(rows, columns)] for rows, columns in pairs]
-    return head + "".join("\n" + "\n".join(part) + "\n" for part in parts)
+    return folded(head + "".join("\n" + "\n".join(part) + "\n" for part in parts))
 
 
 if __name__ == "__main__":

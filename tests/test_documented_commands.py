@@ -47,6 +47,8 @@ SHELL = [block for block in BLOCKS if block.language == "bash"]
 TYPED = [command for block in SHELL for command in pages.commands(block)]
 SAID = [command for page in pages.PAGES for command in pages.inline(page)]
 COMMANDS = list({str(command): command for command in [*TYPED, *SAID]}.values())
+OWN_PARTS, TUTORIAL = Path("examples/own_parts/README.md"), Path("docs/tutorial.md")
+INSTALLED = [c for c in COMMANDS if c.page != OWN_PARTS and "--config-dir" not in c.words]
 OF_OTHERS = ("export", "source", ".", "pip")  # the shell's, and what is tested by scripts/try_wheel.sh
 
 
@@ -65,18 +67,25 @@ def readers(monkeypatch, tmp_path):
     for block in BLOCKS:  # a program that says its file's name in its first line
         if block.language == "python" and (named := re.match(r"# (\w+\.py)\b", block.text)):
             (tmp_path / named[1]).write_text(block.text, encoding="utf-8")
+    (tmp_path / "conf" / "compressor").mkdir(parents=True)
+    (tmp_path / "conf" / "compressor" / "pool.yaml").write_text("_target_: pool.Pool\nerror_feedback: true\n")
     monkeypatch.setattr(placement, "Interface", lambda name: None)
     monkeypatch.setattr(trial, "slowdown", lambda *_: None)  # which is timed
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "own_parts" not in str(c.page)], ids=str)
+@pytest.mark.parametrize("command", INSTALLED, ids=str)
 def test_it_is_taken(command, readers, monkeypatch):
     take(command, monkeypatch)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "own_parts" in str(c.page)], ids=str)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.page == TUTORIAL and "--config-dir" in c.words], ids=str)
+def test_it_is_taken_beside_the_compressor_of_the_tutorial(command, inside, readers, monkeypatch):
+    take(command, monkeypatch)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.page == OWN_PARTS], ids=str)
 def test_it_is_taken_beside_parts_of_your_own(command, inside, monkeypatch):
     take(command, monkeypatch)
 
@@ -107,10 +116,13 @@ def take(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 def _launched(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A command of torchrun or Slurm, on a machine without GPUs."""
     each, machines = 4, 2
-    at = words.index("-m")
+    at = words.index("-m") if "-m" in words else len(words) - 1
     if words[0] == "torchrun":
         args = torch.distributed.run.get_args_parser().parse_args([*words[1:at], "script.py"])
         each, machines = int(args.nproc_per_node), int(args.nnodes.rpartition(":")[2])
+    if words[at] != "-m":
+        assert Path(words[at]).is_file()
+        return
     size, here = str(each * machines), str(each)
     environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": here}
     _module(words[at + 1], words[at + 2 :], environ, monkeypatch)

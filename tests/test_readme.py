@@ -1,4 +1,4 @@
-"""README.md: short, and true where a machine can tell; its commands are in test_documented_commands.py."""
+"""README.md: short, and true where a machine can tell (commands: test_documented_commands.py); lines of all pages."""
 
 import re
 import shutil
@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from accordion_bench.options.conf_dir import yaml_files
+from tests.kit import pages
 from tests.kit.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -15,6 +16,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_it_takes_two_minutes_to_read():
     assert len(README.split()) < 700
     assert max(map(len, README.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("page", pages.PROSE, ids=str)
+def test_lines_of_prose_fit_an_editor(page):
+    assert pages.long_lines(page) == []
 
 
 def test_its_links_lead_somewhere():

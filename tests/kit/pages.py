@@ -10,7 +10,9 @@ from tests.kit.paths import ROOT
 
 FOUND = [file for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for file in ROOT.glob(pattern)]
 PAGES = sorted(file.relative_to(ROOT) for file in FOUND if file.name not in ("CHANGELOG.md", "SECURITY.md"))
+PROSE = sorted({*PAGES, *(file.relative_to(ROOT) for file in ROOT.glob("results/**/README.md"))})
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+CODE = re.compile(rf"{FENCED.pattern}|(?<=\n\n)(?: {{4}}.*?\n)+", FENCED.flags)  # fenced, or indented
 ASSIGNED = re.compile(r"(\w+)=(\S+)")
 
 
@@ -38,6 +40,12 @@ class Command:
 
     def __str__(self) -> str:
         return f"{self.page}: {' '.join(self.words)}"
+
+
+def long_lines(page: Path, width: int = 120) -> list[str]:
+    """The lines of a page that are longer than `width` characters; tables, headings, pictures and code may be."""
+    text = CODE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    return [line for line in text.splitlines() if len(line) > width and not line.startswith(("|", "#", "!["))]
 
 
 def blocks(page: Path) -> list[Block]:

@@ -45,6 +45,24 @@ def test_a_line_of_markdown_leads_nowhere(text, shown):
     assert markdown.line(text) == shown
 
 
+@pytest.mark.parametrize("marker", ["", "- ", "12. "])
+@pytest.mark.parametrize("begins", ["- 2", "+ rounds", "# x", "1. x", "12) x", "> y", "=", "| x", "-0.84", "plain"])
+def test_a_folded_page_says_the_same_in_short_lines(marker, begins):
+    for length in range(100, 120):
+        page = f"{marker}{'w' * (length - 9)} {'w' * 8} {begins} {'word ' * 40}end"
+        first, *others = markdown.folded(page).splitlines()
+        assert " ".join([first, *(row.strip() for row in others)]) == page
+        assert first.startswith(marker) and all(row.startswith(" " * len(marker)) for row in others)
+        assert max(map(len, [first, *others])) <= 120
+        assert not any(markdown.BEGINS.match(f" {row.strip()}") for row in others)
+
+
+def test_tables_headings_and_code_are_not_folded():
+    long = "x y " * 50
+    page = f"# {long}\n\n| {long} |\n\n```\n{long}\n```\n\n    {long}\n"
+    assert markdown.folded(page) == page
+
+
 def test_a_cell_stays_one_cell():
     (_, _, row) = table.aligned([["arm", "n"], [r"a\| b | `c`", "1"]]).splitlines()
     assert row == r"| a\\\| b \| \`c\` |  1 |"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.markdown import inline, line
+from accordion_bench.report.compare.markdown import folded, inline, line
 from accordion_bench.report.compare.provenance import provenance
 from accordion_bench.report.compare.target import beside_tables
 from accordion_bench.report.compare.tidy import tidy
@@ -151,4 +151,4 @@ def readme(text: str, sections: Sequence[Section], across: Sequence[Path]) -> st
         pngs = [png for section in sections for png in section.figures if png.name.startswith(FIRST)]
         parts += [f"![{png.stem}]({png.name})" for png in (*pngs, *across)]
         parts.append(provenance([run for section in sections for arm in section.arms for run in arm.runs]))
-    return "\n\n".join(parts) + "\n"
+    return folded("\n\n".join(parts)) + "\n"

@@ -7,6 +7,7 @@ operation.
 
 import contextlib
 import functools
+import importlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -137,9 +138,11 @@ class FromLists(TorchFunctionMode):
 
 @contextlib.contextmanager
 def pretended() -> Iterator[Counts]:
-    """A device for the block; gives what is counted on it. Host memory can be pinned for it."""
+    """A device for the block; gives what is counted on it. Host memory can be pinned for it, optimizers are fused."""
     Pretend.counts.reset()
     before = Tensor.pin_memory
+    optimizers: list[Any] = [importlib.import_module(f"torch.optim.{name}") for name in ("sgd", "adam", "adagrad")]
+    checks = [module._device_dtype_check_for_fused for module in optimizers]
 
     def pin_memory(x: Tensor) -> Tensor:
         pinned = x.clone()
@@ -147,11 +150,15 @@ def pretended() -> Iterator[Counts]:
         return pinned
 
     Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
+    for module in optimizers:  # they would refuse a device that is not there
+        module._device_dtype_check_for_fused = lambda *_, **__: None
     try:
         with FromLists(), PretendDevice():
             yield Pretend.counts
     finally:
         Tensor.pin_memory = before  # type: ignore[method-assign]
+        for module, check in zip(optimizers, checks, strict=True):
+            module._device_dtype_check_for_fused = check
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

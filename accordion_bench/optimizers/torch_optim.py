@@ -24,7 +24,7 @@ def fused(optimizer: type[torch.optim.Optimizer], device: torch.device) -> Any:
 
     It rounds otherwise than torch's default, in the last bits.
     """
-    if device.type != "cuda" or "fused" not in inspect.signature(optimizer).parameters:
+    if device.type == "cpu" or "fused" not in inspect.signature(optimizer).parameters:
         return optimizer
     option: dict[str, Any] = {"fused": True}
     return functools.partial(optimizer, **option)

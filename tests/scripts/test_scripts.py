@@ -33,6 +33,7 @@ SMALLEST = {
     "bench_step": ["plain", "workers", "detector", "ddp", *TWICE],
     "bench_threads": [*ONCE, "--arms", "digits", "--busy", "1"],
     "gpu_report": ["--smallest", "--out", "TMP/gpu"],
+    "gpu_replay": ["--device", "cpu", "--rounds", "2", "--out", "TMP/gpu"],
     "compare_advised": ["--epochs", "2", "--seeds", "0", "--runs", "TMP/runs", "--page", "TMP/page.md"],
     "end_of_gloo": ["--pairs", "1", "--only", "attach, detach"],
     "entropy": [],

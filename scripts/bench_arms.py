@@ -42,7 +42,8 @@ def our_step(trainer: Trainer) -> Callable[[], None]:
         if trainer.position.step_in_epoch >= trainer.position.steps_per_epoch - 1:
             trainer.position.step_in_epoch = 0
             trainer.begin_epoch()
-        trainer.train_step()
+        with trainer.graphs.training():
+            trainer.train_step()
 
     return step
 

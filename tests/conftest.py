@@ -15,6 +15,8 @@ from tests.kit.own_parts import inside  # noqa: F401
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # below nohup, where no terminal's end would be heard
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 gc.disable()  # nothing of what is collected goes before the end
 
 

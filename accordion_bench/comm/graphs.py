@@ -1,6 +1,6 @@
 """Graphs: work that a device is told once and then repeats by itself, without the host that told it.
 
-With `streams` the only room that touches torch.cuda. A CPU is told everything each time: there nothing is captured.
+The only room that captures with torch.cuda. A CPU is told everything each time: there nothing is captured.
 """
 
 import contextlib

@@ -13,6 +13,8 @@ from typing import Any
 KEY = "crc32"
 AT_THE_END = re.compile(r'"([0-9a-f]{8})"\s*\}\s*\Z')
 LAST_LINE = re.compile(rf"# {KEY}: ([0-9a-f]{{8}})\s*\Z")
+LAST_KEY = re.compile(r'(?:"|^# )([^"\n]*)"?: \Z', re.MULTILINE)
+ANY_LAST_LINE = re.compile(r"([0-9a-f]{8})\s*\Z")
 
 
 class Changed(ValueError):
@@ -36,13 +38,23 @@ def checked_json(text: str, content: Any) -> Any:
     Raises:
         Changed: the text has a checksum, and it is another one's.
     """
-    if not isinstance(content, dict) or KEY not in content:
+    if not isinstance(content, dict):
         return content
     found = AT_THE_END.search(text)
+    if KEY not in content:
+        if found and _renamed(text[: found.start()], found[1]):
+            raise Changed
+        return content
     if not found or found[1] != content[KEY] or found[1] != _of(text[: found.start()]):
         raise Changed
     del content[KEY]
     return content
+
+
+def _renamed(head: str, digits: str) -> bool:
+    """Whether the last key before the digits was the checksum's, until one of its letters changed."""
+    key = LAST_KEY.search(head)
+    return key is not None and _of(f"{head[: key.start(1)]}{KEY}{head[key.end(1) :]}") == digits
 
 
 def yaml_text(text: str) -> str:
@@ -59,6 +71,9 @@ def check_yaml(text: str) -> None:
     """
     last = text[text.rstrip().rfind("\n") + 1 :]
     if KEY not in last:
+        found = ANY_LAST_LINE.search(text)
+        if found and _renamed(text[: found.start()], found[1]):
+            raise Changed
         return
     found = LAST_LINE.search(text)
     if not found or found[1] != _of(text[: found.start(1)]):

@@ -80,6 +80,20 @@ def with_a_flip(file: Path, data: bytes, place: int, byte: bytes) -> None:
     file.write_bytes(data[:place] + byte + data[place + 1 :])
 
 
+@pytest.mark.parametrize("key", ["crc33", "grc32", "", "c c32"])
+def test_a_checksum_whose_name_has_changed_is_one(key):
+    """Else one flip in it would make a file of an earlier version, which has none."""
+    row = checksums.json_text({"epoch": 1, "loss": 2.5}).replace("crc32", key)
+    options = checksums.yaml_text("seed: 1\n")
+    with pytest.raises(checksums.Changed):
+        checksums.checked_json(row, json.loads(row))
+    with pytest.raises(checksums.Changed):
+        checksums.check_yaml(options.replace("crc32", key))
+    with_a_name = json.dumps({"epoch": 1, "commit": "0a1b2c3d"})
+    assert checksums.checked_json(with_a_name, json.loads(with_a_name)) == {"epoch": 1, "commit": "0a1b2c3d"}
+    checksums.check_yaml("commit: 0a1b2c3d\n")
+
+
 def every_flip_is_told(runs: dict, tmp_path: Path, digits: bool, most: int) -> None:
     """No report takes a number that a flip has changed."""
     _, folder = runs["finished"]

@@ -413,4 +413,4 @@ def test_two_processes_with_readers_are_the_same_run(root, tmp_path):
     for row, other in zip(one, two, strict=True):
         assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
         assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-3)
-    assert multiprocessing.active_children() == before
+    assert not {*multiprocessing.active_children()} - {*before}  # one of an earlier test may have ended meanwhile

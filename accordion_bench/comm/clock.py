@@ -327,7 +327,8 @@ class Clock:
 
     def _ready_mark(self, bucket: int) -> tuple[Any, Any]:
         """Since when a bucket was waited for, and when it was ready; where that was not noted, now."""
-        return self._ready.pop(bucket, None) or (self._step, self._last)
+        ready = self._ready.pop(bucket, None) if self._noted is None else None
+        return ready or (self._step, self._last)
 
     def collective(self, start: Any) -> None:
         """A collective that began at `start` has ended."""
@@ -352,7 +353,8 @@ class Clock:
     def _count(self, part: str | ExchangePart, seconds: float) -> None:
         times = 1 + self._unread.pop(part, 0)
         if isinstance(part, ExchangePart):
-            self.series[part].add(seconds)
+            for _ in range(times):
+                self.series[part].add(seconds)
             return
         self.totals[part] += seconds * times
         if part in EXCLUSIVE:

@@ -167,11 +167,13 @@ class Ledger:
         """Inside, nothing is charged; what would have been is charged by calling what the list holds afterwards."""
         counts, kinds = dict(self.counts), dict(self.kinds)
         again: list[Callable[[], None]] = []
-        yield again
         spent = Ledger(self.workers)
-        spent.counts = {name: now - counts[name] for name, now in self.counts.items()}
-        spent.kinds = {kind: (now[0] - kinds[kind][0], now[1] - kinds[kind][1]) for kind, now in self.kinds.items()}
-        self.counts, self.kinds = counts, kinds
+        try:
+            yield again
+        finally:
+            spent.counts = {name: now - counts[name] for name, now in self.counts.items()}
+            spent.kinds = {kind: (now[0] - kinds[kind][0], now[1] - kinds[kind][1]) for kind, now in self.kinds.items()}
+            self.counts, self.kinds = counts, kinds
         if any(spent.counts.values()):
             again.append(lambda: self._add(spent))
 

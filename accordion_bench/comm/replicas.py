@@ -49,6 +49,7 @@ class Replicas:
         self.like = self.shared[0]
         self.replicas: list[list[nn.Parameter]] = []
         self.gradients_W: list[Tensor] = []
+        self._laid_out: dict[nn.Parameter, Tensor] = {}  # updates in their parameter's memory format
 
     def fork(self) -> None:
         """Give every local worker parameters of its own, equal to the shared ones."""
@@ -115,8 +116,12 @@ class Replicas:
         """Hand the updates to the optimizer, as the gradients of the shared parameters, in their memory format."""
         for param, update in zip(self.params, updates, strict=True):
             gradient = as_kind_of(update, param)
-            alike = gradient.stride() == param.stride()
-            param.grad = gradient if alike else torch.empty_like(param).copy_(gradient)
+            if gradient.stride() != param.stride():
+                place = self._laid_out.get(param)
+                if place is None:
+                    place = self._laid_out[param] = torch.empty_like(param)
+                gradient = place.detach().copy_(gradient)
+            param.grad = gradient
 
     # ---- checkpoints
 

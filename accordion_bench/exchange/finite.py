@@ -53,9 +53,10 @@ class Finite:
         """Inside, looks are kept, not noted; they are noted by calling what the list holds afterwards."""
         before, self._looks = self._looks, []
         again: list[Callable[[], None]] = []
-        yield again
-        looks = self._looks
-        self._looks = before
+        try:
+            yield again
+        finally:
+            looks, self._looks = self._looks, before
         if looks:
             again.append(lambda: self._looks.extend(looks))
 

@@ -156,7 +156,7 @@ class ExchangeRunner:
 
     def _exchanged(self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
         """The updates of an exchange, which may be captured where what is not finite is looked for afterwards."""
-        if not exchange.replays or exchange.comm is not self.comm:
+        if self.do is eagerly or not exchange.replays or exchange.comm is not self.comm:
             return exchange(xs_W, info)
         updates = self.do(exchange.work(xs_W, info))
         exchange.finite.refuse()

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.comm.graphs import Stage, Work
+from accordion_bench.comm.graphs import Stage, Work, eagerly
 from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.tensors.real_view import as_kind_of
@@ -73,6 +73,7 @@ class InnerOptimizers:
         self.of_replicas: list[Optimizer] = []
         self._lr: Tensor | None = None  # on the device, where updates are captured
         self._rate: float | None = None  # that it holds
+        self._state_count = -1  # tensors of state after the last step
 
     def fork(self) -> None:
         """One optimizer for each replica, in the state of the common one, which is given up."""
@@ -95,24 +96,31 @@ class InnerOptimizers:
         for row, replica in enumerate(self.axis.replicas if self.of_replicas else []):
             for x, gradient_W in zip(replica, self.axis.gradients_W, strict=True):
                 x.grad = as_kind_of(gradient_W[row], x)
-        fused = all(optimizer.defaults.get("fused") for optimizer in optimizers)
-        if fused:
+        if all(optimizer.defaults.get("fused") for optimizer in optimizers):
             lr = float(np.float32(lr))  # as a kernel reads it from the device, so that captured updates are the same
-        if fused and do is not None:
-            do(self._update(optimizers, lr))
-            return
+            if do is not None:
+                self._step_fused(optimizers, lr, do)
+                return
         self._set(optimizers, lr)
         for optimizer in optimizers:
             optimizer.step()
 
+    def _step_fused(self, optimizers: Sequence[Optimizer], lr: float, do: Callable[[Work], object]) -> None:
+        """A step that may be captured, unless it makes state anew: a capture would make it, and compute nothing."""
+        if len(_states(optimizers)) == self._state_count:
+            do(self._update(optimizers, lr))
+        else:
+            eagerly(self._update(optimizers, lr))
+        self._state_count = len(_states(optimizers))
+
     def _update(self, optimizers: Sequence[Optimizer], lr: float) -> Work:
-        """The step of fused optimizers, which read the learning rate from the device."""
+        """The step of fused optimizers, which read the learning rate from the device.
+
+        Its memory is that of gradients and state: a momentum that has been given up makes it another work.
+        """
         if self._lr is None:
             self._lr = torch.zeros((), device=self.axis.like.device)
-        cell, trained = (
-            self._lr,
-            [x for optimizer in optimizers for group in optimizer.param_groups for x in group["params"]],
-        )
+        cell = self._lr
 
         def prepare() -> None:
             if self._rate != lr:
@@ -125,10 +133,11 @@ class InnerOptimizers:
                 optimizer.step()
 
         def changes() -> list[Tensor]:
-            states = [value for optimizer in optimizers for own in optimizer.state.values() for value in own.values()]
-            return [*(x.data for x in trained), *(value for value in states if isinstance(value, Tensor))]
+            return [*(x.data for x in trained), *_states(optimizers)]
 
-        where = tuple(x.grad.data_ptr() for x in trained if x.grad is not None)
+        trained = [x for optimizer in optimizers for group in optimizer.param_groups for x in group["params"]]
+        gradients = [x.grad for x in trained if x.grad is not None]
+        where = tuple(x.data_ptr() for x in (*gradients, *changes()))
         return Work("update", (bool(self.of_replicas), where), [Stage(prepare, run)], changes)
 
     @staticmethod
@@ -179,6 +188,12 @@ class InnerOptimizers:
                 # Adam counts its steps on the CPU, unless one kernel does everything
                 on_device = isinstance(value, Tensor) and (key != "step" or optimizer.defaults.get("fused"))
                 optimizer.state[param][key] = value.to(param.device) if on_device else value
+
+
+def _states(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    """All tensors of their states."""
+    values = (value for optimizer in optimizers for own in optimizer.state.values() for value in own.values())
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def _belongs_to(value: Tensor, param: Tensor) -> bool:

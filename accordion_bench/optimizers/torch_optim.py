@@ -26,5 +26,7 @@ def fused(optimizer: type[torch.optim.Optimizer], device: torch.device) -> Any:
     """
     if device.type == "cpu" or "fused" not in inspect.signature(optimizer).parameters:
         return optimizer
-    option: dict[str, Any] = {"fused": True}
-    return functools.partial(optimizer, **option)
+    options: dict[str, Any] = {"fused": True}
+    if "capturable" in inspect.signature(optimizer).parameters:
+        options["capturable"] = True  # Adam looks for it before its step is captured
+    return functools.partial(optimizer, **options)

@@ -18,11 +18,9 @@ from accordion_bench.comm.graphs import Graphs, NotCapturable, Work, eagerly
 from accordion_bench.config.capture_rules import WORKERS
 
 WARM = 3  # times that work is done eagerly first: kernels are searched for and compiled, tables are made
-KEPT = 64  # captures that are kept, the latest used
-CHANGING = 200  # keys of one kind after which work that never comes back is given up
-ALIKE = (
-    1e-3  # relative distance up to which a replay and eager work are the same, where kernels do not repeat their bits
-)
+KEPT = {"workers": 512, "exchange": 8, "update": 8}  # captures that are kept by kind, the latest used
+CHANGING = 1000  # times in a row that work of one kind is done eagerly before it is given up: it never comes back
+ALIKE = 1e-3  # relative distance up to which a replay and eager work are alike: some kernels do not repeat their bits
 
 
 class Beside(Protocol):
@@ -64,40 +62,48 @@ class Replayed:
     ) -> None:
         self.graphs, self.beside, self.tell, self.eager = graphs, beside, tell, dict(eager or {})
         self._seen: dict[str, Counter[Hashable]] = {}
-        self._kept: OrderedDict[Hashable, Captured] = OrderedDict()
-        self._compared: set[str] = set()
+        self._kept: dict[str, OrderedDict[Hashable, Captured]] = {}
+        self._missed: Counter[str] = Counter()  # times in a row that work of a kind was done eagerly
+        self._again: set[str] = set()  # kinds of which a second replay has been compared, too
 
     def __call__(self, work: Work) -> Any:
         """Do the work; returns what its last stage leaves, the same tensors at every replay."""
         if not self.graphs.captures or work.name in self.eager:
             return eagerly(work)
-        kept = self._kept.get((work.name, work.key))
-        if kept is None:
-            if not self._often_enough(work):
-                return eagerly(work)
-            try:
-                kept = self._capture(work)
-            except NotCapturable as bad:
-                self._give_up(work.name, str(bad))
-                return eagerly(work)
-            return self._replay(work, kept)
-        self._kept.move_to_end((work.name, work.key))
-        if work.name in self._compared:
-            return self._replay(work, kept)
-        return self._compare(work, kept)
-
-    def forget(self) -> None:
-        """The memory of parameters, gradients or buffers is another one from here on."""
-        self._kept.clear()
-        self._seen.clear()
+        kept = self._kept.setdefault(work.name, OrderedDict())
+        found = kept.get(work.key)
+        if found is None:
+            return self._first(work) if self._often_enough(work) else eagerly(work)
+        kept.move_to_end(work.key)
+        self._missed[work.name] = 0
+        if work.name in self._again:
+            return self._replay(work, found)
+        self._again.add(work.name)
+        return self._compare(work, found)
 
     def _often_enough(self, work: Work) -> bool:
         seen = self._seen.setdefault(work.name, Counter())
         seen[work.key] += 1
-        if len(seen) > CHANGING:
-            self._give_up(work.name, f"it was another work in each of {CHANGING} steps")
+        self._missed[work.name] += 1
+        if self._missed[work.name] > CHANGING:
+            self._give_up(work.name, f"it was another work {CHANGING} times in a row")
             return False
         return seen[work.key] > WARM
+
+    def _first(self, work: Work) -> Any:
+        """Capture the work, and compare its first replay; eagerly where that cannot be."""
+        try:
+            captured = self._capture(work)
+        except NotCapturable as bad:
+            self._give_up(work.name, str(bad))
+            return eagerly(work)
+        kept, seen = self._kept[work.name], self._seen[work.name]
+        kept[work.key] = captured
+        self._missed[work.name] = 0
+        while len(kept) > KEPT.get(work.name, 8):
+            oldest, _ = kept.popitem(last=False)
+            del seen[oldest]
+        return self._compare(work, captured)
 
     def _capture(self, work: Work) -> Captured:
         """Note all stages; nothing of them has been done afterwards.
@@ -116,10 +122,7 @@ class Replayed:
             repeated.append([again for own in noted for again in own])
         if [x.data_ptr() for x in work.changes()] != before:
             raise NotCapturable("it puts new tensors in the place of those that it changes")
-        kept = self._kept[work.name, work.key] = Captured(replays, repeated, out)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        return kept
+        return Captured(replays, repeated, out)
 
     @staticmethod
     def _replay(work: Work, kept: Captured) -> Any:
@@ -134,26 +137,30 @@ class Replayed:
     def _compare(self, work: Work, kept: Captured) -> Any:
         """Replay the work, take it back, do it eagerly: what the run goes on with, whatever the replay has found."""
         changed = list(work.changes())
-        before = [x.clone() for x in changed]
-        for stage, replay in zip(work.stages, kept.replays, strict=True):
-            stage.prepare()
-            replay()
-        replayed = [x.clone() for x in [*changed, *_tensors(kept.out)]]
-        if changed:
+        before: list[Tensor] = []
+        replayed: list[Tensor] | None = None
+        try:
+            before = [x.clone() for x in changed]
+            for stage, replay in zip(work.stages, kept.replays, strict=True):
+                stage.prepare()
+                replay()
+            replayed = [x.clone() for x in [*changed, *_tensors(kept.out)]]
+        except torch.OutOfMemoryError:
+            self._give_up(work.name, "there is no memory to compare a replay with the same work done eagerly")
+        if len(before) == len(changed) > 0:
             torch._foreach_copy_(changed, before)
         with torch.enable_grad():
             out = eagerly(work)
         found = [*changed, *_tensors(out)]
-        if len(found) != len(replayed) or not all(map(alike, replayed, found)):
+        if replayed is not None and (len(found) != len(replayed) or not all(map(alike, replayed, found))):
             self._give_up(work.name, "a replay of it differs from the same work done operation by operation")
-        self._compared.add(work.name)
         return out
 
     def _give_up(self, name: str, reason: str) -> None:
         self.eager[name] = reason
-        for key in [key for key in self._kept if isinstance(key, tuple) and key[0] == name]:
-            del self._kept[key]
-        self.tell(f"{name} stays eager: {reason}")
+        self._kept.pop(name, None)
+        self._seen.pop(name, None)
+        self.tell(f"eager from now on, not replayed: {name}, because {reason}")
 
 
 class Slots:
@@ -168,14 +175,14 @@ class Slots:
         self.replayed, self.memory_format = replayed, memory_format
         self._places: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
-    def filled(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The batches of all local workers in their place, images in their memory format.
+    def filled(self, row: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The batches of a worker, or of all from `row` on, in their place; images in their memory format.
 
         Where nothing is captured, they are as they come.
         """
         if not self.replayed.graphs.captures or WORKERS in self.replayed.eager:
             return x.to(memory_format=self.memory_format), y
-        key = (x.shape, x.dtype, y.shape, y.dtype)
+        key = (row, x.shape, x.dtype, y.shape, y.dtype)
         if key not in self._places:
             self._places[key] = torch.empty_like(x, memory_format=self.memory_format), torch.empty_like(y)
         for place, values in zip(self._places[key], (x, y), strict=True):
@@ -187,11 +194,11 @@ def alike(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors are the same, up to the order in which a kernel may add; waits for the device."""
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
-    if torch.equal(x, y):
-        return True
     if not x.is_floating_point():
+        return torch.equal(x, y)
+    if not torch.equal(x.isfinite(), y.isfinite()):
         return False
-    a, b = x.double(), y.double()
+    a, b = (z.nan_to_num(0, 0, 0).double() for z in (x, y))
     return bool((a - b).norm() <= ALIKE * b.norm())
 
 

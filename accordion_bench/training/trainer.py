@@ -179,8 +179,11 @@ class Trainer:
         eager = capture_rules.stays_eager(config, parts, comm.processes)
         self.graphs = self.clock.graphs = Graphs() if set(eager) == capture_rules.ALL else graphs_of(self.device)
         self.replayed = Replayed(self.graphs, (comm.ledger, self.clock, self.runner.finite), tell, eager)
-        self.runner.do = self.replayed
+        if self.graphs.captures:
+            self.runner.do = self.replayed
         self.slots = Slots(self.replayed, self.memory_format)
+        # of pictures in files one worker's are read ahead: all workers' would take as many times the memory
+        self.together = self.graphs.captures and not hasattr(self.data, "loader")
 
     # ---- one step
 
@@ -190,14 +193,9 @@ class Trainer:
         info = self.position.info()
         self.clock.in_force(info.plan.batch_size, self.exchange.predicted_bytes(info))
         self.dense_notes.note(self.exchange.goes_dense(info), info.step)
-        self.clock.worker()
-        xs, ys = self.slots.filled(*next(self.batches))
-        size = len(ys) // comm.local_workers
-        self.clock.lap("data")
         with kept_rng(self.device):
-            for row, (x, y) in enumerate(zip(xs.split(size), ys.split(size), strict=True)):
-                if row:
-                    self.clock.worker()
+            for row, (x, y) in enumerate(self._batches()):
+                self.clock.lap("data")
                 self._backward(row, x, y)
                 self.clock.lap("compute")
         loss_W = self.axis.loss_W
@@ -217,8 +215,20 @@ class Trainer:
                 "schedule and scaling"
             ) from None
         self.position.step_taken()
-        self.clock.step_over(size)
+        self.clock.step_over(len(y))
         self.clock.warm = True
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batch of each local worker, read when its turn comes; all at once where their work is captured."""
+        together = self.comm.local_workers if self.together else 1
+        for row in range(0, self.comm.local_workers, together):
+            self.clock.worker()
+            x, y = self.slots.filled(row, *next(self.batches))
+            size = len(y) // together
+            for number, own in enumerate(zip(x.split(size), y.split(size), strict=True)):
+                if number:
+                    self.clock.worker()
+                yield own
 
     def _step(self, lr: float) -> None:
         """From this step's gradients to parameters, and to what is decided of them."""
@@ -396,10 +406,12 @@ class Trainer:
         self.go_on()
 
     def upcoming(self, steps: range) -> Iterator[Tensor]:
-        """Sample numbers of each step's batches, those of the local workers one after another: read at once."""
+        """Sample numbers of the batches, in the order in which they are read."""
         workers = range(self.comm.first_worker, self.comm.first_worker + self.comm.local_workers)
         sampler = self.sampler
-        return (torch.cat([sampler.batch(worker, step) for worker in workers]) for step in steps)
+        if self.together:
+            return (torch.cat([sampler.batch(worker, step) for worker in workers]) for step in steps)
+        return (sampler.batch(worker, step) for step in steps for worker in workers)
 
     def end_epoch(self) -> None:
         """Decide, evaluate, write the row."""

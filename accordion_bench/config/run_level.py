@@ -25,6 +25,8 @@ def refuse_wrong(config: RunConfig) -> None:
     checks.choice("scale", config.scale, SCALES)
     if config.label is not None and not is_label(config.label):
         raise ValueRefused("label", f"text of 1 to {LONGEST_LABEL} printable characters in one line", *_label(config))
+    if config.graphs is not None:
+        checks.boolean("graphs", config.graphs)
     saving = config.checkpoint
     if saving.every is not None:
         checks.integer("checkpoint.every", saving.every, at_least=0)

@@ -61,8 +61,6 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     parts = build_components(with_placement(config, where), where.workers)
     if config.compile is not None:
         compile.refuse(config.compile, parts.dataset.task, where.device)
-    if config.graphs is not None:
-        checks.boolean("graphs", config.graphs)
     capture_rules.refuse(config, parts, where)
     if config.channels_last is not None:
         checks.boolean("channels_last", config.channels_last)

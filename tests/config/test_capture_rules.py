@@ -1,0 +1,55 @@
+"""What a GPU repeats by itself is known before anything starts; graphs=true refuses what would stay eager."""
+
+from dataclasses import replace
+
+import pytest
+
+from accordion_bench.config import capture_rules
+from accordion_bench.config.components import build_components
+from accordion_bench.config.run_level import refuse_wrong
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.processes.placement import place
+from accordion_bench.run_config import RunConfig
+from tests.kit import composed
+
+
+def refused(*overrides: str, device: str = "cuda", processes: int = 1) -> str:
+    config = RunConfig.from_dict(composed.cfg("graphs=true", *overrides))
+    where = replace(place(replace(config, graphs=None)), device=device, processes=processes)
+    with pytest.raises(ConfigError) as error:
+        capture_rules.refuse(config, build_components(config, where.workers), where)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "why"),
+    [
+        ([], {"device": "cpu"}, "graphs must be null or false on a CPU, where nothing is captured"),
+        ([], {"processes": 2}, "there are several processes"),
+        (["profile=3"], {}, "profile records operations one by one"),
+        (["compressor=dgc"], {}, "the exchange would stay eager: the compressor takes sizes, draws or rates"),
+        (["compressor=qsgd"], {}, "the exchange would stay eager"),
+        (["model=lstm", "dataset=synthetic_text"], {}, "the workers would stay eager: a recurrent network"),
+        (["optimizer=muon"], {}, "torch has no fused kernel for this optimizer"),
+    ],
+    ids=str,
+)
+def test_graphs_true_says_what_would_stay_eager(overrides, where, why):
+    sentence = refused(*overrides, **where)
+    assert why in sentence and "graphs=null" in sentence and sentence.count("\n") == 0
+
+
+def test_the_header_says_what_is_replayed():
+    config = RunConfig.from_dict(composed.cfg())
+    parts = build_components(config, 4)
+    assert capture_rules.told(capture_rules.stays_eager(config, parts, 1)) == "steps are captured and replayed"
+    off = capture_rules.stays_eager(replace(config, graphs=False), parts, 1)
+    assert capture_rules.told(off) == "steps are eager: graphs is false"
+    draws = RunConfig.from_dict(composed.cfg("compressor=qsgd"))
+    told = capture_rules.told(capture_rules.stays_eager(draws, build_components(draws, 4), 1))
+    assert told.startswith("steps are captured and replayed (exchange eager: the compressor takes")
+
+
+def test_a_wrong_value_is_one_sentence():
+    with pytest.raises(ConfigError, match="graphs must be"):
+        refuse_wrong(RunConfig.from_dict({**composed.cfg(), "graphs": "sometimes"}))

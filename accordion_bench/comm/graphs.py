@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+WORKERS, EXCHANGE, UPDATE = "workers", "exchange", "update"  # the kinds of work of a step
 
 
 class NotCapturable(RuntimeError):

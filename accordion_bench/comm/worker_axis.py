@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.graphs import Stage, Work, eagerly
+from accordion_bench.comm.graphs import WORKERS, Stage, Work, eagerly
 from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.comm.pooled_buffers import pooled_buffers
 from accordion_bench.comm.replicas import Replicas
@@ -133,7 +133,7 @@ class WorkerAxis(Replicas):
 
         key = (row, batch.key, batch.micro_batches, batch.scale, bool(self.replicas))
         stages = [stage(micro) for micro in range(batch.micro_batches)]
-        passed = do(Work("workers", key, stages, lambda: [*self._buffers[row].values(), *self._rows[row]]))
+        passed = do(Work(WORKERS, key, stages, lambda: [*self._buffers[row].values(), *self._rows[row]]))
         self.gradients_W = passed.gradients_W
         return passed.loss
 

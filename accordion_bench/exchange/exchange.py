@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.graphs import Stage, Work
+from accordion_bench.comm.graphs import EXCHANGE, Stage, Work
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
 from accordion_bench.exchange.dense_share import goes_dense
 from accordion_bench.exchange.finite import Finite, Look, all_finite, largest
@@ -270,7 +270,7 @@ class Exchange:
         own, clock = [x for number in range(len(self.buckets)) for x in self.state_of(number)], self.comm.clock
         where = tuple(x.data_ptr() for x in (*xs_W, *own))
         stage = Stage(lambda: None, lambda: self.unread(xs_W, info))
-        return Work("exchange", (id(self), levels, books, where, clock.plan, clock.warm), [stage], lambda: own)
+        return Work(EXCHANGE, (id(self), levels, books, where, clock.plan, clock.warm), [stage], lambda: own)
 
     def begin(self, info: StepInfo) -> Context:
         """What the compressor may know of this step; the exchange of all buckets is counted with it."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from accordion_bench.comm.graphs import WORKERS
 from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.datasets.base import Batches, Data, Dataset, LabelledData
 from accordion_bench.datasets.byte_windows import ByteData
@@ -116,7 +117,7 @@ class Text(Task[TextData]):
     """
 
     metric = METRICS["perplexity"]
-    not_captured = {"workers": "a recurrent network goes on from the state of the step before"}
+    not_captured = {WORKERS: "a recurrent network goes on from the state of the step before"}
 
     def __init__(self, metric_split: str = "test", device: torch.device | None = None) -> None:
         self.metric_split, self.device = metric_split, device

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.comm.graphs import Stage, Work, eagerly
+from accordion_bench.comm.graphs import UPDATE, Stage, Work, eagerly
 from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.tensors.real_view import as_kind_of
@@ -138,7 +138,7 @@ class InnerOptimizers:
         trained = [x for optimizer in optimizers for group in optimizer.param_groups for x in group["params"]]
         gradients = [x.grad for x in trained if x.grad is not None]
         where = tuple(x.data_ptr() for x in (*gradients, *changes()))
-        return Work("update", (bool(self.of_replicas), where), [Stage(prepare, run)], changes)
+        return Work(UPDATE, (bool(self.of_replicas), where), [Stage(prepare, run)], changes)
 
     @staticmethod
     def _set(optimizers: Sequence[Optimizer], lr: float | Tensor) -> None:

@@ -1,8 +1,9 @@
 """Replayed: the work of a step is done operation by operation three times, then captured, then repeated by the device.
 
 What Python does beside the device (bytes that are charged, times, looks that are noted) is noted at the capture and
-done again at each replay. Once in a run the replay of each kind of work is compared with the same work done eagerly;
-where they differ, or where work cannot be captured, that kind stays eager from then on, and the reason is told once.
+done again at each replay. The first replay of each capture, and once for each kind of work a later one, is compared
+with the same work done eagerly. Where they differ, or where work cannot be captured, that kind stays eager from then on,
+and the reason is told once.
 """
 
 import contextlib
@@ -14,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from accordion_bench.comm.graphs import Graphs, NotCapturable, Work, eagerly
-from accordion_bench.config.capture_rules import WORKERS
+from accordion_bench.comm.graphs import EXCHANGE, UPDATE, WORKERS, Graphs, NotCapturable, Work, eagerly
 
 WARM = 3  # times that work is done eagerly first: kernels are searched for and compiled, tables are made
-KEPT = {"workers": 512, "exchange": 8, "update": 8}  # captures that are kept by kind, the latest used
+KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8}  # captures that are kept by kind, the latest used
 CHANGING = 1000  # times in a row that work of one kind is done eagerly before it is given up: it never comes back
 ALIKE = 1e-3  # relative distance up to which a replay and eager work are alike: some kernels do not repeat their bits
 

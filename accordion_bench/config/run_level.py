@@ -26,7 +26,7 @@ def refuse_wrong(config: RunConfig) -> None:
     if config.label is not None and not is_label(config.label):
         raise ValueRefused("label", f"text of 1 to {LONGEST_LABEL} printable characters in one line", *_label(config))
     if config.graphs is not None:
-        checks.boolean("graphs", config.graphs)
+        checks.boolean("graphs", config.graphs, instead=False)
     saving = config.checkpoint
     if saving.every is not None:
         checks.integer("checkpoint.every", saving.every, at_least=0)

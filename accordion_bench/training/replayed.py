@@ -2,8 +2,8 @@
 
 What Python does beside the device (bytes that are charged, times, looks that are noted) is noted at the capture and
 done again at each replay. The first replay of each capture, and once for each kind of work a later one, is compared
-with the same work done eagerly. Where they differ, or where work cannot be captured, that kind stays eager from then on,
-and the reason is told once.
+with the same work done eagerly. Where they differ, or where work cannot be captured, that kind stays eager from then
+on, and the reason is told once.
 """
 
 import contextlib

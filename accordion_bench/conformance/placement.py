@@ -4,6 +4,7 @@ Tensor suffixes: W local workers.
 """
 
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -130,8 +131,7 @@ def _result(comm: Comm, make: Maker, level: float | None) -> Result:
 def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
     """One process: first of two, if it is one of these, then of four; whoever waits for it tells why it has stopped.
 
-    Raises:
-        SystemExit: it has stopped before its end, and has left a sentence in the folder.
+    Where it stops before its end, it leaves a sentence in the folder and ends with 1.
     """
     end_with_parent()
     torch.set_num_threads(1)
@@ -142,7 +142,7 @@ def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
         if of_communication(error):
             why = "has lost another one"
         Path(folder, f"{rank}.error").write_text(f"rank {rank} {why}", "utf-8")
-        raise SystemExit(1) from None
+        os._exit(1)  # a process group with a failed member aborts where the interpreter takes it apart
 
 
 def _run_both(rank: int, folder: str, cases: Sequence[Case]) -> None:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from accordion_bench.codecs import index_codes
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, Probe, State, alone
 from accordion_bench.compressors.flat_bucket import as_rows
-from accordion_bench.compressors.oneshot import non_finite
+from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.sparse_on_device import (
     add_in_order_,
     as_bytes,

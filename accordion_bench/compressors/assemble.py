@@ -6,8 +6,8 @@ from typing import Any
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.ef21 import EF21, check_rate
 from accordion_bench.compressors.error_feedback import ErrorFeedback
+from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.compressors.momentum import WorkerMomentum
-from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.traits import COLLECTIVES, Traits, declared_by
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.options import checks
@@ -144,7 +144,7 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
         if scope == WHOLE_MODEL and block_size:
             raise ValueRefused("scope", "tensor where block is bucket", scope, "tensor")
         if collective == "two_way" and compressor.traits.collectives != ("two_way",):
-            assert isinstance(compressor, OneShot), "only one-shot messages can be compressed again by their owners"
+            assert isinstance(compressor, Gathered), "only one-shot messages can be compressed again by their owners"
             if compressor.entropy != "none":
                 rule = "none with collective=two_way: nobody sees all workers' codes there"
                 raise ValueRefused("entropy", rule, compressor.entropy, "none")

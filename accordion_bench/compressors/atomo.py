@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.compressors.base import Context, WhyDense, dense_bytes
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.oneshot import OneShot, alike, put_, rows_of
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec

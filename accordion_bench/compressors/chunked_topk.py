@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.index_codes import pack_bits, unpack_bits
-from accordion_bench.compressors.non_finite_row import NonFiniteRow, refuse_non_finite
-from accordion_bench.compressors.packed_codes import code_bytes, pack_codes, unpack_codes
+from accordion_bench.codecs.index_codes import pack_bits, unpack_bits
+from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
+from accordion_bench.codecs.packed_codes import code_bytes, pack_codes, unpack_codes
+from accordion_bench.codecs.top_keys import Part, top_positions
 from accordion_bench.compressors.tiles import Tiles
-from accordion_bench.compressors.top_keys import Part, top_positions
 from accordion_bench.plan import TensorSpec
 
 BINS = 4  # what two bits tell apart

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accordion_bench.compressors.context import Context
+from accordion_bench.codecs.bucket import Context
 from accordion_bench.plan import TensorSpec
 
 

@@ -12,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs import index_codes
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import demo_on_device, index_codes
+from accordion_bench.compressors import demo_on_device
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense, dense_bytes, ring
 from accordion_bench.compressors.dct import Chunks
-from accordion_bench.compressors.oneshot import non_finite, rows_of
+from accordion_bench.compressors.gathered import non_finite
+from accordion_bench.compressors.oneshot import rows_of
 from accordion_bench.compressors.sparse_on_device import runs_on_device
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks

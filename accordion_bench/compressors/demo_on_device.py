@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.section_codes import Layout, SectionCodes
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.flat_bucket import as_rows
-from accordion_bench.compressors.section_codes import Layout, SectionCodes
 from accordion_bench.compressors.sparse_on_device import add_in_order_
 from accordion_bench.plan import TensorSpec
 

@@ -7,20 +7,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.dense_codes import DenseCodes, Form, in_buckets
-from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.codecs.bucket import Context
+from accordion_bench.codecs.coding import Coding
+from accordion_bench.codecs.reference import FORMATS, in_blocks
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.kernels.rounding import E4M3, E5M2, INTEGER, RANDOM_INTEGER, Rounding
 
 RANDOM_BITS = 24
-LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
-TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
-LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 
 
-class Blockwise(DenseCodes):
+class Blockwise(Dense):
     """C(v) = s_b round(v / s_b) on each bucket b, s_b = max |v_b| / the format's largest number.
 
     fp8: an entry is off by at most 2^-4 (e4m3) or 2^-3 (e5m2) of itself, unless it is far below the bucket's largest.
@@ -35,15 +32,16 @@ class Blockwise(DenseCodes):
     Dettmers 2016 (arXiv 1511.04561).
     """
 
+    stream = "Blockwise"
     traits = replace(
-        OneShot.traits,
+        Dense.traits,
         kernels=("cpu", "cuda"),
         whole_model=True,
         collective_reason="8-bit numbers with different scales do not add up",
     )
 
     def __init__(self, format: str = "e4m3", bucket_size: int | None = 1024, rounding: str = "nearest") -> None:
-        self.format = checks.choice("format", format, list(TYPES))
+        self.format = checks.choice("format", format, list(FORMATS))
         self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)
         self.rounding = checks.choice("rounding", rounding, ["nearest", "random"])
         if rounding == "random" and format != "int8":
@@ -54,43 +52,30 @@ class Blockwise(DenseCodes):
         """E||C(v) - v||^2 of each row, the closed form, where rounding is random."""
         if not self.traits.unbiased:
             return None
-        size = self.form(level).size(spec.numel)
-        norms_R = torch.linalg.vector_norm(in_buckets(x_R.float(), size), math.inf, dim=2, dtype=torch.float64)
-        scales_R = self.scales(norms_R, norms_R).double().repeat_interleave(size, dim=1)[:, : spec.numel]
+        size = self.blocks(spec)
+        norms_R = torch.linalg.vector_norm(in_blocks(x_R.float(), size), math.inf, dim=2, dtype=torch.float64)
+        scales_R = self.coding(level).scales(norms_R, norms_R).double().repeat_interleave(size, dim=1)[:, : spec.numel]
         steps = torch.where(scales_R > 0, x_R.double() / scales_R, 0)
         return (scales_R.square() * (steps.ceil() - steps) * (steps - steps.floor())).sum(1)
 
-    def form(self, level: float) -> Form:
-        return Form((256,), self.bucket_size, "linf", RANDOM_BITS if self.traits.unbiased else 0)
+    def block_size(self, spec: TensorSpec) -> int | None:
+        return self.bucket_size
 
-    def scales(self, norms: Tensor, entries: Tensor) -> Tensor:
-        """A bucket whose s_b would be no normal float32 counts as zero."""
-        scales = norms.float() / LARGEST[self.format]
-        return torch.threshold(scales, LARGEST_SUBNORMAL, 0.0)
+    def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
+        return coding_of(self.format, self.traits.unbiased)
 
-    def factors(self, scales: Tensor, level: float, ctx: Context) -> Tensor:
-        return scales.reciprocal().nan_to_num_(nan=0.0, posinf=0.0)
 
-    def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
-        assert factor is not None
-        steps = x * factor
-        if draws is not None:
-            steps = steps.add_(draws.float().mul_(2.0**-RANDOM_BITS)).floor_().clamp_(-127, 127)
-        elif self.format == "int8":
-            steps = steps.round_()
-        return [steps.to(TYPES[self.format]).view(torch.uint8)]
-
-    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
-        if self.traits.unbiased:
-            return Rounding(RANDOM_INTEGER, 256, RANDOM_BITS)
-        kinds = {"int8": INTEGER, "e4m3": E4M3, "e5m2": E5M2}
-        return Rounding(kinds[self.format], 256)
-
-    def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
-        return [numbers_of(self.format)]
+@functools.cache
+def coding_of(format: str, at_random: bool) -> Coding:
+    """The numbers of a format, with the bucket's largest magnitude as the largest of them."""
+    if at_random:
+        return Coding(
+            f"{format} at random", numbers_of(format), "linf", "largest", RANDOM_BITS, stream=Blockwise.stream
+        )
+    return Coding(format, numbers_of(format), "linf", "largest")
 
 
 @functools.cache
 def numbers_of(format: str) -> tuple[float, ...]:
     """What each byte stands for."""
-    return tuple(torch.arange(256, dtype=torch.uint8).view(TYPES[format]).float().tolist())
+    return tuple(torch.arange(256, dtype=torch.uint8).view(FORMATS[format]).float().tolist())

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.context import Context
-from accordion_bench.compressors.top_keys import Part
+from accordion_bench.codecs.bucket import Context
+from accordion_bench.codecs.top_keys import Part
 
 
 class FlatBucket:

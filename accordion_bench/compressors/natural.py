@@ -6,17 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.dense_codes import DenseCodes, Form
-from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.codecs.bucket import Context
+from accordion_bench.codecs.coding import MANTISSA, Coding
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.kernels.rounding import POWERS, Rounding
-
-MANTISSA = 23
 
 
-class Natural(DenseCodes):
+class Natural(Dense):
     """C(v)_i = sgn(v_i) 2^e or 2^(e+1), 2^e <= |v_i| < 2^(e+1), up with probability |v_i| / 2^e - 1.
 
     Unbiased; E||C(v) - v||^2 <= ||v||^2 / 8, attained at |v_i| / 2^e = 4/3. The rounding is one addition of 23 random
@@ -31,8 +28,9 @@ class Natural(DenseCodes):
     """
 
     spelled = {"natural": "natural compression"}
+    stream = "Natural"
     traits = replace(
-        OneShot.traits,
+        Dense.traits,
         kernels=("cpu", "cuda"),
         whole_model=True,
         unbiased=True,
@@ -51,25 +49,14 @@ class Natural(DenseCodes):
         low = torch.where(size > 0, 2.0 ** torch.floor(torch.log2(size.clamp_min(1e-300))), 0)
         return ((2 * low - size) * (size - low)).sum(1)
 
-    def form(self, level: float) -> Form:
-        return Form((1 << self.exponent_bits, 2), bits=MANTISSA)
+    def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
+        return coding_of(self.exponent_bits)
 
-    def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
-        assert draws is not None
-        magnitude = x.abs()
-        exponents = (magnitude.view(torch.int32) + draws).bitwise_right_shift_(MANTISSA)
-        if self.exponent_bits == 8:
-            exponents.clamp_max_(254)
-        else:
-            below = draws < magnitude * 2.0 ** (63 + MANTISSA)  # smaller than 2^-63: that or nothing
-            exponents = torch.where(magnitude < 2.0**-63, below.int(), exponents.sub_(63).clamp_max_(127))
-        return [exponents.to(torch.uint8), (x < 0).to(torch.uint8)]
 
-    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
-        return Rounding(POWERS, 1 << self.exponent_bits, MANTISSA)
-
-    def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
-        return [powers(self.exponent_bits), (1.0, -1.0)]
+@functools.cache
+def coding_of(exponent_bits: int) -> Coding:
+    """Powers of two, of so many bits of exponent, and signs."""
+    return Coding("power", powers(exponent_bits), bits=MANTISSA, signs=True, stream=Natural.stream)
 
 
 @functools.cache

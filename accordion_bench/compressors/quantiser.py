@@ -1,5 +1,6 @@
 """Quantisers: coordinates divided by their bucket's norm, rounded at random to the levels of a codebook."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,23 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import Context
+from accordion_bench.codecs.coding import Coding, to_levels
+from accordion_bench.codecs.non_finite import refuse_non_finite
+from accordion_bench.codecs.reference import ORDERS, in_blocks
 from accordion_bench.compressors import codebooks
-from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.buckets import Buckets
-from accordion_bench.compressors.dense_codes import ORDERS, DenseCodes, Form, in_buckets
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
 from accordion_bench.compressors.entropy import check_entropy
-from accordion_bench.compressors.non_finite_row import refuse_non_finite
-from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.rounding.stochastic import factors, for_kernel, round_to_levels
-from accordion_bench.compressors.rounding.thresholds import random_bits, rounding_to
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.kernels.rounding import Rounding
 
 
-class Quantiser(DenseCodes):
+class Quantiser(Dense):
     """Q(v)_i = n_b L_(j+1) with probability (r_i - L_j) / (L_(j+1) - L_j), else n_b L_j;  r_i = v_i / n_b.
 
     L_j <= r_i <= L_(j+1) are neighbours in the codebook, n_b is the norm of the bucket b that i lies in; a bucket of
@@ -48,9 +47,10 @@ class Quantiser(DenseCodes):
     Ramezani-Kebrya et al. 2021 (NUQSGD, 1908.06077); Faghri et al. 2020 (ALQ, 2010.12460).
     """
 
+    stream = "Quantiser"
     spelled = {"qsgd": "QSGD", "qsgdinf": "QSGDinf", "nuqsgd": "NUQSGD", "trn": "TRN"}
     traits = replace(
-        OneShot.traits,
+        Dense.traits,
         knob="bits",
         pair=(3, 8),
         kernels=("cpu", "cuda"),
@@ -118,27 +118,20 @@ class Quantiser(DenseCodes):
             return codebooks.uniform(bits, self.zero_level)
         return codebooks.exponential(bits, self.zero_level, self.p)
 
-    def in_force(self, level: float, ctx: Context) -> tuple[float, ...]:
+    def _in_force(self, level: float, fitted: Codebooks) -> tuple[float, ...]:
         """The policy's codebook for this level, or the own one."""
         bits = int(level) if self.traits.knob else self.bits
-        return ctx.codebooks.get(bits) or self.codebook(bits)
+        return fitted.get(bits) or self.codebook(bits)
 
-    def form(self, level: float) -> Form:
-        K = len(self.codebook(int(level)))
-        return Form((K,), self.bucket_size, self.norm, random_bits(K), self.balanced)
+    def block_size(self, spec: TensorSpec) -> int | None:
+        return self.bucket_size
 
-    def factors(self, scales: Tensor, level: float, ctx: Context) -> Tensor:
-        return factors(scales, rounding_to(self.in_force(level, ctx)).scale)
+    def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
+        return coding_of(self._in_force(level, fitted), self.norm)
 
-    def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
-        assert factor is not None and draws is not None
-        return [round_to_levels(x, factor, draws, rounding_to(self.in_force(level, ctx)))]
-
-    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
-        return for_kernel(self.in_force(level, ctx))
-
-    def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
-        return [self.in_force(level, ctx)]
+    def _size(self, n: int) -> int:
+        """Coordinates of a bucket of a tensor of n."""
+        return self.blocks(TensorSpec("", (n,)))
 
     def norms(self, x_R: Tensor) -> Tensor:
         """n_b of every bucket, float32 [R, m].
@@ -146,7 +139,7 @@ class Quantiser(DenseCodes):
         Raises:
             NonFiniteRow: a row has a NaN or an infinity, or its norm is beyond float32.
         """
-        cells_R = in_buckets(x_R.float(), self.form(self.bits).size(x_R.shape[1]))
+        cells_R = in_blocks(x_R.float(), self._size(x_R.shape[1]))
         norms_R = torch.linalg.vector_norm(cells_R, ORDERS[self.norm], dim=2, dtype=torch.float64).float()
         refuse_non_finite(norms_R)
         return norms_R
@@ -157,7 +150,7 @@ class Quantiser(DenseCodes):
             if level is None or not x_W[0].numel():
                 continue
             rows_W = x_W.flatten(1).float()
-            size, norms_W = self.form(level).size(rows_W.shape[1]), self.norms(rows_W)
+            size, norms_W = self._size(rows_W.shape[1]), self.norms(rows_W)
             missing = norms_W.shape[1] * size - rows_W.shape[1]
             padded_W = torch.nn.functional.pad(rows_W, (0, missing)).unflatten(1, (-1, size))
             exists = torch.ones_like(padded_W[0], dtype=torch.bool)
@@ -168,9 +161,15 @@ class Quantiser(DenseCodes):
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """E||Q(v) - v||^2 of each row, the closed form."""
-        norms_R, size = self.norms(x_R).double(), self.form(level).size(x_R.shape[1])
+        norms_R, size = self.norms(x_R).double(), self._size(x_R.shape[1])
         norm_R = norms_R.repeat_interleave(size, dim=1)[:, : x_R.shape[1]]
         r_R = torch.where(norm_R > 0, x_R.double() / norm_R, 0).clamp(-1, 1)
-        book = torch.tensor(self.in_force(level, ctx), dtype=torch.float64, device=x_R.device)
+        book = torch.tensor(self._in_force(level, ctx.codebooks), dtype=torch.float64, device=x_R.device)
         upper = torch.bucketize(r_R, book).clamp(1, len(book) - 1)
         return (norm_R.square() * (book[upper] - r_R) * (r_R - book[upper - 1])).sum(1)
+
+
+@functools.lru_cache(maxsize=256)
+def coding_of(levels: tuple[float, ...], norm: str) -> Coding:
+    """Coordinates over the norm of their bucket, rounded at random to levels."""
+    return to_levels(levels, norm, Quantiser.stream)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes, subtract_
 from accordion_bench.compressors.flat_bucket import FlatBucket
-from accordion_bench.compressors.selection import kept_entries
 from accordion_bench.compressors.sparse_on_device import runs_on_device
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks

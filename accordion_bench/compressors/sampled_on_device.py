@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.selection import EXPECTED, stride_of
-from accordion_bench.compressors.top_keys import POSITIONS, Part, bits_at, bits_of, keys_of, largest, positions_of
+from accordion_bench.codecs.selection import EXPECTED, stride_of
+from accordion_bench.codecs.top_keys import POSITIONS, Part, bits_at, bits_of, keys_of, largest, positions_of
 from accordion_bench.tensors.upload import upload
 
 TINY = bits_at(torch.finfo(torch.float32).tiny)

@@ -3,18 +3,13 @@
 import math
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
-from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.dense_codes import DenseCodes, Form
-from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.codecs.coding import SIGNS, Coding
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.kernels.rounding import SIGNS, Rounding
 
 
-class Sign(DenseCodes):
+class Sign(Dense):
     """C(v) = s_b sgn(v) on each block b of d_b coordinates, sgn(v) = +1 if v >= 0 else -1.
 
     s_b = 1, ||v_b||_1 / d_b, or ||v_b||_2 / sqrt(d_b).
@@ -43,8 +38,9 @@ class Sign(DenseCodes):
         "efsignsgd": "EF-signSGD",
         "distefblocksgd": "dist-EF-blockSGD",
     }
+    stream = "Sign"
     traits = replace(
-        OneShot.traits,
+        Dense.traits,
         kernels=("cpu", "cuda"),
         whole_model=True,
         replays=True,
@@ -74,17 +70,10 @@ class Sign(DenseCodes):
             return None
         return 1 / size if self.scale == "l1" else 2 / math.sqrt(size) - 1
 
-    def form(self, level: float) -> Form:
-        return Form((2,), self.chunk, self.scale if self.traits.scaled else "")
+    def block_size(self, spec: TensorSpec) -> int | None:
+        return self.chunk
 
-    def scales(self, norms: Tensor, entries: Tensor) -> Tensor:
-        return (norms / (entries if self.scale == "l1" else entries.sqrt())).float()
-
-    def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
-        return [(x < 0).to(torch.uint8)]
-
-    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
-        return Rounding(SIGNS, 2)
-
-    def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
-        return [(1.0, -1.0)]
+    def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
+        if not self.traits.scaled:
+            return Coding("sign", SIGNS)
+        return Coding("sign", SIGNS, self.scale, "mean" if self.scale == "l1" else "root mean")

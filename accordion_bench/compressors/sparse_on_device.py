@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import Context
+from accordion_bench.codecs.section_codes import Layout, SectionCodes
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Exchanged, subtract_
-from accordion_bench.compressors.context import Context
 from accordion_bench.compressors.flat_bucket import FlatBucket
 from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.section_codes import Layout, SectionCodes
 
 
 def runs_on_device(xs_W: Sequence[Tensor]) -> bool:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import index_codes
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
-from accordion_bench.compressors.selection import EXPECTED, stride_of
+from accordion_bench.codecs import index_codes
+from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.selection import EXPECTED, stride_of
 from accordion_bench.tensors.kernels.index_codes import END, Codes, add_entries, messages, write_entries
 from accordion_bench.tensors.kernels.rows import N, Rows, sent_to_rows
 from accordion_bench.tensors.kernels.top import (

@@ -7,8 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs import packed_codes
+from accordion_bench.codecs.bucket import Bucket
+from accordion_bench.codecs.coding import Coding, to_levels
+from accordion_bench.codecs.engines import engine_for
+from accordion_bench.codecs.layout import whole_layout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import packed_codes
 from accordion_bench.compressors.base import (
     Compressor,
     Context,
@@ -19,50 +23,40 @@ from accordion_bench.compressors.base import (
     dense_bytes,
     ring,
 )
-from accordion_bench.compressors.dense_codes import DenseCodes, Form, norms_of
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
 from accordion_bench.compressors.entropy import check_entropy
-from accordion_bench.compressors.rounding.stochastic import factors, for_kernel, round_to_levels
-from accordion_bench.compressors.rounding.thresholds import random_bits, rounding_to
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.upload import table
 
 TERNARY = (-1.0, 0.0, 1.0)
+CODING = to_levels(TERNARY, stream="TernaryCodes")
 ROUNDING = 1e-15  # share of a sum of squares in float64, for each of its terms, that may be rounding
 
 
-class TernaryCodes(DenseCodes):
+class TernaryCodes(Dense):
     """Coordinates rounded at random to -s, 0 or s, those beyond s to that: codes alone, five to a byte.
 
     Args:
-        scales: s per tensor name, 0-dimensional; known to everybody.
         entropy: see `Quantiser`.
+
+    Attributes:
+        known: s per tensor name, 0-dimensional; known to everybody.
     """
 
-    def __init__(self, scales: dict[str, Tensor], entropy: str) -> None:
-        self.known, self.entropy = scales, entropy
+    stream = "TernaryCodes"
 
-    def form(self, level: float) -> Form:
-        return Form((len(TERNARY),), bits=random_bits(len(TERNARY)))
+    def __init__(self, entropy: str) -> None:
+        self.known: dict[str, Tensor] = {}
+        self.entropy = entropy
 
-    def shared_scales(self, names: Sequence[str], device: torch.device) -> Tensor:
-        return torch.stack([self.known[name] for name in names]).to(device)
+    def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
+        return CODING
 
-    def factors(self, scales: Tensor, level: float, ctx: Context) -> Tensor:
-        return factors(scales, rounding_to(TERNARY).scale)
-
-    def codes(self, x: Tensor, factor: Tensor | None, draws: Tensor | None, level: float, ctx: Context) -> list[Tensor]:
-        assert factor is not None and draws is not None
-        return [round_to_levels(x, factor, draws, rounding_to(TERNARY))]
-
-    def kernel_rounding(self, level: float, ctx: Context) -> Rounding:
-        return for_kernel(TERNARY)
-
-    def values(self, level: float, ctx: Context) -> list[tuple[float, ...]]:
-        return [TERNARY]
+    def shared_scales(self, bucket: Bucket) -> Tensor:
+        return torch.stack([self.known[spec.name] for spec in bucket.specs])
 
 
 class TernGrad(Compressor):
@@ -119,11 +113,12 @@ class TernGrad(Compressor):
         if not xs_W:
             return []
         rows_W = [x_W.flatten(1) for x_W in xs_W]
-        n, others, exact = entries_of(tuple(x_W.shape[1] for x_W in rows_W), xs_W[0].device)
-        if self.clip is None:
-            (largest_W,) = norms_of(rows_W, ["linf"])
-        else:
-            largest_W, norm_W, sum_W = norms_of(rows_W, ["linf", "l2", "sum"])
+        lengths = tuple(x_W.shape[1] for x_W in rows_W)
+        engine, layout = engine_for(rows_W), whole_layout(lengths)
+        n, others, exact = entries_of(lengths, xs_W[0].device)
+        largest_W = engine.norms(rows_W, layout, "linf")
+        if self.clip is not None:
+            norm_W, sum_W = (engine.norms(rows_W, layout, kind) for kind in ("l2", "sum"))
             square_W, constant_W = norm_W.square(), sum_W.square() / n
             sigma_W = ((square_W - constant_W).clamp_min(0) / others).sqrt()
             # all entries alike have no sigma: nothing sticks out, nothing is cut
@@ -139,9 +134,10 @@ class TernGrad(Compressor):
         for i, scale in zip(sent, shared, strict=True):
             if comm.device.type == "cpu" and not scale.isfinite():
                 raise NonFinite(f"what some worker was to send of {specs[i].name} is not finite")
-        scales = {specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
+        codes = TernaryCodes(self.entropy)
+        codes.known = {specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
         narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(specs))])
-        return TernaryCodes(scales, self.entropy).exchange(xs_W, narrowed, state, comm)
+        return codes.exchange(xs_W, narrowed, state, comm)
 
 
 @functools.lru_cache(maxsize=64)

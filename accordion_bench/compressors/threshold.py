@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs import index_codes
+from accordion_bench.codecs.selection import at_least, kept_entries, sampled_top, top_indices, values_at
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import index_codes
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.sampled_on_device import Wanted, about, above, chosen, listed
-from accordion_bench.compressors.selection import at_least, kept_entries, sampled_top, top_indices, values_at
 from accordion_bench.compressors.sparse_on_device import (
     add_in_order_,
     as_bytes,

@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs import index_codes
+from accordion_bench.codecs.bucket import Bucket, Context
+from accordion_bench.codecs.layout import Message
+from accordion_bench.codecs.section_codes import SectionCodes, layout_of
+from accordion_bench.codecs.selection import kept_entries, top_indices, values_at
+from accordion_bench.codecs.top_keys import Part, top_positions
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import index_codes
-from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.base import Exchanged, State
 from accordion_bench.compressors.chunked_topk import TiledMessages
 from accordion_bench.compressors.oneshot import OneShot, put_
-from accordion_bench.compressors.section_codes import SectionCodes, layout_of
-from accordion_bench.compressors.selection import kept_entries, top_indices, values_at
 from accordion_bench.compressors.sparse_on_device import (
     add_in_order_,
     as_bytes,
@@ -25,7 +28,6 @@ from accordion_bench.compressors.sparse_on_device import (
     flattened,
     runs_on_device,
 )
-from accordion_bench.compressors.top_keys import Part, top_positions
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
@@ -266,12 +268,13 @@ class TopK(OneShot):
 
         return exchanged(xs_W, flat, gathered, own_rows, summed, comm)
 
-    def gathered(self, message_W: Tensor, specs: Sequence[TensorSpec], levels: Sequence[float], comm: Comm) -> Tensor:
-        message_A = super().gathered(message_W, specs, levels, comm)
+    def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
+        everyones = super().gather(message, bucket, comm)
         if self.tiles is not None and self.clip == "median":
-            self.tiles.clip_(message_A, specs, levels)
-            comm.put_own_(message_W[:, : message_A.shape[1]], message_A)  # what this process has sent is cut, too
-        return message_A
+            self.tiles.clip_(everyones.rows, bucket.specs, bucket.levels)
+            # what this process has sent is cut, too
+            comm.put_own_(message.rows[:, : everyones.rows.shape[1]], everyones.rows)
+        return everyones
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         on_device = self.tiles is None and runs_on_device(xs_W)

@@ -11,6 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.layout import Message
+from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import (
     Compressor,
@@ -23,15 +26,14 @@ from accordion_bench.compressors.base import (
     ring,
     subtract_,
 )
-from accordion_bench.compressors.chunks import chunks_of
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
-from accordion_bench.compressors.oneshot import OneShot, level_of, non_finite, zeros_like
+from accordion_bench.compressors.gathered import Gathered, non_finite, zeros_like
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, integers_of
+from accordion_bench.tensors.same_shape import in_rows
 
 STATE = "two_way"
 
@@ -94,11 +96,13 @@ def break_ties_(votes: Sequence[Tensor], keys: Sequence[int]) -> None:
         keys: one per piece.
     """
     if votes:
-        chunks = chunks_of(tuple(vote.numel() for vote in votes), BLOCK, None, votes[0].device)
-        all_votes = chunks.joined(votes)
-        coins = 0.5 - integers_of(blocks_of([keys], chunks.counts, all_votes.device), 1).view(all_votes.shape)
+        sizes = [vote.numel() for vote in votes]
+        counts = [-(-size // BLOCK) for size in sizes]
+        draws = integers_of(blocks_of([keys], counts, votes[0].device), 1)[0].split([BLOCK * n for n in counts])
+        coins = 0.5 - torch.cat([own[:size] for own, size in zip(draws, sizes, strict=True)])
+        all_votes = torch.cat(list(votes), dim=1)
         decided = torch.where(all_votes == 0, coins.to(all_votes.dtype), all_votes)
-        torch._foreach_copy_(list(votes), chunks.rows(decided))
+        torch._foreach_copy_(list(votes), list(decided.split(sizes, dim=1)))
 
 
 class TwoWay(Wrapper):
@@ -119,11 +123,11 @@ class TwoWay(Wrapper):
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (majority vote).
     """
 
-    inner: OneShot
+    inner: Gathered
 
     def __init__(
         self,
-        inner: OneShot,
+        inner: Gathered,
         residual: bool = False,
         server: str = "sharded",
         align: str = "piece",
@@ -256,37 +260,44 @@ class TwoWay(Wrapper):
 
         # 1 every worker compresses every piece
         everything = [entry for entries in owned for entry in entries]
-        cut_W = [xs_W[i].flatten(1)[:, piece.start : piece.stop] for piece, i in everything]
-        sent_W = self._encode(cut_W, everything, ctx, comm.local, named)
-        sizes = [sum(self.inner.message_bytes(p.spec, levels[i]) for p, i in entries) for entries in owned]
+        flat_W = {i: in_rows(xs_W[i]) for i in levels}
+        bucket = self._bucket(everything, ctx, [flat_W[i][:, p.start : p.stop] for p, i in everything], comm.local)
+        layouts = [self.inner.layout(*_specs_and_levels(entries, ctx)) for entries in owned]
+        sent = self._encode(bucket, everything, ctx, named)
 
         # 2 the owner of a piece gets it from everybody
-        received = comm.all_to_all(sent_W.split(sizes, dim=1)) if levels else []
+        sizes = [layout.nbytes for layout in layouts]
+        received = comm.all_to_all(sent.rows.split(sizes, dim=1)) if levels else []
 
         # 3 averages, adds what it has kept, compresses again
         answers = []
         for row, message_A in enumerate(received):
-            entries = owned[first + row]
-            means = zeros_like([xs_W[i].flatten(1)[:1, piece.start : piece.stop] for piece, i in entries])
-            self._add_decoded_(dict(enumerate(means)), message_A, entries, ctx, divisor=comm.workers)
+            entries, owner = owned[first + row], first + row
+            if not entries:
+                answers.append(message_A.new_empty(0))
+                continue
+            means = zeros_like([flat_W[i][:1, piece.start : piece.stop] for piece, i in entries])
+            shard = replace(self._bucket(entries, ctx, means, [owner]), purpose="server")
+            of_everyone = Message(message_A, [layouts[owner]] * comm.workers)
+            self.inner.add_bucket_(Target(means, divisor=comm.workers), of_everyone, shard)
             kept = self._kept(entries, row, state)
             if kept:
                 torch._foreach_add_(kept, means)
+                shard = replace(shard, xs_W=kept)
             if self.traits.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
-                keys = [self.inner.keys(ctx, piece.spec.name, [first + row], "server")[0] for piece, _ in entries]
-                break_ties_(kept or means, keys)
-            answer = self._encode(kept or means, entries, ctx, [first + row], named + row, "server")
+                break_ties_(kept or means, shard.keys(self.inner.stream)[0])
+            answer = self._encode(shard, entries, ctx, named + row)
             if kept:
-                self._add_decoded_(dict(enumerate(kept)), answer, entries, ctx, -1.0)
-            answers.append(answer[0] if entries else message_A.new_empty(0))
+                self.inner.add_bucket_(Target(kept, -1.0), answer, shard)
+            answers.append(answer.rows[0])
 
         # 4 everybody gets all pieces
         for i, zeros in zip(levels, zeros_like([xs_W[i][0] for i in levels]), strict=True):
             update[i] = zeros
         if levels:
-            everyones = torch.cat(comm.all_gather_uneven(answers, sizes))[None]
+            everyones = Message(torch.cat(comm.all_gather_uneven(answers, sizes))[None], sent.layouts[:1])
             targets = [update[i].view(1, -1)[:, piece.start : piece.stop] for piece, i in everything]
-            self._add_decoded_(dict(enumerate(targets)), everyones, everything, ctx)
+            self.inner.add_bucket_(Target(targets), everyones, bucket)
 
         if self.traits.reduces == "sum":
             for i in levels:
@@ -294,9 +305,11 @@ class TwoWay(Wrapper):
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in levels}, xs_W)
-            wanted = [(k, piece, i) for k, (piece, i) in enumerate(everything) if i in targets_W]
-            parts_W = {k: targets_W[i].view(W, -1)[:, piece.start : piece.stop] for k, piece, i in wanted}
-            self._add_decoded_(parts_W, sent_W, everything, ctx, -1.0)
+            ks = [k for k, (_, i) in enumerate(everything) if i in targets_W]
+            pieces = [everything[k] for k in ks]
+            parts_W = [targets_W[i].view(W, -1)[:, piece.start : piece.stop] for piece, i in pieces]
+            if ks:
+                self.inner.add_bucket_(Target(parts_W, -1.0), sent.take(ks), bucket.take(ks))
 
         return Exchanged(update, subtract_sent_)
 
@@ -317,35 +330,25 @@ class TwoWay(Wrapper):
         pairs = zip(keys, ends, strict=True)
         return [state[key]["residual_W"][row, start:stop][None] for key, (start, stop) in pairs]
 
-    def _encode(
-        self,
-        rows_W: Sequence[Tensor],
-        entries: Sequence[tuple[Piece, int]],
-        ctx: Context,
-        workers: Sequence[int],
-        first_named: int,
-        purpose: str = "",
-    ) -> Tensor:
-        """Pieces [W, N] as messages one after the other, [W, B]."""
+    @staticmethod
+    def _bucket(
+        entries: Sequence[tuple[Piece, int]], ctx: Context, xs_W: Sequence[Tensor], workers: Sequence[int]
+    ) -> Bucket:
+        """Pieces [W, N] as tensors of their own."""
+        specs, levels = _specs_and_levels(entries, ctx)
+        return Bucket(ctx.step, specs, levels, ctx.seed, (), ctx.codebooks, xs_W, workers)
+
+    def _encode(self, bucket: Bucket, entries: Sequence[tuple[Piece, int]], ctx: Context, first_named: int) -> Message:
+        """The messages of pieces; an error names the tensor that a piece is of, and the worker."""
+        if not entries:
+            return Message(torch.empty(len(bucket.workers), 0, dtype=torch.uint8), [])
         try:
-            return self.inner.encode_all(rows_W, *_pieces(entries, ctx), ctx, workers, purpose)
+            return self.inner.encode_bucket(bucket)
         except NonFiniteRow as bad:
             worker, k = divmod(bad.row, len(entries))
             raise non_finite(ctx, entries[k][1], first_named + worker) from None
 
-    def _add_decoded_(
-        self,
-        targets_R: Mapping[int, Tensor],
-        message_A: Tensor,
-        entries: Sequence[tuple[Piece, int]],
-        ctx: Context,
-        alpha: float = 1.0,
-        divisor: int = 1,
-    ) -> None:
-        """See `OneShot.add_all_`."""
-        self.inner.add_all_(targets_R, message_A, *_pieces(entries, ctx), ctx, alpha, divisor)
 
-
-def _pieces(entries: Sequence[tuple[Piece, int]], ctx: Context) -> tuple[list[TensorSpec], list[float]]:
+def _specs_and_levels(entries: Sequence[tuple[Piece, int]], ctx: Context) -> tuple[list[TensorSpec], list[float]]:
     """Pieces as tensors of their own, and their levels."""
-    return [piece.spec for piece, _ in entries], [level_of(ctx, i) for _, i in entries]
+    return [piece.spec for piece, _ in entries], [ctx.levels[i] for _, i in entries]

@@ -5,13 +5,14 @@ Tensor suffixes: W local workers, A all workers, R rows, N elements.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import Bucket, Context, Target
+from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import kernels
@@ -20,6 +21,16 @@ SIZE = 4  # bytes that tell how long a message is; they travel first
 
 Messages = list[list[Tensor]]
 """For each tensor its senders' messages, bytes [B] each."""
+
+
+class Parcels(NamedTuple):
+    """For each tensor its senders' messages."""
+
+    of: Messages
+
+    def take(self, which: Sequence[int]) -> "Parcels":
+        """Those of some tensors."""
+        return Parcels([self.of[k] for k in which])
 
 
 class Uneven(OneShot):
@@ -52,6 +63,17 @@ class Uneven(OneShot):
             except NonFiniteRow as bad:
                 raise NonFiniteRow(bad.row * len(specs) + k) from None
         return messages
+
+    def encode_bucket(self, bucket: Bucket) -> Any:
+        own = bucket.rows_W, bucket.specs, bucket.levels
+        return Parcels(self.encode_all(*own, bucket, bucket.workers, bucket.purpose))
+
+    def add_bucket_(self, target: Target, message: Any, bucket: Bucket) -> None:
+        rows = dict(enumerate(target.rows_R))
+        self.add_all_(rows, message.of, bucket.specs, bucket.levels, bucket, target.alpha, target.divisor)
+
+    def gather(self, message: Any, bucket: Bucket, comm: Comm) -> Any:
+        return Parcels(self.gathered(message.of, bucket.specs, bucket.levels, comm))
 
     def gathered(
         self, message_W: Messages, specs: Sequence[TensorSpec], levels: Sequence[float], comm: Comm

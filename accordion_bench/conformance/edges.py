@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.conformance.subject import (
     Maker,
     Setup,
@@ -140,7 +140,7 @@ def check_non_finite(make: Maker, level: float | None = None) -> str:
         demand(setup.comm.ledger.counts == counts, f"a refused {value} was charged to the ledger")
     same = all(same_bits(a, b) for a, b in zip(setup(gradients(step=1), 1), twin(gradients(step=1), 1), strict=True))
     demand(same, "after a refused gradient the next update is another one")
-    if isinstance(bare(setup.compressor), OneShot):
+    if isinstance(bare(setup.compressor), Gathered):
         for value in (math.nan, math.inf):
             _not_hidden(Setup(plain(make), level), value)
     return "refused by name, state untouched"

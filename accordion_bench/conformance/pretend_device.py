@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from accordion_bench.codecs import engines
+from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.coding import Coding
+from accordion_bench.codecs.engine import Engine
+from accordion_bench.codecs.engines import OnDevice
+from accordion_bench.codecs.layout import Layout, Message
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -137,8 +144,61 @@ class FromLists(TorchFunctionMode):
 
 
 @contextlib.contextmanager
+def one_launch(name: str) -> Iterator[None]:
+    """Count what is asked of the device in here as one launch of that name."""
+    counts = Pretend.counts
+    kept = counts.launches.copy(), counts.waits.copy(), counts.uploads
+    try:
+        yield
+    finally:
+        counts.launches, counts.waits, counts.uploads = kept
+        counts.launches[name] += 1
+
+
+class PretendedKernels(OnDevice):
+    """Stands in for the kernels of a GPU: each is one launch, and computes what the reference does."""
+
+    name = "triton"
+
+    def norms(self, rows_W: Sequence[Tensor], layout: Layout, kind: str) -> Tensor:
+        with one_launch("norms"):
+            return super().norms(rows_W, layout, kind)
+
+    def write(self, message: Message, name: str, numbers_S: Tensor) -> None:
+        with one_launch("write"):
+            super().write(message, name, numbers_S)
+
+    def read(self, message: Message, name: str) -> Tensor:
+        with one_launch("read"):
+            return super().read(message, name)
+
+    def encode(
+        self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
+    ) -> None:
+        with one_launch("encode"):
+            super().encode(bucket, message, coding, factors_W, scales_W)
+
+    def add_codes(
+        self, target: Target, message: Message, coding: Coding, shared: Tensor | None, middles: Tensor | None
+    ) -> None:
+        with one_launch("add_codes"):
+            super().add_codes(target, message, coding, shared, middles)
+
+
+KERNELS = PretendedKernels()
+
+
+def kernels_for(xs: Sequence[Tensor]) -> Engine | None:
+    """The kernels of the pretended device, for tensors that are on it."""
+    return KERNELS if xs and all(isinstance(x, Pretend) for x in xs) else None
+
+
+@contextlib.contextmanager
 def pretended() -> Iterator[Counts]:
-    """A device for the block; gives what is counted on it. Host memory can be pinned for it, optimizers are fused."""
+    """A device for the block; gives what is counted on it.
+
+    Host memory can be pinned for it, optimizers are fused, and dense codes have kernels.
+    """
     Pretend.counts.reset()
     before = Tensor.pin_memory
     optimizers: list[Any] = [importlib.import_module(f"torch.optim.{name}") for name in ("sgd", "adam", "adagrad")]
@@ -152,10 +212,12 @@ def pretended() -> Iterator[Counts]:
     Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
     for module in optimizers:  # they would refuse a device that is not there
         module._device_dtype_check_for_fused = lambda *_, **__: None
+    engines.STAND_INS.append(kernels_for)
     try:
         with FromLists(), PretendDevice():
             yield Pretend.counts
     finally:
+        engines.STAND_INS.remove(kernels_for)
         Tensor.pin_memory = before  # type: ignore[method-assign]
         for module, check in zip(optimizers, checks, strict=True):
             module._device_dtype_check_for_fused = check

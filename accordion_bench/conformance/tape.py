@@ -5,8 +5,7 @@ nothing is computed meanwhile, and what a GPU cannot repeat is refused: numbers 
 makes of its own numbers, generators of the CPU. A number of Python that an operation takes is on the tape as it was.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accordion_bench.comm.graphs import Graphs, NotCapturable
-from accordion_bench.conformance.pretend_device import NO_KERNEL, READ_BY_HOST, SIZED_BY_DATA, Pretend, real
+from accordion_bench.conformance.pretend_device import NO_KERNEL, READ_BY_HOST, SIZED_BY_DATA, one_launch, real
 
 T = TypeVar("T")
 READS = {"numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__"}
@@ -122,22 +121,10 @@ class TapeGraphs(Graphs):
 
         def replay() -> None:
             self.replayed[pool] = self.replayed.get(pool, 0) + 1
-            with _one_request():
+            with one_launch("graph"):
                 tape.replay()
 
         return replay, out
-
-
-@contextlib.contextmanager
-def _one_request() -> Iterator[None]:
-    """What is asked of the pretended device in here counts as one launch, that of a graph."""
-    counts = Pretend.counts
-    kept = counts.launches.copy(), counts.waits.copy(), counts.uploads
-    try:
-        yield
-    finally:
-        counts.launches, counts.waits, counts.uploads = kept
-        counts.launches["graph"] += 1
 
 
 def _as_it_lies(x: Any) -> Any:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.compressors.base import NonFinite, Probe, State
 from accordion_bench.compressors.buckets import Buckets
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import Measured
 from accordion_bench.position import StepInfo

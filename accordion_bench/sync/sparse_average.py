@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.none import Dense
-from accordion_bench.compressors.selection import kept_entries
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.finite import Look, largest
 from accordion_bench.plan import Ladder, TensorSpec

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.compressors import index_codes
+from accordion_bench.codecs import index_codes
 from accordion_bench.compressors.adacomp import HEADER, AdaComp, SparseSigns, selected
 from accordion_bench.compressors.base import Context
 from accordion_bench.exchange.probe import probe_exchange

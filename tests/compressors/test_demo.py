@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accordion_bench import train
-from accordion_bench.compressors import index_codes
+from accordion_bench.codecs import index_codes
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.dct import Chunks, dct_matrix
 from accordion_bench.compressors.demo import DeMo, Group, Sent, answer_bytes, pack_signs, unpack_signs

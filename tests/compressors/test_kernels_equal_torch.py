@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.conformance.subject import Setup, from_yaml, levels_of, plain
 from accordion_bench.options.conf_dir import yaml_files

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.compressors import packed_codes
+from accordion_bench.codecs import packed_codes
 from accordion_bench.tensors.kernels import packing
 
 LEVELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 64, 65, 128, 129, 255, 256]

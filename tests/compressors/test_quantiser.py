@@ -10,8 +10,9 @@ from accordion_bench import train
 from accordion_bench.adaptive.distributions import TruncatedNormals
 from accordion_bench.adaptive.fitted_codebook import FittedCodebook
 from accordion_bench.adaptive.level_solvers import alq
+from accordion_bench.codecs import packed_codes
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import codebooks, entropy, packed_codes
+from accordion_bench.compressors import codebooks, entropy
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.quantiser import Quantiser

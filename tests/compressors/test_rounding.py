@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.compressors import packed_codes
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
-from accordion_bench.compressors.rounding.thresholds import rounding_to
+from accordion_bench.codecs import packed_codes
+from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.rounding import rounding_to
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.tensors import counter_rng
 from accordion_bench.tensors.kernels.counter_hash import LANES, block_key

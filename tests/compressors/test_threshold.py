@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from accordion_bench.compressors import index_codes
+from accordion_bench.codecs import index_codes
+from accordion_bench.codecs.selection import sampled_top, strided_sample, top_indices
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.selection import sampled_top, strided_sample, top_indices
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.compressors import index_codes, selection
+from accordion_bench.codecs import index_codes, selection
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.topk import TopK, top_indices
 from accordion_bench.plan import TensorSpec

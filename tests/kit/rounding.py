@@ -2,14 +2,13 @@
 
 import numpy as np
 import torch
+from accordion_bench.compressors.dense_codes import ORDERS, Form, in_buckets, table_of
 from torch import Tensor
 
-from accordion_bench.compressors import packed_codes
+from accordion_bench.codecs import packed_codes
+from accordion_bench.codecs.non_finite import refuse_non_finite
+from accordion_bench.codecs.rounding import factors, for_kernel, round_to_levels, rounding_to
 from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.dense_codes import ORDERS, Form, in_buckets, table_of
-from accordion_bench.compressors.non_finite_row import refuse_non_finite
-from accordion_bench.compressors.rounding.stochastic import factors, for_kernel, round_to_levels
-from accordion_bench.compressors.rounding.thresholds import rounding_to
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.counter_rng import BLOCK, block_keys, integers_of, streams_of

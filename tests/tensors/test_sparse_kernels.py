@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.compressors import index_codes, selection
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.codecs import index_codes, selection
+from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.tensors import kernels
 
 pytestmark = pytest.mark.skipif(not kernels.installed(), reason="the extra `fast` is not installed")

@@ -1,4 +1,4 @@
-"""Codes of a tile into the bytes of a message and back; the layout is that of `compressors.packed_codes`."""
+"""Codes of a tile into the bytes of a message and back; the layout is that of `codecs.packed_codes`."""
 
 from accordion_bench.tensors.kernels.compiled import compiled, u8, u32, u64
 

@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-
-from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.dense_codes import in_buckets
+
+from accordion_bench.codecs.packed_codes import pack_codes, unpack_codes
+from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.eight_bit import Blockwise
 from accordion_bench.compressors.fp4 import FP4
 from accordion_bench.compressors.natural import Natural
 from accordion_bench.compressors.onebit import OneBit
-from accordion_bench.compressors.packed_codes import pack_codes, unpack_codes
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.compressors.terngrad import TernaryCodes

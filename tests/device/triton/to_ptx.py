@@ -12,7 +12,7 @@ from triton import compile as compiled
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from accordion_bench.compressors.rounding.stochastic import for_kernel
+from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.kernels.on_gpu import factors, launch, room
 from accordion_bench.tensors.kernels.rounding import Rounding

@@ -13,7 +13,7 @@ LARGEST = tl.constexpr(float(np.finfo(np.float32).max))
 
 
 def factors(norms: Tensor, scale: float) -> Tensor:
-    """See `compressors.rounding.stochastic.factors`. One launch."""
+    """See `codecs.rounding.factors`. One launch."""
     norms = norms.contiguous()
     out = torch.empty_like(norms)
     above = float(np.nextafter(np.float32(scale), np.float32(np.inf)))

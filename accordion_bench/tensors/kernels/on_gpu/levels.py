@@ -1,4 +1,4 @@
-"""Stochastic rounding to the levels of a codebook; see `compressors.rounding.thresholds` for the three ways."""
+"""Stochastic rounding to the levels of a codebook; see `codecs.rounding` for the three ways."""
 
 import triton
 import triton.language as tl

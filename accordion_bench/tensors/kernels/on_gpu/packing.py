@@ -1,4 +1,4 @@
-"""Codes of a slice into the bytes of a message and back; the layout is that of `compressors.packed_codes`.
+"""Codes of a slice into the bytes of a message and back; the layout is that of `codecs.packed_codes`.
 
 A group is what fills whole bytes: 8 codes, or 5 ternary ones. A slice is an array [groups, 8] of codes, whose last
 columns are empty where codes are ternary.

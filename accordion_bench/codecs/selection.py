@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.non_finite_row import NonFiniteRow
+from accordion_bench.codecs.non_finite import NonFiniteRow
 
 EXPECTED = 32  # entries of a sample that should lie above the threshold sought: its count is then good to 1/sqrt(32)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors import index_codes
+from accordion_bench.codecs import index_codes
 from accordion_bench.tensors.upload import upload
 
 WIDE = 25  # low bits of an index that fit into four bytes, wherever in a byte they begin

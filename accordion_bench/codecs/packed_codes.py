@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.index_codes import pack_bits, unpack_bits
+from accordion_bench.codecs.index_codes import pack_bits, unpack_bits
 from accordion_bench.tensors.upload import table
 
 assert sys.byteorder == "little", "codes are packed by viewing bytes as little-endian words"

@@ -1,0 +1,1 @@
+"""Codecs: buckets, layouts of messages, and the engines that compute them on any device."""

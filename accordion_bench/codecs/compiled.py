@@ -1,0 +1,106 @@
+"""Dense codes by compiled kernels, for all tensors of a bucket at once: on a CPU by numba, on a GPU by Triton.
+
+Tensor suffixes: W local workers, S senders, M blocks of all tensors.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.coding import SIGNS, Coding, kernel_rounding
+from accordion_bench.codecs.engine import header_of
+from accordion_bench.codecs.layout import KEPT, Layout, Message
+from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.reference import Reference
+from accordion_bench.tensors.counter_rng import BLOCK, streams_of
+from accordion_bench.tensors.kernels import Room
+from accordion_bench.tensors.kernels.table import Table, addresses
+
+
+class Compiled(Reference):
+    """Kernels for dense codes.
+
+    Args:
+        room: the kernels.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+
+    def norms(self, rows_W: Sequence[Tensor], layout: Layout, kind: str) -> Tensor:
+        rows_W = [contiguous(x_W) for x_W in rows_W]
+        return self.room.bucket_norms(addresses(rows_W), table_of(layout), kind, rows_W[0])
+
+    def write(self, message: Message, name: str, numbers_S: Tensor) -> None:
+        self.room.write_headers(numbers_S, table_of(message.layout, name), message.rows)
+
+    def read(self, message: Message, name: str) -> Tensor:
+        return self.room.read_headers(message.rows, table_of(message.layout, name), 1.0)
+
+    def encode(
+        self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
+    ) -> None:
+        rows_W = [contiguous(x_W) for x_W in bucket.rows_W]
+        if factors_W is None:
+            factors_W = message.rows.new_empty(0, 0, dtype=torch.float32)
+        keys = bucket.keys(coding.stream) if coding.bits else []
+        streams = np.stack([streams_of(own) for own in keys]) if keys else np.empty((0, 0), np.uint64)
+        finite = self.room.encode(
+            addresses(rows_W),
+            table_of(message.layout, "scales", tile_of(coding)),
+            scales_W,
+            factors_W.expand(len(message.rows), -1) if factors_W.numel() else factors_W,
+            streams,
+            message.rows,
+            rows_W[0],
+            kernel_rounding(coding),
+        )
+        if finite is not None and not finite.all():
+            raise NonFiniteRow(int((~finite).flatten().nonzero()[0][0]))
+
+    def add_codes(
+        self, target: Target, message: Message, coding: Coding, shared: Tensor | None, middles: Tensor | None
+    ) -> None:
+        scales = None if coding.norm else message.rows.new_empty(0, dtype=torch.float32)
+        if shared is not None:
+            scales = shared.expand(len(message.rows), -1)
+        values = [np.array(coding.values, np.float32)]
+        if coding.signs:
+            values.append(np.array(SIGNS, np.float32))
+        self.room.add_values(
+            addresses(target.rows_R),
+            table_of(message.layout, header_of(coding), tile_of(coding)),
+            scales,
+            target.alpha,
+            message.rows,
+            values,
+            target.rows_R[0],
+            target.divisor,
+            middles,
+        )
+
+
+def tile_of(coding: Coding) -> int:
+    """Coordinates of a tile: whole blocks of random numbers, whole bytes of codes."""
+    return BLOCK * (5 if coding.kinds == 3 else 1)
+
+
+@functools.lru_cache(maxsize=4 * KEPT)
+def table_of(layout: Layout, header: str = "", tile: int = BLOCK) -> Table:
+    """Where coordinates, the numbers of one field and the codes of a layout are, as kernels are told; remembered."""
+
+    def offsets(name: str) -> list[int]:
+        field = layout.fields.get(name)
+        return [0] * len(layout.numels) if field is None else field.offsets.tolist()
+
+    streams = [offsets(name) for name in ("codes", "signs") if name in layout.fields]
+    return Table(layout.numels.tolist(), layout.blocks.tolist(), tile, offsets(header), streams)
+
+
+def contiguous(x_W: Tensor) -> Tensor:
+    """[W, N] with coordinates of a row side by side."""
+    return x_W if x_W.stride(1) == 1 else x_W.contiguous()

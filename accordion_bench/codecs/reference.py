@@ -1,0 +1,183 @@
+"""Reference: every operation of an engine in plain torch, tensor by tensor: short, and of no speed.
+
+It serves where numba or Triton is missing, and tests compare the other engines with it.
+
+Tensor suffixes: W local workers, S senders, R rows, M blocks of all tensors, N coordinates.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.coding import LEVELS, MANTISSA, SIGNS, Coding
+from accordion_bench.codecs.engine import Engine, header_of
+from accordion_bench.codecs.layout import Layout, Message
+from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.packed_codes import look_up, pack_codes
+from accordion_bench.codecs.rounding import round_to_levels, rounding_to
+from accordion_bench.tensors.counter_rng import BLOCK, block_keys, integers_of
+from accordion_bench.tensors.upload import table
+
+ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
+E3M0_SIGN = 3  # its bit
+
+
+class Reference(Engine):
+    """Every operation in plain torch, tensor by tensor."""
+
+    name = "torch"
+
+    def norms(self, rows_W: Sequence[Tensor], layout: Layout, kind: str) -> Tensor:
+        cells = [in_blocks(x_W.float(), size) for x_W, size in zip(rows_W, layout.blocks.tolist(), strict=True)]
+        if kind in ORDERS:
+            found = [torch.linalg.vector_norm(x_W, ORDERS[kind], dim=2, dtype=torch.float64) for x_W in cells]
+        elif kind == "count":
+            found = [(x_W < 0).sum(2, dtype=torch.float64) for x_W in cells]
+        else:
+            below = kind == "below"
+            found = [(x_W.clamp_max(0) if below else x_W).sum(2, dtype=torch.float64) for x_W in cells]
+        return torch.cat(found, dim=1)
+
+    def write(self, message: Message, name: str, numbers_S: Tensor) -> None:
+        own = message.layout.fields[name]
+        parts_S = numbers_S.split(own.counts.tolist(), dim=1)
+        for part_S, (start, stop) in zip(parts_S, own.spans, strict=True):
+            message.rows[:, start:stop] = part_S.contiguous().view(torch.uint8)
+
+    def read(self, message: Message, name: str) -> Tensor:
+        spans = message.layout.fields[name].spans
+        return torch.cat([floats_in(message.rows[:, start:stop]) for start, stop in spans], dim=1)
+
+    def encode(
+        self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
+    ) -> None:
+        layout, keys = message.layout, bucket.keys(coding.stream) if coding.bits else []
+        if scales_W is not None:
+            self.write(message, "scales", scales_W)
+        factors = per_tensor(factors_W, layout)
+        for t, (x_W, size) in enumerate(zip(bucket.rows_W, layout.blocks.tolist(), strict=True)):
+            n, draws_W = x_W.shape[1], None
+            if self.looks and not coding.norm:
+                refuse_non_finite(x_W, t, len(bucket.specs))
+            if coding.bits:
+                blocks_W = block_keys([own[t] for own in keys], 0, -(-n // BLOCK), x_W.device)
+                draws_W = in_blocks(integers_of(blocks_W, coding.bits)[:, :n], size)
+            factor_W = None if factors[t] is None else factors[t][..., None]
+            codes_W = codes_of(in_blocks(x_W.float(), size), factor_W, draws_W, coding).flatten(1)[:, :n]
+            streams = {"codes": (codes_W, coding.kinds)}
+            if coding.signs:
+                streams["signs"] = ((x_W < 0).to(torch.uint8), 2)
+            for name, (own_W, kinds) in streams.items():
+                start, stop = layout.fields[name].spans[t]
+                message.rows[:, start:stop] = pack_codes(own_W.contiguous(), kinds)
+
+    def add_codes(
+        self, target: Target, message: Message, coding: Coding, shared: Tensor | None, middles: Tensor | None
+    ) -> None:
+        layout, scales = message.layout, shared
+        if coding.norm:
+            scales = self.read(message, header_of(coding))
+        elif scales is not None:
+            scales = scales.expand(len(message.rows), -1)
+        scaled = per_tensor(scales, layout)
+        added = per_tensor(middles, layout)
+        for t, (row_R, size) in enumerate(zip(target.rows_R, layout.blocks.tolist(), strict=True)):
+            values_S = in_blocks(self._values(message, coding, t), size)
+            factor: Any = target.alpha if scaled[t] is None else (scaled[t] * target.alpha)[..., None]
+            values_S = values_S * factor
+            if added[t] is not None:
+                values_S = added[t][..., None] + values_S
+            for sender, values in enumerate(values_S.flatten(1)[:, : row_R.shape[1]]):
+                row_R[sender % len(row_R)].add_(values)
+            if target.divisor != 1:
+                row_R.div_(target.divisor)
+
+    def _values(self, message: Message, coding: Coding, t: int) -> Tensor:
+        """What the codes of tensor t stand for, without scales: float32 [S, N]."""
+        n = int(message.layout.numels[t])
+        start, stop = message.layout.fields["codes"].spans[t]
+        values_S = look_up(message.rows[:, start:stop].contiguous(), coding.values, n)
+        if coding.signs:
+            start, stop = message.layout.fields["signs"].spans[t]
+            values_S = values_S * look_up(message.rows[:, start:stop].contiguous(), SIGNS, n)
+        return values_S
+
+
+def codes_of(x: Tensor, factor: Tensor | None, draws: Tensor | None, coding: Coding) -> Tensor:
+    """Codes of coordinates, uint8 [..., N].
+
+    Args:
+        x: coordinates, float32 [..., N].
+        factor: of their blocks, float32 [..., 1]; None = 1.
+        draws: random integers below 2^bits, int32 [..., N], where any are drawn.
+        coding: how.
+    """
+    if coding.rounding == "sign":
+        return (x < 0).to(torch.uint8)
+    if coding.rounding == "power":
+        assert draws is not None
+        return _powers(x.abs(), draws, coding.kinds)
+    assert factor is not None
+    if coding.rounding == LEVELS:
+        assert draws is not None
+        return round_to_levels(x, factor, draws, rounding_to(coding.values))
+    steps = x * factor
+    if coding.rounding == "e3m0":
+        codes = torch.bucketize(steps.abs(), e3m0_borders(x.device), out_int32=True).to(torch.uint8)
+        return codes | steps.signbit().to(torch.uint8) << E3M0_SIGN
+    if draws is not None:
+        steps = steps.add_(draws.float().mul_(2.0**-coding.bits)).floor_().clamp_(-127, 127)
+    elif coding.rounding == "int8":
+        steps = steps.round_()
+    return steps.to(FORMATS[coding.rounding.removesuffix(" at random")]).view(torch.uint8)
+
+
+def _powers(magnitude: Tensor, draws: Tensor, kinds: int) -> Tensor:
+    """Exponents of powers of two, the upper one where the mantissa carries; of 128 kinds from 2^-63 to 2^63."""
+    exponents = (magnitude.view(torch.int32) + draws).bitwise_right_shift_(MANTISSA)
+    if kinds == 256:
+        return exponents.clamp_max_(254).to(torch.uint8)
+    below = draws < magnitude * 2.0 ** (63 + MANTISSA)  # smaller than 2^-63: that or nothing
+    return torch.where(magnitude < 2.0**-63, below.int(), exponents.sub_(63).clamp_max_(127)).to(torch.uint8)
+
+
+E3M0_MAGNITUDES = (0.0, *(2.0**exponent for exponent in range(-6, 1)))
+
+
+@functools.lru_cache(maxsize=8)
+def e3m0_borders(device: torch.device) -> Tensor:
+    """Between neighbouring magnitudes; what equals a border has the lower code, so those of odd codes end below it."""
+    magnitudes = torch.tensor(E3M0_MAGNITUDES)
+    middles = (magnitudes[:-1] + magnitudes[1:]) / 2
+    odd = torch.arange(len(middles)) % 2 == 1
+    return table(torch.where(odd, torch.nextafter(middles, torch.tensor(0.0)), middles), device)
+
+
+def in_blocks(x_R: Tensor, size: int) -> Tensor:
+    """Rows [R, N] as blocks [R, m, size], zeros behind their ends."""
+    return pad(x_R, (0, -x_R.shape[1] % size)).unflatten(1, (-1, size))
+
+
+def per_tensor(numbers: Tensor | None, layout: Layout) -> list[Any]:
+    """Numbers of all blocks [S, M] as those of each tensor [S, m]; None for each where there are none."""
+    counts = (-(-layout.numels // layout.blocks)).tolist()
+    return [None] * len(counts) if numbers is None else list(numbers.split(counts, dim=1))
+
+
+def floats_in(bytes_S: Tensor) -> Tensor:
+    """The float32 [S, m] in bytes [S, 4 m]; a copy, because a field may begin where no float32 does."""
+    return bytes_S.clone(memory_format=torch.contiguous_format).view(torch.float32)
+
+
+def refuse_non_finite(x_W: Tensor, t: int, tensors: int) -> None:
+    """Raise NonFiniteRow w T + t for the first worker whose part [N] of tensor t is not finite."""
+    finite_W = x_W.float().isfinite().all(1)
+    if not finite_W.all():
+        raise NonFiniteRow(int((~finite_W).nonzero()[0]) * tensors + t)

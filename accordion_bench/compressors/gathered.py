@@ -1,0 +1,209 @@
+"""Gathered: compressors whose messages are gathered, and decoded by every worker.
+
+Tensor suffixes: W local workers, A all workers, R rows of a target, N elements, B bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.layout import Layout, Message
+from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.base import (
+    Compressor,
+    Context,
+    Exchanged,
+    NonFinite,
+    State,
+    WhyDense,
+    dense_bytes,
+    ring,
+    subtract_,
+)
+from accordion_bench.compressors.traits import Traits
+from accordion_bench.options.units import counted
+from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import large_pages
+
+
+class Gathered(Compressor):
+    """update = mean_w decode(encode(g_w)): a bucket is one message, which holds everything that a receiver needs.
+
+    A subclass writes `layout`, `encode_bucket` and `add_bucket_`. Messages are carried by an all-gather. Where that
+    would cost more wire than a dense all-reduce, what would have been decoded goes by dense all-reduce: the number of
+    workers changes the bytes, never the training (up to the order of summation).
+    """
+
+    traits = Traits(collectives=("all_gather", "two_way"), collective_reason="its messages do not add up")
+    entropy: str = "none"  # how entropy_bytes counts the codes, see `entropy.coded_bytes`
+    stream: str = ""  # of its random draws; a name that never changes
+
+    # ---- what a subclass writes
+
+    def layout(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> Layout:
+        """The fields of the message of a bucket; with the largest counts where `fixed_size` is false.
+
+        Equal arguments should give the same object, since kernels keep tables for each.
+        """
+        raise NotImplementedError
+
+    def encode_bucket(self, bucket: Bucket) -> Message:
+        """The messages of the local workers.
+
+        Raises:
+            NonFiniteRow: row w T + t is the tensor t of the w-th of these workers.
+        """
+        raise NotImplementedError
+
+    def add_bucket_(self, target: Target, message: Message, bucket: Bucket) -> None:
+        """Add what messages decode to.
+
+        Args:
+            target: rows of each tensor; sender s goes to row s mod R, in the order of the senders.
+            message: of all senders.
+            bucket: whose messages these are; its coordinates are not read.
+        """
+        raise NotImplementedError
+
+    def saved_bytes(self, message: Message, bucket: Bucket) -> int:
+        """Bytes by which entropy coding would shorten all senders' messages, where `entropy` is offered."""
+        raise NotImplementedError
+
+    # ---- what it gets for that
+
+    def message_bytes(self, spec: TensorSpec, level: float) -> int:
+        """The length of one tensor's message; the largest possible one where `fixed_size` is false."""
+        known = self.__dict__.setdefault("_message_bytes", {})
+        if (spec, level) not in known:
+            known[spec, level] = self.layout((spec,), (level,)).nbytes
+        return known[spec, level]
+
+    def sent_bytes(self, spec: TensorSpec, level: float) -> int:
+        """What a worker hands over for this tensor."""
+        return self.message_bytes(spec, level)
+
+    def gathers(self, spec: TensorSpec, level: float, workers: int) -> bool:
+        """Whether the message costs less wire than a dense all-reduce: (A-1) B < 2 (A-1)/A 4n."""
+        return self.sent_bytes(spec, level) * max(workers, 2) < 8 * spec.numel
+
+    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+        if not self.compresses(spec, level) or self.gathers(spec, level, workers):
+            return None
+        at = f" at {self.traits.knob} {level:g}" if self.traits.knob else ""
+        reason = f"messages{at} from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
+        two_way = "compressor.collective=two_way" if "two_way" in self.traits.collectives else ""
+        return WhyDense(reason, " or ".join(filter(None, [two_way, self._lower_knob()])) or "fewer workers")
+
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
+            return dense_bytes(spec)
+        return self.sent_bytes(spec, level)
+
+    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
+            return ring(workers) * dense_bytes(spec)
+        return (workers - 1) * self.sent_bytes(spec, level)
+
+    def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
+        """All workers' messages of the first tensors of a bucket, given those of the local workers.
+
+        Args:
+            message: with the fields of these tensors alone.
+            bucket: these tensors.
+            comm: collectives.
+        """
+        size = message.layout.nbytes
+        rows = comm.all_gather(message.rows[:, :size]) if size else message.rows.new_empty(comm.workers, 0)
+        return Message(rows, [message.layout] * comm.workers)
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        compressed = {
+            i: level for i, level in enumerate(ctx.levels) if level is not None and self.compresses(ctx.specs[i], level)
+        }
+        gathered = [i for i, level in compressed.items() if self.gathers(ctx.specs[i], level, comm.workers)]
+        decoded_here = [i for i in compressed if i not in gathered]  # what would have been decoded travels, dense
+        sent = Sent(self, [*gathered, *decoded_here], xs_W, ctx, comm)
+
+        reduced = sorted(set(range(len(xs_W))) - set(gathered))
+        decoded_W = dict(zip(decoded_here, zeros_like([xs_W[i] for i in decoded_here]), strict=True))
+        sent.add_own_(decoded_W, 1.0)
+        update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
+        for i, mean in zip(reduced, comm.all_reduce_mean([decoded_W.get(i, xs_W[i]) for i in reduced]), strict=True):
+            update[i] = mean
+        saved = 0
+        if gathered:
+            first = range(len(gathered))
+            part = sent.bucket.take(first)
+            everyones = self.gather(sent.message.take(first), part, comm)
+            means = zeros_like([xs_W[i][:1] for i in gathered])
+            self.add_bucket_(Target([mean.view(1, -1) for mean in means], divisor=comm.workers), everyones, part)
+            for i, mean in zip(gathered, means, strict=True):
+                update[i] = mean[0]
+            if self.entropy != "none":
+                saved = self.saved_bytes(everyones, part)
+        if self.entropy != "none":
+            comm.ledger.entropy_count(saved)
+
+        def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
+            subtract_({i: target_W for i, target_W in targets_W.items() if i not in compressed}, xs_W)
+            sent.add_own_(targets_W, -1.0)
+
+        return Exchanged(update, subtract_sent_)
+
+
+class Sent:
+    """Tensors of an exchange, and what the local workers send of them.
+
+    Args:
+        compressor: whose messages these are.
+        ids: indices of the tensors in the exchange.
+        xs_W: all tensors [W, ...] of the exchange.
+        ctx: of the exchange.
+        comm: whose local workers.
+
+    Attributes:
+        place: of each tensor among them, by index.
+        bucket: these tensors.
+        message: what `encode_bucket` has made of them.
+
+    Raises:
+        NonFinite: naming one of them, and its worker.
+    """
+
+    def __init__(
+        self, compressor: Gathered, ids: Sequence[int], xs_W: Sequence[Tensor], ctx: Context, comm: Comm
+    ) -> None:
+        self.compressor, self.place = compressor, {i: k for k, i in enumerate(ids)}
+        self.bucket = Bucket.of(xs_W, ctx, ids, comm.local)
+        if not ids:
+            return
+        try:
+            self.message = compressor.encode_bucket(self.bucket)
+        except NonFiniteRow as bad:
+            worker, k = divmod(bad.row, len(ids))
+            raise non_finite(ctx, ids[k], comm.first_named + worker) from None
+
+    def add_own_(self, targets_W: Mapping[int, Tensor], alpha: float) -> None:
+        """target [W, ...] += alpha x what the local workers have sent of it; by index, those of other tensors stay."""
+        rows_W = {
+            self.place[i]: target_W.view(len(target_W), -1) for i, target_W in targets_W.items() if i in self.place
+        }
+        if ks := sorted(rows_W):
+            target = Target([rows_W[k] for k in ks], alpha)
+            self.compressor.add_bucket_(target, self.message.take(ks), self.bucket.take(ks))
+
+
+def zeros_like(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Contiguous zeros of the shapes of some tensors, side by side."""
+    if not xs:
+        return []
+    sizes = [x.numel() for x in xs]
+    parts = large_pages.zeros(1, sum(sizes), xs[0].device, xs[0].dtype)[0].split(sizes)
+    return [part.view(x.shape) for part, x in zip(parts, xs, strict=True)]
+
+
+def non_finite(ctx: Context, i: int, worker: int) -> NonFinite:
+    """The error for a tensor that has no code."""
+    return NonFinite(f"what worker {worker} was to send of {ctx.specs[i].name} is not finite")

@@ -78,7 +78,8 @@ class Bucket(Context):
         """Some of the tensors."""
         if len(which) == len(self.specs):
             return self
-        xs_W, specs, levels = ([column[k] for k in which] for column in (self.xs_W, self.specs, self.levels))
+        xs_W, specs = [self.xs_W[k] for k in which], [self.specs[k] for k in which]
+        levels = [self.levels[k] for k in which]
         lrs = [self.lrs[k] for k in which] if self.lrs else ()
         return replace(self, xs_W=xs_W, specs=specs, levels=levels, lrs=lrs)
 

@@ -10,6 +10,7 @@ Tensor suffixes: W local workers, S senders, T tensors, M blocks of all tensors.
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,30 @@ from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import Coding, middle_and_half
 from accordion_bench.codecs.layout import KEPT, Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.tiles import TileForm
 from accordion_bench.tensors.upload import table
+
+
+class Sampling(NamedTuple):
+    """How a threshold is estimated, see `selection.sampled_top`.
+
+    share: of the coordinates that is sampled.
+    least, most: smallest and largest count accepted, as multiples of what is wanted.
+    offset: where the sample starts.
+    """
+
+    share: float
+    least: float
+    most: float
+    offset: int
+
+
+class Selection(Protocol):
+    """Some coordinates of a bucket, in a form that its engine alone reads."""
+
+    @property
+    def counts_W(self) -> Tensor:
+        """Entries of each tensor, int32 [W, T], where the tensors are."""
 
 
 class Engine(ABC):
@@ -84,6 +108,83 @@ class Engine(ABC):
             shared: scales of whole tensors, float32 [T], where messages have none.
             middles: added to the scaled values, float32 [S, M], times alpha already; None = nothing.
         """
+
+    # ---- sparse codes: some coordinates, and where they are
+
+    @abstractmethod
+    def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
+        """The largest magnitudes of each tensor's rows [W, N], so many [T]; ties go to the lower index.
+
+        NaN counts as the largest of all, so that it is seen where values are packed.
+        """
+
+    @abstractmethod
+    def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
+        """Magnitudes from a threshold on, of each row at most the `most` [T] largest."""
+
+    @abstractmethod
+    def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
+        """About so many of the largest magnitudes of each row [T], see `selection.sampled_top`; no zeros."""
+
+    @abstractmethod
+    def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
+        """All coordinates that are not zero."""
+
+    @abstractmethod
+    def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
+        """Write what is selected into all fields of `SparseLayout`s.
+
+        Raises:
+            NonFiniteRow: as `encode`, of values.
+        """
+
+    @abstractmethod
+    def add_sparse(self, target: Target, message: Message) -> None:
+        """Add the entries of every sender."""
+
+    @abstractmethod
+    def lifted(
+        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Of tensors G [W, N] and the newest gradients: +-scale where |G + news| reaches its bin's largest |G|, else 0.
+
+        Args:
+            grown_W, news_W: G and the gradients.
+            sizes: consecutive coordinates of a bin, of each tensor.
+
+        Returns:
+            what is sent, [W, N]; scales [W, T]: the mean over a row's bins of their largest magnitudes, as float32.
+        """
+
+    # ---- coordinates that are the same for all workers
+
+    @abstractmethod
+    def places(self, indices: Sequence[Tensor], numels: Sequence[int], device: torch.device) -> Any:
+        """Ascending indices [k] of each tensor, made by the host, for `take` and `put` on a device."""
+
+    @abstractmethod
+    def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
+        """The coordinates [W, k] of each tensor's rows [W, N] at these places."""
+
+    @abstractmethod
+    def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
+        """Add alpha x factor x values [R, k] to each tensor's rows at these places."""
+
+    # ---- tiles of matrices
+
+    @abstractmethod
+    def encode_tiles(self, bucket: Bucket, message: Message, forms: Sequence[TileForm]) -> None:
+        """Write the largest magnitudes of each tile, see `tiles.encode_largest`.
+
+        Raises:
+            NonFiniteRow: as `encode`, of values that are kept.
+        """
+
+    @abstractmethod
+    def add_tiles(self, target: Target, message: Message, forms: Sequence[TileForm]) -> None:
+        """Add the entries of every sender."""
+
+    # ---- what follows from these
 
     def encode_dense(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
         """Scales and codes of all coordinates of a bucket.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from accordion_bench.codecs.compiled import Compiled
 from accordion_bench.codecs.engine import Engine
+from accordion_bench.codecs.on_device import OnDevice
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.tensors import kernels
 from accordion_bench.tensors.kernels import on_gpu
@@ -18,22 +19,10 @@ STAND_INS: list[Callable[[Sequence[Tensor]], Engine | None]] = []
 """Asked first: engines for tensors that pretend to be on a device."""
 
 
-class OnCpu(Compiled):
-    """Compiled loops in the memory of a CPU."""
+class OnGpu(Compiled, OnDevice):
+    """Triton's kernels for dense codes, torch for sparse ones."""
 
-    name = "numba"
-
-
-class OnDevice(Reference):
-    """Plain torch on a device without Triton."""
-
-    looks = False
-
-
-class OnGpu(Compiled):
-    """Triton's kernels."""
-
-    name, looks = "triton", False
+    name = "triton"
 
 
 def engine_for(xs: Sequence[Tensor]) -> Engine:
@@ -50,9 +39,9 @@ def engine_for(xs: Sequence[Tensor]) -> Engine:
 
 @functools.cache
 def _on_cpu() -> Engine:
-    from accordion_bench.tensors.kernels import on_cpu
+    from accordion_bench.codecs.on_cpu import OnCpu
 
-    return OnCpu(on_cpu)
+    return OnCpu()
 
 
 @functools.cache

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from accordion_bench.codecs.index_codes import code_shapes
+
 KEPT = 256  # layouts remembered, of each kind: of each bucket of a run, for each level and method
 
 
@@ -51,9 +53,7 @@ class Layout:
         nbytes: length of the message, the sum of its fields.
     """
 
-    def __init__(
-        self, numels: Sequence[int], blocks: Sequence[int], fields: Mapping[str, tuple[torch.dtype, Sequence[int]]]
-    ) -> None:
+    def __init__(self, numels: Any, blocks: Any, fields: Mapping[str, tuple[torch.dtype, Any]]) -> None:
         self.numels, self.blocks = np.array(numels, np.int64), np.array(blocks, np.int64)
         widths = np.zeros((len(self.numels), len(fields)), np.int64)
         for column, (dtype, counts) in enumerate(fields.values()):
@@ -80,8 +80,12 @@ class Layout:
             own.nbytes, own._parts = int(own.sizes.sum()), {}
             for name in ("starts", "entries"):
                 own.__dict__.pop(name, None)
+            own._keep(ids)
             self._parts[key] = own
         return self._parts[key]
+
+    def _keep(self, ids: list[int]) -> None:
+        """Of what a subclass says of each tensor, keep that of some."""
 
     @functools.cached_property
     def starts(self) -> list[int]:
@@ -99,15 +103,51 @@ class Layout:
         return entries
 
 
+class SparseLayout(Layout):
+    """Some entries of each tensor: their numbers, then their indices in the smaller code of `index_codes`.
+
+    Args:
+        numels: coordinates of each tensor [T].
+        kept: entries of each tensor [T].
+        signs: whether entries are told by their signs: fields `scales`, a float32 for the tensor, `counts`, an int32,
+            and `indices`, of 2 i + (x_i > 0) below 2 n. Else fields `values`, float32, and `indices`.
+
+    Attributes:
+        kept: int64 [T].
+        codes: what the index codes of each tensor consist of, see `index_codes.code_shapes`.
+    """
+
+    def __init__(self, numels: Sequence[int], kept: Sequence[int], signs: bool = False) -> None:
+        n, self.kept = np.array(numels, np.int64), np.array(kept, np.int64)
+        self.codes = code_shapes(n * (2 if signs else 1), self.kept)
+        _, _, low_bytes, high_bytes = self.codes
+        ones = np.ones_like(n)
+        numbers = {"scales": (torch.float32, ones), "counts": (torch.int32, ones)}
+        if not signs:
+            numbers = {"values": (torch.float32, self.kept)}
+        super().__init__(n, np.maximum(n, 1), numbers | {"indices": (torch.uint8, low_bytes + high_bytes)})
+
+    def _keep(self, ids: list[int]) -> None:
+        by_rank, low, low_bytes, high_bytes = self.codes
+        self.kept, self.codes = self.kept[ids], (by_rank[ids], low[ids], low_bytes[ids], high_bytes[ids])
+
+    @property
+    def signs(self) -> bool:
+        """Whether entries are told by their signs."""
+        return "scales" in self.fields
+
+
 class Message(NamedTuple):
     """The bytes of several senders, and where their fields are.
 
     rows: bytes [S, B] where all senders have one layout, else [B] of each.
     layouts: of each sender; the same object where all have one.
+    coming: layouts of all workers' messages of the tensors that are gathered, where these depend on the data.
     """
 
     rows: Any
-    layouts: Sequence[Layout]
+    layouts: Sequence[Any]
+    coming: Sequence[Any] = ()
 
     @classmethod
     def empty(cls, layout: Layout, senders: int, device: torch.device) -> "Message":
@@ -115,21 +155,33 @@ class Message(NamedTuple):
         rows = torch.empty(senders, layout.nbytes, dtype=torch.uint8, device=device)
         return cls(rows, [layout] * senders)
 
+    @classmethod
+    def of_each(cls, layouts: Sequence[Layout], device: torch.device) -> "Message":
+        """Uninitialised messages, each of a layout of its own."""
+        sizes = [layout.nbytes for layout in layouts]
+        return cls(torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes), layouts)
+
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Any:
         """The layout of all senders."""
         return self.layouts[0]
 
     def take(self, which: Sequence[int]) -> "Message":
         """The same bytes, with the fields of some tensors alone."""
         own = {id(layout): layout.take(which) for layout in self.layouts}
-        return Message(self.rows, [own[id(layout)] for layout in self.layouts])
+        return self._replace(layouts=[own[id(layout)] for layout in self.layouts])
 
 
 @functools.lru_cache(maxsize=KEPT)
 def whole_layout(numels: tuple[int, ...]) -> Layout:
     """Of tensors that are one block each, without a message."""
     return Layout(numels, [max(1, n) for n in numels], {})
+
+
+@functools.lru_cache(maxsize=4 * KEPT)
+def sparse_layout(numels: tuple[int, ...], kept: tuple[int, ...]) -> SparseLayout:
+    """So many entries of each tensor, with their values; remembered, for counts that do not depend on the data."""
+    return SparseLayout(numels, kept)
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -8,7 +8,7 @@ Tensor suffixes: W local workers, S senders, R rows, M blocks of all tensors, N 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,17 +16,37 @@ from torch.nn.functional import pad
 
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import LEVELS, MANTISSA, SIGNS, Coding
-from accordion_bench.codecs.engine import Engine, header_of
+from accordion_bench.codecs.engine import Engine, Sampling, Selection, header_of
+from accordion_bench.codecs.index_codes import decode_indices, encode_indices
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.packed_codes import look_up, pack_codes
 from accordion_bench.codecs.rounding import round_to_levels, rounding_to
+from accordion_bench.codecs.selection import at_least, sampled_top, top_indices
+from accordion_bench.codecs.tiles import TileForm, add_largest_, encode_largest
 from accordion_bench.tensors.counter_rng import BLOCK, block_keys, integers_of
-from accordion_bench.tensors.upload import table
+from accordion_bench.tensors.upload import table, upload
 
 ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 E3M0_SIGN = 3  # its bit
+
+
+class Lists(NamedTuple):
+    """A selection as ascending indices.
+
+    indices: [T][W], one tensor [k] each.
+    counts_W: how many these are, int32 [W, T].
+    """
+
+    indices: list[list[Tensor]]
+    counts_W: Tensor
+
+    @classmethod
+    def of(cls, indices: list[list[Tensor]]) -> "Lists":
+        """Count them."""
+        counts = torch.tensor([[len(own) for own in own_W] for own_W in indices], dtype=torch.int32).T.contiguous()
+        return cls(indices, upload(counts, indices[0][0].device))
 
 
 class Reference(Engine):
@@ -108,6 +128,102 @@ class Reference(Engine):
             start, stop = message.layout.fields["signs"].spans[t]
             values_S = values_S * look_up(message.rows[:, start:stop].contiguous(), SIGNS, n)
         return values_S
+
+    # ---- sparse codes
+
+    def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
+        found = [top_indices(x_W, k) for x_W, k in zip(rows_W, counts, strict=True)]
+        return Lists.of([list(own_W) for own_W in found])
+
+    def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
+        def found(row: Tensor, k: int) -> Tensor:
+            own = at_least(row, threshold)
+            return own if len(own) <= k else own[top_indices(row[own][None], k)[0]]
+
+        return Lists.of([[found(row, k) for row in x_W] for x_W, k in zip(rows_W, most, strict=True)])
+
+    def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
+        pairs = zip(rows_W, counts, strict=True)
+        return Lists.of([[sampled_top(row, k, *sampling) for row in x_W] for x_W, k in pairs])
+
+    def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
+        return Lists.of([[row.nonzero()[:, 0] for row in x_W] for x_W in rows_W])
+
+    def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
+        assert isinstance(selection, Lists)
+        for w, (out, layout) in enumerate(zip(message.rows, message.layouts, strict=True)):
+            for t, (x_W, own_W) in enumerate(zip(bucket.rows_W, selection.indices, strict=True)):
+                own, values, n = own_W[w], x_W[w].index_select(0, own_W[w]).float(), x_W.shape[1]
+                if layout.signs:
+                    scale = x_W[w].abs().amax(0, keepdim=True) if n else x_W.new_zeros(1)
+                    numbers = {"scales": scale.float(), "counts": selection.counts_W[w, t : t + 1]}
+                    indices = encode_indices((2 * own + (values > 0))[None], 2 * n)[0]
+                else:
+                    numbers, indices = {"values": values}, encode_indices(own[None], n)[0]
+                    if self.looks and not values.isfinite().all():
+                        raise NonFiniteRow(w * len(bucket.specs) + t)
+                for name, part in (numbers | {"indices": indices}).items():
+                    start, stop = layout.fields[name].spans[t]
+                    out[start:stop] = part.contiguous().view(torch.uint8)
+
+    def add_sparse(self, target: Target, message: Message) -> None:
+        for sender, (out, layout) in enumerate(zip(message.rows, message.layouts, strict=True)):
+            for t, (row_R, k) in enumerate(zip(target.rows_R, layout.kept.tolist(), strict=True)):
+                parts = {name: out[slice(*field.spans[t])] for name, field in layout.fields.items()}
+                own, n = row_R[sender % len(row_R)], row_R.shape[1] * (2 if layout.signs else 1)
+                indices = decode_indices(parts["indices"][None].contiguous(), n, k)[0]
+                numbers = floats_in(parts["scales" if layout.signs else "values"]) * target.alpha
+                if layout.signs:
+                    numbers, indices = (2 * (indices & 1) - 1) * numbers, indices >> 1
+                own.scatter_add_(0, indices, numbers.to(own.dtype))
+        if target.divisor != 1:
+            for row_R in target.rows_R:
+                row_R.div_(target.divisor)
+
+    def lifted(
+        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+    ) -> tuple[list[Tensor], Tensor]:
+        sent_W, scales = [], []
+        for g_W, x_W, size in zip(grown_W, news_W, sizes, strict=True):
+            bins_W, newest_W = in_blocks(g_W, size), in_blocks(x_W, size)
+            largest_W = bins_W.abs().amax(2)
+            reached_W = (bins_W + newest_W).abs_() >= largest_W[:, :, None]
+            scales.append(largest_W.double().mean(1).float())
+            signs_W = bins_W.sign().mul_(reached_W).flatten(1)[:, : g_W.shape[1]]
+            sent_W.append(signs_W * scales[-1].to(g_W.dtype)[:, None])
+        return sent_W, torch.stack(scales, dim=1)
+
+    # ---- coordinates that are the same for all workers
+
+    def places(self, indices: Sequence[Tensor], numels: Sequence[int], device: torch.device) -> Any:
+        return [upload(index, torch.device(device)) for index in indices]
+
+    def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
+        return [x_W.index_select(1, index) for x_W, index in zip(rows_W, places, strict=True)]
+
+    def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
+        for row_R, own_R, index, factor in zip(target.rows_R, values_R, places, factors, strict=True):
+            row_R.index_add_(1, index, own_R, alpha=target.alpha * factor)
+
+    # ---- tiles
+
+    def encode_tiles(self, bucket: Bucket, message: Message, forms: Sequence[TileForm]) -> None:
+        for t, (x_W, form) in enumerate(zip(bucket.rows_W, forms, strict=True)):
+            parts = encode_largest(x_W, form)
+            if self.looks:
+                refuse_non_finite(parts[0], t, len(forms))
+            for part_W, field in zip(parts, message.layout.fields.values(), strict=True):
+                start, stop = field.spans[t]
+                message.rows[:, start:stop] = part_W.view(torch.uint8)
+
+    def add_tiles(self, target: Target, message: Message, forms: Sequence[TileForm]) -> None:
+        starts = message.layout.starts
+        for row_R, form, start in zip(target.rows_R, forms, starts, strict=True):
+            own_S = message.rows[:, start : start + sum(form.parts)]
+            for message_R in own_S.unflatten(0, (-1, len(row_R))):
+                add_largest_(row_R, message_R, form, target.alpha)
+            if target.divisor != 1:
+                row_R.div_(target.divisor)
 
 
 def codes_of(x: Tensor, factor: Tensor | None, draws: Tensor | None, coding: Coding) -> Tensor:

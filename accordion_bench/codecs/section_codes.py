@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs import index_codes
-from accordion_bench.tensors.upload import upload
+from accordion_bench.tensors.upload import table, upload
 
 WIDE = 25  # low bits of an index that fit into four bytes, wherever in a byte they begin
 
@@ -26,14 +26,16 @@ class SectionCodes:
     Args:
         layout: which sections, and how many entries of each; see `layout_of`.
         device: where rows are.
+        remembered: whether they are used again and again; then the host waits for their upload, once.
 
     Attributes:
         kept: entries kept of each message.
         nbytes: bytes of the codes of each message.
     """
 
-    def __init__(self, layout: "Layout", device: torch.device) -> None:
+    def __init__(self, layout: "Layout", device: torch.device, remembered: bool = False) -> None:
         self.layout, self.kept, self.nbytes, self.device = layout, layout.kept, layout.nbytes, device
+        self._up = table if remembered else upload
         self.tables: Tensor | None = None  # uploaded where they are needed
 
     def encode(self, positions_R: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ class SectionCodes:
     def _per_entry(self) -> tuple[Tensor, ...]:
         """The columns of the layout for each entry, and its number."""
         if self.tables is None:
-            self.tables = upload(self.layout.tables, self.device)
+            self.tables = self._up(self.layout.tables, self.device)
         ranks = torch.arange(sum(self.kept), device=self.device)
         section = torch.searchsorted(self.tables[0], ranks, right=True)
         return (*self.tables[1:].index_select(1, section).unbind(0), ranks)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.non_finite import refuse_non_finite
 from accordion_bench.compressors.base import Context, WhyDense, dense_bytes
-from accordion_bench.compressors.oneshot import OneShot, alike, put_, rows_of
+from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
@@ -73,40 +73,14 @@ class ATOMO(OneShot):
         return 4 * int(level) * (sum(spec.matrix) + 1)
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        if x_R.device.type != "cpu":
-            return encode_together([x_R], [spec], int(level), [keys])[0]
-        _refuse_non_finite(x_R)
-        s = int(level)
-        found = spectrum(x_R, spec)
+        refuse_non_finite(x_R)
+        found, s = spectrum(x_R, spec), int(level)
         p = inclusion(found.sigma, s)
         uniform = [torch.rand((), generator=keyed_rng.generator(key), dtype=torch.float64) for key in keys]
-        chosen = systematic(p, torch.stack(uniform), s)
+        chosen = systematic(p, upload(torch.stack(uniform), x_R.device), s)
         triples = found.triples(chosen, p)
-        _refuse_non_finite(triples[:, :s])
+        refuse_non_finite(triples[:, :s])
         return triples.view(torch.uint8)
-
-    def encode_into_(
-        self,
-        message_W: Tensor,
-        starts: Sequence[int],
-        rows_W: Sequence[Tensor],
-        specs: Sequence[TensorSpec],
-        level: float,
-        ctx: Context,
-        workers: Sequence[int],
-        purpose: str = "",
-    ) -> None:
-        if message_W.device.type == "cpu":
-            super().encode_into_(message_W, starts, rows_W, specs, level, ctx, workers, purpose)
-            return
-        together, W = alike(specs, rows_W), range(len(workers))
-        keys = [self.keys(ctx, spec.name, workers, purpose) for spec in specs]
-        keys_R = [[keys[k][w] for w in W for k in ks] for ks in together]
-        stacked = [rows_of([rows_W[k] for k in ks]) for ks in together]
-        messages_R = encode_together(stacked, [specs[ks[0]] for ks in together], int(level), keys_R)
-        parts_W = [message_R.unflatten(0, (len(W), -1)).unbind(1) for message_R in messages_R]
-        places = [starts[k] for ks in together for k in ks]
-        put_(message_W, places, [part_W for of_shape in parts_W for part_W in of_shape])
 
     def _factors(self, message_R: Tensor, spec: TensorSpec, level: float) -> tuple[Tensor, Tensor]:
         """(values x left [..., R, n, s], right [..., R, s, m]) of messages [..., R, B]."""
@@ -122,11 +96,6 @@ class ATOMO(OneShot):
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        if total_R.device.type != "cpu":  # all workers at once: their triples are those of one longer product
-            left, right = (factor.to(total_R.dtype) for factor in self._factors(message_AR, spec, level))
-            left, right = left.permute(1, 2, 0, 3).flatten(2), right.permute(1, 0, 2, 3).flatten(1, 2)
-            total_R.view(-1, *spec.matrix).baddbmm_(left, right, alpha=alpha)
-            return
         for message_R in message_AR:  # one worker at a time: a fixed order of summation
             left, right = (factor.to(total_R.dtype) for factor in self._factors(message_R, spec, level))
             total_R.view(-1, *spec.matrix).baddbmm_(left, right, alpha=alpha)
@@ -166,12 +135,17 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(x_R: Tensor, spec: TensorSpec) -> Spectrum:
-    """Of matrices in rows [R, N], finite ones."""
+    """Of matrices in rows [R, N]; the singular values of one that is not finite are NaN.
+
+    On a device torch's eigh waits, once for each shape.
+    """
     n, m = spec.matrix
-    matrices = x_R.view(-1, n, m).double()
+    finite_R = torch.nan_to_num(x_R, nan=0.0, posinf=0.0, neginf=0.0)
+    matrices = finite_R.view(-1, n, m).double()
     wide = matrices.mT if n > m else matrices
     squares, vectors = torch.linalg.eigh(wide @ wide.mT)
-    return Spectrum(squares.clamp_min(0).sqrt().flip(1), vectors.mT.flip(1), wide, n > m)
+    sigma = squares.clamp_min(0).sqrt().flip(1) + x_R.sum(1, keepdim=True) * 0
+    return Spectrum(sigma, vectors.mT.flip(1), wide, n > m)
 
 
 def inclusion(sigma: Tensor, s: int) -> Tensor:
@@ -184,11 +158,7 @@ def inclusion(sigma: Tensor, s: int) -> Tensor:
     Returns:
         p [R, q] in (0, 1], float64; where fewer than s values are positive, the zeros share the rest.
     """
-    return _shares(sigma.double().clamp_min(TINY), s)  # so that a zero, too, has a share, and 0 / p is 0
-
-
-def _shares(sigma: Tensor, s: int) -> Tensor:
-    """The same of positive values, which zeros that are not there may follow: their p is TINY."""
+    sigma = sigma.double().clamp_min(TINY)  # so that a zero, too, has a share, and 0 / p is 0
     others = sigma.flip(1).cumsum(1).flip(1)  # sigma_t + .. + sigma_q
     t = torch.arange(sigma.shape[1], device=sigma.device)
     # with the first t at p = 1, the next has p = (s - t) sigma_t / others_t: the smallest t for which this is below 1
@@ -212,42 +182,3 @@ def systematic(p: Tensor, uniform: Tensor, s: int) -> Tensor:
     ends[:, -1] = s  # rounding must not lose the last point
     points = uniform[:, None] + torch.arange(s, device=p.device)
     return torch.searchsorted(ends, points, right=True).clamp_max(p.shape[1] - 1)
-
-
-def encode_together(
-    rows_R: Sequence[Tensor], specs: Sequence[TensorSpec], s: int, keys: Sequence[Sequence[int]]
-) -> list[Tensor]:
-    """Messages [R, B] of several shapes, on a device: eigenvectors for each shape, one draw for all of them.
-
-    NaN and infinity are not looked for: they make the message NaN. torch's eigh waits for the device, once for a shape.
-
-    Args:
-        rows_R: coordinates [R, N] of each shape.
-        specs: of each shape.
-        s: triples of every matrix.
-        keys: one per row, for each shape.
-    """
-    device, counts = rows_R[0].device, [len(x_R) for x_R in rows_R]
-    ranks = [min(spec.matrix) for spec in specs]
-    sigma = torch.zeros(sum(counts), max(ranks), dtype=torch.float64, device=device)
-    spectra = []
-    for x_R, spec, part, q in zip(rows_R, specs, sigma.split(counts), ranks, strict=True):
-        finite = torch.nan_to_num(x_R, nan=0.0, posinf=0.0, neginf=0.0)
-        found = spectrum(finite, spec)
-        part[:, :q].copy_(found.sigma + (x_R.sum(1, keepdim=True) * 0))
-        spectra.append(found)
-    uniform = [torch.rand((), generator=keyed_rng.generator(key), dtype=torch.float64) for some in keys for key in some]
-    last = [q - 1.0 for q, count in zip(ranks, counts, strict=True) for _ in range(count)]
-    drawn = upload(torch.stack([torch.stack(uniform), torch.tensor(last, dtype=torch.float64)]), device)
-    t = torch.arange(sigma.shape[1], device=device)
-    sigma = sigma.clamp_min_(TINY).mul_(t <= drawn[1, :, None])
-    p = _shares(sigma, s)
-    chosen = systematic(p, drawn[0], s).minimum(drawn[1, :, None].long())
-    parts = zip(spectra, chosen.split(counts), p.split(counts), strict=True)
-    return [found.triples(own, share).view(torch.uint8) for found, own, share in parts]
-
-
-def _refuse_non_finite(x_R: Tensor) -> None:
-    finite = x_R.isfinite().all(1)
-    if not finite.all():
-        raise NonFiniteRow(int((~finite).int().argmax()))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.tiles import Tiles
+from accordion_bench.codecs.tiles import Tiles
 
 
 @dataclass(frozen=True)

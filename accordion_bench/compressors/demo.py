@@ -1,43 +1,68 @@
 """DeMo: decoupled momentum; each worker shares the largest DCT coefficients of a momentum of its own.
 
-Tensor suffixes: W local workers, A all workers, G tensors of a group, C chunks of a tensor, N coefficients of a chunk,
-K of them sent, B bytes.
+Tensor suffixes: W local workers, A all workers, C chunks of a group, N coefficients of a chunk, K sent of it, B bytes.
 """
 
+import bisect
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from accordion_bench.codecs import index_codes
+from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import demo_on_device
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense, dense_bytes, ring
 from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.gathered import non_finite
-from accordion_bench.compressors.oneshot import rows_of
-from accordion_bench.compressors.sparse_on_device import runs_on_device
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks
 
 VALUES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class Group(NamedTuple):
-    """Tensors of equal shape, by index; k coefficients of a chunk are sent, None = all."""
+@dataclass(frozen=True)
+class Group:
+    """Tensors whose chunks have equal sides, whatever their shapes.
+
+    Args:
+        ids: by index.
+        chunks: how each is cut.
+        k: coefficients sent of a chunk; None = all.
+    """
 
     ids: list[int]
-    chunks: Chunks
+    chunks: list[Chunks]
     k: int | None
+
+    @property
+    def shape(self) -> Chunks:
+        """Of a chunk."""
+        return self.chunks[0]
+
+    @property
+    def counts(self) -> list[int]:
+        """Chunks of each tensor."""
+        return [chunks.count for chunks in self.chunks]
+
+    def coefficients(self, xs_W: Sequence[Tensor]) -> Tensor:
+        """T x [W, C, N] of the bucket's tensors [W, ...], chunk by chunk and tensor by tensor."""
+        cut_W = [chunks.cut(xs_W[i]) for i, chunks in zip(self.ids, self.chunks, strict=True)]
+        return self.shape.coefficients(cut_W[0] if len(cut_W) == 1 else torch.cat(cut_W, dim=1))
+
+    def joined(self, chunks_W: Tensor) -> dict[int, Tensor]:
+        """Chunks [W, C, N] as matrices [W, n, m], by index of the tensor."""
+        parts_W = zip(self.ids, self.chunks, chunks_W.split(self.counts, dim=1), strict=True)
+        return {i: chunks.joined(part_W) for i, chunks, part_W in parts_W}
 
 
 class Sent(NamedTuple):
-    """What the workers send of a group: positions and values [W, G, C, K], or no positions and T d whole [W, G, C, N].
+    """What the workers send of a group: positions and values [W, C, K], or no positions and T d whole [W, C, N].
 
     Values are as the others decode them.
     """
@@ -138,102 +163,102 @@ class DeMo(Compressor):
     # ---- one step
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        cut = [TensorSpec(spec.name, (self.chunks(spec).count, self.chunks(spec).numel)) for spec in specs]
-        deltas_W = Blocks(cut, comm.local_workers, like).tensors
-        return {spec.name: {"delta_W": delta_W} for spec, delta_W in zip(specs, deltas_W, strict=True)}
+        """Coefficients of tensors whose chunks have equal sides lie side by side."""
+        state: State = {}
+        for ids in _of_equal_sides([self.chunks(spec) for spec in specs]):
+            counts, N = [self.chunks(specs[i]).count for i in ids], self.chunks(specs[ids[0]]).numel
+            block_W = torch.zeros(comm.local_workers, sum(counts), N, dtype=like.dtype, device=like.device)
+            for i, delta_W in zip(ids, block_W.split(counts, dim=1), strict=True):
+                state[specs[i].name] = {"delta_W": delta_W}
+        return {spec.name: state[spec.name] for spec in specs}
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        if runs_on_device(xs_W):
-
-            def by_owners(positions_W: Tensor, values_W: Tensor, chunks: Chunks, k: int) -> Tensor:
-                message_W = self._pack(Sent(positions_W, values_W), chunks)
-                return self._by_owners(message_W, Group([], chunks, k), values_W.dtype, comm)
-
-            return demo_on_device.exchange(self, xs_W, ctx, state, comm, by_owners)
-        by_shape: dict[tuple[tuple[int, ...], float | None], list[int]] = {}
-        for i, (spec, level) in enumerate(zip(ctx.specs, ctx.levels, strict=True)):
-            by_shape.setdefault((spec.shape, level if self.compresses(spec, level) else None), []).append(i)
-        groups = [
-            Group(ids, self.chunks(ctx.specs[ids[0]]), None if level is None else int(level))
-            for (_, level), ids in by_shape.items()
-        ]
-        sent_W = [self._take(group, xs_W, ctx, state, comm) for group in groups]
-
+        groups = self._groups(ctx)
+        sent = [self._take(group, xs_W, ctx, state, comm) for group in groups]
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
-        place: dict[int, tuple[int, int]] = {}
-        for number, (group, signs) in enumerate(zip(groups, self._signs(groups, sent_W, comm), strict=True)):
-            joined = group.chunks.joined(signs.view(len(group.ids), group.chunks.count, group.chunks.numel))
-            for g, i in enumerate(group.ids):
-                update[i] = joined[g].view(ctx.specs[i].shape)
-                place[i] = number, g
+        for group, signs in zip(groups, self._signs(groups, sent, comm), strict=True):
+            for i, joined in group.joined(signs[None]).items():
+                update[i] = joined.view(ctx.specs[i].shape)
+
+        @functools.cache  # for several who subtract
+        def own() -> dict[int, Tensor]:
+            out: dict[int, Tensor] = {}
+            for group, (positions, values) in zip(groups, sent, strict=True):
+                if positions is not None:
+                    zeros = values.new_zeros(*values.shape[:2], group.shape.numel)
+                    values = zeros.scatter_(2, positions, values)
+                out |= group.joined(group.shape.chunks_from(values))
+            return out
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
-            for i, target_W in targets_W.items():
-                number, g = place[i]
-                (positions, values), chunks = sent_W[number], groups[number].chunks
-                own_W = values[:, g]
-                if positions is not None:
-                    empty = values.new_zeros(len(values), chunks.count, chunks.numel)
-                    own_W = empty.scatter_(2, positions[:, g], own_W)
-                target_W.sub_(chunks.inverse(own_W).view(target_W.shape))
+            if targets_W:
+                parts_W = [own()[i].view(target_W.shape) for i, target_W in targets_W.items()]
+                torch._foreach_sub_(list(targets_W.values()), parts_W)
 
         return Exchanged(update, subtract_sent_)
 
+    def _groups(self, ctx: Context) -> list[Group]:
+        cut = [self.chunks(spec) for spec in ctx.specs]
+        pairs = zip(ctx.specs, ctx.levels, strict=True)
+        ks = [int(level) if level is not None and self.compresses(spec, level) else None for spec, level in pairs]
+        return [Group(ids, [cut[i] for i in ids], ks[ids[0]]) for ids in _of_equal_sides(cut, ks)]
+
     def _take(self, group: Group, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Sent:
         """Move d of a group's tensors, and take out of it what is to be sent."""
-        W, (ids, chunks, k) = comm.local_workers, group
-        deltas_W = [state[ctx.specs[i].name]["delta_W"] for i in ids]
-        new_W = chunks.dct(rows_of([xs_W[i] for i in ids])).view(W, len(ids), chunks.count, chunks.numel)
-        for g, (i, delta_W) in enumerate(zip(ids, deltas_W, strict=True)):
-            delta_W.mul_(self.decay).add_(new_W[:, g], alpha=ctx.lrs[i])
-        if k is None:
-            whole = Sent(None, torch.stack(deltas_W, dim=1))
-            torch._foreach_zero_(deltas_W)
-            return whole
-        rows = rows_of(deltas_W).reshape(-1, chunks.numel)
-        # ascending, as `wire` needs them
-        positions = rows.abs().topk(k, dim=1, sorted=False).indices.sort(dim=1).values
-        values = rows.gather(1, positions)
-        self._refuse_non_finite(values.view(W, len(ids), -1), ids, ctx, comm)
-        limit = torch.finfo(self.value_dtype).max
-        values = values.clamp_(-limit, limit).to(self.value_dtype).to(values.dtype)
-        shape = (W, len(ids), chunks.count, k)
-        positions_W, values_W = positions.view(shape), values.view(shape)
-        for g, delta_W in enumerate(deltas_W):
-            delta_W.scatter_add_(2, positions_W[:, g], -values_W[:, g])
-        return Sent(positions_W, values_W)
+        deltas_W = [state[ctx.specs[i].name]["delta_W"] for i in group.ids]
+        beside_W = side_by_side(deltas_W)
+        rows_W = torch.cat(deltas_W, dim=1) if beside_W is None else beside_W
+        new_W, lrs = group.coefficients(xs_W), [float(ctx.lrs[i]) for i in group.ids]
+        rows_W.mul_(self.decay)
+        if len(set(lrs)) == 1:
+            rows_W.add_(new_W, alpha=lrs[0])
+        else:
+            parts_W = list(new_W.split(group.counts, dim=1))
+            torch._foreach_mul_(parts_W, lrs)
+            rows_W.add_(new_W)
+        if group.k is None:
+            sent = Sent(None, rows_W.clone())
+            rows_W.zero_()
+        else:
+            # ascending, as index codes need them
+            positions_W = rows_W.abs().topk(group.k, dim=2, sorted=False).indices.sort(dim=2).values
+            values_W = rows_W.gather(2, positions_W)
+            self._refuse_non_finite(values_W, group, ctx, comm)
+            limit = torch.finfo(self.value_dtype).max
+            cut_W = torch.where(values_W.isfinite(), values_W.clamp(-limit, limit), values_W)
+            sent = Sent(positions_W, cut_W.to(self.value_dtype).to(values_W.dtype))
+            rows_W.scatter_add_(2, positions_W, -sent.values)
+        if beside_W is None:
+            torch._foreach_copy_(deltas_W, list(rows_W.split(group.counts, dim=1)))
+        return sent
 
     @staticmethod
-    def _refuse_non_finite(values_W: Tensor, ids: Sequence[int], ctx: Context, comm: Comm) -> None:
-        finite = values_W.isfinite().all(-1)
-        if not finite.all():
-            worker, g = (~finite).nonzero()[0].tolist()
-            raise non_finite(ctx, ids[g], comm.first_named + worker)
+    def _refuse_non_finite(values_W: Tensor, group: Group, ctx: Context, comm: Comm) -> None:
+        try:
+            refuse_non_finite(values_W.flatten(0, 1))
+        except NonFiniteRow as bad:
+            worker, chunk = divmod(bad.row, values_W.shape[1])
+            g = bisect.bisect_right(list(itertools.accumulate(group.counts)), chunk)
+            raise non_finite(ctx, group.ids[g], comm.first_named + worker) from None
 
-    def _signs(self, groups: Sequence[Group], sent_W: Sequence[Sent], comm: Comm) -> list[Tensor]:
-        """Per group the common signs, chunk by chunk: [G C, N]."""
-        signs: list[Tensor] = [sent.values for sent in sent_W]
-        whole = [i for i, group in enumerate(groups) if group.k is None]
-        for i, mean in zip(whole, comm.all_reduce_mean([sent_W[i].values for i in whole]), strict=True):
-            signs[i] = groups[i].chunks.chunks_from(mean).sign_()
-        gathered: list[int] = []
-        owned: dict[tuple[int, int, int], list[int]] = {}  # chunks of equal shape and k, whatever tensors they are of
-        for i, (_, chunks, k) in enumerate(groups):
-            if k is not None and self.gathers(chunks, k, comm.workers):
-                gathered.append(i)
-            elif k is not None:
-                owned.setdefault((chunks.a, chunks.b, k), []).append(i)
+    def _signs(self, groups: Sequence[Group], sent: Sequence[Sent], comm: Comm) -> list[Tensor]:
+        """Per group the common signs, chunk by chunk: [C, N]."""
+        signs: list[Tensor] = [own.values for own in sent]
+        whole = [number for number, group in enumerate(groups) if group.k is None]
+        for number, mean in zip(whole, comm.all_reduce_mean([sent[number].values for number in whole]), strict=True):
+            signs[number] = signs_of(groups[number].shape.chunks_from(mean))
+        others = [(number, group) for number, group in enumerate(groups) if group.k is not None]
+        gathered = [number for number, group in others if self.gathers(group.shape, group.k or 0, comm.workers)]
         if gathered:
-            messages_W = [self._pack(sent_W[i], groups[i].chunks).flatten(1) for i in gathered]
+            messages_W = [self._pack(sent[number], groups[number]).flatten(1) for number in gathered]
             message_A = comm.all_gather(torch.cat(messages_W, dim=1))
             parts = message_A.split([message_W.shape[1] for message_W in messages_W], dim=1)
-            for i, part_A in zip(gathered, parts, strict=True):
-                signs[i] = self._sign_of_mean(part_A, groups[i], sent_W[i].values.dtype)
-        for ids in owned.values():
-            messages_W = [self._pack(sent_W[i], groups[i].chunks) for i in ids]
-            common = self._by_owners(torch.cat(messages_W, dim=1), groups[ids[0]], sent_W[ids[0]].values.dtype, comm)
-            for i, part in zip(ids, common.split([message_W.shape[1] for message_W in messages_W]), strict=True):
-                signs[i] = part
+            for number, part_A in zip(gathered, parts, strict=True):
+                signs[number] = self._sign_of_mean(part_A, groups[number], sent[number].values.dtype)
+        for number, group in others:
+            if number not in gathered:
+                own = sent[number]
+                signs[number] = self._by_owners(self._pack(own, group), group, own.values.dtype, comm)
         return signs
 
     def _by_owners(self, message_W: Tensor, group: Group, dtype: torch.dtype, comm: Comm) -> Tensor:
@@ -242,36 +267,33 @@ class DeMo(Compressor):
         shares = list(itertools.pairwise(cuts))
         received = comm.all_to_all([message_W[:, start:stop].flatten(1) for start, stop in shares])
         answers = [pack_signs(self._sign_of_mean(message_A, group, dtype)) for message_A in received]
-        sizes_A = [(stop - start) * answer_bytes(group.chunks) for start, stop in shares]
-        return unpack_signs(torch.cat(comm.all_gather_uneven(answers, sizes_A)), group.chunks, dtype)
+        sizes_A = [(stop - start) * answer_bytes(group.shape) for start, stop in shares]
+        return unpack_signs(torch.cat(comm.all_gather_uneven(answers, sizes_A)), group.shape, dtype)
 
-    def _pack(self, sent: Sent, chunks: Chunks) -> Tensor:
-        """Messages [W, G C, B] of a group: per chunk values, then positions."""
+    def _pack(self, sent: Sent, group: Group) -> Tensor:
+        """Messages [W, C, B] of a group: per chunk values, then positions."""
         assert sent.positions is not None
-        W, k = sent.values.shape[0], sent.values.shape[-1]
+        (W, _, k), N = sent.values.shape, group.shape.numel
         values = sent.values.to(self.value_dtype).view(-1, k).view(torch.uint8)
-        packed = torch.cat([values, index_codes.encode_indices(sent.positions.view(-1, k), chunks.numel)], dim=1)
+        packed = torch.cat([values, index_codes.encode_indices(sent.positions.view(-1, k), N)], dim=1)
         return packed.view(W, -1, packed.shape[1])
 
     def _sign_of_mean(self, message_A: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
         """Signs of some chunks [.., N] from all workers' messages [A, .. B]."""
-        mean = group.chunks.chunks_from(self._mean_over_senders(message_A, group, dtype))
-        return mean.sign_() if mean.device.type == "cpu" else demo_on_device.signs_of(mean)
+        return signs_of(group.shape.chunks_from(self._mean_over_senders(message_A, group, dtype)))
 
     def _mean_over_senders(self, message_A: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
         """Coefficients of some chunks [.., N], each averaged over the workers that sent it."""
-        (_, chunks, k), A = group, len(message_A)
+        chunks, k, A = group.shape, group.k, len(message_A)
         assert k is not None
         rows, end = message_A.reshape(-1, self.chunk_bytes(chunks, k)), k * self.value_dtype.itemsize
         # a clone, because contiguous() leaves a single row at an offset and stride that are no multiple of 4
         sent = rows[:, :end].clone(memory_format=torch.contiguous_format).view(self.value_dtype)
         values_A = sent.to(dtype).view(A, -1, k)
         positions_A = index_codes.decode_indices(rows[:, end:].contiguous(), chunks.numel, k).view(A, -1, k)
-        if rows.device.type != "cpu":
-            return demo_on_device.averaged(positions_A, values_A, chunks.numel)
-        senders = torch.zeros(values_A.shape[1], chunks.numel, dtype=dtype, device=rows.device)
-        for positions in positions_A:
-            senders.scatter_add_(1, positions, torch.ones_like(values_A[0]))
+        senders = values_A.new_zeros(values_A.shape[1], chunks.numel)
+        everywhere = positions_A.transpose(0, 1).flatten(1)  # counts are exact in any order of summation
+        senders.scatter_add_(1, everywhere, torch.ones_like(everywhere, dtype=dtype))
         mean = torch.zeros_like(senders)
         for positions, values in zip(positions_A, values_A, strict=True):
             mean.scatter_add_(1, positions, values / senders.gather(1, positions))
@@ -291,6 +313,33 @@ class DeMo(Compressor):
         return super().probe_fed(xs_W, replace(ctx, lrs=[1.0] * len(xs_W)), empty, workers)
 
 
+def _of_equal_sides(cut: Sequence[Chunks], ks: Sequence[int | None] = ()) -> list[list[int]]:
+    """Which tensors have chunks of equal sides, and send equally many coefficients of each."""
+    found: dict[tuple[int, int, int | None], list[int]] = {}
+    for i, chunks in enumerate(cut):
+        found.setdefault((chunks.a, chunks.b, ks[i] if ks else None), []).append(i)
+    return list(found.values())
+
+
+def side_by_side(parts_W: Sequence[Tensor]) -> Tensor | None:
+    """Tensors [W, C, N] as one [W, sum C, N] without a copy; None where they do not lie side by side."""
+    first, place = parts_W[0], parts_W[0].data_ptr()
+    for part_W in parts_W:
+        alike = part_W.stride() == first.stride() and part_W.untyped_storage().data_ptr() == (
+            first.untyped_storage().data_ptr()
+        )
+        if not alike or part_W.data_ptr() != place or part_W.stride(1) != part_W.shape[2]:
+            return None
+        place += part_W[0].numel() * part_W.element_size()
+    count = sum(part_W.shape[1] for part_W in parts_W)
+    return first.as_strided((len(first), count, first.shape[2]), first.stride())
+
+
+def signs_of(x: Tensor) -> Tensor:
+    """-1, 0, 1, and NaN for what is not finite, so that it shows; x is overwritten."""
+    return x.sign().add_(x.sub_(x))
+
+
 def answer_bytes(chunks: Chunks) -> int:
     """Size of the signs of one chunk."""
     return 2 * ((chunks.numel + 7) // 8)
@@ -298,10 +347,8 @@ def answer_bytes(chunks: Chunks) -> int:
 
 def pack_signs(signs: Tensor) -> Tensor:
     """-1, 0, 1 [C, N] as bytes [C answer_bytes]: which are positive, which are negative."""
-    up, down = signs > 0, signs < 0
-    if signs.device.type != "cpu":  # where nobody has looked; as both
-        nan = signs.isnan()
-        up, down = up | nan, down | nan
+    nan = signs.isnan()  # as both
+    up, down = (signs > 0) | nan, (signs < 0) | nan
     return torch.cat([index_codes.pack_bits(up), index_codes.pack_bits(down)], dim=1).flatten()
 
 
@@ -309,5 +356,4 @@ def unpack_signs(message: Tensor, chunks: Chunks, dtype: torch.dtype) -> Tensor:
     """The inverse of `pack_signs`: [C, N]."""
     positive, negative = message.view(-1, answer_bytes(chunks)).chunk(2, dim=1)
     up, down = (index_codes.unpack_bits(bits.contiguous(), chunks.numel) for bits in (positive, negative))
-    signs = up.to(dtype) - down.to(dtype)
-    return signs if signs.device.type == "cpu" else signs.masked_fill_(up & down, torch.nan)
+    return (up.to(dtype) - down.to(dtype)).masked_fill_(up & down, torch.nan)

@@ -9,13 +9,11 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
-from accordion_bench.compressors.flat_bucket import as_rows
-from accordion_bench.compressors.sparse_on_device import runs_on_device
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks, in_rows
+from accordion_bench.tensors.same_shape import Blocks, one_allocation
 
 
 class DGC(Wrapper):
@@ -81,61 +79,36 @@ class DGC(Wrapper):
         vs_W = [state[spec.name]["v_W"] for spec in ctx.specs]
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         compressed = [self.compresses(spec, level) for spec, level in pairs]
-        gs_W = clipped(xs_W, self.clip, comm.workers)
-        if runs_on_device(xs_W):
-            self._accumulate_on_device(gs_W, us_W, vs_W)
-            copies_W = iter(copied([v for v, sparse in zip(vs_W, compressed, strict=True) if not sparse]))
-            sent_W = [v if sparse else next(copies_W) for v, sparse in zip(vs_W, compressed, strict=True)]
-            out = self.inner.exchange(sent_W, ctx, state, comm)
-            self._forget_sent_(us_W, vs_W, compressed, out)
-            return out
-        self._accumulate(gs_W, us_W, vs_W)
+        self._accumulate(clipped(xs_W, self.clip, comm.workers), us_W, vs_W)
+        sparse = [i for i, some in enumerate(compressed) if some]
+        whole = [i for i in range(len(xs_W)) if i not in set(sparse)]
         # what travels whole is copied, because v is emptied below
-        sent_W = [v if sparse else v.clone() for v, sparse in zip(vs_W, compressed, strict=True)]
+        sent_W = list(vs_W)
+        for i, copy_W in zip(whole, copied([vs_W[i] for i in whole]), strict=True):
+            sent_W[i] = copy_W
         out = self.inner.exchange(sent_W, ctx, state, comm)
-        for i, (u, v) in enumerate(zip(us_W, vs_W, strict=True)):
-            if not compressed[i]:
-                v.zero_()
-                continue
-            before = v.clone()
-            out.subtract_sent_({i: v})  # zero where sent, up to what float32 cannot hold
-            u.masked_fill_(v != before, 0)
+        if whole:
+            torch._foreach_zero_([vs_W[i] for i in whole])
+        us, vs = one_allocation(us_W, vs_W) if not whole else ([us_W[i] for i in sparse], [vs_W[i] for i in sparse])
+        before = copied(vs)
+        out.subtract_sent_({i: vs_W[i] for i in sparse})  # zero where sent, up to what float32 cannot hold
+        for u, v, own in zip(us, vs, before, strict=True):
+            u.masked_fill_(v != own, 0)
         return out
 
     def _accumulate(self, gs_W: Sequence[Tensor], us_W: list[Tensor], vs_W: list[Tensor]) -> None:
-        for g, u, v in zip(gs_W, us_W, vs_W, strict=True):
-            if self.nesterov:
-                u.add_(g).mul_(self.momentum)
-                v.add_(u).add_(g)
-            else:
-                u.mul_(self.momentum).add_(g)
-                v.add_(u)
-
-    def _accumulate_on_device(self, gs_W: Sequence[Tensor], us_W: list[Tensor], vs_W: list[Tensor]) -> None:
-        # gradients may lie in memory as they like
-        gs, us, vs = [g.reshape(-1) for g_W in gs_W for g in g_W], as_rows(us_W), as_rows(vs_W)
+        if not us_W:
+            return
+        us, vs = one_allocation(us_W, vs_W)
         if self.nesterov:
-            torch._foreach_add_(us, gs)
+            torch._foreach_add_(us_W, list(gs_W))
             torch._foreach_mul_(us, self.momentum)
             torch._foreach_add_(vs, us)
-            torch._foreach_add_(vs, gs)
+            torch._foreach_add_(vs_W, list(gs_W))
         else:
             torch._foreach_mul_(us, self.momentum)
-            torch._foreach_add_(us, gs)
+            torch._foreach_add_(us_W, list(gs_W))
             torch._foreach_add_(vs, us)
-
-    @staticmethod
-    def _forget_sent_(us_W: list[Tensor], vs_W: list[Tensor], compressed: Sequence[bool], out: Exchanged) -> None:
-        """What was sent is taken out of v, and where it was, u starts anew; of all tensors at once."""
-        sparse = [i for i, some in enumerate(compressed) if some]
-        if whole := [v_W for v_W, some in zip(vs_W, compressed, strict=True) if not some]:
-            torch._foreach_zero_(whole)
-        if sparse:
-            us, vs = as_rows([us_W[i] for i in sparse]), as_rows([vs_W[i] for i in sparse])
-            before = copied(vs)
-            out.subtract_sent_({i: vs_W[i] for i in sparse})
-            untouched = torch.cat(before) == torch.cat(vs)
-            torch._foreach_mul_(us, untouched.to(us[0].dtype).split([len(u) for u in us]))
 
     @torch.no_grad()
     def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
@@ -157,14 +130,10 @@ def clipped(xs_W: Sequence[Tensor], clip: float | None, workers: int) -> Sequenc
     """
     if clip is None or not xs_W:
         return xs_W
-    if runs_on_device(xs_W):
-        copies_W = copied(xs_W)
-        for row in range(len(copies_W[0])):
-            own = [copy_W[row] for copy_W in copies_W]
-            norm = torch.stack(torch._foreach_norm(own, 2, dtype=torch.float64)).norm()
-            scale = (clip / math.sqrt(workers) / norm.clamp_min(1e-150)).clamp_max(1)
-            torch._foreach_mul_(own, scale.to(own[0].dtype))
-        return copies_W
-    squares_W = torch.stack([in_rows(x).double().square().sum(1) for x in xs_W]).sum(0)
-    scales_W = (clip / math.sqrt(workers) / squares_W.sqrt().clamp_min(1e-300)).clamp_max(1)
-    return [x * scales_W.to(x.dtype).view(-1, *[1] * (x.ndim - 1)) for x in xs_W]
+    copies_W = copied(xs_W)
+    for row in range(len(copies_W[0])):
+        own = [copy_W[row] for copy_W in copies_W]
+        norm = torch.stack(torch._foreach_norm(own, 2, dtype=torch.float64)).norm()
+        scale = (clip / math.sqrt(workers) / norm.clamp_min(1e-150)).clamp_max(1)
+        torch._foreach_mul_(own, scale.to(own[0].dtype))
+    return copies_W

@@ -67,6 +67,10 @@ class Gathered(Compressor):
         """
         raise NotImplementedError
 
+    def encode_for(self, bucket: Bucket, gathered: int, comm: Comm) -> Message:
+        """The same in an exchange, of which the first so many tensors will be gathered."""
+        return self.encode_bucket(bucket)
+
     def saved_bytes(self, message: Message, bucket: Bucket) -> int:
         """Bytes by which entropy coding would shorten all senders' messages, where `entropy` is offered."""
         raise NotImplementedError
@@ -124,7 +128,7 @@ class Gathered(Compressor):
         }
         gathered = [i for i, level in compressed.items() if self.gathers(ctx.specs[i], level, comm.workers)]
         decoded_here = [i for i in compressed if i not in gathered]  # what would have been decoded travels, dense
-        sent = Sent(self, [*gathered, *decoded_here], xs_W, ctx, comm)
+        sent = Sent(self, gathered, decoded_here, xs_W, ctx, comm)
 
         reduced = sorted(set(range(len(xs_W))) - set(gathered))
         decoded_W = dict(zip(decoded_here, zeros_like([xs_W[i] for i in decoded_here]), strict=True))
@@ -158,7 +162,7 @@ class Sent:
 
     Args:
         compressor: whose messages these are.
-        ids: indices of the tensors in the exchange.
+        gathered, others: indices of the tensors in the exchange whose messages are gathered, and are not.
         xs_W: all tensors [W, ...] of the exchange.
         ctx: of the exchange.
         comm: whose local workers.
@@ -173,14 +177,21 @@ class Sent:
     """
 
     def __init__(
-        self, compressor: Gathered, ids: Sequence[int], xs_W: Sequence[Tensor], ctx: Context, comm: Comm
+        self,
+        compressor: Gathered,
+        gathered: Sequence[int],
+        others: Sequence[int],
+        xs_W: Sequence[Tensor],
+        ctx: Context,
+        comm: Comm,
     ) -> None:
+        ids = [*gathered, *others]
         self.compressor, self.place = compressor, {i: k for k, i in enumerate(ids)}
         self.bucket = Bucket.of(xs_W, ctx, ids, comm.local)
         if not ids:
             return
         try:
-            self.message = compressor.encode_bucket(self.bucket)
+            self.message = compressor.encode_for(self.bucket, len(gathered), comm)
         except NonFiniteRow as bad:
             worker, k = divmod(bad.row, len(ids))
             raise non_finite(ctx, ids[k], comm.first_named + worker) from None

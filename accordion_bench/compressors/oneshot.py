@@ -4,12 +4,11 @@ Tensor suffixes: W local workers, A all workers, R rows (one worker's view of on
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Context, Target, by_level
+from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.layout import Layout, Message, bytes_layout
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.compressors.gathered import Gathered
@@ -30,7 +29,7 @@ class OneShot(Gathered):
 
     # ---- what a subclass writes
 
-    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Any:
+    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         """Rows [R, N] as messages of bytes [R, B].
 
         Args:
@@ -41,7 +40,7 @@ class OneShot(Gathered):
             keys: one per row, for keyed draws.
 
         Returns:
-            uint8 [R, B]; of an `Uneven` compressor a list of R 1-D messages.
+            uint8 [R, B].
 
         Raises:
             NonFiniteRow: for NaN and infinity, which have no code.
@@ -65,80 +64,6 @@ class OneShot(Gathered):
         for message_R in message_AR:
             total_R.add_(self.decode(message_R, spec, level, ctx).to(total_R.dtype), alpha=alpha)
 
-    def encode_into_(
-        self,
-        message_W: Tensor,
-        starts: Sequence[int],
-        rows_W: Sequence[Tensor],
-        specs: Sequence[TensorSpec],
-        level: float,
-        ctx: Context,
-        workers: Sequence[int],
-        purpose: str = "",
-    ) -> None:
-        """Encode tensors of one level into a buffer; here shape by shape, by `encode`.
-
-        Args:
-            message_W: bytes [W, B].
-            starts: where in it the message of each tensor begins.
-            rows_W: their coordinates [W, N].
-            specs: names and shapes.
-            level, ctx: as for `encode`.
-            workers: the numbers of those whose rows these are, for keyed draws.
-            purpose: what else draws hang on.
-
-        Raises:
-            NonFiniteRow: row w T + t is the tensor t of the w-th of these workers.
-            AssertionError: a message is not as long as `message_bytes` says.
-        """
-        for ks in alike(specs, rows_W):
-            spec, x_R = specs[ks[0]], rows_of([rows_W[k] for k in ks])
-            keys_G = [self.keys(ctx, specs[k].name, workers, purpose) for k in ks]
-            try:
-                message_R = self.encode(
-                    x_R, spec, level, ctx, [key for keys in zip(*keys_G, strict=True) for key in keys]
-                )
-            except NonFiniteRow as bad:
-                row, g = divmod(bad.row, len(ks))
-                raise NonFiniteRow(row * len(specs) + ks[g]) from None
-            promised, given = self.message_bytes(spec, level), message_R.shape[1]
-            if given != promised:
-                said = f"encode gives {given} bytes for {spec.name}, message_bytes promises {promised}"
-                raise AssertionError(f"{said}: messages are not as long as they claim")
-            put_(message_W, [starts[k] for k in ks], message_R.unflatten(0, (-1, len(ks))).unbind(1))
-
-    def add_from_(
-        self,
-        targets_R: Sequence[Tensor],
-        message_A: Tensor,
-        starts: Sequence[int],
-        specs: Sequence[TensorSpec],
-        level: float,
-        ctx: Context,
-        alpha: float = 1.0,
-        divisor: int = 1,
-    ) -> None:
-        """Decode messages of tensors of one level into sums, sender a into row a mod R; then / divisor."""
-        ends = [start + self.message_bytes(spec, level) for start, spec in zip(starts, specs, strict=True)]
-        own_A = [message_A[:, start:end] for start, end in zip(starts, ends, strict=True)]
-        rows = len(targets_R[0])
-        if message_A.device.type == "cpu":
-            for target_R, message, spec in zip(targets_R, own_A, specs, strict=True):
-                self.add_decoded_(target_R, message.unflatten(0, (-1, rows)), spec, level, ctx, alpha)
-        else:  # a launch costs more than a copy
-            together = alike(specs, targets_R)
-            sizes = [rows * len(ks) * specs[ks[0]].numel for ks in together]
-            parts: dict[int, Tensor] = {}
-            for ks, zeros in zip(together, targets_R[0].new_zeros(sum(sizes)).split(sizes), strict=True):
-                sums_R = zeros.view(rows * len(ks), specs[ks[0]].numel)
-                message_AG = torch.stack([own_A[k] for k in ks], dim=1) if len(ks) > 1 else own_A[ks[0]][:, None]
-                message_AR = message_AG.unflatten(0, (-1, rows)).flatten(1, 2)
-                self.add_decoded_(sums_R, message_AR, specs[ks[0]], level, ctx)
-                parts |= zip(ks, sums_R.unflatten(0, (rows, -1)).unbind(1), strict=True)
-            torch._foreach_add_(list(targets_R), [parts[k] for k in range(len(specs))], alpha=alpha)
-        if divisor != 1:
-            torch._foreach_div_(list(targets_R), divisor)
-
     # ---- what it gets for that
 
     def layout(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> Layout:
@@ -151,42 +76,47 @@ class OneShot(Gathered):
         return [keyed_rng.key(ctx.seed, stream, purpose, name, ctx.step, worker) for worker in workers]
 
     def encode_bucket(self, bucket: Bucket) -> Message:
-        layout = self.layout(bucket.specs, bucket.levels)
-        message = Message.empty(layout, len(bucket.workers), bucket.rows_W[0].device)
-        for level, ks in by_level(bucket.levels):
-            part = bucket.take(ks)
-            own = layout.take(ks).starts, part.rows_W, part.specs
+        """Tensors of equal shape and level are encoded together."""
+        layout, W = self.layout(bucket.specs, bucket.levels), len(bucket.workers)
+        message = Message.empty(layout, W, bucket.rows_W[0].device)
+        for ks in together(bucket, bucket.rows_W):
+            spec, level, x_R = bucket.specs[ks[0]], bucket.levels[ks[0]], rows_of([bucket.rows_W[k] for k in ks])
+            keys_G = [self.keys(bucket, bucket.specs[k].name, bucket.workers, bucket.purpose) for k in ks]
             try:
-                self.encode_into_(message.rows, *own, level, bucket, bucket.workers, bucket.purpose)
+                message_R = self.encode(
+                    x_R, spec, level, bucket, [key for keys in zip(*keys_G, strict=True) for key in keys]
+                )
             except NonFiniteRow as bad:
-                worker, k = divmod(bad.row, len(ks))
-                raise NonFiniteRow(worker * len(bucket.specs) + ks[k]) from None
+                worker, g = divmod(bad.row, len(ks))
+                raise NonFiniteRow(worker * len(bucket.specs) + ks[g]) from None
+            promised, given = self.message_bytes(spec, level), message_R.shape[1]
+            if given != promised:
+                said = f"encode gives {given} bytes for {spec.name}, message_bytes promises {promised}"
+                raise AssertionError(f"{said}: messages are not as long as they claim")
+            places = [message.rows[:, layout.starts[k] : layout.starts[k] + given] for k in ks]
+            torch._foreach_copy_(places, list(message_R.unflatten(0, (W, len(ks))).unbind(1)))
         return message
 
     def add_bucket_(self, target: Target, message: Message, bucket: Bucket) -> None:
-        for level, ks in by_level(bucket.levels):
-            part, rows_R = bucket.take(ks), target.take(ks).rows_R
-            starts = message.layout.take(ks).starts
-            self.add_from_(rows_R, message.rows, starts, part.specs, level, bucket, target.alpha, target.divisor)
+        spans = message.layout.fields["bytes"].spans
+        for row_R, spec, level, (start, stop) in zip(target.rows_R, bucket.specs, bucket.levels, spans, strict=True):
+            message_AR = message.rows[:, start:stop].unflatten(0, (-1, len(row_R)))
+            self.add_decoded_(row_R, message_AR, spec, level, bucket, target.alpha)
+        if target.divisor != 1:
+            torch._foreach_div_(list(target.rows_R), target.divisor)
 
 
-def alike(specs: Sequence[TensorSpec], rows_W: Sequence[Tensor]) -> list[list[int]]:
-    """Tensors of equal shape; on a CPU large ones stand alone, unless they lie side by side."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for k, spec in enumerate(specs):
-        found.setdefault(spec.shape, []).append(k)
-    together = []
+def together(bucket: Bucket, rows_W: Sequence[Tensor]) -> list[list[int]]:
+    """Tensors of equal shape and level; large ones stand alone, unless they lie side by side."""
+    found: dict[tuple[tuple[int, ...], float], list[int]] = {}
+    for k, (spec, level) in enumerate(zip(bucket.specs, bucket.levels, strict=True)):
+        found.setdefault((spec.shape, level), []).append(k)
+    groups = []
     for ks in found.values():
-        copied = rows_W[ks[0]].device.type != "cpu" or specs[ks[0]].numel <= SMALL
-        whole = len(ks) == 1 or copied or side_by_side([rows_W[k] for k in ks]) is not None
-        together += [ks] if whole else [[k] for k in ks]
-    return together
-
-
-def put_(message_W: Tensor, starts: Sequence[int], parts_W: Sequence[Tensor]) -> None:
-    """Write bytes [W, b] into messages [W, B] from these places on, in one launch."""
-    places = [message_W[:, start : start + part_W.shape[1]] for start, part_W in zip(starts, parts_W, strict=True)]
-    torch._foreach_copy_(places, list(parts_W))
+        copied = len(ks) == 1 or bucket.specs[ks[0]].numel <= SMALL
+        whole = copied or side_by_side([rows_W[k] for k in ks]) is not None
+        groups += [ks] if whole else [[k] for k in ks]
+    return groups
 
 
 def rows_of(xs_W: Sequence[Tensor]) -> Tensor:

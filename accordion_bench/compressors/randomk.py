@@ -1,24 +1,22 @@
 """RandomK: entries drawn at random, the same on all workers."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import Bucket, Context, Target
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes, subtract_
-from accordion_bench.compressors.flat_bucket import FlatBucket
-from accordion_bench.compressors.sparse_on_device import runs_on_device
+from accordion_bench.compressors.base import Compressor, Exchanged, State, dense_bytes, subtract_
+from accordion_bench.compressors.gathered import zeros_like
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import keyed_rng, large_pages
+from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.distinct import draw_distinct
-from accordion_bench.tensors.upload import upload
 
 
 class RandomK(Compressor):
@@ -71,63 +69,31 @@ class RandomK(Compressor):
         generator = keyed_rng.generator(ctx.seed, "randomk", spec.name, ctx.step)
         return draw_distinct(spec.numel, self.kept(spec, level), generator)
 
-    def _on_device(self, xs_W: Sequence[Tensor], flat: FlatBucket, ctx: Context, comm: Comm) -> Exchanged:
-        """The same for a whole bucket at once; what was drawn goes up while nobody waits."""
-        levels = [ctx.levels[i] for i in flat.ids]
-        pairs = [(ctx.specs[i], level) for i, level in zip(flat.ids, levels, strict=True) if level is not None]
-        drawn = [self.drawn(spec, level, ctx) for spec, level in pairs]
-        factors = [self.factor(spec, level) for spec, level in pairs]
-        kept = [len(index) for index in drawn]
-        places = torch.cat([index + start for index, start in zip(drawn, flat.starts, strict=True)])
-        positions, x_W = upload(places, xs_W[0].device), flat.rows(xs_W)
-        values_W = x_W.index_select(1, positions)
-        whole = [i for i in range(len(xs_W)) if i not in set(flat.ids)]
-        values, *means = comm.all_reduce_mean([values_W, *(xs_W[i] for i in whole)])
-        update: list[Tensor] = list(xs_W)
-        for i, mean in zip(whole, means, strict=True):
-            update[i] = mean
-
-        def scaled(values: Tensor) -> Tensor:
-            """Values [..., K], each tensor's times its factor; in place."""
-            if any(factor != 1 for factor in factors):
-                torch._foreach_mul_(list(values.split(kept, dim=-1)), factors)
-            return values
-
-        full = x_W.new_zeros(flat.total).index_copy_(0, positions, scaled(values))
-        for i, part in zip(flat.ids, full.split(flat.sizes), strict=True):
-            update[i] = part.view(ctx.specs[i].shape)
-
-        @functools.cache  # for several who subtract
-        def own_rows() -> Tensor:
-            return torch.zeros_like(x_W).index_copy_(1, positions, scaled(values_W.clone()))
-
-        def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
-            subtract_({i: target_W for i, target_W in targets_W.items() if i in whole}, xs_W)
-            if set(flat.ids) & targets_W.keys():
-                flat.add_(targets_W, own_rows(), -1.0)
-
-        return Exchanged(update, subtract_sent_)
-
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         lossy = [i for i, spec in enumerate(ctx.specs) if self.compresses(spec, ctx.levels[i])]
-        if lossy and runs_on_device(xs_W):
-            return self._on_device(xs_W, FlatBucket(lossy, ctx), ctx, comm)
-        indices: dict[int, Tensor] = {}
-        factors: dict[int, float] = {}
-        for i, (spec, level) in enumerate(zip(ctx.specs, ctx.levels, strict=True)):
-            if level is not None and self.compresses(spec, level):
-                indices[i], factors[i] = self.drawn(spec, level, ctx).to(comm.device), self.factor(spec, level)
-        sent_W = [x_W.flatten(1)[:, indices[i]] if i in indices else x_W for i, x_W in enumerate(xs_W)]
+        bucket = Bucket.of(xs_W, ctx, lossy, comm.local)
+        pairs = list(zip(bucket.specs, bucket.levels, strict=True))
+        factors = [self.factor(spec, level) for spec, level in pairs]
+        engine = engine_for(bucket.rows_W)
+        drawn = [self.drawn(spec, level, ctx) for spec, level in pairs]
+        places = engine.places(drawn, bucket.numels, comm.device) if lossy else None
+        sent_W = list(xs_W)
+        if places is not None:
+            for i, values_W in zip(lossy, engine.take(bucket.rows_W, places), strict=True):
+                sent_W[i] = values_W
         update = comm.all_reduce_mean(sent_W)
-        for i, index in indices.items():
-            full = large_pages.zeros(1, ctx.specs[i].numel, comm.device, update[i].dtype)[0]
-            update[i] = full.index_copy_(0, index, update[i] * factors[i]).view(ctx.specs[i].shape)
+        if places is not None:
+            means = zeros_like([xs_W[i][:1] for i in lossy])
+            engine.put(Target([mean.view(1, -1) for mean in means]), [update[i][None] for i in lossy], places, factors)
+            for i, mean in zip(lossy, means, strict=True):
+                update[i] = mean[0]
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
-            for i, target_W in targets_W.items():
-                if i in indices:
-                    target_W.view(len(target_W), -1).index_add_(1, indices[i], sent_W[i], alpha=-factors[i])
-                else:
-                    target_W.sub_(sent_W[i])
+            subtract_({i: target_W for i, target_W in targets_W.items() if i not in lossy}, xs_W)
+            if ks := [k for k, i in enumerate(lossy) if i in targets_W]:
+                part = bucket.take(ks)
+                own = places if part is bucket else engine.places([drawn[k] for k in ks], part.numels, comm.device)
+                rows_W = [targets_W[lossy[k]].view(comm.local_workers, -1) for k in ks]
+                engine.put(Target(rows_W, -1.0), [sent_W[lossy[k]] for k in ks], own, [factors[k] for k in ks])
 
         return Exchanged(update, subtract_sent_)

@@ -1,35 +1,17 @@
 """Threshold: all entries above a threshold, however many they are."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from accordion_bench.codecs import index_codes
-from accordion_bench.codecs.selection import at_least, kept_entries, sampled_top, top_indices, values_at
-from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State
-from accordion_bench.compressors.sampled_on_device import Wanted, about, above, chosen, listed
-from accordion_bench.compressors.sparse_on_device import (
-    add_in_order_,
-    as_bytes,
-    exchanged,
-    flattened,
-    gather_uneven,
-    read_counts,
-    runs_on_device,
-    scattered,
-)
-from accordion_bench.compressors.uneven import Messages, Uneven
+from accordion_bench.codecs.bucket import Bucket
+from accordion_bench.codecs.engine import Engine, Sampling, Selection
+from accordion_bench.codecs.selection import kept_entries
+from accordion_bench.compressors.sparse import Uneven
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import kernels
 
 
 class Threshold(Uneven):
@@ -98,95 +80,10 @@ class Threshold(Uneven):
         """The largest number of entries that a message may hold."""
         return min(spec.numel, int(self.most * kept_entries(spec.numel, level)))
 
-    def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return index_codes.sparse_bytes(spec.numel, self.most_entries(spec, level))
-
-    def selected(self, row: Tensor, spec: TensorSpec, level: float, step: int) -> Tensor:
-        """Ascending indices of the entries of one row [N] that are sent."""
-        if self.threshold is None:
-            k = kept_entries(spec.numel, level)
-            return sampled_top(row, k, self.sample_share, self.least, self.most, offset=step)
-        found, most = at_least(row, self.threshold), self.most_entries(spec, level)
-        return found if len(found) <= most else found[top_indices(row[found][None], most)[0]]
-
-    def _wanted(self, spec: TensorSpec, level: float, step: int) -> Wanted:
-        """`selected`, for a device."""
-        if self.threshold is None:
-            k = kept_entries(spec.numel, level)
-            return about(spec.numel, k, self.sample_share, self.least, self.most, offset=step)
-        return above(self.threshold, self.most_entries(spec, level))
-
-    def _on_device(self, xs_W: Sequence[Tensor], ctx: Context, comm: Comm) -> Exchanged:
-        """The same for a whole bucket at once; the host waits once, for how many entries are sent."""
-        flat, gathered = flattened(self, ctx, comm.workers)
-        if not flat.ids:
-            return super().exchange(xs_W, ctx, {}, comm)
-        x_W, tensors = flat.rows(xs_W), sum(start < gathered for start in flat.starts)
-        wanted = [self._wanted(ctx.specs[i], ctx.levels[i], ctx.step) for i in flat.ids]  # type: ignore[arg-type]
-        enough = [listed(n, some) for n, some in zip(flat.sizes, wanted, strict=True)]
-        counts_W, found_W = chosen(x_W, flat.parts(enough), wanted)
-        own_W, counts_A = read_counts(counts_W, tensors, comm)
-        positions_W = [found[: sum(counts)] for found, counts in zip(found_W, own_W, strict=True)]
-        values_W = [x.index_select(0, positions).float() for x, positions in zip(x_W, positions_W, strict=True)]
-
-        def summed() -> Tensor:
-            kept_W = [sum(counts[:tensors]) for counts in own_W]
-            heads_A, positions_A = gather_uneven(
-                [as_bytes(values[:kept]) for values, kept in zip(values_W, kept_W, strict=True)],
-                [positions[:kept] for positions, kept in zip(positions_W, kept_W, strict=True)],
-                flat.starts[:tensors],
-                flat.sizes[:tensors],
-                counts_A,
-                lambda kept: 4 * kept,
-                comm,
-            )
-            values = torch.cat(heads_A).view(torch.float32)
-            values_A = values.split([len(positions) for positions in positions_A])
-            return add_in_order_(x_W.new_zeros(gathered), positions_A, values_A)
-
-        def own_rows() -> Tensor:
-            return scattered(positions_W, values_W, flat.total, x_W.dtype)
-
-        return exchanged(xs_W, flat, gathered, own_rows, summed, comm)
-
-    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        if runs_on_device(xs_W):
-            return self._on_device(xs_W, ctx, comm)
-        return super().exchange(xs_W, ctx, state, comm)
-
-    def encode_all(
-        self,
-        rows_W: Sequence[Tensor],
-        specs: Sequence[TensorSpec],
-        levels: Sequence[float],
-        ctx: Context,
-        workers: Sequence[int],
-        purpose: str = "",
-    ) -> Messages:
-        if not kernels.usable(rows_W):
-            return super().encode_all(rows_W, specs, levels, ctx, workers, purpose)
-        from accordion_bench.compressors import sparse_rows
-        from accordion_bench.tensors.kernels.rows import Rows
-
-        rows, pairs = Rows(rows_W), list(zip(specs, levels, strict=True)) * len(rows_W[0])
-        if self.threshold is None:
-            k = np.array([kept_entries(spec.numel, level) for spec, level in pairs])
-            chosen = sparse_rows.choose_about(rows, k, self.sample_share, self.least, self.most, offset=ctx.step)
-        else:
-            most = np.array([self.most_entries(spec, level) for spec, level in pairs])
-            chosen = sparse_rows.choose_above(rows, self.threshold, most)
-        return sparse_rows.encode_chosen(rows, chosen, len(specs))
-
-    def entries(self, message: Tensor, spec: TensorSpec) -> int:
-        return index_codes.sparse_count(spec.numel, len(message))
-
-    def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> list[Tensor]:
-        indices_R = [self.selected(row, spec, level, ctx.step) for row in x_R]
-        values = values_at(x_R, indices_R)
-        pairs = zip(indices_R, values, strict=True)
-        return [index_codes.encode_sparse(indices[None], value[None], spec.numel)[0] for indices, value in pairs]
-
-    def add_decoded_(
-        self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
-    ) -> None:
-        index_codes.add_sparse_(total_R, message_AR, index_codes.sparse_count(spec.numel, message_AR.shape[2]), alpha)
+    def choose(self, engine: Engine, bucket: Bucket) -> Selection:
+        pairs = list(zip(bucket.specs, bucket.levels, strict=True))
+        if self.threshold is not None:
+            most = [self.most_entries(spec, level) for spec, level in pairs]
+            return engine.above(bucket.rows_W, self.threshold, most)
+        sampling = Sampling(self.sample_share, self.least, self.most, offset=bucket.step)
+        return engine.about(bucket.rows_W, [kept_entries(spec.numel, level) for spec, level in pairs], sampling)

@@ -3,6 +3,7 @@
 Equal shapes form one block [W, G, ...], so that a batched operation over workers and tensors needs no copy.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from accordion_bench.plan import TensorSpec
 
+ALIGNMENT = 128  # bytes
+
 
 class Blocks:
-    """Zeroed tensors [W, ...] for every spec, as views into one block per shape.
+    """Zeroed tensors [W, ...] for every spec in one allocation, those of equal shape in one block of it.
 
     Args:
         specs: names and shapes.
@@ -21,20 +24,49 @@ class Blocks:
 
     Attributes:
         tensors: one view [W, ...] per spec, in the order of `specs`.
-        blocks: the storage, [W, G, ...] per shape.
+        blocks: [W, G, ...] per shape; each begins at a multiple of 128 bytes.
+        flat: the allocation, one-dimensional; gaps hold zeros.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], workers: int, like: Tensor) -> None:
         members: dict[tuple[int, ...], list[int]] = {}
         for i, spec in enumerate(specs):
             members.setdefault(spec.shape, []).append(i)
+        step = ALIGNMENT // like.dtype.itemsize
+        sizes = [workers * len(indices) * specs[indices[0]].numel for indices in members.values()]
+        *starts, total = itertools.accumulate((-(-size // step) * step for size in sizes), initial=0)
+        self.flat = torch.zeros(total, dtype=like.dtype, device=like.device)
+        self.flat.tensors_of_blocks = len(specs)  # type: ignore[attr-defined]
         self.tensors: list[Tensor] = [like] * len(specs)
         self.blocks: list[Tensor] = []
-        for shape, indices in members.items():
-            block = torch.zeros(workers, len(indices), *shape, dtype=like.dtype, device=like.device)
+        for (shape, indices), start, size in zip(members.items(), starts, sizes, strict=True):
+            block = self.flat[start : start + size].view(workers, len(indices), *shape)
             self.blocks.append(block)
             for g, i in enumerate(indices):
                 self.tensors[i] = block[:, g]
+
+
+def one_allocation(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Lists of tensors for work on each of their numbers: one flat tensor in the place of all tensors of `Blocks`.
+
+    Args:
+        lists: tensors of equal shapes, in one order.
+
+    Returns:
+        of each list a list; lists of flat tensors only where all of them are that.
+    """
+    flat = [_flat_of(xs) for xs in lists]
+    if all(x is not None and flat[0] is not None and x.shape == flat[0].shape for x in flat):
+        return [[x] for x in flat if x is not None]
+    return [list(xs) for xs in lists]
+
+
+def _flat_of(xs: Sequence[Tensor]) -> Tensor | None:
+    """The allocation of `Blocks` of which these are all tensors; None = they are no such."""
+    base = xs[0]._base if xs else None
+    if base is None or getattr(base, "tensors_of_blocks", 0) != len(xs) or any(x._base is not base for x in xs):
+        return None
+    return base if len({x.data_ptr() for x in xs if x.numel()}) == sum(x.numel() > 0 for x in xs) else None
 
 
 def in_rows(x_W: Tensor) -> Tensor:

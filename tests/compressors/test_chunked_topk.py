@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from accordion_bench import conformance
+from accordion_bench.codecs.tiles import Tiles
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.present import Present
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.chunked_topk import form_of, in_order, pack_numbers, quantised, unpack_numbers
-from accordion_bench.compressors.tiles import Tiles
 from accordion_bench.compressors.topk import TopK
 from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.pretend_device import DEVICE, pretended

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-
 from accordion_bench.compressors.dense_codes import in_buckets
+
 from accordion_bench.compressors.fp4 import FP4, MAGNITUDES
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

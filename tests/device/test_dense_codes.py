@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-
-from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.chunks import Chunks
 from accordion_bench.compressors.dense_codes import DenseCodes
+
+from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.eight_bit import Blockwise
 from accordion_bench.compressors.fp4 import FP4
 from accordion_bench.compressors.natural import Natural

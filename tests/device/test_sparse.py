@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from accordion_bench.compressors.sampled_on_device import about, above, chosen, listed
 
 from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.section_codes import Layout, SectionCodes
@@ -11,7 +12,6 @@ from accordion_bench.codecs.top_keys import Part
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.dgc import clipped
-from accordion_bench.compressors.sampled_on_device import about, above, chosen, listed
 from accordion_bench.compressors.topk import TopK
 from accordion_bench.conformance.echo import echoed
 from accordion_bench.conformance.pretend_device import DEVICE, Pretend, pretended

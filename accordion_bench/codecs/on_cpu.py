@@ -1,0 +1,164 @@
+"""The engine of a CPU: loops compiled by numba.
+
+This module needs numba; `engines` imports it where numba is installed.
+
+Tensor suffixes: W local workers, R rows, S senders, T tensors, N elements.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.compiled import Compiled, contiguous
+from accordion_bench.codecs.engine import Sampling, Selection
+from accordion_bench.codecs.layout import Message, SparseLayout, whole_layout
+from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.selection import EXPECTED, stride_of
+from accordion_bench.codecs.tiles import BINS, SIGMAS, TileForm
+from accordion_bench.tensors.kernels import on_cpu
+from accordion_bench.tensors.kernels.bins import send_lifted
+from accordion_bench.tensors.kernels.index_codes import Codes, add_entries, messages, write_entries
+from accordion_bench.tensors.kernels.rows import N, Rows
+from accordion_bench.tensors.kernels.tiles import add_tiles, encode_tiles
+from accordion_bench.tensors.kernels.top import Chosen, choose_from, choose_largest, key, leave_zeros, sampled_keys
+
+HEADER = 8  # bytes of scale and count before entries that are told by their signs
+
+
+class KeySelection:
+    """A selection as the smallest key of each row, and counts for each tile.
+
+    Args:
+        rows: coordinates.
+        chosen: of them.
+        workers: W.
+    """
+
+    def __init__(self, rows: Rows, chosen: Chosen, workers: int) -> None:
+        self.rows, self.chosen = rows, chosen
+        self.counts_W = torch.from_numpy(chosen.kept.astype(np.int32)).view(workers, -1)
+
+
+class OnCpu(Compiled):
+    """Compiled loops over all tensors of a bucket."""
+
+    name = "numba"
+
+    def __init__(self) -> None:
+        super().__init__(on_cpu)
+
+    def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
+        rows, workers = _rows(rows_W), len(rows_W[0])
+        return KeySelection(rows, choose_largest(rows, np.tile(counts, workers)), workers)
+
+    def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
+        rows, workers = _rows(rows_W), len(rows_W[0])
+        chosen, enough = Chosen(rows), np.tile(most, workers)
+        choose_from(rows, np.full(rows.count, key(threshold, rows.dtype)), chosen)
+        choose_largest(rows, np.where(chosen.kept > enough, enough, -1), chosen)
+        return KeySelection(rows, chosen, workers)
+
+    def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
+        rows, workers = _rows(rows_W), len(rows_W[0])
+        return KeySelection(rows, choose_about(rows, np.tile(counts, workers), sampling), workers)
+
+    def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
+        rows = _rows(rows_W)
+        chosen = Chosen(rows)
+        choose_from(rows, np.ones(rows.count, np.int64), chosen)
+        return KeySelection(rows, chosen, len(rows_W[0]))
+
+    def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
+        assert isinstance(selection, KeySelection)
+        bad = write_entries(selection.rows, selection.chosen, _table(message))
+        if message.layout.signs:
+            self._write_scales(bucket, selection, message)
+        elif bad.any():
+            raise NonFiniteRow(int(bad.argmax()))
+
+    def _write_scales(self, bucket: Bucket, selection: KeySelection, message: Message) -> None:
+        """Scale and count in front of the entries of each tensor."""
+        scales_W = self.norms(bucket.rows_W, whole_layout(bucket.numels), "linf").float().numpy()
+        for out, layout, scales, counts in zip(
+            message.rows, message.layouts, scales_W, selection.counts_W.numpy(), strict=True
+        ):
+            header = np.stack([scales.view(np.int32), counts], axis=1).view(np.uint8)
+            out.numpy()[np.array(layout.starts)[:, None] + np.arange(HEADER)] = header
+
+    def add_sparse(self, target: Target, message: Message) -> None:
+        tensors, rows = len(target.rows_R), len(target.rows_R[0])
+        senders = np.arange(len(message.rows)).reshape(-1, rows)  # [S / R, R]
+        order = (senders.T[:, None, :] * tensors + np.arange(tensors)[:, None]).ravel()  # by row, tensor, sender
+        until = len(senders) * np.arange(rows * tensors + 1)
+        add_entries(Rows(target.rows_R), _table(message)[order], until, target.alpha, target.divisor)
+
+    def lifted(
+        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+    ) -> tuple[list[Tensor], Tensor]:
+        return send_lifted(grown_W, [contiguous(x_W) for x_W in news_W], sizes)
+
+    def encode_tiles(self, bucket: Bucket, message: Message, forms: Sequence[TileForm]) -> None:
+        rows_W, starts = [contiguous(x_W) for x_W in bucket.rows_W], message.layout.starts
+        bad = encode_tiles(message.rows, starts, rows_W, _shapes(rows_W, forms), SIGMAS / BINS)
+        if bad.any():
+            raise NonFiniteRow(int(bad.argmax()))
+
+    def add_tiles(self, target: Target, message: Message, forms: Sequence[TileForm]) -> None:
+        shapes = _shapes(target.rows_R, forms)
+        add_tiles(target.rows_R, message.rows, message.layout.starts, shapes, target.alpha, target.divisor)
+
+
+def _shapes(rows_R: Sequence[Tensor], forms: Sequence[TileForm]) -> list[tuple[int, ...]]:
+    """What a kernel must know of each tensor: `kernels.tiles.SHAPE`."""
+    return [
+        (x_R.shape[1], form.tiles.m, form.tiles.a, form.tiles.b, form.k, form.width, form.coded)
+        for x_R, form in zip(rows_R, forms, strict=True)
+    ]
+
+
+def _rows(rows_W: Sequence[Tensor]) -> Rows:
+    return Rows([contiguous(x_W) for x_W in rows_W])
+
+
+def _table(message: Message) -> np.ndarray:
+    """Where values and index codes are, one line for each sender and tensor."""
+    layouts: Sequence[SparseLayout] = message.layouts
+    signs = layouts[0].signs
+    first = "scales" if signs else "values"
+    at = [row.data_ptr() + layout.fields[first].offsets for row, layout in zip(message.rows, layouts, strict=True)]
+    kept = np.concatenate([layout.kept for layout in layouts])
+    codes = (np.concatenate(columns) for columns in zip(*(layout.codes for layout in layouts), strict=True))
+    return messages(np.stack(at), kept, Codes(*codes), HEADER if signs else None)
+
+
+def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> Chosen:
+    """`selection.sampled_top` of all rows; k is [R]."""
+    n = rows.table[:-1, N]
+    exact = (k < 2 * EXPECTED) | (sampling.share > 0.5)
+    sizes = [
+        math.ceil(max(sampling.share * size, EXPECTED * size / max(some, 1))) for size, some in zip(n, k, strict=True)
+    ]
+    stride = np.array([stride_of(int(size), some) for size, some in zip(n, sizes, strict=True)], np.int64)
+    first = sampling.offset % stride
+    sampled = -(-(n - first) // stride)
+    rank = np.maximum(1, np.rint(k * sampled / np.maximum(n, 1))).astype(np.int64)
+    smallest_sent = key(float(np.finfo(rows.dtype).tiny), rows.dtype)
+    chosen, pending, largest = Chosen(rows), ~exact, exact.copy()
+    while True:  # once in any case, so that small tensors, too, have all kernels compiled
+        threshold = np.maximum(sampled_keys(rows, np.where(pending, rank, 0), first, stride), smallest_sent)
+        choose_from(rows, np.where(pending, threshold, -1), chosen)
+        pending &= (chosen.kept < sampling.least * k) & (threshold > smallest_sent)
+        largest |= pending & (rank == sampled)  # the sample has missed the large ones altogether
+        pending &= ~largest
+        lower = np.ceil(rank * k / np.maximum(chosen.kept, 1)).astype(np.int64)
+        rank = np.where(pending, np.minimum(sampled, np.maximum(rank + 1, lower)), rank)
+        if not pending.any():
+            break
+    largest |= chosen.kept > sampling.most * k
+    choose_largest(rows, np.where(largest, k, -1), chosen)
+    leave_zeros(rows, chosen, exact)
+    return chosen

@@ -38,6 +38,7 @@ SMALLEST = {
     "end_of_gloo": ["--pairs", "1", "--only", "attach, detach"],
     "entropy": [],
     "golden": ["--compare", "accordion_powersgd"],
+    "golden_messages": ["--compare", "--only", "cpu", "bf16"],
     "launches": ["--only", "none"],
     "local_methods": ["--minutes", "0", "--runs", "TMP/runs", "--out", "TMP/out"],
     "matrix": ["TMP/matrix.md"],

@@ -171,7 +171,7 @@ class OnDevice(Reference):
             values_S = ((2 * (positions_S & 1) - 1) * scales[torch.searchsorted(ends, entry, right=True)]).float()
             positions_S = positions_S >> 1
         else:
-            values_S = numbers_S.contiguous().view(torch.float32)
+            values_S = numbers_S.flatten().view(torch.float32).view(len(numbers_S), positions_S.shape[1])
         total_R = torch.zeros(rows, sum(sizes), dtype=rows_R[0].dtype, device=device)
         kept = [int(layout.kept.sum()) for layout in layouts]
         pairs = zip(positions_S.flatten().split(kept), values_S.flatten().split(kept), strict=True)

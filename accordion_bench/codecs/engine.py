@@ -53,10 +53,12 @@ class Engine(ABC):
         name: of what computes, as a run's header says it.
         looks: whether input that is not finite is refused. On a device it is not looked at, since the host would wait:
             it shows in the sum.
+        copies: whether a copy that puts tensors side by side costs less than work on each by itself.
     """
 
     name: str
     looks: bool = True
+    copies: bool = False
 
     # ---- dense codes: a code for every coordinate
 
@@ -169,6 +171,19 @@ class Engine(ABC):
     @abstractmethod
     def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
         """Add alpha x factor x values [R, k] to each tensor's rows at these places."""
+
+    # ---- factors of matrices
+
+    @abstractmethod
+    def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
+        """Orthonormal columns with the spans of the first one, two, ... given ones, of batches [G, n, r].
+
+        A zero matrix gives finite columns.
+
+        Args:
+            factors: the batches.
+            passes: 2; or 1 where only the span matters, which a device then has more quickly.
+        """
 
     # ---- tiles of matrices
 

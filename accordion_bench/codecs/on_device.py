@@ -17,6 +17,7 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout, whole_layout
+from accordion_bench.codecs.orthonormal import unit_columns_together
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.codecs.sampled_keys import Wanted, about, above, chosen, listed
 from accordion_bench.codecs.section_codes import Layout, SectionCodes
@@ -95,7 +96,7 @@ class Places:
 class OnDevice(Reference):
     """Plain torch on a device, sparse codes of all tensors at once."""
 
-    looks = False
+    looks, copies = False, True
 
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
         row = Row(rows_W, counts)
@@ -198,6 +199,9 @@ class OnDevice(Reference):
             torch._foreach_mul_(list(scaled_R.split(counts, dim=1)), list(factors))
         total_R = scaled_R.new_zeros(len(scaled_R), sum(sizes)).index_copy_(1, positions, scaled_R)
         torch._foreach_add_(list(target.rows_R), list(total_R.split(sizes, dim=1)), alpha=target.alpha)
+
+    def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
+        return unit_columns_together(factors, passes) if factors else []
 
     def lifted(
         self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]

@@ -20,6 +20,7 @@ from accordion_bench.codecs.engine import Engine, Sampling, Selection, header_of
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.orthonormal import unit_columns
 from accordion_bench.codecs.packed_codes import look_up, pack_codes
 from accordion_bench.codecs.rounding import round_to_levels, rounding_to
 from accordion_bench.codecs.selection import at_least, sampled_top, top_indices
@@ -204,6 +205,11 @@ class Reference(Engine):
     def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
         for row_R, own_R, index, factor in zip(target.rows_R, values_R, places, factors, strict=True):
             row_R.index_add_(1, index, own_R, alpha=target.alpha * factor)
+
+    # ---- factors
+
+    def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
+        return [unit_columns(factor) for factor in factors]
 
     # ---- tiles
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, dense_bytes
-from accordion_bench.compressors.low_rank import LowRank, batches, orthonormal_columns, subtract_products_, with_columns
+from accordion_bench.compressors.low_rank import LowRank, batches, subtract_products_, with_columns
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
@@ -67,7 +68,7 @@ class ACPSGD(LowRank):
             torch.stack([self._kept(ctx, i, rank, even, state, xs_W[i]) for i in ids])
             for ids, (rank, even), _ in stacks
         ]
-        Ks = orthonormal_columns(kept)  # Q [G, m, r] in odd, P [G, n, r] in even exchanges
+        Ks = engine_for(xs_W).orthonormalise(kept)  # Q [G, m, r] in odd, P [G, n, r] in even exchanges
         # the other factor as rows, which MKL multiplies faster: (M_w Q)^T [W, G, r, n], or (M_w^T P)^T [W, G, r, m]
         Fts_W = [K.mT @ (Ms_W if even else Ms_W.mT) for (_, (_, even), Ms_W), K in zip(stacks, Ks, strict=True)]
         means = comm.all_reduce_mean([*Fts_W, *(xs_W[i] for i in dense)])

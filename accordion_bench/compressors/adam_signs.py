@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.error_feedback import ErrorFeedback
@@ -71,7 +72,7 @@ def declare_dead(state: State, variances: Mapping[str, Tensor]) -> None:
     for name, v in variances.items():
         own, living = state.setdefault(name, {}), v > 0
         own.pop(ALIVE, None)
-        if v.device.type != "cpu" or 0 < int(living.sum()) < v.numel():
+        if not engine_for([v]).looks or 0 < int(living.sum()) < v.numel():
             own[ALIVE] = living.to(v.dtype)
 
 

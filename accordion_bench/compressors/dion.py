@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense, dense_bytes
-from accordion_bench.compressors.low_rank import batches, orthonormal_columns, subtract_products_, with_columns
+from accordion_bench.compressors.low_rank import batches, subtract_products_, with_columns
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -150,7 +151,8 @@ class Dion(Compressor):
             torch.stack([self._query(ctx, i, stack.rank, own[i].get("q"), xs_W[i]) for i in stack.ids])
             for stack in stacks
         ]
-        Qs = orthonormal_columns(olds)  # only the span of leading columns matters, and this one conditions better
+        engine = engine_for(xs_W)
+        Qs = engine.orthonormalise(olds)  # only the span of leading columns matters, and this one conditions better
 
         # as rows, which MKL multiplies faster: (M_w Q)^T [W, G, r, k]; or M_w itself
         firsts_W = [
@@ -163,7 +165,7 @@ class Dion(Compressor):
             for stack, mean, Q in zip(stacks, of_stacks, Qs, strict=True)
         ]
         alive = [product.abs().amax(dim=(-2, -1), keepdim=True) > 0 for product in products]
-        Ps = [torch.where(some, P, 0) for some, P in zip(alive, orthonormal_columns(products), strict=True)]
+        Ps = [torch.where(some, P, 0) for some, P in zip(alive, engine.orthonormalise(products), strict=True)]
 
         Rts_W = [P.mT @ stack.tall(stack.Ms_W) for stack, P in zip(stacks, Ps, strict=True)]  # [W, G, r, l]
         reduced = iter(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.compressors.base import Compressor, WhyDense
-from accordion_bench.compressors.orthonormal import orthonormal
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import as_matrices
@@ -60,7 +60,7 @@ class LowRank(Compressor):
 
 
 def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence[Hashable | None]) -> list[Batch]:
-    """Matrices of equal shape and kind together: on a device always, on a CPU where they lie side by side.
+    """Matrices of equal shape and kind together, where they lie side by side or copies cost little.
 
     Args:
         xs_W: tensors [W, ...].
@@ -72,36 +72,17 @@ def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence
         if kind is not None:
             alike.setdefault((spec.shape, kind), []).append(i)
     found: list[Batch] = []
+    copies = engine_for(xs_W).copies
     for (_, kind), ids in alike.items():
         matrix = specs[ids[0]].matrix
         together = as_matrices([xs_W[i] for i in ids], matrix)
         if together is not None:
             found.append((ids, kind, together.unflatten(0, (-1, len(ids)))))
-        elif xs_W[0].device.type != "cpu":  # a launch costs more than a copy
+        elif copies:
             found.append((ids, kind, torch.stack([xs_W[i].reshape(-1, *matrix) for i in ids], dim=1)))
         else:
             found.extend(([i], kind, xs_W[i].reshape(-1, 1, *matrix)) for i in ids)
     return found
-
-
-def unit_columns(P: Tensor) -> Tensor:
-    """Orthonormal columns for each matrix [G, n, r] on a CPU; a zero matrix gives finite columns."""
-    if P.shape[-1] == 1:
-        # first to unit range: the squares of a tiny gradient would underflow, and the norm with them
-        tiny = torch.finfo(P.dtype).tiny
-        P = P / P.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(tiny)
-        return P / P.norm(dim=-2, keepdim=True).clamp_min(tiny)
-    return torch.linalg.qr(P).Q
-
-
-def orthonormal_columns(factors: Sequence[Tensor]) -> list[Tensor]:
-    """The same of several batches [G, n, r] of other sizes; on a device in a few launches for all of them."""
-    if not factors or factors[0].device.type == "cpu":
-        return [unit_columns(factor) for factor in factors]
-    flat = torch.cat([factor.reshape(-1) for factor in factors])
-    found = orthonormal(flat, [(len(factor), factor.shape[2], factor.shape[1]) for factor in factors], columns=True)
-    parts = found.split([factor.numel() for factor in factors])
-    return [part.view(factor.shape) for part, factor in zip(parts, factors, strict=True)]
 
 
 def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor]) -> Tensor:
@@ -118,11 +99,7 @@ def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor]) 
         return kept if kept.shape[1] == rank else kept[:, :rank].contiguous()
     fresh = draw(rank - kept.shape[1])
     # the old columns are at the gradient's scale; both parts count alike only at unit length
-    if kept.device.type == "cpu":
-        old = torch.linalg.qr(kept).Q
-    else:
-        old = orthonormal(kept.reshape(-1), [(1, *kept.mT.shape)], columns=True).view(kept.shape)
-    return torch.cat([old, fresh / fresh.norm(dim=0)], dim=1)
+    return torch.cat([torch.linalg.qr(kept).Q, fresh / fresh.norm(dim=0)], dim=1)
 
 
 def subtract_products_(targets_W: Mapping[int, Tensor], left_W: Tensor, right_W: Tensor, alpha: float = 1.0) -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engine import Engine
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, dense_bytes
-from accordion_bench.compressors.low_rank import LowRank, batches, unit_columns, with_columns
-from accordion_bench.compressors.orthonormal import Batches, orthonormal, vectors
-from accordion_bench.compressors.powersgd_stacks import exchange_stacks
+from accordion_bench.compressors.base import Context, Exchanged, State, dense_bytes, subtract_
+from accordion_bench.compressors.low_rank import LowRank, batches, subtract_products_, with_columns
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -77,20 +77,17 @@ class PowerSGD(LowRank):
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
-        if xs_W and xs_W[0].device.type != "cpu":
-            given = {i: self._query(ctx, i, rank, state, xs_W[i]) for i, rank in enumerate(ranks) if rank is not None}
-            return exchange_stacks(xs_W, ranks, given, self._orthonormal_vectors, ctx, state, comm)
         dense = [i for i, rank in enumerate(ranks) if rank is None]
         stacks = batches(xs_W, ctx.specs, ranks)
         queries = [torch.stack([self._query(ctx, i, rank, state, xs_W[i]) for i in ids]) for ids, rank, _ in stacks]
+        engine = engine_for(xs_W)
 
         # Factors are multiplied and sent as rows, [r, n]: with two columns a product is 3 to 5 times slower (MKL).
         # Only the span of Q matters; orthonormal columns keep M_w Q as well conditioned as M_w.
-        Pts_W = [  # (M_w Q)^T, [W, G, r, n]
-            self._orthonormal(Q).mT @ Ms_W.mT for (_, _, Ms_W), Q in zip(stacks, queries, strict=True)
-        ]
+        Qs = self._orthonormal(engine, queries, passes=1)
+        Pts_W = [Q.mT @ Ms_W.mT for (_, _, Ms_W), Q in zip(stacks, Qs, strict=True)]  # (M_w Q)^T, [W, G, r, n]
         means = comm.all_reduce_mean([*Pts_W, *(xs_W[i] for i in dense)])
-        Ps = [self._orthonormal(Pt.mT) for Pt in means[: len(stacks)]]
+        Ps = self._orthonormal(engine, [Pt.mT for Pt in means[: len(stacks)]])
 
         Qts_W = [P.mT @ Ms_W for (_, _, Ms_W), P in zip(stacks, Ps, strict=True)]  # (M_w^T P)^T, [W, G, r, m]
         Qts = comm.all_reduce_mean(Qts_W)
@@ -98,26 +95,22 @@ class PowerSGD(LowRank):
         update: list[Tensor] = list(xs_W)
         for i, mean in zip(dense, means[len(stacks) :], strict=True):
             update[i] = mean
-        for (ids, _, _), P, Qt, Q_old in zip(stacks, Ps, Qts, queries, strict=True):
+        found: dict[str, Tensor] = {}
+        place: dict[int, tuple[int, int]] = {}
+        for number, ((ids, _, _), P, Qt, Q_old) in enumerate(zip(stacks, Ps, Qts, queries, strict=True)):
             # a zero gradient would leave Q = 0, from which no later step could recover: keep the old query instead
             kept = torch.where(Qt.mT.abs().amax(dim=(-2, -1), keepdim=True) > 0, Qt.mT, Q_old)
             for g, (i, approximation) in enumerate(zip(ids, P @ Qt, strict=True)):
                 update[i] = approximation.view(ctx.specs[i].shape)
-                self._keep(state.setdefault(ctx.specs[i].name, {}), kept[g])
-
-        W = comm.local_workers
-        factors_W = {
-            i: (P[g].expand(W, -1, -1), Qt_W[:, g])
-            for (ids, _, _), P, Qt_W in zip(stacks, Ps, Qts_W, strict=True)
-            for g, i in enumerate(ids)
-        }
+                found[ctx.specs[i].name], place[i] = kept[g], (number, g)
+        _keep(state, found)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
-            for i, target_W in targets_W.items():
-                if i in factors_W:  # M_w - P Q_w^T
-                    target_W.view(W, *ctx.specs[i].matrix).baddbmm_(*factors_W[i], alpha=-1)
-                else:
-                    target_W.sub_(xs_W[i])
+            subtract_({i: target_W for i, target_W in targets_W.items() if i not in place}, xs_W)
+            for (ids, _, _), P, Qt_W in zip(stacks, Ps, Qts_W, strict=True):  # M_w - P Q_w^T
+                own_W = {g: targets_W[i] for g, i in enumerate(ids) if i in targets_W}
+                if own_W:
+                    subtract_products_(own_W, P.expand(comm.local_workers, -1, -1, -1), Qt_W)
 
         return Exchanged(update, subtract_sent_)
 
@@ -130,33 +123,30 @@ class PowerSGD(LowRank):
         return with_columns(q, rank, lambda columns: self._draw(ctx, spec, rank, columns, like))
 
     @staticmethod
-    def _keep(entries: dict[str, Tensor], q: Tensor) -> None:
-        """For the next step; in place, because another stream may still read the one before."""
-        if "q" in entries and entries["q"].shape == q.shape:
-            entries["q"].copy_(q)
-        else:
-            entries["q"] = q.clone()
-
-    @staticmethod
     def _draw(ctx: Context, spec: TensorSpec, rank: int, columns: int, like: Tensor) -> Tensor:
         generator = keyed_rng.generator(ctx.seed, "powersgd", spec.name, ctx.step, rank)
         drawn = torch.randn(spec.matrix[1], columns, generator=generator, dtype=torch.float64)
         return upload(drawn.to(like.dtype), like.device)
 
-    def _orthonormal(self, P: Tensor) -> Tensor:
-        """Orthonormal columns for each matrix [G, n, r]; a zero matrix gives finite columns."""
+    def _orthonormal(self, engine: Engine, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
+        """Orthonormal columns for matrices [G, n, r] of each batch; a zero matrix gives finite columns."""
         if self.orthonormalisation == "gramschmidt":
-            return _gram_schmidt(P, self.eps)
-        return unit_columns(P)
+            return [_gram_schmidt(factor, self.eps) for factor in factors]
+        return engine.orthonormalise(factors, passes)
 
-    def _orthonormal_vectors(self, flat: Tensor, batches: Batches, columns: bool) -> Tensor:
-        """The same on a device for many matrices, one after another in a vector; see `orthonormal`."""
-        if self.orthonormalisation == "gramschmidt":
-            given = vectors(flat, batches, columns)
-            found = [_gram_schmidt(x.mT, self.eps) for x in given]
-            return torch.cat([(x if columns else x.mT).reshape(-1) for x in found])
-        # of Q only the span matters
-        return orthonormal(flat, batches, columns, passes=1 if columns else 2)
+
+def _keep(state: State, queries: Mapping[str, Tensor]) -> None:
+    """Keep Q [m, r] of each tensor for the next step; in place, because another stream may read the one before."""
+    places, values = [], []
+    for name, q in queries.items():
+        entries = state.setdefault(name, {})
+        if "q" in entries and entries["q"].shape == q.shape:
+            places.append(entries["q"])
+            values.append(q)
+        else:
+            entries["q"] = q.clone()
+    if places:
+        torch._foreach_copy_(places, values)
 
 
 def _gram_schmidt(P: Tensor, eps: float) -> Tensor:

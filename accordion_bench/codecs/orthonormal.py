@@ -1,11 +1,12 @@
-"""Orthonormal vectors of many matrices at once: a few launches whatever their number, and no wait of the host.
+"""Orthonormal vectors: by QR, matrix by matrix; and of many matrices at once, in a few launches and without a wait.
 
-QR on a device launches matrix by matrix. Here X^T X of each matrix, r x r in float64, is padded to the largest r, and
+QR on a device launches matrix by matrix. There X^T X of each matrix, r x r in float64, is padded to the largest r, and
 one batch of Cholesky factors serves all of them; X times the inverse factor is orthonormal up to the square of the
 condition number times 1e-16, and a second pass makes that good.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -74,3 +75,24 @@ def _fill(batches: Batches, device: torch.device) -> Tensor:
     """Numbers in [-1, 1] of which any rows are independent, the same for every matrix of a size."""
     largest = max(r * n for _, r, n in batches)
     return torch.arange(1, largest + 1, dtype=torch.float64, device=device).square_().sin_()
+
+
+def unit_columns(P: Tensor) -> Tensor:
+    """Orthonormal columns for each matrix [G, n, r] by QR; a zero matrix gives finite columns."""
+    if P.shape[-1] == 1:
+        # first to unit range: the squares of a tiny gradient would underflow, and the norm with them
+        tiny = torch.finfo(P.dtype).tiny
+        P = P / P.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(tiny)
+        return P / P.norm(dim=-2, keepdim=True).clamp_min(tiny)
+    return torch.linalg.qr(P).Q
+
+
+def unit_columns_together(factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
+    """The same of several batches [G, n, r] by `orthonormal`; those of equal sizes count as one."""
+    order = sorted(range(len(factors)), key=lambda f: factors[f].shape[1:])
+    flat = torch.cat([factors[f].reshape(-1) for f in order])
+    sizes = groupby(order, key=lambda f: factors[f].shape[1:])
+    batches = [(sum(len(factors[f]) for f in some), r, n) for (n, r), some in sizes]
+    parts = orthonormal(flat, batches, columns=True, passes=passes).split([factors[f].numel() for f in order])
+    found = dict(zip(order, parts, strict=True))
+    return [found[f].view(factor.shape) for f, factor in enumerate(factors)]

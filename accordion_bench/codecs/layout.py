@@ -137,6 +137,28 @@ class SparseLayout(Layout):
         return "scales" in self.fields
 
 
+class Transfer(NamedTuple):
+    """One collective of an exchange, and the bytes of a message in it.
+
+    collective: `all_reduce`; `all_gather`; `all_to_all`: to every worker its share of the bytes; `all_gather_shards`:
+        every worker gathers the shares of all.
+    nbytes: of the message.
+    """
+
+    collective: str
+    nbytes: float
+
+    def payload(self, workers: int) -> float:
+        """Bytes that one worker hands over, in the mean."""
+        return self.nbytes / workers if self.collective == "all_gather_shards" else self.nbytes
+
+    def wire(self, workers: int) -> float:
+        """Bytes that the links of all workers send; exact for whole numbers of bytes."""
+        others = workers - 1
+        per_byte = {"all_reduce": 2 * others, "all_gather": workers * others}
+        return per_byte.get(self.collective, others) * self.nbytes
+
+
 class Message(NamedTuple):
     """The bytes of several senders, and where their fields are.
 

@@ -5,13 +5,15 @@ Tensor suffixes: W local workers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
+from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, dense_bytes
+from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.low_rank import LowRank, batches, subtract_products_, with_columns
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.plan import TensorSpec
@@ -48,13 +50,13 @@ class ACPSGD(LowRank):
 
     # ---- bytes
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        rank = self.factor_rank(spec, level)
-        return dense_bytes(spec) if rank is None else 2 * rank * sum(spec.matrix)
-
-    def coming_bytes(self, spec: TensorSpec, level: float | None, workers: int, state: State) -> float:
-        rank = self.factor_rank(spec, level)
-        return dense_bytes(spec) if rank is None else 4 * rank * spec.matrix[is_even(state, spec)]
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        """Where nobody asks whose turn it is, half of both factors."""
+        rank, sides = self.factor_rank(spec, level) or 0, spec.matrix
+        side = sum(sides) / 2 if kept is None else sides[is_even({spec.name: dict(kept)}, spec)]
+        return [Transfer("all_reduce", 4 * rank * side)]
 
     # ---- one step
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Context
+from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.buckets import Buckets, moments
 from accordion_bench.compressors.claims import Claims
@@ -145,6 +146,11 @@ class Compressor(Component, Claims):
         """Why a tensor that has a level travels dense; None = it does not, or it was asked to."""
         return None
 
+    def compressed(self, ctx: Context) -> dict[int, Any]:
+        """The levels of the tensors of which something may be lost, by index."""
+        pairs = enumerate(zip(ctx.specs, ctx.levels, strict=True))
+        return {i: level for i, (spec, level) in pairs if self.compresses(spec, level)}
+
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         """State before the first exchange, for tensors of the type and on the device of `like`."""
         return {}
@@ -167,20 +173,45 @@ class Compressor(Component, Claims):
             for name, entries in kept_A[0].items()
         }
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        """Bytes that one worker hands to the collectives for this tensor (mean over workers); `level` None = dense.
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        """The collectives that carry a tensor that is compressed; upper bounds where `fixed_size` is false.
 
-        Where exchanges of a tensor take turns (`Traits.cycle`), their mean.
+        Args:
+            spec, level: of the tensor.
+            workers: of the run.
+            kept: its state, which says whose turn it is where exchanges take turns; None = the mean over the turns.
         """
         raise NotImplementedError
 
+    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
+        """Whether a tensor that has a level is compressed, rather than sent whole because that costs less."""
+        return True
+
+    def carried(
+        self, spec: TensorSpec, level: float | None, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        """The collectives of any tensor; `level` None = dense. See `transfers`."""
+        if level is None or not self.compresses(spec, level) or not self.pays(spec, level, workers):
+            return [Transfer("all_reduce", dense_bytes(spec))]
+        return self.transfers(spec, level, workers, kept)
+
+    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
+        """Bytes that one worker hands to the collectives for this tensor (mean over workers); `level` None = dense.
+
+        Where exchanges of a tensor take turns, their mean.
+        """
+        return sum(transfer.payload(workers) for transfer in self.carried(spec, level, workers))
+
     def coming_bytes(self, spec: TensorSpec, level: float | None, workers: int, state: State) -> float:
         """The same of the next exchange, whose turn it is by what `state` keeps."""
-        return self.payload_bytes(spec, level, workers)
+        carried = self.carried(spec, level, workers, state.get(spec.name, {}))
+        return sum(transfer.payload(workers) for transfer in carried)
 
     def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        """Bytes that one worker's link sends for this tensor (mean over workers); here all is all-reduced."""
-        return ring(workers) * self.payload_bytes(spec, level, workers)
+        """Bytes that one worker's link sends for this tensor (mean over workers)."""
+        return wire(self.carried(spec, level, workers), workers) / workers
 
     def _lower_knob(self) -> str:
         """What to type for shorter messages."""
@@ -265,9 +296,15 @@ def alone(xs_W: Sequence[Tensor]) -> Comm:
     return Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")
 
 
-def ring(workers: int) -> float:
-    """Bytes that each worker's link sends per byte of a ring all-reduce: 2 (A-1) / A."""
-    return 2 * (workers - 1) / workers
+def wire(transfers: Sequence[Transfer], workers: int) -> float:
+    """Bytes that the links of all workers send."""
+    return sum(transfer.wire(workers) for transfer in transfers)
+
+
+def cheaper_than_dense(transfers: Sequence[Transfer], spec: TensorSpec, workers: int) -> bool:
+    """Whether these collectives cost less wire than a dense all-reduce; of one worker, as of two."""
+    workers = max(workers, 2)
+    return wire(transfers, workers) < wire([Transfer("all_reduce", dense_bytes(spec))], workers)
 
 
 def dense_bytes(spec: TensorSpec) -> int:

@@ -1,12 +1,14 @@
 """Casts: the gradient in 16 bits."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes, subtract_
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -41,8 +43,10 @@ class Cast(Compressor):
 
         return Exchanged([next(narrow if c else whole) for c in cast], subtract_sent_)
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        return dense_bytes(spec) if level is None else 2 * spec.numel
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        return [Transfer("all_reduce", 2 * spec.numel)]
 
     def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         """One per entry: the paper counts numbers, whatever their width (an index of 64 bits is one, too)."""

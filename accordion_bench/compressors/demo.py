@@ -8,15 +8,16 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from accordion_bench.codecs import index_codes
+from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense, dense_bytes, ring
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense
 from accordion_bench.compressors.dct import Chunks
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.traits import Traits
@@ -145,20 +146,14 @@ class DeMo(Compressor):
         """Whether an all-gather costs less wire than a dense all-reduce: (A-1) B < 2 (A-1)/A 4N."""
         return self.chunk_bytes(chunks, k) * max(workers, 2) < 8 * chunks.numel
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        if level is None or not self.compresses(spec, level):
-            return dense_bytes(spec)
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
         chunks, k = self.chunks(spec), int(level)
-        answer = 0 if self.gathers(chunks, k, workers) else answer_bytes(chunks)
-        return chunks.count * (self.chunk_bytes(chunks, k) + answer / workers)
-
-    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        if level is None or not self.compresses(spec, level):
-            return ring(workers) * dense_bytes(spec)
-        chunks, k = self.chunks(spec), int(level)
+        nbytes = chunks.count * self.chunk_bytes(chunks, k)
         if self.gathers(chunks, k, workers):
-            return (workers - 1) * chunks.count * self.chunk_bytes(chunks, k)
-        return ring(workers) / 2 * chunks.count * (self.chunk_bytes(chunks, k) + answer_bytes(chunks))
+            return [Transfer("all_gather", nbytes)]
+        return [Transfer("all_to_all", nbytes), Transfer("all_gather_shards", chunks.count * answer_bytes(chunks))]
 
     # ---- one step
 

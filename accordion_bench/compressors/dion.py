@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
+from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense, dense_bytes
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense
 from accordion_bench.compressors.low_rank import batches, subtract_products_, with_columns
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
@@ -127,9 +128,13 @@ class Dion(Compressor):
             return None
         return WhyDense(f"factors of rank {level:g} would be no smaller than the matrix", self._lower_knob())
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
         kind = self.kind(spec, level)
-        return dense_bytes(spec) if kind is None or kind.whole else 4 * kind.rank * sum(spec.matrix)
+        assert kind is not None
+        sides = [spec.numel] if kind.whole else [kind.rank * side for side in spec.matrix]
+        return [Transfer("all_reduce", 4 * side) for side in sides]
 
     # ---- one step
 

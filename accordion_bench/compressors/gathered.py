@@ -4,11 +4,12 @@ Tensor suffixes: W local workers, A all workers, R rows of a target, N elements,
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.layout import Layout, Message
+from accordion_bench.codecs.layout import Layout, Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import (
@@ -18,8 +19,7 @@ from accordion_bench.compressors.base import (
     NonFinite,
     State,
     WhyDense,
-    dense_bytes,
-    ring,
+    cheaper_than_dense,
     subtract_,
 )
 from accordion_bench.compressors.traits import Traits
@@ -84,31 +84,21 @@ class Gathered(Compressor):
             known[spec, level] = self.layout((spec,), (level,)).nbytes
         return known[spec, level]
 
-    def sent_bytes(self, spec: TensorSpec, level: float) -> int:
-        """What a worker hands over for this tensor."""
-        return self.message_bytes(spec, level)
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        return [Transfer("all_gather", self.message_bytes(spec, level))]
 
-    def gathers(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        """Whether the message costs less wire than a dense all-reduce: (A-1) B < 2 (A-1)/A 4n."""
-        return self.sent_bytes(spec, level) * max(workers, 2) < 8 * spec.numel
+    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
+        return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
     def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        if not self.compresses(spec, level) or self.gathers(spec, level, workers):
+        if not self.compresses(spec, level) or self.pays(spec, level, workers):
             return None
         at = f" at {self.traits.knob} {level:g}" if self.traits.knob else ""
         reason = f"messages{at} from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
         two_way = "compressor.collective=two_way" if "two_way" in self.traits.collectives else ""
         return WhyDense(reason, " or ".join(filter(None, [two_way, self._lower_knob()])) or "fewer workers")
-
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
-            return dense_bytes(spec)
-        return self.sent_bytes(spec, level)
-
-    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        if level is None or not self.compresses(spec, level) or not self.gathers(spec, level, workers):
-            return ring(workers) * dense_bytes(spec)
-        return (workers - 1) * self.sent_bytes(spec, level)
 
     def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
         """All workers' messages of the first tensors of a bucket, given those of the local workers.
@@ -123,10 +113,8 @@ class Gathered(Compressor):
         return Message(rows, [message.layout] * comm.workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        compressed = {
-            i: level for i, level in enumerate(ctx.levels) if level is not None and self.compresses(ctx.specs[i], level)
-        }
-        gathered = [i for i, level in compressed.items() if self.gathers(ctx.specs[i], level, comm.workers)]
+        compressed = self.compressed(ctx)
+        gathered = [i for i, level in compressed.items() if self.pays(ctx.specs[i], level, comm.workers)]
         decoded_here = [i for i in compressed if i not in gathered]  # what would have been decoded travels, dense
         sent = Sent(self, gathered, decoded_here, xs_W, ctx, comm)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, dense_bytes, subtract_
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
@@ -27,9 +27,6 @@ class Dense(Compressor):
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         return Exchanged(comm.all_reduce_mean(xs_W, may_alias=True), lambda targets_W: subtract_(targets_W, xs_W))
-
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        return dense_bytes(spec)
 
     def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         return spec.numel

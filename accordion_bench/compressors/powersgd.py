@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.engines import engine_for
+from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, dense_bytes, subtract_
+from accordion_bench.compressors.base import Context, Exchanged, State, subtract_
 from accordion_bench.compressors.low_rank import LowRank, batches, subtract_products_, with_columns
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
@@ -65,9 +67,11 @@ class PowerSGD(LowRank):
         if options.get("orthonormalisation") == "qr":
             yield "eps", "compressor.orthonormalisation=qr needs none"
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
-        rank = self.factor_rank(spec, level)
-        return dense_bytes(spec) if rank is None else 4 * rank * sum(spec.matrix)
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        rank = self.factor_rank(spec, level) or 0
+        return [Transfer("all_reduce", 4 * rank * side) for side in spec.matrix]
 
     def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
         """(n + m) min(n, m, r), also where this is more than n m; a rank beyond both sides is dense."""

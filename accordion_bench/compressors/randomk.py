@@ -8,9 +8,10 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.engines import engine_for
+from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Exchanged, State, dense_bytes, subtract_
+from accordion_bench.compressors.base import Compressor, Exchanged, State, subtract_
 from accordion_bench.compressors.gathered import zeros_like
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
@@ -59,10 +60,10 @@ class RandomK(Compressor):
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
         return (self.factor(spec, level) - 1) * x_R.double().square().sum(1) if self.traits.unbiased else None
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> int:
-        if level is None or not self.compresses(spec, level):
-            return dense_bytes(spec)
-        return 4 * self.kept(spec, level)
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        return [Transfer("all_reduce", 4 * self.kept(spec, level))]
 
     def drawn(self, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """The ascending indices [k] of this step, equal on all workers and devices."""

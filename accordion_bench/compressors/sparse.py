@@ -3,8 +3,9 @@
 Tensor suffixes: W local workers, A all workers, T tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.codecs.layout import Layout, Message, SparseLayout, sparse_layout
+from accordion_bench.codecs.layout import Layout, Message, SparseLayout, Transfer, sparse_layout
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.plan import TensorSpec
@@ -54,8 +55,10 @@ class Uneven(Sparse):
     traits = replace(Gathered.traits, collectives=("all_gather",), fixed_size=False)
     signs = False  # entries have one magnitude, and are told by their signs
 
-    def sent_bytes(self, spec: TensorSpec, level: float) -> int:
-        return SIZE + self.message_bytes(spec, level)
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        return [Transfer("all_gather", SIZE), *super().transfers(spec, level, workers)]
 
     def encode_bucket(self, bucket: Bucket) -> Message:
         engine = engine_for(bucket.rows_W)

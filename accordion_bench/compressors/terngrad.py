@@ -1,17 +1,17 @@
 """TernGrad: three levels and one scale per tensor, shared by all workers."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs import packed_codes
 from accordion_bench.codecs.bucket import Bucket
 from accordion_bench.codecs.coding import Coding, to_levels
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.codecs.layout import whole_layout
+from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import (
     Compressor,
@@ -20,8 +20,7 @@ from accordion_bench.compressors.base import (
     NonFinite,
     State,
     WhyDense,
-    dense_bytes,
-    ring,
+    cheaper_than_dense,
 )
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
 from accordion_bench.compressors.entropy import check_entropy
@@ -86,27 +85,21 @@ class TernGrad(Compressor):
     def __init__(self, clip: float | None = 2.5, entropy: str = "none") -> None:
         self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=2.5)
         self.traits = replace(self.traits, unbiased=clip is None)
-        self.entropy = check_entropy(entropy)
+        self.codes = TernaryCodes(check_entropy(entropy))
 
-    def pays(self, spec: TensorSpec, workers: int) -> bool:
-        """Whether codes and scale cost less wire than dense: (A-1) B + 2 (A-1)/A 4 < 2 (A-1)/A 4n."""
-        return packed_codes.code_bytes(spec.numel, len(TERNARY)) * max(workers, 2) + 8 < 8 * spec.numel
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        return [Transfer("all_reduce", 4), Transfer("all_gather", self.codes.message_bytes(spec, level))]
+
+    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
+        return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
     def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        if self.pays(spec, workers):
+        if self.pays(spec, level, workers):
             return None
         reason = f"codes from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
         return WhyDense(reason, "fewer workers")
-
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        if level is None or not self.pays(spec, workers):
-            return dense_bytes(spec)
-        return 4 + packed_codes.code_bytes(spec.numel, len(TERNARY))
-
-    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        if level is None or not self.pays(spec, workers):
-            return ring(workers) * dense_bytes(spec)
-        return ring(workers) * 4 + (workers - 1) * packed_codes.code_bytes(spec.numel, len(TERNARY))
 
     def largest_of(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
         """min(max |v_w|, clip sigma_w) of the local workers, the largest of them, for each tensor."""
@@ -129,16 +122,15 @@ class TernGrad(Compressor):
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         specs = ctx.specs
-        sent = [i for i, level in enumerate(ctx.levels) if level is not None and self.pays(specs[i], comm.workers)]
+        sent = [i for i, level in self.compressed(ctx).items() if self.pays(specs[i], level, comm.workers)]
         shared = comm.all_reduce_max(self.largest_of([xs_W[i] for i in sent]))
         looks = engine_for(xs_W).looks
         for i, scale in zip(sent, shared, strict=True):
             if looks and not scale.isfinite():
                 raise NonFinite(f"what some worker was to send of {specs[i].name} is not finite")
-        codes = TernaryCodes(self.entropy)
-        codes.known = {specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
+        self.codes.known = {specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
         narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(specs))])
-        return codes.exchange(xs_W, narrowed, state, comm)
+        return self.codes.exchange(xs_W, narrowed, state, comm)
 
 
 @functools.lru_cache(maxsize=64)

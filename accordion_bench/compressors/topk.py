@@ -129,8 +129,8 @@ class TopK(Sparse):
         else:
             self.tiles.add_bucket_(target, message, bucket)
 
-    def gathers(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        return self.clip == "median" or super().gathers(spec, level, workers)
+    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
+        return self.clip == "median" or super().pays(spec, level, workers)
 
     def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int | None:
         """2 A floor(K numel): an index counts as one float, and every worker's message; tiles are not in the paper."""

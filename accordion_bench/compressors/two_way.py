@@ -6,13 +6,13 @@ Tensor suffixes: W local workers, A all workers, N elements, B bytes.
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.layout import Message
+from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import (
@@ -22,8 +22,7 @@ from accordion_bench.compressors.base import (
     Probe,
     State,
     WhyDense,
-    dense_bytes,
-    ring,
+    cheaper_than_dense,
     subtract_,
 )
 from accordion_bench.compressors.gathered import Gathered, non_finite, zeros_like
@@ -215,39 +214,26 @@ class TwoWay(Wrapper):
                 moved[piece.offset : piece.offset + len(part)] = part
         return moved
 
-    def pays(self, spec: TensorSpec, level: float) -> bool:
-        """Whether a tensor's two messages cost less than a dense all-reduce."""
-        return self._message_bytes(spec, level) < dense_bytes(spec)
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        pieces = self.pieces.get(spec.name, [Piece("", 0, spec.numel, 0)])
+        nbytes = sum(self.inner.message_bytes(piece.spec, level) for piece in pieces)
+        return [Transfer("all_to_all", nbytes), Transfer("all_gather_shards", nbytes)]
 
-    def _message_bytes(self, spec: TensorSpec, level: float) -> int:
-        return sum(
-            self.inner.message_bytes(p.spec, level) for p in self.pieces.get(spec.name, [Piece("", 0, spec.numel, 0)])
-        )
+    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
+        return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
     def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        if not self.compresses(spec, level) or self.pays(spec, level):
+        if not self.compresses(spec, level) or self.pays(spec, level, workers):
             return None
         at = f" at {self.traits.knob} {level:g}" if self.traits.knob else ""
         return WhyDense(f"messages{at} would be no shorter than the tensors", self._lower_knob() or "compressor=none")
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        if level is None or not self.compresses(spec, level) or not self.pays(spec, level):
-            return dense_bytes(spec)
-        return self._message_bytes(spec, level) * (1 + 1 / workers)
-
-    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        if level is None or not self.compresses(spec, level) or not self.pays(spec, level):
-            return ring(workers) * dense_bytes(spec)
-        return ring(workers) * self._message_bytes(spec, level)
-
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         W, first, named = comm.local_workers, comm.first_worker, comm.first_named
         index = {spec.name: i for i, spec in enumerate(ctx.specs)}
-        levels = {
-            i: level
-            for i, level in enumerate(ctx.levels)
-            if level is not None and self.compresses(ctx.specs[i], level) and self.pays(ctx.specs[i], level)
-        }
+        levels = {i: level for i, level in self.compressed(ctx).items() if self.pays(ctx.specs[i], level, comm.workers)}
         dense = [i for i in range(len(xs_W)) if i not in levels]
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
         for i, mean in zip(dense, comm.all_reduce_mean([xs_W[i] for i in dense]), strict=True):

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Probe, State, WhyDense
 from accordion_bench.compressors.buckets import Buckets
@@ -59,16 +60,13 @@ class Wrapper(Compressor):
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
         return self.inner.variance(x_R, spec, level, ctx)
 
-    def payload_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        return self.inner.payload_bytes(spec, level, workers)
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        return self.inner.transfers(spec, level, workers, kept)
 
-    def coming_bytes(self, spec: TensorSpec, level: float | None, workers: int, state: State) -> float:
-        if self.traits.cycle == 1:
-            return self.payload_bytes(spec, level, workers)
-        return self.inner.coming_bytes(spec, level, workers, state)
-
-    def wire_bytes(self, spec: TensorSpec, level: float | None, workers: int) -> float:
-        return self.inner.wire_bytes(spec, level, workers)
+    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
+        return self.inner.pays(spec, level, workers)
 
     def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int | None:
         return self.inner.paper_floats(spec, level, workers)

@@ -155,7 +155,7 @@ def test_collectives_equal_the_literal_server(workers, specs, server, align):
         for piece in pieces:
             i, spec = flat[piece.name]
             at = slice(piece.start, piece.stop)
-            if not pays(spec, 1):
+            if not pays(spec, 1, 4):
                 continue
             total = torch.zeros(piece.stop - piece.start, dtype=torch.float64)
             for w in range(workers):
@@ -166,13 +166,13 @@ def test_collectives_equal_the_literal_server(workers, specs, server, align):
             steps[i][at] = scaled_sign(server_e[i][at])
             server_e[i][at] -= steps[i][at]
         for i, spec in enumerate(specs):
-            if not pays(spec, 1):
+            if not pays(spec, 1, 4):
                 steps[i] = torch.stack([e[w][i] for w in range(workers)]).sum(0) / workers
                 for w in range(workers):
                     e[w][i].zero_()
         ys = [y - s.view(y.shape) for y, s in zip(ys, steps, strict=True)]
         for x, y, spec in zip(xs, ys, specs, strict=True):
-            if pays(spec, 1):
+            if pays(spec, 1, 4):
                 assert torch.equal(x, y), (step, spec.name)
             else:
                 torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
@@ -200,7 +200,7 @@ def test_payload_is_the_formula():
         exchange, plan = exchange_for("distefblocksgd", workers, specs=SPECS, comm=Comm(workers), dtype=torch.float32)
         xs_W = [g.float() for g in Problem(workers).gradients([torch.zeros(s.shape) for s in SPECS])]
         exchange(xs_W, StepInfo(plan, 0, 0.1))
-        pieces = [p for p in cut_shards(SPECS, workers) if exchange.compressor.inner.inner.pays(_spec(p.name), 1)]
+        pieces = [p for p in cut_shards(SPECS, workers) if exchange.compressor.inner.inner.pays(_spec(p.name), 1, workers)]
         message = sum(-(-(p.stop - p.start) // 8) + 4 for p in pieces)
         dense = sum(4 * s.numel for s in SPECS if s.name not in {p.name for p in pieces})
         columns = exchange.comm.ledger.columns()

@@ -70,7 +70,7 @@ def test_majority_vote_is_the_sign_of_the_sum_of_signs(workers):
     assert voted.traits.reduces == "vote"
     ups = 0
     for x_W, spec, update in zip(xs_W, exchange.sent, exchange(xs_W, StepInfo(plan, 0, 0.1)), strict=True):
-        if voted.pays(spec, 1):
+        if voted.pays(spec, 1, workers):
             total = torch.where(x_W < 0, -1, 1).sum(0)
             assert torch.equal(update, torch.where(total < 0, -1.0, 1.0))
             ups += sum(-(-(p.stop - p.start) // 8) for p in voted.pieces[spec.name])
@@ -145,7 +145,7 @@ def test_terngrad_shares_one_scale_and_sends_five_to_a_byte():
     xs_W = gradients(dtype=torch.float32).tensors
     updates = exchange(xs_W, StepInfo(plan, 0, 0.1))
     for x_W, update, spec in zip(xs_W, updates, exchange.sent, strict=True):
-        if exchange.compressor.pays(spec, 4):
+        if exchange.compressor.pays(spec, 1, 4):
             steps = update * 4 / x_W.abs().max()
             torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-5)
             assert exchange.compressor.payload_bytes(spec, 1, 4) == math.ceil(spec.numel / 5) + 4
@@ -171,8 +171,8 @@ def test_terngrads_entropy_counts_the_shared_scales():
         exchange, plan = exchange_for("terngrad", 4, dtype=torch.float32, entropy=entropy)
         exchange(gradients(dtype=torch.float32).tensors, StepInfo(plan, 0, 0.1))
         counts.append(exchange.comm.ledger.columns())
-    scales = 4 * sum(exchange.compressor.pays(spec, 4) for spec in exchange.sent)
-    dense = 4 * sum(spec.numel for spec in exchange.sent if not exchange.compressor.pays(spec, 4))
+    scales = 4 * sum(exchange.compressor.pays(spec, 1, 4) for spec in exchange.sent)
+    dense = 4 * sum(spec.numel for spec in exchange.sent if not exchange.compressor.pays(spec, 1, 4))
     assert scales + dense < counts[1]["entropy_bytes"] < counts[1]["payload_bytes"] == counts[0]["payload_bytes"]
 
 

@@ -156,7 +156,7 @@ def test_entropy_column_recounts_the_real_codes(method):
     quantiser, total = exchange.compressor, 0
     ctx = exchange.context(StepInfo(plan, 0, 0.1))
     for x_W, spec, level in zip(xs_W, exchange.sent, ctx.levels, strict=True):
-        if not quantiser.gathers(spec, level, 4):
+        if not quantiser.pays(spec, level, 4):
             total += 4 * 4 * spec.numel
             continue
         message = quantiser.encode(x_W.flatten(1), spec, level, ctx, quantiser.keys(ctx, spec.name, range(4)))
@@ -388,7 +388,7 @@ def test_sums_stay_sums_and_rates_reach_the_probe():
     exchange, plan = exchange_for("topk", level=1.0, reduce="sum", collective="two_way", error_feedback=False)
     updates = exchange(xs_W, StepInfo(plan, 0, 0.1))
     for spec, update in zip(exchange.sent, updates, strict=True):
-        sums = spec.ndim > 1 and exchange.compressor.pays(spec, 1.0)
+        sums = spec.ndim > 1 and exchange.compressor.pays(spec, 1.0, 4)
         assert torch.allclose(update, torch.full_like(update, 4.0 if sums else 1.0))
     exchange, plan = exchange_for("distefblocksgd")
     for step in range(3):

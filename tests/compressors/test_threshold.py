@@ -111,7 +111,7 @@ def test_bytes_are_recounted_from_what_arrived():
 def test_without_gradient_nothing_but_sizes_is_sent():
     exchange, plan = exchange_for("threshold", density=0.05)
     exchange([torch.zeros_like(x) for x in gradients().tensors], StepInfo(plan, 0, 0.1))
-    sparse = [s for s in SPECS if exchange.compressor.inner.gathers(s, 0.05, 4) and s.ndim > 1]
+    sparse = [s for s in SPECS if exchange.compressor.inner.pays(s, 0.05, 4) and s.ndim > 1]
     assert exchange.comm.ledger.columns()["payload_bytes"] == 4 * len(sparse) + 8 * sum(
         s.numel for s in SPECS if s not in sparse
     )

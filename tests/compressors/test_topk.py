@@ -169,8 +169,8 @@ def test_carrier_follows_the_rule():
         for density in (0.001, 0.01, 0.1, 0.25, 0.469, 0.5, 0.99):
             sparse_wire = (workers - 1) * compressor.message_bytes(spec, density)
             dense_wire = 2 * (workers - 1) / workers * 4 * spec.numel
-            assert compressor.gathers(spec, density, workers) == (sparse_wire < dense_wire)
-    assert compressor.gathers(spec, 0.46, 4) and not compressor.gathers(spec, 0.47, 4)  # the bitmap's break-even, .469
+            assert compressor.pays(spec, density, workers) == (sparse_wire < dense_wire)
+    assert compressor.pays(spec, 0.46, 4) and not compressor.pays(spec, 0.47, 4)  # the bitmap's break-even, .469
 
 
 def test_faithful_switches():

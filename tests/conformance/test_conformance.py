@@ -253,7 +253,7 @@ class FirstWorkerTwice(EverySecond):
 
 
 class AlwaysGathers(EverySecond):
-    def gathers(self, spec, level, workers):
+    def pays(self, spec, level, workers):
         return True
 
 

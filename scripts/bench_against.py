@@ -2,6 +2,7 @@
 
     python -m scripts.bench_against ../old              # a checkout of an earlier commit
     python -m scripts.bench_against ../old --rounds 15 --seconds 1
+    python -m scripts.bench_against ../old --codecs 11                # an exchange of one worker, for every compressor
 
 Each checkout has one process with one thread, which keeps its arms ready; they take turns, and change who is first.
 """
@@ -15,6 +16,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
+from accordion_bench.options.conf_dir import yaml_files
 
 ARMS = {
     "resnet8, dense": ["model=resnet8", "dataset=synthetic", "batch_size=8"],
@@ -31,6 +34,23 @@ ARMS = {
     "resnet18, dist-EF": ["model=resnet18", "dataset=synthetic", "batch_size=4", "compressor=distefblocksgd"],
 }
 
+CODECS = """
+import json, sys, time
+sys.path.insert(0, ".")
+import torch
+from accordion_bench.conformance.subject import Setup, from_yaml, plain
+from scripts.bench_codec import gradients, shapes
+names, floats = json.loads(sys.argv[1])
+specs = shapes(floats, False)
+xs_W = gradients(specs, "cpu")
+steps = {}
+for name in names:
+    yaml, *fed = name.split(", ")
+    wrapped = from_yaml(yaml) if fed else plain(from_yaml(yaml))
+    setup = Setup(wrapped, workers=1, specs=specs, dtype=torch.float32)
+    steps[name] = lambda setup=setup: setup(xs_W, 1000)
+"""
+
 # what a checkout's process runs; modules had other places before version 0.2
 INSIDE = """
 import json, sys, time
@@ -43,6 +63,9 @@ except ImportError:
     from scripts.bench_step import our_step, trainer_for
 arms = json.loads(sys.argv[1])
 steps = {name: our_step(trainer_for(overrides, Comm(2))) for name, overrides in arms.items()}
+"""
+
+TURNS = """
 for step in steps.values():
     step()
 print("ready", flush=True)
@@ -56,10 +79,10 @@ for line in sys.stdin:
 """
 
 
-def start(folder: Path) -> subprocess.Popen:
+def start(folder: Path, program: str, arms: object) -> subprocess.Popen:
     """A process of one checkout, with its arms ready."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder.resolve())}
-    command = [sys.executable, "-c", INSIDE, json.dumps(ARMS)]
+    command = [sys.executable, "-c", program + TURNS, json.dumps(arms)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, cwd=folder, env=environ, stdin=pipe, stdout=pipe, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n", f"{folder} does not start"
@@ -85,16 +108,20 @@ def main() -> None:
     parser.add_argument("old", type=Path, help="folder of the other checkout")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each arm in each round")
+    parser.add_argument("--codecs", type=int, metavar="MILLIONS", help="of floats; exchanges in the place of steps")
+    parser.add_argument("--only", nargs="*", help="some arms; `qsgd, fed` is qsgd as its file has it, with feedback")
     args = parser.parse_args()
+    arms = args.only or (yaml_files("compressor") if args.codecs else list(ARMS))
+    program, given = (CODECS, [arms, args.codecs]) if args.codecs else (INSIDE, {arm: ARMS[arm] for arm in arms})
     folders = {"old": args.old, "new": Path.cwd()}
     print(f"old {commit(args.old).strip()}, new {commit(folders['new']).strip()}; {args.rounds} rounds\n")
-    print("| arm | new, ms per step | new / old | 95 % interval |\n|---|---|---|---|", flush=True)
-    processes = {name: start(folder) for name, folder in folders.items()}
-    ratios: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    print("| arm | new, ms | new / old | 95 % interval |\n|---|---|---|---|", flush=True)
+    processes = {name: start(folder, program, given) for name, folder in folders.items()}
+    ratios: dict[str, list[float]] = {arm: [] for arm in arms}
+    times: dict[str, list[float]] = {arm: [] for arm in arms}
     for number in range(args.rounds):
         order = ["old", "new"] if number % 2 else ["new", "old"]
-        for arm in ARMS:
+        for arm in arms:
             found = {name: seconds_per_step(processes[name], arm, args.seconds) for name in order}
             ratios[arm].append(found["new"] / found["old"])
             times[arm].append(found["new"])

@@ -204,7 +204,8 @@ class Reference(Engine):
 
     def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
         for row_R, own_R, index, factor in zip(target.rows_R, values_R, places, factors, strict=True):
-            row_R.index_add_(1, index, own_R, alpha=target.alpha * factor)
+            for row, own in zip(row_R, own_R, strict=True):  # along the second dimension, torch is 40 times slower
+                row.index_add_(0, index, own, alpha=target.alpha * factor)
 
     # ---- factors
 

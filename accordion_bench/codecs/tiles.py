@@ -53,6 +53,12 @@ class Tiles:
         grid = x_R.reshape(R, self.n // self.a, self.a, self.m // self.b, self.b).transpose(2, 3)
         return grid.reshape(R, self.count, self.numel)
 
+    def cut_into_(self, tiles_R: Tensor, x_R: Tensor) -> None:
+        """The same, written into [R, C, N]."""
+        across = self.n // self.a, self.m // self.b
+        grid = x_R.reshape(len(x_R), across[0], self.a, across[1], self.b).transpose(2, 3)
+        tiles_R.view(len(x_R), *across, self.a, self.b).copy_(grid)
+
     def joined(self, tiles_R: Tensor) -> Tensor:
         """The inverse of `cut`: matrices [R, n, m]."""
         R = len(tiles_R)

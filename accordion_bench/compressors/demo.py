@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs import index_codes
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
 from accordion_bench.comm.collectives import Comm
@@ -24,6 +25,7 @@ from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
+TOGETHER = 1 << 22  # coordinates of a group: memory of that size is used again, of larger ones it comes anew
 VALUES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -53,8 +55,11 @@ class Group:
 
     def coefficients(self, xs_W: Sequence[Tensor]) -> Tensor:
         """T x [W, C, N] of the bucket's tensors [W, ...], chunk by chunk and tensor by tensor."""
-        cut_W = [chunks.cut(xs_W[i]) for i, chunks in zip(self.ids, self.chunks, strict=True)]
-        return self.shape.coefficients(cut_W[0] if len(cut_W) == 1 else torch.cat(cut_W, dim=1))
+        first = xs_W[self.ids[0]]
+        cut_W = first.new_empty(len(first), sum(self.counts), self.shape.numel)
+        for i, chunks, part_W in zip(self.ids, self.chunks, cut_W.split(self.counts, dim=1), strict=True):
+            chunks.cut_into_(part_W, xs_W[i])
+        return self.shape.coefficients(cut_W)
 
     def joined(self, chunks_W: Tensor) -> dict[int, Tensor]:
         """Chunks [W, C, N] as matrices [W, n, m], by index of the tensor."""
@@ -309,11 +314,18 @@ class DeMo(Compressor):
 
 
 def _of_equal_sides(cut: Sequence[Chunks], ks: Sequence[int | None] = ()) -> list[list[int]]:
-    """Which tensors have chunks of equal sides, and send equally many coefficients of each."""
-    found: dict[tuple[int, int, int | None], list[int]] = {}
+    """Which tensors have chunks of equal sides, and send equally many coefficients of each; not too many together."""
+    groups: list[list[int]] = []
+    latest: dict[tuple[int, int, int | None], tuple[list[int], int]] = {}
     for i, chunks in enumerate(cut):
-        found.setdefault((chunks.a, chunks.b, ks[i] if ks else None), []).append(i)
-    return list(found.values())
+        sides, n = (chunks.a, chunks.b, ks[i] if ks else None), chunks.n * chunks.m
+        ids, size = latest.get(sides, ([], 0))
+        if not ids or size + n > TOGETHER:
+            ids, size = [], 0
+            groups.append(ids)
+        ids.append(i)
+        latest[sides] = ids, size + n
+    return groups
 
 
 def side_by_side(parts_W: Sequence[Tensor]) -> Tensor | None:
@@ -331,8 +343,8 @@ def side_by_side(parts_W: Sequence[Tensor]) -> Tensor | None:
 
 
 def signs_of(x: Tensor) -> Tensor:
-    """-1, 0, 1, and NaN for what is not finite, so that it shows; x is overwritten."""
-    return x.sign().add_(x.sub_(x))
+    """-1, 0, 1, and where nobody has looked NaN for what is not finite, so that it shows; x is overwritten."""
+    return x.sign_() if engine_for([x]).looks else x.sign().add_(x.sub_(x))
 
 
 def answer_bytes(chunks: Chunks) -> int:
@@ -342,8 +354,10 @@ def answer_bytes(chunks: Chunks) -> int:
 
 def pack_signs(signs: Tensor) -> Tensor:
     """-1, 0, 1 [C, N] as bytes [C answer_bytes]: which are positive, which are negative."""
-    nan = signs.isnan()  # as both
-    up, down = (signs > 0) | nan, (signs < 0) | nan
+    up, down = signs > 0, signs < 0
+    if not engine_for([signs]).looks:
+        nan = signs.isnan()  # as both
+        up, down = up | nan, down | nan
     return torch.cat([index_codes.pack_bits(up), index_codes.pack_bits(down)], dim=1).flatten()
 
 

@@ -200,7 +200,9 @@ def test_payload_is_the_formula():
         exchange, plan = exchange_for("distefblocksgd", workers, specs=SPECS, comm=Comm(workers), dtype=torch.float32)
         xs_W = [g.float() for g in Problem(workers).gradients([torch.zeros(s.shape) for s in SPECS])]
         exchange(xs_W, StepInfo(plan, 0, 0.1))
-        pieces = [p for p in cut_shards(SPECS, workers) if exchange.compressor.inner.inner.pays(_spec(p.name), 1, workers)]
+        pieces = [
+            p for p in cut_shards(SPECS, workers) if exchange.compressor.inner.inner.pays(_spec(p.name), 1, workers)
+        ]
         message = sum(-(-(p.stop - p.start) // 8) + 4 for p in pieces)
         dense = sum(4 * s.numel for s in SPECS if s.name not in {p.name for p in pieces})
         columns = exchange.comm.ledger.columns()

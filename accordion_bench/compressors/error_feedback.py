@@ -14,7 +14,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks
+from accordion_bench.tensors.same_shape import Blocks, one_allocation
 
 GROWS = (
     "compressor.error_feedback=true keeps what was lost, and this compressor may lose more than there was: the "
@@ -110,7 +110,8 @@ class ErrorFeedback(Wrapper):
         # p_w is formed in the residual's own storage, so that error feedback needs no third buffer
         for scale in dict.fromkeys(scales[i] for i in kept_W):
             ids = [i for i in kept_W if scales[i] == scale]
-            torch._foreach_add_([kept_W[i] for i in ids], [xs_W[i] for i in ids], alpha=scale)
+            kept, given = one_allocation([kept_W[i] for i in ids], [xs_W[i] for i in ids])
+            torch._foreach_add_(kept, given, alpha=scale)
         ps_W = kept_W | {i: x if scales[i] == 1 else x * scales[i] for i, x in enumerate(xs_W) if i not in kept_W}
         out = self.inner.exchange([ps_W[i] for i in range(len(xs_W))], ctx, state, comm)
         lossy_W = {i: e for i, e in kept_W.items() if self.inner.compresses(ctx.specs[i], ctx.levels[i])}

@@ -13,7 +13,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks
+from accordion_bench.tensors.same_shape import Blocks, one_allocation
 
 
 class WorkerMomentum(Wrapper):
@@ -67,8 +67,9 @@ class WorkerMomentum(Wrapper):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]
         if ms_W:
-            torch._foreach_mul_(ms_W, self.momentum)
-            torch._foreach_add_(ms_W, list(xs_W))
+            ms, xs = one_allocation(ms_W, xs_W)
+            torch._foreach_mul_(ms, self.momentum)
+            torch._foreach_add_(ms, xs)
         return self.inner.exchange(self._sent(xs_W, ms_W), ctx, state, comm)
 
     def _sent(self, xs_W: Sequence[Tensor], ms_W: list[Tensor]) -> list[Tensor]:

@@ -55,9 +55,11 @@ def one_allocation(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
     Returns:
         of each list a list; lists of flat tensors only where all of them are that.
     """
-    flat = [_flat_of(xs) for xs in lists]
-    if all(x is not None and flat[0] is not None and x.shape == flat[0].shape for x in flat):
-        return [[x] for x in flat if x is not None]
+    flat = [x for x in map(_flat_of, lists) if x is not None]
+    alike = len(flat) == len(lists) and all(x.shape == flat[0].shape for x in flat)
+    offsets = [[x.storage_offset() for x in xs] for xs in lists] if alike else []
+    if alike and all(own == offsets[0] for own in offsets):
+        return [[x] for x in flat]
     return [list(xs) for xs in lists]
 
 

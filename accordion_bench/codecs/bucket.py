@@ -83,6 +83,11 @@ class Bucket(Context):
         lrs = [self.lrs[k] for k in which] if self.lrs else ()
         return replace(self, xs_W=xs_W, specs=specs, levels=levels, lrs=lrs)
 
+    def at(self, moment: Context) -> "Bucket":
+        """The same tensors in another step, with that step's rates of those that have them."""
+        lrs = dict(zip((spec.name for spec in moment.specs), moment.lrs, strict=False))
+        return replace(self, step=moment.step, lrs=[lrs[spec.name] for spec in self.specs if spec.name in lrs])
+
     def keys(self, stream: str) -> list[list[int]]:
         """Keys of random draws, [W][T].
 

@@ -19,6 +19,7 @@ from accordion_bench.codecs.reference import Reference
 from accordion_bench.tensors.counter_rng import BLOCK, streams_of
 from accordion_bench.tensors.kernels import Room
 from accordion_bench.tensors.kernels.table import Table, addresses
+from accordion_bench.tensors.upload import fresh
 
 
 class Compiled(Reference):
@@ -47,8 +48,9 @@ class Compiled(Reference):
         rows_W = [contiguous(x_W) for x_W in bucket.rows_W]
         if factors_W is None:
             factors_W = message.rows.new_empty(0, 0, dtype=torch.float32)
-        keys = bucket.keys(coding.stream) if coding.bits else []
-        streams = np.stack([streams_of(own) for own in keys]) if keys else np.empty((0, 0), np.uint64)
+        streams = torch.empty(0, dtype=torch.int64)
+        if coding.bits:
+            streams = fresh(lambda moment: _streams(bucket.at(moment), coding.stream), bucket, message.rows.device)
         finite = self.room.encode(
             addresses(rows_W),
             table_of(message.layout, "scales", tile_of(coding)),
@@ -82,6 +84,11 @@ class Compiled(Reference):
             target.divisor,
             middles,
         )
+
+
+def _streams(bucket: Bucket, stream: str) -> Tensor:
+    """Where the stream of each worker's tensors begins, the bits of uint64: int64 [W, T]."""
+    return torch.from_numpy(np.stack([streams_of(own) for own in bucket.keys(stream)]).view(np.int64))
 
 
 def tile_of(coding: Coding) -> int:

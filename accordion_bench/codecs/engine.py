@@ -9,7 +9,7 @@ Tensor suffixes: W local workers, S senders, T tensors, M blocks of all tensors.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -161,8 +161,14 @@ class Engine(ABC):
     # ---- coordinates that are the same for all workers
 
     @abstractmethod
-    def places(self, indices: Sequence[Tensor], numels: Sequence[int], device: torch.device) -> Any:
-        """Ascending indices [k] of each tensor, made by the host, for `take` and `put` on a device."""
+    def places(self, draw: Callable[[Bucket], Sequence[Tensor]], bucket: Bucket, device: torch.device) -> Any:
+        """Coordinates of each tensor of a bucket for `take` and `put` on a device.
+
+        Args:
+            draw: called with the bucket, at any step, gives ascending indices [k] of each tensor, on the host.
+            bucket: whose.
+            device: where its tensors are.
+        """
 
     @abstractmethod
     def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:

@@ -8,13 +8,13 @@ Tensor suffixes: W local workers, R rows, S senders, T coordinates of all tensor
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout, whole_layout
 from accordion_bench.codecs.orthonormal import unit_columns_together
@@ -23,7 +23,7 @@ from accordion_bench.codecs.sampled_keys import Wanted, about, above, chosen, li
 from accordion_bench.codecs.section_codes import Layout, SectionCodes
 from accordion_bench.codecs.top_keys import Part, top_positions
 from accordion_bench.tensors.same_shape import in_rows
-from accordion_bench.tensors.upload import upload
+from accordion_bench.tensors.upload import fresh, upload
 
 HEADER = 8  # bytes of scale and count before entries that are told by their signs
 
@@ -183,10 +183,16 @@ class OnDevice(Reference):
         if target.divisor != 1:
             torch._foreach_div_(list(rows_R), target.divisor)
 
-    def places(self, indices: Sequence[Tensor], numels: Sequence[int], device: torch.device) -> Any:
-        starts = itertools.accumulate(numels, initial=0)
-        positions = torch.cat([index + start for index, start in zip(indices, starts, strict=False)])
-        return upload(positions, torch.device(device)), [len(index) for index in indices]
+    def places(self, draw: Callable[[Bucket], Sequence[Tensor]], bucket: Bucket, device: torch.device) -> Any:
+        counts: list[int] = []
+        starts = [0, *itertools.accumulate(bucket.numels)]
+
+        def positions(moment: Context) -> Tensor:
+            drawn = draw(bucket.at(moment))
+            counts[:] = [len(index) for index in drawn]
+            return torch.cat([index + start for index, start in zip(drawn, starts, strict=False)])
+
+        return fresh(positions, bucket, device), list(counts)
 
     def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
         positions, counts = places

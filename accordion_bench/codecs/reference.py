@@ -7,14 +7,14 @@ Tensor suffixes: W local workers, S senders, R rows, M blocks of all tensors, N 
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.coding import LEVELS, MANTISSA, SIGNS, Coding
 from accordion_bench.codecs.engine import Engine, Sampling, Selection, header_of
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
@@ -26,7 +26,7 @@ from accordion_bench.codecs.rounding import round_to_levels, rounding_to
 from accordion_bench.codecs.selection import at_least, sampled_top, top_indices
 from accordion_bench.codecs.tiles import TileForm, add_largest_, encode_largest
 from accordion_bench.tensors.counter_rng import BLOCK, block_keys, integers_of
-from accordion_bench.tensors.upload import table, upload
+from accordion_bench.tensors.upload import fresh, table, upload
 
 ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
@@ -79,7 +79,7 @@ class Reference(Engine):
     def encode(
         self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
     ) -> None:
-        layout, keys = message.layout, bucket.keys(coding.stream) if coding.bits else []
+        layout = message.layout
         if scales_W is not None:
             self.write(message, "scales", scales_W)
         factors = per_tensor(factors_W, layout)
@@ -88,7 +88,7 @@ class Reference(Engine):
             if self.looks and not coding.norm:
                 refuse_non_finite(x_W, t, len(bucket.specs))
             if coding.bits:
-                blocks_W = block_keys([own[t] for own in keys], 0, -(-n // BLOCK), x_W.device)
+                blocks_W = fresh(_blocks(bucket.take([t]), coding.stream), bucket, x_W.device)
                 draws_W = in_blocks(integers_of(blocks_W, coding.bits)[:, :n], size)
             factor_W = None if factors[t] is None else factors[t][..., None]
             codes_W = codes_of(in_blocks(x_W.float(), size), factor_W, draws_W, coding).flatten(1)[:, :n]
@@ -196,8 +196,15 @@ class Reference(Engine):
 
     # ---- coordinates that are the same for all workers
 
-    def places(self, indices: Sequence[Tensor], numels: Sequence[int], device: torch.device) -> Any:
-        return [upload(index, torch.device(device)) for index in indices]
+    def places(self, draw: Callable[[Bucket], Sequence[Tensor]], bucket: Bucket, device: torch.device) -> Any:
+        counts: list[int] = []
+
+        def indices(moment: Context) -> Tensor:
+            drawn = draw(bucket.at(moment))
+            counts[:] = [len(index) for index in drawn]
+            return torch.cat(list(drawn))
+
+        return fresh(indices, bucket, device).split(counts)
 
     def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
         return [x_W.index_select(1, index) for x_W, index in zip(rows_W, places, strict=True)]
@@ -231,6 +238,12 @@ class Reference(Engine):
                 add_largest_(row_R, message_R, form, target.alpha)
             if target.divisor != 1:
                 row_R.div_(target.divisor)
+
+
+def _blocks(bucket: Bucket, stream: str) -> Callable[[Context], Tensor]:
+    """What makes the keys of a tensor's blocks of random numbers at any step, [W, blocks, 2]."""
+    (spec,) = bucket.specs
+    return lambda moment: block_keys([own[0] for own in bucket.at(moment).keys(stream)], 0, -(-spec.numel // BLOCK))
 
 
 def codes_of(x: Tensor, factor: Tensor | None, draws: Tensor | None, coding: Coding) -> Tensor:

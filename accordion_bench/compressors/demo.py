@@ -17,6 +17,7 @@ from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
+from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense
 from accordion_bench.compressors.dct import Chunks
@@ -208,13 +209,14 @@ class DeMo(Compressor):
         deltas_W = [state[ctx.specs[i].name]["delta_W"] for i in group.ids]
         beside_W = side_by_side(deltas_W)
         rows_W = torch.cat(deltas_W, dim=1) if beside_W is None else beside_W
-        new_W, lrs = group.coefficients(xs_W), [float(ctx.lrs[i]) for i in group.ids]
+        new_W, rates = group.coefficients(xs_W), rates_of(ctx, group.ids, rows_W)
         rows_W.mul_(self.decay)
-        if len(set(lrs)) == 1:
-            rows_W.add_(new_W, alpha=lrs[0])
+        if len(rates) == 1 and isinstance(rates[0][0], float):
+            rows_W.add_(new_W, alpha=rates[0][0])
         else:
-            parts_W = list(new_W.split(group.counts, dim=1))
-            torch._foreach_mul_(parts_W, lrs)
+            parts_W = dict(zip(group.ids, new_W.split(group.counts, dim=1), strict=True))
+            for rate, ids in rates:
+                torch._foreach_mul_([parts_W[i] for i in ids], rate)
             rows_W.add_(new_W)
         if group.k is None:
             sent = Sent(None, rows_W.clone())

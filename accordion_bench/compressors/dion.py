@@ -12,9 +12,10 @@ from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
+from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense
-from accordion_bench.compressors.low_rank import batches, subtract_products_, with_columns
+from accordion_bench.compressors.low_rank import batches, keep_queries, subtract_products_, with_columns
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -188,11 +189,12 @@ class Dion(Compressor):
             Qt = unit_rows(Rt)
             kept = torch.where(some, Qt.mT, old)
             n, m = stack.Ms_W.shape[2:]
-            rates = [self.lr_factor * math.sqrt(n / m) * ctx.lrs[i] for i in stack.ids]
-            steps = torch._foreach_mul(list(stack.tall(P @ Qt).unbind()), rates)
-            for g, (i, step) in enumerate(zip(stack.ids, steps, strict=True)):
-                update[i] = step.reshape(ctx.specs[i].shape)
-                own[i]["q"] = kept[g]
+            steps = dict(zip(stack.ids, stack.tall(P @ Qt).unbind(), strict=True))
+            for rate, ids in rates_of(ctx, stack.ids, P):
+                scaled = torch._foreach_mul([steps[i] for i in ids], self.lr_factor * math.sqrt(n / m) * rate)
+                for i, step in zip(ids, scaled, strict=True):
+                    update[i] = step.reshape(ctx.specs[i].shape)
+            keep_queries(state, {ctx.specs[i].name: kept[g] for g, i in enumerate(stack.ids)})
             common_W = Rt.expand(comm.local_workers, -1, -1, -1)
             stack.subtract_({i: momenta_W[i] for i in stack.ids}, P, common_W, 1 - self.momentum)
 

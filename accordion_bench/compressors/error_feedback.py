@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
 from accordion_bench.compressors.two_way import TwoWay
@@ -89,6 +91,13 @@ class ErrorFeedback(Wrapper):
         """What each tensor is multiplied by before its residual is added."""
         return ctx.lrs if self.traits.units == "parameter" else [1.0] * len(ctx.specs)
 
+    def _scaled(self, ctx: Context, xs_W: Sequence[Tensor]) -> list[tuple[Any, list[int]]]:
+        """The same for all tensors that share a number, which may be one of a device."""
+        if self.traits.units == "parameter" and xs_W:
+            return rates_of(ctx, range(len(xs_W)), xs_W[0])
+        scales = self.scales(ctx)
+        return [(scale, [i for i in range(len(xs_W)) if scales[i] == scale]) for scale in dict.fromkeys(scales)]
+
     @staticmethod
     def _residuals(ctx: Context, state: State) -> list[Tensor | None]:
         return [state.get(spec.name, {}).get("residual_W") for spec in ctx.specs]
@@ -108,11 +117,16 @@ class ErrorFeedback(Wrapper):
         if kept_W and self.residual_decay != 1:
             torch._foreach_mul_(list(kept_W.values()), self.residual_decay)
         # p_w is formed in the residual's own storage, so that error feedback needs no third buffer
-        for scale in dict.fromkeys(scales[i] for i in kept_W):
-            ids = [i for i in kept_W if scales[i] == scale]
-            kept, given = one_allocation([kept_W[i] for i in ids], [xs_W[i] for i in ids])
-            torch._foreach_add_(kept, given, alpha=scale)
-        ps_W = kept_W | {i: x if scales[i] == 1 else x * scales[i] for i, x in enumerate(xs_W) if i not in kept_W}
+        ps_W = dict(kept_W)
+        for scale, ids in self._scaled(ctx, xs_W):
+            others = [i for i in ids if i not in kept_W]
+            own = [i for i in ids if i in kept_W]
+            kept, given = one_allocation([kept_W[i] for i in own], [xs_W[i] for i in own])
+            if own and isinstance(scale, Tensor):
+                torch._foreach_add_(kept, torch._foreach_mul(given, scale))
+            elif own:
+                torch._foreach_add_(kept, given, alpha=scale)
+            ps_W |= {i: xs_W[i] if isinstance(scale, float) and scale == 1 else xs_W[i] * scale for i in others}
         out = self.inner.exchange([ps_W[i] for i in range(len(xs_W))], ctx, state, comm)
         lossy_W = {i: e for i, e in kept_W.items() if self.inner.compresses(ctx.specs[i], ctx.levels[i])}
         whole_W = {i: e for i, e in kept_W.items() if i not in lossy_W}

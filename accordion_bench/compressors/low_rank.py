@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.compressors.base import Compressor, WhyDense
+from accordion_bench.compressors.base import Compressor, State, WhyDense
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import as_matrices
@@ -118,3 +118,17 @@ def subtract_products_(targets_W: Mapping[int, Tensor], left_W: Tensor, right_W:
         return
     for g, target_W in targets_W.items():
         target_W.view(W, n, m).baddbmm_(left_W[:, g], right_W[:, g], alpha=-alpha)
+
+
+def keep_queries(state: State, queries: Mapping[str, Tensor]) -> None:
+    """Keep Q [m, r] of each tensor for the next step; in place, because another stream may read the one before."""
+    places, values = [], []
+    for name, q in queries.items():
+        entries = state.setdefault(name, {})
+        if "q" in entries and entries["q"].shape == q.shape:
+            places.append(entries["q"])
+            values.append(q)
+        else:
+            entries["q"] = q.clone()
+    if places:
+        torch._foreach_copy_(places, values)

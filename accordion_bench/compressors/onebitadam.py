@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.adam_signs import AdamSigns, declare_dead, inverse_root
 from accordion_bench.compressors.base import Context, Exchanged, State
@@ -106,8 +107,8 @@ class OneBitAdam(Wrapper):
         if warm:
             steps |= zip(warm, self._adam([own[i] for i in warm], [out.update[i] for i in warm]), strict=True)
         updates = [steps[i] for i in range(len(xs_W))]
-        if updates:
-            torch._foreach_mul_(updates, list(ctx.lrs))
+        for rate, ids in rates_of(ctx, range(len(updates)), xs_W[0]) if updates else ():
+            torch._foreach_mul_([updates[i] for i in ids], rate)
         return Exchanged(updates, out.subtract_sent_)
 
     def _adam(self, own: Sequence[dict[str, Any]], weighted: Sequence[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, subtract_
-from accordion_bench.compressors.low_rank import LowRank, batches, subtract_products_, with_columns
+from accordion_bench.compressors.low_rank import LowRank, batches, keep_queries, subtract_products_, with_columns
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -107,7 +107,7 @@ class PowerSGD(LowRank):
             for g, (i, approximation) in enumerate(zip(ids, P @ Qt, strict=True)):
                 update[i] = approximation.view(ctx.specs[i].shape)
                 found[ctx.specs[i].name], place[i] = kept[g], (number, g)
-        _keep(state, found)
+        keep_queries(state, found)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in place}, xs_W)
@@ -137,20 +137,6 @@ class PowerSGD(LowRank):
         if self.orthonormalisation == "gramschmidt":
             return [_gram_schmidt(factor, self.eps) for factor in factors]
         return engine.orthonormalise(factors, passes)
-
-
-def _keep(state: State, queries: Mapping[str, Tensor]) -> None:
-    """Keep Q [m, r] of each tensor for the next step; in place, because another stream may read the one before."""
-    places, values = [], []
-    for name, q in queries.items():
-        entries = state.setdefault(name, {})
-        if "q" in entries and entries["q"].shape == q.shape:
-            places.append(entries["q"])
-            values.append(q)
-        else:
-            entries["q"] = q.clone()
-    if places:
-        torch._foreach_copy_(places, values)
 
 
 def _gram_schmidt(P: Tensor, eps: float) -> Tensor:

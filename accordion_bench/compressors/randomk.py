@@ -70,14 +70,17 @@ class RandomK(Compressor):
         generator = keyed_rng.generator(ctx.seed, "randomk", spec.name, ctx.step)
         return draw_distinct(spec.numel, self.kept(spec, level), generator)
 
+    def _drawn_at(self, bucket: Bucket) -> list[Tensor]:
+        """The indices of all tensors of a bucket."""
+        return [self.drawn(spec, level, bucket) for spec, level in zip(bucket.specs, bucket.levels, strict=True)]
+
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         lossy = [i for i, spec in enumerate(ctx.specs) if self.compresses(spec, ctx.levels[i])]
         bucket = Bucket.of(xs_W, ctx, lossy, comm.local)
         pairs = list(zip(bucket.specs, bucket.levels, strict=True))
         factors = [self.factor(spec, level) for spec, level in pairs]
         engine = engine_for(bucket.rows_W)
-        drawn = [self.drawn(spec, level, ctx) for spec, level in pairs]
-        places = engine.places(drawn, bucket.numels, comm.device) if lossy else None
+        places = engine.places(self._drawn_at, bucket, comm.device) if lossy else None
         sent_W = list(xs_W)
         if places is not None:
             for i, values_W in zip(lossy, engine.take(bucket.rows_W, places), strict=True):
@@ -93,7 +96,7 @@ class RandomK(Compressor):
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in lossy}, xs_W)
             if ks := [k for k, i in enumerate(lossy) if i in targets_W]:
                 part = bucket.take(ks)
-                own = places if part is bucket else engine.places([drawn[k] for k in ks], part.numels, comm.device)
+                own = places if part is bucket else engine.places(self._drawn_at, part, comm.device)
                 rows_W = [targets_W[lossy[k]].view(comm.local_workers, -1) for k in ks]
                 engine.put(Target(rows_W, -1.0), [sent_W[lossy[k]] for k in ks], own, [factors[k] for k in ks])
 

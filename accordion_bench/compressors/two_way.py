@@ -33,6 +33,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, integers_of
 from accordion_bench.tensors.same_shape import in_rows
+from accordion_bench.tensors.upload import fresh
 
 STATE = "two_way"
 
@@ -87,17 +88,20 @@ def _longest(pieces: Sequence[Piece]) -> int:
     return max(piece.offset + piece.stop - piece.start for piece in pieces)
 
 
-def break_ties_(votes: Sequence[Tensor], keys: Sequence[int]) -> None:
+def break_ties_(votes: Sequence[Tensor], shard: Bucket, stream: str) -> None:
     """Put a keyed coin, +-1/2, where the votes of an even number of workers cancel out.
 
     Args:
         votes: on each piece [1, N].
-        keys: one per piece.
+        shard: the pieces of one owner.
+        stream: of the coins.
     """
     if votes:
         sizes = [vote.numel() for vote in votes]
         counts = [-(-size // BLOCK) for size in sizes]
-        draws = integers_of(blocks_of([keys], counts, votes[0].device), 1)[0].split([BLOCK * n for n in counts])
+        cpu = torch.device("cpu")
+        blocks = fresh(lambda moment: blocks_of(shard.at(moment).keys(stream), counts, cpu), shard, votes[0].device)
+        draws = integers_of(blocks, 1)[0].split([BLOCK * n for n in counts])
         coins = 0.5 - torch.cat([own[:size] for own, size in zip(draws, sizes, strict=True)])
         all_votes = torch.cat(list(votes), dim=1)
         decided = torch.where(all_votes == 0, coins.to(all_votes.dtype), all_votes)
@@ -271,7 +275,7 @@ class TwoWay(Wrapper):
                 torch._foreach_add_(kept, means)
                 shard = replace(shard, xs_W=kept)
             if self.traits.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
-                break_ties_(kept or means, shard.keys(self.inner.stream)[0])
+                break_ties_(kept or means, shard, self.inner.stream)
             answer = self._encode(shard, entries, ctx, named + row)
             if kept:
                 self.inner.add_bucket_(Target(kept, -1.0), answer, shard)

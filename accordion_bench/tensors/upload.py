@@ -1,11 +1,80 @@
-"""From the host to a device."""
+"""Numbers of the host on a device.
 
+While work is captured nothing is uploaded, since a graph would repeat the copy of that moment: the work is given cells,
+memory on the device, and whoever repeats it fills them before.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
 from torch import Tensor, device
+from torch.utils._python_dispatch import _disable_current_modes
+
+_noting = threading.local()
+
+
+class Cell:
+    """A place on a device for numbers that the host makes.
+
+    Args:
+        place: on the device.
+        make: called with the moment (a step's number and rates) gives the numbers.
+        once: they are the same at every moment.
+    """
+
+    def __init__(self, place: Tensor, make: Callable[[Any], Tensor], once: bool) -> None:
+        self.place, self.make, self.once, self._filled = place, make, once, False
+
+    def fill(self, moment: Any) -> None:
+        """Bring the numbers of a moment to the device; nobody waits."""
+        if not (self.once and self._filled):
+            self.place.copy_(self.make(moment).pin_memory(), non_blocking=True)
+            self._filled = True
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[list[Cell]]:
+    """Inside, this thread uploads nothing; the list holds the cells that work was given in its place."""
+    outer, _noting.cells = getattr(_noting, "cells", None), []
+    try:
+        yield _noting.cells
+    finally:
+        _noting.cells = outer
 
 
 def upload(x: Tensor, to: device) -> Tensor:
     """A tensor of the CPU on a device; on the CPU itself, uncopied. Nobody waits: it goes through pinned memory."""
-    return x if to.type == "cpu" else x.pin_memory().to(to, non_blocking=True)
+    return _uploaded(x, lambda _: x, to, once=True)
+
+
+def fresh(make: Callable[[Any], Tensor], moment: Any, to: device) -> Tensor:
+    """The same for numbers that change from step to step.
+
+    Args:
+        make: called with a moment gives the numbers, always of one shape.
+        moment: of this step, a `Context`.
+        to: where they are needed.
+    """
+    cells = getattr(_noting, "cells", None)
+    if cells is None or to.type == "cpu":
+        return _uploaded(make(moment), make, to, once=False)
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        x = make(moment)
+    return _uploaded(x, make, to, once=False)
+
+
+def _uploaded(x: Tensor, make: Callable[[Any], Tensor], to: device, once: bool) -> Tensor:
+    if to.type == "cpu":
+        return x
+    cells = getattr(_noting, "cells", None)
+    if cells is None:
+        return x.pin_memory().to(to, non_blocking=True)
+    cell = Cell(torch.empty(x.shape, dtype=x.dtype, device=to), make, once)
+    cells.append(cell)
+    return cell.place
 
 
 def table(x: Tensor, to: device) -> Tensor:

@@ -44,7 +44,7 @@ class Room(Protocol):
         table: "Table",
         scales: Tensor | None,
         factors: Tensor,
-        streams: np.ndarray,
+        streams: Tensor,
         message: Tensor,
         like: Tensor,
         rounding: "Rounding",
@@ -55,7 +55,7 @@ class Room(Protocol):
             addresses, table, message, like, rounding: see above.
             scales: of the buckets, float32 [W, M], in front of the codes; None = there are none.
             factors: what the coordinates of each bucket are multiplied by, float32 [W, M]; empty = 1.
-            streams: of random numbers, uint64 [W, T]; empty where nothing is drawn.
+            streams: of random numbers, the bits of uint64 as int64 [W, T]; empty where nothing is drawn.
 
         Returns:
             whether the coordinates of each tensor are finite, bool [W, T]; None on a GPU, where nobody waits.

@@ -29,7 +29,7 @@ def encode(
     table: Table,
     scales: Tensor | None,
     factors: Tensor,
-    streams: np.ndarray,
+    streams: Tensor,
     message: Tensor,
     like: Tensor,
     rounding: Rounding,
@@ -37,7 +37,8 @@ def encode(
     if scales is not None:
         write_headers(scales, table, message)
     of_buckets, bytes_W = factors.contiguous().numpy(), message.numpy()
-    return codes.encode(addresses, table, of_buckets, streams, bytes_W, array_like(like), rounding)
+    drawn = streams.numpy().view(np.uint64) if streams.numel() else np.empty((0, 0), np.uint64)
+    return codes.encode(addresses, table, of_buckets, drawn, bytes_W, array_like(like), rounding)
 
 
 def add_values(

@@ -47,7 +47,7 @@ def encode(
     table: Table,
     scales: Tensor | None,
     factors: Tensor,
-    streams: np.ndarray,
+    streams: Tensor,
     message: Tensor,
     like: Tensor,
     rounding: Rounding,
@@ -55,14 +55,13 @@ def encode(
     """See `Room.encode`. One launch; whether all is finite, the exchange looks itself, once per step."""
     there, (W, T) = message.device, addresses.shape
     slices = slices_on(table, slice_size(rounding.K), there)
-    numbers = np.stack([addresses, streams.view(np.int64)]) if streams.size else addresses[None]
-    uploaded = upload(torch.from_numpy(numbers), there)
+    uploaded = upload(torch.from_numpy(addresses), there)
     central = rounding.central if rounding.central.size else np.zeros(2, np.float32)
     launch(
         _encode,
         (len(slices), W),
         there,
-        *(uploaded[0], uploaded[-1], T, rows_on(table, there), slices),
+        *(uploaded, streams if streams.numel() else uploaded, T, rows_on(table, there), slices),
         *(factors if scales is None else scales, table.buckets, factors, stride(factors), lanes_on(there)),
         *(message, message.stride(0), on_device(rounding.starts.tobytes(), there)),
         *(on_device(rounding.widths.tobytes(), there), float(rounding.scale), float(central[0]), float(central[1])),

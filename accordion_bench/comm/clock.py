@@ -164,7 +164,7 @@ class Clock:
         return _event(start).elapsed_time(_event(end)) / 1000 if self.cuda else end - start
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[list[Callable[[], None]]]:
+    def deferred(self) -> Iterator[list[Callable[[], None]]]:
         """Inside, nothing is counted; what is to be is counted by calling what the list holds, at each replay."""
         again: list[Callable[[], None]] = []
         self._noted = again

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-WORKERS, EXCHANGE, UPDATE = "workers", "exchange", "update"  # the kinds of work of a step
+WORKERS, EXCHANGE, UPDATE, EVALUATION = "workers", "exchange", "update", "evaluation"  # kinds of work
 
 
 class NotCapturable(RuntimeError):
@@ -38,7 +38,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What is done once in a step, and may be captured.
+    """What is done once in a step, or for one batch of an evaluation, and may be captured.
 
     Args:
         name: of its kind; what cannot be captured stays eager by kind.

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping
 
-from accordion_bench.comm.graphs import EXCHANGE, UPDATE, WORKERS
+from accordion_bench.comm.graphs import EVALUATION, EXCHANGE, UPDATE, WORKERS
 from accordion_bench.config.components import Components
 from accordion_bench.forward.task import task_of
 from accordion_bench.options.checks import ValueRefused
@@ -11,7 +11,7 @@ from accordion_bench.options.instantiate import target
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
 
-ALL = {WORKERS, EXCHANGE, UPDATE}
+ALL = {WORKERS, EXCHANGE, UPDATE, EVALUATION}
 
 
 def stays_eager(config: RunConfig, parts: Components, processes: int) -> dict[str, str]:

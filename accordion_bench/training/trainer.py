@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.graphs import Graphs, graphs_of
+from accordion_bench.comm.graphs import WORKERS, Graphs, graphs_of
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.config import capture_rules, ddp_rules
@@ -52,7 +52,7 @@ from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
 from accordion_bench.trackers.base import Tracker
 from accordion_bench.training import codec_kernels
 from accordion_bench.training.dense_notes import DenseNotes
-from accordion_bench.training.evaluation import evaluate
+from accordion_bench.training.evaluation import Evaluation
 from accordion_bench.training.profiler import profiled
 from accordion_bench.training.progress import Progress
 from accordion_bench.training.replayed import Replayed, Slots
@@ -182,6 +182,7 @@ class Trainer:
         if self.graphs.captures:
             self.runner.do = self.replayed
         self.slots = Slots(self.replayed, self.memory_format)
+        self.evaluation = Evaluation(self.axis, self.task, self.data, self.sampler, self.position, self.replayed)
         # of pictures in files one worker's are read ahead: all workers' would take as many times the memory
         self.together = self.graphs.captures and not hasattr(self.data, "loader")
 
@@ -223,7 +224,7 @@ class Trainer:
         together = self.comm.local_workers if self.together else 1
         for row in range(0, self.comm.local_workers, together):
             self.clock.worker()
-            x, y = self.slots.filled(row, *next(self.batches))
+            x, y = self.slots.filled(WORKERS, row, *next(self.batches))
             size = len(y) // together
             for number, own in enumerate(zip(x.split(size), y.split(size), strict=True)):
                 if number:
@@ -427,7 +428,7 @@ class Trainer:
         losses = self.comm.sum_(self.score.loss_sum.clone(), "eval")
         train_loss = float(losses / (position.step_in_epoch * self.comm.workers))
         values = self.sync.consensus()
-        evaluated, buffers = evaluate(self.axis, values, self.task, self.data, self.sampler, position)
+        evaluated, buffers = self.evaluation(values)
         metric = evaluated[name]
         self.comm.settle()
         row: dict[str, Any] = {
@@ -474,7 +475,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluation columns of the consensus model; training state stays as it is."""
-        return evaluate(self.axis, self.sync.consensus(), self.task, self.data, self.sampler, self.position)[0]
+        return self.evaluation(self.sync.consensus())[0]
 
     def keep_weights(self, values: Sequence[Tensor], buffers: dict[str, Tensor], best: bool) -> None:
         """Write the weights that were evaluated, where they are the last ones, or the best of a run that keeps these.

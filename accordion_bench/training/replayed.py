@@ -74,6 +74,10 @@ class Replayed:
         """Do the work; returns what its last stage leaves, the same tensors at every replay."""
         if not self.captures(work.name):
             return eagerly(work)
+        with self.graphs.lane(work.lane):
+            return self._do(work)
+
+    def _do(self, work: Work) -> Any:
         kept = self._kept.setdefault(work.name, OrderedDict())
         found = kept.get(work.key)
         if found is None:

@@ -179,6 +179,7 @@ class Trainer:
         eager = capture_rules.stays_eager(config, parts, comm.processes)
         self.graphs = self.clock.graphs = Graphs() if set(eager) == capture_rules.ALL else graphs_of(self.device)
         self.replayed = Replayed(self.graphs, (comm.ledger, self.clock, self.runner.finite), tell, eager)
+        self.clock.at_once = config.workers_at_once > 1
         if self.graphs.captures:
             self.runner.do = self.replayed
         self.slots = Slots(self.replayed, self.memory_format)
@@ -198,7 +199,10 @@ class Trainer:
             for row, (x, y) in enumerate(self._batches()):
                 self.clock.lap("data")
                 self._backward(row, x, y)
+                if self.clock.sampled:  # one after another, so that a worker's times are its own
+                    self.graphs.join()
                 self.clock.lap("compute")
+        self.graphs.join()
         loss_W = self.axis.loss_W
         self.score.loss_sum += loss_W.sum(dtype=torch.float64)
         if self.tracker.by_step and comm.leader:
@@ -291,7 +295,8 @@ class Trainer:
         arms = self._arms() if last else None
         key = (x.data_ptr(), y.data_ptr(), x.shape, y.shape, id(arms))
         scale = self.loss_scale.value if self.loss_scale else 1.0
-        batch = Batch(share_of_loss, len(xs), scale, lambda: self._arm(arms), key)
+        lane = 1 + row % self.config.workers_at_once if self.clock.at_once else 0
+        batch = Batch(share_of_loss, len(xs), scale, lambda: self._arm(arms), key, lane)
         self.axis.backward(row, self.position.step, batch, self.replayed)
         if last:
             self.overlap.complete()

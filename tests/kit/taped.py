@@ -11,6 +11,7 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import Graphs
+from accordion_bench.comm.streams import Streams
 from accordion_bench.config import components
 from accordion_bench.conformance.pretend_device import Counts, pretended
 from accordion_bench.conformance.tape import TapeGraphs
@@ -77,9 +78,11 @@ def trainer_for(folder: Path, graphs: Graphs, *overrides: str, device: str, work
 
 
 @contextlib.contextmanager
-def pair(folder: Path, *overrides: str, device: str = "cpu", workers: int = 2) -> Iterator[Pair]:
-    """Both trainers, on a device: `cpu`, or `meta`, the pretended one."""
-    tape = TapeGraphs()
+def pair(
+    folder: Path, *overrides: str, device: str = "cpu", workers: int = 2, streams: Streams | None = None
+) -> Iterator[Pair]:
+    """Both trainers, on a device: `cpu`, or `meta`, the pretended one; `streams` stand in for a GPU's."""
+    tape = TapeGraphs(streams)
     made = functools.partial(trainer_for, folder, device=device, workers=workers)
     with pretended() if device == "meta" else contextlib.nullcontext() as counts:
         yield Pair(made(Graphs(), *overrides), made(tape, *overrides), tape, counts or Counts())

@@ -6,8 +6,9 @@
 
 Sections: `requests`, what a step asks of a device, counted on one that is not there; `ceilings`, a copy, a matrix
 product, an empty kernel and a graph of 200; `replay`, eager steps and replayed ones from the same start, to the bit;
-`workers`, four workers in one process, eager, replayed, and replayed all at once, next to a plain loop of the same images, with predictions
-beside what was found. What is known is on disk before the next section begins. Ends with 1 where bits differ.
+`workers`, four workers in one process, eager, replayed, and replayed all at once, next to a plain loop of the same
+images, with predictions beside what was found. What is known is on disk before the next section begins. Ends with 1
+where bits differ.
 """
 
 import argparse

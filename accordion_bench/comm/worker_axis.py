@@ -66,6 +66,7 @@ class WorkerAxis(Replicas):
         replicas: since `fork`, the parameters of each local worker, as views into one storage per shape.
         buffers_W: the buffers of each local worker, [W, ...].
         loss_W: of each local worker's last step, the loss of its batch.
+        loss_sum_W: the sum of these over steps, float64 [W], until somebody sets it to 0.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class WorkerAxis(Replicas):
         self._storage = Blocks(self.specs, rows, self.like).tensors if rows > 1 else []
         self._rows = [[x_W[row] for x_W in self._storage] for row in range(rows)]  # views, made once
         self.loss_W = torch.zeros(rows, device=self.params[0].device)
-        self._losses = list(self.loss_W)  # views, made once
+        self.loss_sum_W = torch.zeros(rows, dtype=torch.float64, device=self.params[0].device)
+        self._losses, self._loss_sums = list(self.loss_W), list(self.loss_sum_W)  # views, made once
         self._taken: dict[int, Tensor] = {}
         self._current: int | None = None
         self.buffers_W = {
@@ -138,7 +140,7 @@ class WorkerAxis(Replicas):
 
         key = (row, batch.key, batch.micro_batches, batch.scale, bool(self.replicas))
         stages = [stage(micro) for micro in range(batch.micro_batches)]
-        changes = [*self._buffers[row].values(), *self._rows[row]]
+        changes = [*self._buffers[row].values(), *self._rows[row], self._loss_sums[row]]
         passed = do(Work(WORKERS, key, stages, lambda: changes, batch.lane))
         self.gradients_W = self._storage or passed.gradients_W
         return passed.loss
@@ -156,6 +158,8 @@ class WorkerAxis(Replicas):
             batch.before_last()
         (loss if batch.scale == 1 else loss * batch.scale).backward()
         total += loss.detach()
+        if last:
+            self._loss_sums[row] += total
         return Passed(total, self._collected(row) if last else [])
 
     def _collected(self, row: int) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Workers that a GPU computes side by side: the same bits, in an order that streams keep, with times that are honest."""
+"""Workers that a GPU computes side by side: the same bits, no race between streams, and times that are honest."""
 
 import pytest
 import torch
@@ -108,7 +108,7 @@ class TestCudaCalls:
             def replay(self):
                 calls.append(("replay", default.state))
 
-        class capture:  # noqa: N801
+        class Capture:
             def __init__(self, graph, pool, stream, capture_error_mode):
                 calls.append((pool, stream, default.state))
 
@@ -122,7 +122,7 @@ class TestCudaCalls:
         monkeypatch.setattr(graphs_room, "CudaStreams", Streams)
         monkeypatch.setattr(torch.cuda, "default_generators", [default])
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-        monkeypatch.setattr(torch.cuda, "graph", capture)
+        monkeypatch.setattr(torch.cuda, "graph", Capture)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
         made = iter("ab")
         monkeypatch.setattr(CudaGraphs, "new_generator", lambda _: next(made))

@@ -125,7 +125,7 @@ class TestSameBits:
             for mine, theirs in zip(rest.owners.of_each, both.taped.owners.of_each, strict=True):
                 for row in range(2):
                     mine.load_worker_state(row, copy.deepcopy(theirs.worker_state(row)))
-            rest.batches = rest.data.train_batches(0, rest.upcoming(range(9, 12)))
+            rest.feed.begin_epoch(0, range(9, 12))
             for _ in range(3):
                 rest.train_step()
             both.step(3)

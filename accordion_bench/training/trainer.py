@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.graphs import Graphs, graphs_of
+from accordion_bench.comm.graphs import EXCHANGE, UPDATE, Graphs, graphs_of
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.config import capture_rules, ddp_rules
@@ -231,6 +231,7 @@ class Trainer:
         self.policy_runner.epoch_sums.add_gradients(axis.gradients_W)
         self.clock.lap("policy")
         self.comm.ledger.dense_step(self.exchange.numel)
+        axis.in_place = self.replayed.captures(UPDATE) and not self.replayed.captures(EXCHANGE)
         before = self.sync.before_step(lr)
         self.inner.step(lr, self.replayed if self.graphs.captures else None)
         after = self.sync.after_step(lr)

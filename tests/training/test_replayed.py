@@ -92,6 +92,7 @@ class TestSameBits:
             assert both.tape.replayed["workers"] >= 2 * 8
             replays = both.taped.exchange.compressor.traits.replays
             assert ("exchange" in both.tape.replayed) == replays == ("exchange" not in both.taped.replayed.eager)
+            assert both.tape.replayed["update"] >= (3 if replays else 6) and both.tape.captured["update"] == 1
 
     @pytest.mark.parametrize("name", ["powersgd", "topk"])
     def test_levels_that_change(self, tmp_path, name):
@@ -163,10 +164,10 @@ class TestSameBits:
 
 class TestRequests:
     def test_what_a_replayed_step_asks_of_the_device(self, tmp_path):
-        """W passes, the exchange, the update, one look; the data and the loss beside them: 10 requests."""
+        """W passes, the exchange, the update; beside them the numbers of the samples go there, and a look is joined."""
         with pair(tmp_path, *PLAIN, device="meta", workers=4) as both:
             both.step(14)
-            for trainer, launches in ((both.eager, 60), (both.taped, 4 + 12)):
+            for trainer, launches in ((both.eager, 60), (both.taped, 4 + 4)):
                 both.counts.reset()
                 trainer.train_step()
                 asked = sum(both.counts.launches.values())

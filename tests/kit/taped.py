@@ -46,10 +46,7 @@ class Pair(NamedTuple):
         """So many steps of both."""
         for _ in range(steps):
             for trainer in (self.eager, self.taped):
-                if trainer.position.step_in_epoch == trainer.position.steps_per_epoch:
-                    trainer.end_epoch()
-                    trainer.begin_epoch()
-                trainer.train_step()
+                step(trainer)
 
     def same(self) -> bool:
         """Whether parameters, buffers, optimizers and what was counted are equal, to the bit."""
@@ -62,14 +59,24 @@ class Pair(NamedTuple):
         return a.comm.ledger.counts == b.comm.ledger.counts and all(torch.equal(x.cpu(), y.cpu()) for x, y in pairs)
 
 
-def trainer_for(folder: Path, graphs: Graphs, *overrides: str, device: str, workers: int = 2) -> Trainer:
+def step(trainer: Trainer) -> None:
+    """One step, in the next epoch where this one is over."""
+    if trainer.position.step_in_epoch == trainer.position.steps_per_epoch:
+        trainer.end_epoch()
+        trainer.begin_epoch()
+    trainer.train_step()
+
+
+def trainer_for(
+    folder: Path, graphs: Graphs, *overrides: str, device: str = "cpu", workers: int = 2, comm: Comm | None = None
+) -> Trainer:
     """A trainer at the start of its first epoch, with optimizers as on a GPU."""
     tiny = [] if any(typed.startswith("dataset=") for typed in overrides) else TINY
     config = RunConfig.from_dict(composed.cfg(*tiny, *overrides))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "graphs_of", lambda _: graphs)
         patch.setattr(components, "fused", lambda cls, _: fused(cls, torch.device("cuda")))
-        trainer = Trainer(config, Comm(workers, device=device), RunFolder(folder))
+        trainer = Trainer(config, comm or Comm(workers, device=device), RunFolder(folder))
     trainer.runner.finite.late = True
     trainer.runner.preload()
     trainer.progress.begin(trainer.position.steps_left, 0)

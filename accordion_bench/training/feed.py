@@ -51,8 +51,9 @@ class Feed:
 
     def begin_epoch(self, epoch: int, steps: range) -> None:
         """From here on, steps are these ones of an epoch whose order the sampler has drawn."""
+        sampler = self.sampler  # a generator that knew this object, which keeps it, would outlive the run
         workers = range(self.comm.first_worker, self.comm.first_worker + self.comm.local_workers)
-        numbers = ([self.sampler.batch(worker, step) for worker in workers] for step in steps)
+        numbers = ([sampler.batch(worker, step) for worker in workers] for step in steps)
         if self.in_passes:
             self.data.begin_epoch(epoch)
             self._steps = numbers

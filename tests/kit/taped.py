@@ -70,7 +70,7 @@ def step(trainer: Trainer) -> None:
 def trainer_for(
     folder: Path, graphs: Graphs, *overrides: str, device: str = "cpu", workers: int = 2, comm: Comm | None = None
 ) -> Trainer:
-    """A trainer at the start of its first epoch, with optimizers as on a GPU."""
+    """A trainer at the start of its first epoch, with optimizers as on a GPU; its progress is to be closed."""
     tiny = [] if any(typed.startswith("dataset=") for typed in overrides) else TINY
     config = RunConfig.from_dict(composed.cfg(*tiny, *overrides))
     with pytest.MonkeyPatch.context() as patch:
@@ -92,4 +92,6 @@ def pair(
     tape = TapeGraphs(streams)
     made = functools.partial(trainer_for, folder, device=device, workers=workers)
     with pretended() if device == "meta" else contextlib.nullcontext() as counts:
-        yield Pair(made(Graphs(), *overrides), made(tape, *overrides), tape, counts or Counts())
+        both = Pair(made(Graphs(), *overrides), made(tape, *overrides), tape, counts or Counts())
+        with contextlib.closing(both.eager.progress), contextlib.closing(both.taped.progress):
+            yield both

@@ -1,5 +1,6 @@
 """A replayed step computes what an eager one does, to the bit, and what cannot be replayed stays eager and says why."""
 
+import contextlib
 import copy
 from dataclasses import replace
 
@@ -127,8 +128,9 @@ class TestSameBits:
                 for row in range(2):
                     mine.load_worker_state(row, copy.deepcopy(theirs.worker_state(row)))
             rest.feed.begin_epoch(0, range(9, 12))
-            for _ in range(3):
-                rest.train_step()
+            with contextlib.closing(rest.progress):
+                for _ in range(3):
+                    rest.train_step()
             both.step(3)
             assert all(torch.equal(x, y) for x, y in zip(rest.axis.shared, both.eager.axis.shared, strict=True))
 

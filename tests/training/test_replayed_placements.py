@@ -1,5 +1,7 @@
 """Four replayed workers in one process are the same run as two eager processes of two, and four of one."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,8 +47,9 @@ def in_each_process(rank: int, folder) -> None:
             tape, own = TapeGraphs(), folder / f"{processes}-{name}"
             own.mkdir(exist_ok=True)
             trainer = trainer_for(own, tape, *DROPS, *overrides, comm=Comm(4 // processes, processes, rank))
-            for _ in range(STEPS):
-                step(trainer)
+            with contextlib.closing(trainer.progress):
+                for _ in range(STEPS):
+                    step(trainer)
             assert not tape.captured and {*trainer.replayed.eager.values()} == {
                 "there are several processes, between which buckets travel during the backward pass"
             }
@@ -76,8 +79,9 @@ def test_one_replayed_process_equals_several(tmp_path, elsewhere, name, placemen
     try:
         tape = TapeGraphs()
         trainer = trainer_for(tmp_path, tape, *DROPS, *(GATHERED | REDUCED)[name], workers=4)
-        for _ in range(STEPS):
-            step(trainer)
+        with contextlib.closing(trainer.progress):
+            for _ in range(STEPS):
+                step(trainer)
         ours = state(trainer)
     finally:
         torch.set_num_threads(threads)

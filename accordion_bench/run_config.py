@@ -91,6 +91,7 @@ class RunConfig:
     device: str = "auto"
     deterministic: bool = False
     graphs: bool | None = None
+    workers_at_once: int = 1
     threads: int | None = None
     bn: str = "pooled"
     target: float | None = None

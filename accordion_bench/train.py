@@ -212,7 +212,7 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
         f"step{momentum}{describe_exchange(config, where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
     )
-    replays = capture_rules.told(capture_rules.stays_eager(config, parts, where.processes))
+    replays = capture_rules.told(capture_rules.stays_eager(config, parts, where.processes), config.workers_at_once)
     graphs = replays if where.device == "cuda" else ""
     return "\n".join(filter(None, [line, parts.split, codec_kernels.missing(where.device, parts), graphs]))
 

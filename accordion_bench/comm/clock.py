@@ -6,8 +6,10 @@ collectives, and kept per bucket, for the modelled clock. `step_over` closes a s
 so that the modelled clock can tell what they usually take. On a GPU marks are CUDA events, read once an epoch or when
 very many of them are over, so that measuring never waits for the device.
 
-Marks within a captured graph are taken anew by each replay. They are read in one of `SAMPLED` steps, at the end of
-which the host waits; what they say then counts for the steps in between, too.
+Marks within a captured graph are taken anew by each replay. They are read in sampled steps, one of `SAMPLED`, at the
+end of which the host waits; what they say then counts for the steps in between, too. Where several local workers
+compute at the same time they have no times of their own. Then they compute one after another in sampled steps, and the
+times of a worker are those.
 """
 
 import contextlib
@@ -28,7 +30,9 @@ CONCURRENT = ("encode", "comm", "decode")
 OF_BUCKET = ("ready", "encode", "decode", "wire", "rounds")
 PLANS = 16  # that are told apart
 UNREAD = 10_000  # spans of a GPU that may wait to be read
-SAMPLED = 20  # of so many steps the marks of replays are read in one
+SAMPLED = 20  # of so many steps one is sampled
+FIRST = 5  # that is sampled: earlier ones are eager
+OF_WORKER = ("ready", "wait", "full_wait")  # parts of exchanges that one worker's pass decides
 
 
 class InForce(NamedTuple):
@@ -103,6 +107,13 @@ def part_named(name: str) -> str | ExchangePart:
     return ExchangePart.named(name) if "." in name else name
 
 
+class StepEnd(NamedTuple):
+    """What has been told before belongs to a step, or to what is done between two; `sampled` as of the clock."""
+
+    phase: Phase
+    sampled: bool
+
+
 class Span(NamedTuple):
     """A stretch of time on one thread, for timelines."""
 
@@ -126,12 +137,14 @@ class Clock:
         warm: until set, everything counts as warm-up.
         timeline: spans, where it is a list.
         graphs: what captures work of the device.
+        at_once: several local workers compute at the same time, but for sampled steps.
+        sampled: whether this step is.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
         self.graphs = Graphs()
-        self.warm = False
+        self.warm, self.at_once, self.sampled = False, False, True
         self.totals: dict[str | ExchangePart, float] = defaultdict(float)
         self.series: dict[ExchangePart, Series] = defaultdict(Series)
         self.steps = Steps()
@@ -141,12 +154,14 @@ class Clock:
         self._events: set[str] = set()  # of the step that is running
         self._taken: dict[str, float] = defaultdict(float)  # by its parts
         self._waits: list[tuple[ExchangeKind, tuple[Any, Any]]] = []  # in it
-        self._spans: deque[tuple[str | ExchangePart | Phase, Sequence[tuple[Any, Any]]]] = deque()  # not read yet
+        self._spans: deque[tuple[str | ExchangePart | StepEnd, Sequence[tuple[Any, Any]]]] = deque()  # not read yet
         self._collectives: list[tuple[Any, Any]] | None = None  # of the exchange that is running
         self._ready: dict[int, tuple[Any, Any]] = {}  # per bucket: since when is counted, and when it was ready
         self._noted: list[Callable[[], None]] | None = None  # what each replay of the work being captured is to count
         self._unread: Counter[str | ExchangePart] = Counter()  # times that a part was replayed since it was read
         self._begun = 0  # steps
+        self._sampled_plans: set[InForce] = set()
+        self._one_by_one = 1, 0.0  # samples and seconds of computing of the last sampled step
         self.start()
 
     def mark(self) -> Any:
@@ -164,7 +179,7 @@ class Clock:
         return _event(start).elapsed_time(_event(end)) / 1000 if self.cuda else end - start
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[list[Callable[[], None]]]:
+    def deferred(self) -> Iterator[list[Callable[[], None]]]:
         """Inside, nothing is counted; what is to be is counted by calling what the list holds, at each replay."""
         again: list[Callable[[], None]] = []
         self._noted = again
@@ -206,6 +221,9 @@ class Clock:
         elif plan not in self._plans:
             self._plans.append(plan)
         self.plan = plan
+        self.sampled = self._begun % SAMPLED == FIRST or (self.warm and plan not in self._sampled_plans)
+        if self.sampled and self.warm:
+            self._sampled_plans.add(plan)
 
     def event(self, name: str) -> None:
         """Something takes place in this step that does not in every one, and takes its time."""
@@ -223,25 +241,33 @@ class Clock:
             if kind.plan is None or samples == kind.plan.batch_size:
                 self._add(ExchangePart(kind, "full_wait"), stretch)
         self._waits.clear()
+        end = StepEnd(phase, self.sampled)
+        self._begun += samples > 0
         if not self.cuda:
-            self._keep(phase)
+            self._keep(end)
             return
-        self._spans.append((phase, ()))
-        if self.graphs.captures and self._sampled:
+        self._spans.append((end, ()))
+        if self.graphs.captures and self.sampled:
             self.read()
         elif len(self._spans) > UNREAD:
             self._read_over()
-        self._begun += samples > 0
 
-    @property
-    def _sampled(self) -> bool:
-        """Whether the marks of this step's replays are read."""
-        return self._begun % SAMPLED == 0
+    def _keep(self, end: StepEnd) -> None:
+        if not self._taken:
+            return
+        if self.at_once and end.phase.samples:
+            self._compute_one_by_one(end)
+        self.steps.add(end.phase, self._taken)
+        self._taken.clear()
 
-    def _keep(self, phase: Phase) -> None:
-        if self._taken:
-            self.steps.add(phase, self._taken)
-            self._taken.clear()
+    def _compute_one_by_one(self, end: StepEnd) -> None:
+        """Let a step have taken what it takes where workers compute one after another."""
+        taken, (samples, seconds) = self._taken["compute"], self._one_by_one
+        if end.sampled or not seconds:
+            self._one_by_one = end.phase.samples, taken
+            return
+        self._taken["compute"] = seconds * end.phase.samples / samples
+        self.totals["overlapped"] += self._taken["compute"] - taken
 
     # ---- exchanges
 
@@ -343,12 +369,18 @@ class Clock:
         """Stretches of time that belong to one part; together, one value of a series."""
         if self._noted is not None:
             self._noted.append(lambda: self._add(part, *stretches))
+        elif not self.sampled and self._only_sampled(part, stretches):
+            self._unread[part] += 1
         elif not self.cuda:
             self._count(part, sum(end - start for start, end in stretches))
-        elif self._sampled or not any(isinstance(mark, ReplayedMark) for stretch in stretches for mark in stretch):
-            self._spans.append((part, stretches))
         else:
-            self._unread[part] += 1
+            self._spans.append((part, stretches))
+
+    def _only_sampled(self, part: str | ExchangePart, stretches: Sequence[tuple[Any, Any]]) -> bool:
+        """Whether a part is read, or stands for what it is to tell, in sampled steps only."""
+        if self.at_once and isinstance(part, ExchangePart) and part.part in OF_WORKER:
+            return True
+        return any(isinstance(mark, ReplayedMark) for stretch in stretches for mark in stretch)
 
     def _count(self, part: str | ExchangePart, seconds: float) -> None:
         times = 1 + self._unread.pop(part, 0)
@@ -370,13 +402,22 @@ class Clock:
         if self._spans:
             torch.cuda.synchronize()
             self._read_over()
+        for part in [part for part in self._unread if isinstance(part, ExchangePart) and part in self.series]:
+            for _ in range(self._unread.pop(part)):  # as the last one that was read
+                self.series[part].add(self.series[part].values[-1])
         return dict(self.totals)
+
+    def own_seconds(self) -> float:
+        """What the local workers compute in all, one after another, without stalls; waits for the device."""
+        totals = self.read()
+        measured = sum(totals.get(part, 0.0) for part in EXCLUSIVE if part != "exposed")
+        return measured + totals.get("overlapped", 0.0) - self.steps.excess()
 
     def _read_over(self) -> None:
         """Count the spans that are over, in order, up to the first that is not; waits for nothing."""
         while self._spans and all(_event(end).query() for _, end in self._spans[0][1]):
             part, stretches = self._spans.popleft()
-            if isinstance(part, Phase):
+            if isinstance(part, StepEnd):
                 self._keep(part)
             else:
                 self._count(part, sum(self.between(start, end) for start, end in stretches))
@@ -463,7 +504,9 @@ class Clock:
         """Time columns of a metrics row: `seconds` of training, its exclusive parts, and what exchanges took.
 
         `outlier_seconds_count` steps have taken three times what is usual or longer; `outlier_seconds` is what they
-        took beyond it, which is in all measured columns and in no modelled one.
+        took beyond it, which is in all measured columns and in no modelled one. Where several local workers compute at
+        the same time, `overlapped_seconds` is what they would have taken longer one after another: estimated from
+        sampled steps, in no measured column and in all modelled ones.
 
         Args:
             measures_comm: false where a process hosts several workers: no communication time can be measured then.
@@ -477,6 +520,7 @@ class Clock:
             "seconds": sum(totals.get(part, 0.0) for part in EXCLUSIVE),
             "outlier_seconds_count": steps,
             "outlier_seconds": seconds,
+            **({"overlapped_seconds": totals.get("overlapped", 0.0)} if self.at_once else {}),
             **parts,
             "warmup_seconds": totals.get("warmup", 0.0),
         }

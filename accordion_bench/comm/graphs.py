@@ -1,6 +1,8 @@
 """Graphs: work that a device is told once and then repeats by itself, without the host that told it.
 
 The only room that captures with torch.cuda. A CPU is told everything each time: there nothing is captured.
+
+Work may go to lanes, which a device works at side by side: streams, each with a random generator of its own.
 """
 
 import contextlib
@@ -11,8 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.streams import CudaStreams, Streams
+
 T = TypeVar("T")
-WORKERS, EXCHANGE, UPDATE = "workers", "exchange", "update"  # the kinds of work of a step
+WORKERS, EXCHANGE, UPDATE, EVALUATION = "workers", "exchange", "update", "evaluation"  # kinds of work
 
 
 class NotCapturable(RuntimeError):
@@ -38,19 +42,23 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What is done once in a step, and may be captured.
+    """What is done once in a step, or for one batch of an evaluation, and may be captured.
 
     Args:
         name: of its kind; what cannot be captured stays eager by kind.
         key: two pieces of work with equal keys ask the device for the same operations on the same memory.
         stages: in their order; the last one's result is that of the work.
         changes: the tensors that it writes besides its result.
+        lane: that it is done in; 0 = the training's own stream.
+        moment: from which the numbers come that the host makes for it, see `tensors.upload`.
     """
 
     name: str
     key: Hashable
     stages: Sequence[Stage]
     changes: Callable[[], Sequence[Tensor]]
+    lane: int = 0
+    moment: Any = None
 
 
 def eagerly(work: Work) -> Any:
@@ -65,11 +73,60 @@ def eagerly(work: Work) -> Any:
 class Graphs:
     """Captures nothing, as on a CPU.
 
+    Args:
+        streams: of the device.
+
     Class attributes:
         captures: whether work can be captured here.
     """
 
     captures = False
+
+    def __init__(self, streams: Streams | None = None) -> None:
+        self.streams = streams or Streams()
+        self._lanes: dict[int, tuple[Any, Any]] = {}  # stream and generator
+        self._told: dict[int, Any] = {}  # events: the ends of what lanes were told since the last `join`
+        self._lane = 0  # that is told work now
+
+    @contextlib.contextmanager
+    def lane(self, number: int) -> Iterator[None]:
+        """Inside, work goes to a lane; it begins after everything that was told before, but for the other lanes'.
+
+        torch's default generator draws in there from the lane's own: graphs that share one, and that are replayed side
+        by side, would overwrite each other's seed.
+
+        Args:
+            number: of the lane; 0 = none, the training's own stream.
+        """
+        if not number:
+            yield
+            return
+        if number not in self._lanes:
+            self._lanes[number] = self.streams.new(), self.new_generator()
+        stream, generator = self._lanes[number]
+        before = self.streams.record()
+        self._lane = number
+        try:
+            with self.streams.on(stream), self.drawing_from(generator):
+                self.streams.wait(before)
+                yield
+                self._told[number] = self.streams.record()
+        finally:
+            self._lane = 0
+
+    def join(self) -> None:
+        """What is told from here on begins after everything that lanes were told."""
+        for end in self._told.values():
+            self.streams.wait(end)
+        self._told.clear()
+
+    def new_generator(self) -> Any:
+        """One more random generator of the device."""
+        return None
+
+    def drawing_from(self, generator: Any) -> contextlib.AbstractContextManager[Any]:
+        """Inside, torch's default generator of the device draws from this one, and seeds it."""
+        return contextlib.nullcontext()
 
     def training(self) -> contextlib.AbstractContextManager[Any]:
         """Around a training whose work is to be captured."""
@@ -80,8 +137,8 @@ class Graphs:
 
         Args:
             run: tells the device the work.
-            pool: graphs of one pool share their memory: they are replayed one after another, and what one leaves is
-                used up before another one of the pool begins.
+            pool: graphs of one pool and one lane share their memory: they are replayed one after another, and what one
+                leaves is used up before another one of the pool begins.
 
         Returns:
             what repeats the work, and the tensors that it leaves each time.
@@ -109,8 +166,9 @@ class CudaGraphs(Graphs):
     captures = True
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self._stream = device, torch.cuda.Stream(device)
-        self._pools: dict[str, Any] = {}
+        super().__init__(CudaStreams(device))
+        self.device, self._stream = device, self.streams.new()
+        self._pools: dict[tuple[str, int], Any] = {}
         self._capturing = False
 
     @contextlib.contextmanager
@@ -125,16 +183,31 @@ class CudaGraphs(Graphs):
 
     def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[[], None], T]:
         graph = torch.cuda.CUDAGraph()
-        shared = self._pools.setdefault(pool, torch.cuda.graph_pool_handle())
+        shared = self._pools.setdefault((pool, self._lane), torch.cuda.graph_pool_handle())
+        # graphs that were captured in one stream share cuBLAS' workspace
+        stream = self._lanes[self._lane][0] if self._lane else self._stream
         self._capturing = True
         try:
-            with torch.cuda.graph(graph, shared, self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, shared, stream, capture_error_mode="thread_local"):
                 out = run()
         except RuntimeError as error:
             raise NotCapturable(str(error).strip().partition("\n")[0]) from error
         finally:
             self._capturing = False
         return graph.replay, out
+
+    def new_generator(self) -> torch.Generator:
+        return torch.Generator(self.device)
+
+    @contextlib.contextmanager
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        default = torch.cuda.default_generators[self.device.index or 0]
+        outside = default.graphsafe_get_state()
+        default.graphsafe_set_state(generator)
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(outside)
 
     def mark(self) -> ReplayedMark | None:
         if not self._capturing:

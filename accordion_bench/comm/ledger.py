@@ -163,7 +163,7 @@ class Ledger:
             self.counts["control_rounds"] += rounds
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[list[Callable[[], None]]]:
+    def deferred(self) -> Iterator[list[Callable[[], None]]]:
         """Inside, nothing is charged; what would have been is charged by calling what the list holds afterwards."""
         counts, kinds = dict(self.counts), dict(self.kinds)
         again: list[Callable[[], None]] = []

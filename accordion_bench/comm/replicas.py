@@ -38,6 +38,8 @@ class Replicas:
         shared: the values [...] that all workers have in common: the parameters, or since `fork` the last consensus.
         gradients_W: their gradients of this step, [W, ...], contiguous in whatever memory format the model is.
         replicas: since `fork`, the parameters of each local worker.
+        in_place: updates are handed to the optimizer in the same memory at each step, copied if need be: what is
+            captured reads them there.
     """
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], comm: Comm, tables: Collection[str] = ()) -> None:
@@ -49,6 +51,7 @@ class Replicas:
         self.like = self.shared[0]
         self.replicas: list[list[nn.Parameter]] = []
         self.gradients_W: list[Tensor] = []
+        self.in_place = False
         self._laid_out: dict[nn.Parameter, Tensor] = {}  # updates in their parameter's memory format
 
     def fork(self) -> None:
@@ -114,14 +117,18 @@ class Replicas:
 
     def apply(self, updates: Sequence[Tensor]) -> None:
         """Hand the updates to the optimizer, as the gradients of the shared parameters, in their memory format."""
+        places, copied = [], []
         for param, update in zip(self.params, updates, strict=True):
             gradient = as_kind_of(update, param)
-            if gradient.stride() != param.stride():
-                place = self._laid_out.get(param)
-                if place is None:
-                    place = self._laid_out[param] = torch.empty_like(param)
-                gradient = place.detach().copy_(gradient)
+            if self.in_place or gradient.stride() != param.stride():
+                if param not in self._laid_out:
+                    self._laid_out[param] = torch.empty_like(param).detach()
+                places.append(self._laid_out[param])
+                copied.append(gradient)
+                gradient = places[-1]
             param.grad = gradient
+        if places:
+            torch._foreach_copy_(places, copied)
 
     # ---- checkpoints
 

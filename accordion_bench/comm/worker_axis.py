@@ -22,7 +22,10 @@ BN_POLICIES = ("pooled", "average", "recompute", "rank0", "local")
 
 
 class Passed(NamedTuple):
-    """What a worker's passes leave: the loss of its batch, detached, and the gradients of all local workers."""
+    """What a worker's passes leave: the loss of its batch, detached, and the gradients of a lone local worker [1, ...].
+
+    Those of several are in their rows.
+    """
 
     loss: Tensor
     gradients_W: list[Tensor]
@@ -36,6 +39,7 @@ class Batch(NamedTuple):
     scale: what gradients are to be multiplied by, through the loss.
     before_last: called before the last backward pass, during which `taken` may be called.
     key: equal for batches of the same shapes in the same memory.
+    lane: that the worker's passes are done in, where they may be captured; 0 = the training's own stream.
     """
 
     losses: Callable[[int], Tensor]
@@ -43,6 +47,7 @@ class Batch(NamedTuple):
     scale: float = 1.0
     before_last: Callable[[], object] = lambda: None
     key: Hashable = None
+    lane: int = 0
 
 
 class WorkerAxis(Replicas):
@@ -61,6 +66,7 @@ class WorkerAxis(Replicas):
         replicas: since `fork`, the parameters of each local worker, as views into one storage per shape.
         buffers_W: the buffers of each local worker, [W, ...].
         loss_W: of each local worker's last step, the loss of its batch.
+        loss_sum_W: the sum of these over steps, float64 [W], until somebody sets it to 0.
     """
 
     def __init__(
@@ -74,7 +80,8 @@ class WorkerAxis(Replicas):
         self._storage = Blocks(self.specs, rows, self.like).tensors if rows > 1 else []
         self._rows = [[x_W[row] for x_W in self._storage] for row in range(rows)]  # views, made once
         self.loss_W = torch.zeros(rows, device=self.params[0].device)
-        self._losses = list(self.loss_W)  # views, made once
+        self.loss_sum_W = torch.zeros(rows, dtype=torch.float64, device=self.params[0].device)
+        self._losses, self._loss_sums = list(self.loss_W), list(self.loss_sum_W)  # views, made once
         self._taken: dict[int, Tensor] = {}
         self._current: int | None = None
         self.buffers_W = {
@@ -133,8 +140,9 @@ class WorkerAxis(Replicas):
 
         key = (row, batch.key, batch.micro_batches, batch.scale, bool(self.replicas))
         stages = [stage(micro) for micro in range(batch.micro_batches)]
-        passed = do(Work(WORKERS, key, stages, lambda: [*self._buffers[row].values(), *self._rows[row]]))
-        self.gradients_W = passed.gradients_W
+        changes = [*self._buffers[row].values(), *self._rows[row], self._loss_sums[row]]
+        passed = do(Work(WORKERS, key, stages, lambda: changes, batch.lane))
+        self.gradients_W = self._storage or passed.gradients_W
         return passed.loss
 
     def _pass(self, row: int, micro: int, batch: Batch) -> Passed:
@@ -150,10 +158,12 @@ class WorkerAxis(Replicas):
             batch.before_last()
         (loss if batch.scale == 1 else loss * batch.scale).backward()
         total += loss.detach()
+        if last:
+            self._loss_sums[row] += total
         return Passed(total, self._collected(row) if last else [])
 
     def _collected(self, row: int) -> list[Tensor]:
-        """The gradients of all parameters, [W, ...], after those of one worker have been put into its row."""
+        """The gradients of all parameters of a lone local worker; those of one of several are put into its row."""
         taken, self._taken = self._taken, {}
         # a parameter that the loss does not reach counts as having a zero gradient
         left = {i: _gradient_of(p) for i, p in enumerate(self.params) if i not in taken}
@@ -162,7 +172,7 @@ class WorkerAxis(Replicas):
             return [taken[i] for i in range(len(self.params))]
         if left:
             torch._foreach_copy_([self._rows[row][i] for i in left], list(left.values()))
-        return self._storage
+        return []
 
     @torch.no_grad()
     def taken(self, i: int) -> Tensor:

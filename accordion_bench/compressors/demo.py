@@ -113,6 +113,7 @@ class DeMo(Compressor):
         "and that is not a sum over all workers",
         owns=frozenset({"momentum"}),
         weight_decay_mode="decoupled",
+        replays=True,
     )
     beside = {"optimizer": {"momentum": 0.0}}  # it has a momentum of its own
 

@@ -97,6 +97,7 @@ class Dion(Compressor):
         shares_steps=True,
         fits=("AdamW",),
         no_error_feedback="the momentum keeps what was not sent",
+        replays=True,
     )
     beside = {"optimizer": "adamw"}
 

@@ -37,6 +37,7 @@ class Blockwise(Dense):
         Dense.traits,
         kernels=("cpu", "cuda"),
         whole_model=True,
+        replays=True,
         collective_reason="8-bit numbers with different scales do not add up",
     )
 
@@ -46,7 +47,7 @@ class Blockwise(Dense):
         self.rounding = checks.choice("rounding", rounding, ["nearest", "random"])
         if rounding == "random" and format != "int8":
             raise checks.ValueRefused("rounding", "nearest where format is not int8", rounding, "nearest")
-        self.traits = replace(self.traits, unbiased=rounding == "random", replays=rounding == "nearest")
+        self.traits = replace(self.traits, unbiased=rounding == "random")
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
         """E||C(v) - v||^2 of each row, the closed form, where rounding is random."""

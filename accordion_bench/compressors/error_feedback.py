@@ -66,7 +66,7 @@ class ErrorFeedback(Wrapper):
             rule = "local with collective=two_way, because the update holds what the owners have kept, too"
             raise checks.ValueRefused("residual", rule, residual, "local")
         if self.residual_units == "parameter":
-            self.traits = replace(inner.traits, units="parameter", owns=inner.traits.owns | {"lr"}, replays=False)
+            self.traits = replace(inner.traits, units="parameter", owns=inner.traits.owns | {"lr"})
 
     @classmethod
     def idle(cls, options: Config, around: Surroundings) -> Idle:

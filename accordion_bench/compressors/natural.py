@@ -35,6 +35,7 @@ class Natural(Dense):
         whole_model=True,
         unbiased=True,
         contracts=True,
+        replays=True,
         collective_reason="a sum of powers of two is none",
     )
 

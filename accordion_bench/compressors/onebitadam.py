@@ -52,6 +52,7 @@ class OneBitAdam(Wrapper):
         takes=frozenset({"betas"}),
         no_error_feedback="it keeps what its signs lose already",
         kernels=("cpu", "cuda"),
+        replays=True,
     )
     beside = {"optimizer": "adamw"}
 

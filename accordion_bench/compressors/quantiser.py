@@ -56,6 +56,7 @@ class Quantiser(Dense):
         kernels=("cpu", "cuda"),
         whole_model=True,
         unbiased=True,
+        replays=True,
         collective_reason="codes of different norms do not add up",
     )
 

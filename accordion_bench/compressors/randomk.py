@@ -35,7 +35,12 @@ class RandomK(Compressor):
     """
 
     traits = Traits(
-        knob="density", pair=(0.10, 0.99), min_ndim=2, whole_model=True, takes=frozenset({"error_feedback"})
+        knob="density",
+        pair=(0.10, 0.99),
+        min_ndim=2,
+        whole_model=True,
+        takes=frozenset({"error_feedback"}),
+        replays=True,
     )
     draws = "shared"
 

@@ -75,6 +75,7 @@ class TernGrad(Compressor):
 
     traits = Traits(
         contracts=False,
+        replays=True,
         kernels=("cpu", "cuda"),
         whole_model=True,
         collectives=("all_gather",),

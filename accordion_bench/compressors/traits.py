@@ -47,8 +47,9 @@ class Traits:
             first is what the user is told to choose, in lower case.
         no_error_feedback: why it must not be wrapped in error feedback; "" = it may.
         kernels: kinds of devices on which it computes with `tensors.kernels` where what compiles them is installed.
-        replays: at equal levels every exchange asks a device for the same operations on the same memory, and takes no
-            number from the host that changes from step to step (a key of draws, a rate): a GPU may repeat it.
+        replays: at equal levels every exchange asks a device for the same operations on the same memory, and takes
+            numbers of the host that change from step to step (keys of draws, rates) by `upload.fresh`: a GPU may repeat
+            it.
     """
 
     knob: str | None = None

@@ -137,7 +137,7 @@ class TwoWay(Wrapper):
         ties: str = "random",
     ) -> None:
         super().__init__(inner)
-        self.traits = replace(inner.traits, replays=False)  # owners draw, and keep rates
+        self.traits = inner.traits
         if not inner.traits.scaled:
             self.traits = replace(self.traits, reduces="vote")
         self.residual = residual

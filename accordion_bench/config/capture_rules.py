@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping
 
-from accordion_bench.comm.graphs import EXCHANGE, UPDATE, WORKERS
+from accordion_bench.comm.graphs import EVALUATION, EXCHANGE, UPDATE, WORKERS
 from accordion_bench.config.components import Components
 from accordion_bench.forward.task import task_of
 from accordion_bench.options.checks import ValueRefused
@@ -11,7 +11,7 @@ from accordion_bench.options.instantiate import target
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
 
-ALL = {WORKERS, EXCHANGE, UPDATE}
+ALL = {WORKERS, EXCHANGE, UPDATE, EVALUATION}
 
 
 def stays_eager(config: RunConfig, parts: Components, processes: int) -> dict[str, str]:
@@ -36,11 +36,12 @@ def _nothing(config: RunConfig, processes: int) -> str:
 
 
 def refuse(config: RunConfig, parts: Components, where: Placement) -> None:
-    """Refuse `graphs=true` where some of a step stays eager.
+    """Refuse `graphs=true` where some of a step stays eager, and `workers_at_once` where the workers' passes do.
 
     Raises:
         ConfigError: with the reason.
     """
+    _refuse_at_once(config, parts, where)
     if config.graphs is not True:
         return
     if where.device != "cuda":
@@ -49,9 +50,23 @@ def refuse(config: RunConfig, parts: Components, where: Placement) -> None:
         raise ValueRefused("graphs", f"null, because the {name} would stay eager: {why}", True, None)
 
 
-def told(eager: Mapping[str, str]) -> str:
-    """What the header of a run on a GPU says: what is replayed, and why the rest is not."""
+def _refuse_at_once(config: RunConfig, parts: Components, where: Placement) -> None:
+    asked = config.workers_at_once
+    if asked == 1:
+        return
+    if where.device != "cuda":
+        raise ValueRefused("workers_at_once", "1 on a CPU, where nothing is replayed", asked, 1)
+    if why := stays_eager(config, parts, where.processes).get(WORKERS, ""):
+        raise ValueRefused("workers_at_once", f"1, because the workers' passes are not replayed: {why}", asked, 1)
+    if asked > where.workers_per_process:
+        limit = f"at most {where.workers_per_process}, the workers of the process"
+        raise ValueRefused("workers_at_once", limit, asked, where.workers_per_process)
+
+
+def told(eager: Mapping[str, str], at_once: int = 1) -> str:
+    """What the header of a run on a GPU says: what is replayed, how many workers at once, and why the rest is not."""
     if set(eager) == ALL and len(set(eager.values())) == 1:
         return f"steps are eager: {next(iter(eager.values()))}"
     rest = "; ".join(f"{name} eager: {why}" for name, why in eager.items())
-    return f"steps are captured and replayed{f' ({rest})' if rest else ''}"
+    several = f", {at_once} workers at once; times of a worker are sampled one by one" if at_once > 1 else ""
+    return f"steps are captured and replayed{f' ({rest})' if rest else ''}{several}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from accordion_bench.conformance import aggregate, edges, fidelity, options, payload, persistence, purity, randomness
 from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.placement import check_placement
+from accordion_bench.conformance.replays import check_replays
 from accordion_bench.conformance.subject import Check, Maker, NotApplicable, levels_of
 from accordion_bench.options.units import counted
 
@@ -42,6 +43,7 @@ CHECKS: list[Check] = [
     options.check_scope,
     check_placement,
     check_devices,
+    check_replays,
 ]
 
 ONCE: list[Check] = [options.check_levels, options.check_collectives, purity.check_neighbours, check_placement]

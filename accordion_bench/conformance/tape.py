@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accordion_bench.comm.graphs import Graphs, NotCapturable
+from accordion_bench.comm.streams import Streams
 from accordion_bench.conformance.pretend_device import NO_KERNEL, READ_BY_HOST, SIZED_BY_DATA, one_launch, real
 
 T = TypeVar("T")
@@ -96,15 +97,32 @@ class Strict(TorchFunctionMode):
 class TapeGraphs(Graphs):
     """Captures work on a tape; counts how often which pool was captured and replayed.
 
+    Args:
+        streams: that stand in for those of a GPU.
+
     Attributes:
         captured, replayed: how often, by the name of the pool.
     """
 
     captures = True
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Streams | None = None) -> None:
+        super().__init__(streams)
         self.captured: dict[str, int] = {}
         self.replayed: dict[str, int] = {}
+
+    def new_generator(self) -> torch.Generator:
+        return torch.Generator()
+
+    @contextlib.contextmanager
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        outside = torch.get_rng_state()
+        torch.set_rng_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(torch.get_rng_state())
+            torch.set_rng_state(outside)
 
     def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[[], None], T]:
         tape, state = Tape(), torch.get_rng_state()

@@ -20,6 +20,9 @@ class Data(Protocol):
         train_size, test_size: samples.
         indexed_on: the device where training batches of indices are wanted; one that does not say so gets them on the
             CPU.
+        by_device: `begin_epoch(epoch)` draws whatever the epoch decides, each time into the same memory, and
+            `train_batch(indices)` then tells the device all of its work, so that a GPU may repeat it for other indices;
+            one that does not say so has no such methods.
     """
 
     train_size: int

@@ -33,6 +33,7 @@ class ByteData:
     """
 
     splits = ("test", "valid")
+    by_device = True
 
     def __init__(
         self, splits: Mapping[str, Tensor], context: int, seed: int, reshuffled: bool, device: torch.device
@@ -42,16 +43,22 @@ class ByteData:
         self.device = self.indexed_on = device
         self.train_size, self.test_size = windows(len(splits["train"]), context), len(splits["test"]) - 1
         self.steps = torch.arange(context + 1, device=device)
+        self.offset = torch.zeros((), dtype=torch.int64, device=device)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw where this epoch's windows begin."""
+        offset = keyed_rng.key(self.seed, "offset", epoch if self.reshuffled else 0) % self.context
+        self.offset.fill_(offset)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
         """Bytes [B, context] and the bytes after them, for each tensor of window numbers in turn."""
+        self.begin_epoch(epoch)
         for indices in batches:
-            yield self.train_batch(indices, epoch)
+            yield self.train_batch(indices)
 
-    def train_batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Bytes [B, context] and the bytes after them."""
-        offset = keyed_rng.key(self.seed, "offset", epoch if self.reshuffled else 0) % self.context
-        starts = offset + indices.to(self.device) * self.context
+    def train_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Bytes [B, context] and the bytes after them; from where the epoch says that has begun last."""
+        starts = self.offset + indices.to(self.device) * self.context
         window = self.bytes["train"][starts[:, None] + self.steps].long()
         return window[:, :-1], window[:, 1:]
 

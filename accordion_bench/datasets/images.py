@@ -31,6 +31,8 @@ class ImageData:
             centre is uniform in the image, so that parts may lie outside (DeVries & Taylor 2017, arXiv 1708.04552).
     """
 
+    by_device = True
+
     def __init__(
         self,
         train,
@@ -50,23 +52,31 @@ class ImageData:
         self.padding, self.flip, self.rotation, self.cutout, self.seed = padding, flip, rotation, cutout, seed
         self.train_size, self.test_size = len(self.train_labels), len(self.test_labels)
         self.indexed_on = device
+        self.drawn: dict[str, Tensor] = {}  # of each sample, for this epoch
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw this epoch's crops, flips, angles and holes, one of each for each sample."""
         generator = keyed_rng.generator(self.seed, "augmentation", epoch)
-        count, device = self.train_size, self.train_images.device
+        count = self.train_size
         height, width = self.train_images.shape[2:]
         if self.padding:
             offsets = torch.randint(0, 2 * self.padding + 1, (count, 2), generator=generator)
-            self._offsets = offsets.to(device)
+            self._draws("offsets", offsets)
         if self.flip:
-            self._flips = torch.randint(0, 2, (count,), generator=generator).bool().to(device)
+            self._draws("flips", torch.randint(0, 2, (count,), generator=generator).bool())
         if self.rotation:
             draws = torch.rand(count, generator=generator, dtype=torch.float64)
-            self._turns = turns((2 * draws - 1) * self.rotation, height, width).to(device)
+            self._draws("turns", turns((2 * draws - 1) * self.rotation, height, width))
         if self.cutout:
             centres = [torch.randint(0, side, (count,), generator=generator) for side in (height, width)]
-            self._holes = (torch.stack(centres, 1) - self.cutout // 2).to(device)
+            self._draws("holes", torch.stack(centres, 1) - self.cutout // 2)
+
+    def _draws(self, name: str, drawn: Tensor) -> None:
+        """Keep draws on the device, in the place of the last epoch's."""
+        if name in self.drawn:
+            self.drawn[name].copy_(drawn)
+        else:
+            self.drawn[name] = drawn.to(self.train_images.device)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
         """Augmented, normalised images and labels for each index tensor in turn."""
@@ -106,13 +116,13 @@ class ImageData:
         columns = torch.arange(width, device=images.device)
         inside = None
         if self.rotation:
-            cos, sin, x, y = self._turns[indices].T[:, :, None, None]
+            cos, sin, x, y = self.drawn["turns"][indices].T[:, :, None, None]
             rows, columns = (sin * columns + cos * rows + y) >> 16, (cos * columns - sin * rows + x) >> 16
             inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
         if self.flip:
-            columns = torch.where(self._flips[indices, None, None], width - 1 - columns, columns)
+            columns = torch.where(self.drawn["flips"][indices, None, None], width - 1 - columns, columns)
         if self.padding:
-            down, right = (self._offsets[indices] - self.padding).T[:, :, None, None]
+            down, right = (self.drawn["offsets"][indices] - self.padding).T[:, :, None, None]
             rows, columns = rows + down, columns + right
             cropped = ((rows >= 0) & (rows < height)) & ((columns >= 0) & (columns < width))
             inside = cropped if inside is None else inside & cropped
@@ -125,7 +135,7 @@ class ImageData:
     def _hole(self, indices: Tensor) -> Tensor:
         """Where pixels are cut out, [B, 1, H, W]."""
         height, width = self.train_images.shape[2:]
-        top, left = self._holes[indices].T[:, :, None]
+        top, left = self.drawn["holes"][indices].T[:, :, None]
         rows = torch.arange(height, device=top.device) - top
         columns = torch.arange(width, device=top.device) - left
         rows, columns = (rows >= 0) & (rows < self.cutout), (columns >= 0) & (columns < self.cutout)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.rates import pattern
 from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, Stage, Work
@@ -261,16 +262,18 @@ class Exchange:
 
     @property
     def replays(self) -> bool:
-        """Whether a device may repeat an exchange by itself: it draws nothing, and nobody reads before it is over."""
+        """Whether a device may repeat an exchange by itself: nobody reads before it is over."""
         return self.alike and self.finite.late and self.compressor.traits.replays
 
     def work(self, xs_W: Sequence[Tensor], info: StepInfo) -> Work:
         """`unread` as work that may be captured; what it writes is the compressor's state."""
         levels, books = tuple(self.levels(info)), tuple(sorted(info.plan.codebooks.items()))
+        ctx = self.context(info)
         own, clock = [x for number in range(len(self.buckets)) for x in self.state_of(number)], self.comm.clock
         where = tuple(x.data_ptr() for x in (*xs_W, *own))
         stage = Stage(lambda: None, lambda: self.unread(xs_W, info))
-        return Work(EXCHANGE, (id(self), levels, books, where, clock.plan, clock.warm), [stage], lambda: own)
+        key = id(self), levels, books, pattern(ctx), where, clock.plan, clock.warm
+        return Work(EXCHANGE, key, [stage], lambda: own, moment=ctx)
 
     def begin(self, info: StepInfo) -> Context:
         """What the compressor may know of this step; the exchange of all buckets is counted with it."""

@@ -49,7 +49,7 @@ class Finite:
         self._looks.append(look)
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[list[Callable[[], None]]]:
+    def deferred(self) -> Iterator[list[Callable[[], None]]]:
         """Inside, looks are kept, not noted; they are noted by calling what the list holds afterwards."""
         before, self._looks = self._looks, []
         again: list[Callable[[], None]] = []

@@ -1,14 +1,14 @@
 """Tasks: loss and evaluation of what is trained: images with labels, the next word of a text, or its next byte."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench.comm.graphs import WORKERS
+from accordion_bench.comm.graphs import EVALUATION, WORKERS
 from accordion_bench.comm.on_cpu import copy_on_cpu
 from accordion_bench.datasets.base import Batches, Data, Dataset, LabelledData
 from accordion_bench.datasets.byte_windows import ByteData
@@ -17,6 +17,13 @@ from accordion_bench.runs.metrics import METRICS, Metric
 
 EVAL_BATCH = 512
 DataT = TypeVar("DataT", bound=Data)
+OfBatch = Callable[[Tensor, Tensor], Tensor]
+"""What is computed of the inputs and targets of one batch."""
+
+
+def at_once(compute: OfBatch, x: Tensor, y: Tensor) -> Tensor:
+    """Computed operation by operation."""
+    return compute(x, y)
 
 
 class Task(Generic[DataT]):
@@ -43,8 +50,22 @@ class Task(Generic[DataT]):
         """Mean loss of one micro-batch of a local worker."""
         raise NotImplementedError
 
-    def totals(self, model: nn.Module, data: DataT, worker: int, workers: int) -> Tensor:
-        """Sums over one worker's share of the evaluation data, float64; added up over workers they give `columns`."""
+    def totals(
+        self,
+        model: nn.Module,
+        data: DataT,
+        worker: int,
+        workers: int,
+        do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
+    ) -> Tensor:
+        """Sums over one worker's share of the evaluation data, float64; added up over workers they give `columns`.
+
+        Args:
+            model: in evaluation mode.
+            data: of which the worker takes its share.
+            worker, workers: which of how many.
+            do: computes what is asked for of one batch, which may be captured; used up before the next batch.
+        """
         raise NotImplementedError
 
     def columns(self, totals: list[float]) -> dict[str, float]:
@@ -77,23 +98,32 @@ class Images(Task[LabelledData]):
     def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
         return F.cross_entropy(model(x), y)
 
-    def totals(self, model: nn.Module, data: LabelledData, worker: int, workers: int) -> Tensor:
+    def totals(
+        self,
+        model: nn.Module,
+        data: LabelledData,
+        worker: int,
+        workers: int,
+        do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
+    ) -> Tensor:
+        def compute(x: Tensor, y: Tensor) -> Tensor:
+            output = model(x)
+            loss, correct = F.cross_entropy(output, y, reduction="sum"), (output.argmax(1) == y).sum()
+            return torch.stack([loss.double(), correct.double(), torch.full_like(loss, len(y), dtype=torch.float64)])
+
+        def summed(batches: Batches) -> Tensor:
+            totals = torch.zeros(3, dtype=torch.float64, device=self.device)
+            for x, y in batches:
+                totals += do(compute, x, y)
+            return totals
+
         share = torch.arange(min(worker, data.test_size), data.test_size, workers)
-        totals = self._of(model, data.test_batches(share.split(EVAL_BATCH) if len(share) else []))
+        totals = summed(data.test_batches(share.split(EVAL_BATCH) if len(share) else []))
         if self.validation is None:
             return totals
         share = self.validation[worker::workers]
-        held_out = self._of(model, data.validation_batches(share.split(EVAL_BATCH) if len(share) else []))
+        held_out = summed(data.validation_batches(share.split(EVAL_BATCH) if len(share) else []))
         return torch.cat([totals, held_out])
-
-    def _of(self, model: nn.Module, batches: Batches) -> Tensor:
-        """Sums of loss and correct answers, and the number of samples."""
-        totals = torch.zeros(3, dtype=torch.float64, device=self.device)
-        for x, y in batches:
-            output = model(x)
-            loss, correct = F.cross_entropy(output, y, reduction="sum"), (output.argmax(1) == y).sum()
-            totals += torch.stack([loss.double(), correct.double(), torch.full_like(loss, len(y), dtype=torch.float64)])
-        return totals
 
     def columns(self, totals: list[float]) -> dict[str, float]:
         loss, correct, count = totals[:3]
@@ -117,7 +147,9 @@ class Text(Task[TextData]):
     """
 
     metric = METRICS["perplexity"]
-    not_captured = {WORKERS: "a recurrent network goes on from the state of the step before"}
+    not_captured = dict.fromkeys(
+        (WORKERS, EVALUATION), "a recurrent network goes on from the state of the batch before"
+    )
 
     def __init__(self, metric_split: str = "test", device: torch.device | None = None) -> None:
         self.metric_split, self.device = metric_split, device
@@ -133,7 +165,14 @@ class Text(Task[TextData]):
         states[micro] = tuple(part.detach() for part in state)
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
-    def totals(self, model: nn.Module, data: TextData, worker: int, workers: int) -> Tensor:
+    def totals(
+        self,
+        model: nn.Module,
+        data: TextData,
+        worker: int,
+        workers: int,
+        do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
+    ) -> Tensor:
         totals = []
         for split in data.splits:
             total, state = torch.zeros(2, dtype=torch.float64, device=data.device), None
@@ -180,12 +219,21 @@ class Bytes(Task[ByteData]):
     def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
         return _entropy(model(x), y, "mean")
 
-    def totals(self, model: nn.Module, data: ByteData, worker: int, workers: int) -> Tensor:
+    def totals(
+        self,
+        model: nn.Module,
+        data: ByteData,
+        worker: int,
+        workers: int,
+        do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
+    ) -> Tensor:
+        def compute(x: Tensor, y: Tensor) -> Tensor:
+            return torch.stack([_entropy(model(x), y, "sum").double(), (y >= 0).sum().double()])
+
         totals = torch.zeros(len(data.splits), 2, dtype=torch.float64, device=data.device)
         for total, split in zip(totals, data.splits, strict=True):
             for x, y in data.test_windows(split, worker, workers):
-                total[0] += _entropy(model(x), y, "sum").double()
-                total[1] += (y >= 0).sum()
+                total += do(compute, x, y)
         return totals.flatten()
 
     def columns(self, totals: list[float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from accordion_bench.comm.stages import EXCLUSIVE, Stage
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.collective_costs import PAIRS, UNEVEN, Hop, cheapest, link_share, payload_and_times, ring
 from accordion_bench.network.hops import KindCost, checked_kinds, inner_hop
 from accordion_bench.options import checks
@@ -218,7 +218,7 @@ class Network:
         """Modelled columns of a metrics row, apart from the measured ones.
 
         `modelled_seconds` is what one worker alone on its machine would need: what this process has computed outside
-        exchanges, shared by its local workers, which run one after another, plus `modelled_exposed_seconds`. What the
+        exchanges, shared by its local workers, one after another, plus `modelled_exposed_seconds`. What the
         process does once for all of them (the step of a common optimizer) is shared, too, and so counts too little; the
         first step's computation is left out, as in `seconds`. Computation is steps x median, by phase, so that no
         stall of the machine is in it: `seconds_by_phase`. `modelled_comm_seconds` is communication alone, hidden or
@@ -230,12 +230,11 @@ class Network:
             comm: with ledger and clock.
             overlaps: buckets leave during the backward pass, also where all workers share a process; else after it.
         """
-        sent, spent = comm.ledger.columns(), comm.clock.read()
+        sent = comm.ledger.columns()
         dense = self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"], comm.workers)
         if not comm.ledger.complete:
             return {**dict.fromkeys(COLUMNS), "modelled_dense_comm_seconds": dense}
-        measured = sum(spent.get(part, 0.0) for part in EXCLUSIVE if part != "exposed")
-        own = (measured - comm.clock.steps.excess()) / comm.local_workers
+        own = comm.clock.own_seconds() / comm.local_workers
         wire_bytes, rounds = (sent[key] + sent[f"control_{key}"] for key in ("wire_bytes", "rounds"))
         kinds = exchanges_of(comm, overlaps)
         exposed = self.exposed(kinds, wire_bytes, rounds, comm.workers, own)

@@ -20,7 +20,7 @@ STARTING = ".starting"  # under paths.runs: a lock for each configuration of whi
 # keys that decide no result
 FREE = (
     *("label", "dataset.check", "threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile"),
-    "graphs",
+    *("graphs", "workers_at_once"),
 )
 # plain top-level numbers, which look the same in every config.yaml: read before YAML is parsed
 QUICK = ("seed", "epochs", "batch_size")

@@ -46,7 +46,7 @@ class PolicyRunner:
         like: gives type and device.
         ladder: the values behind the plan's levels.
         position: where training stands; its plan is replaced by what is decided.
-        loss_sum: training loss of this epoch, float64 [], which the loop adds to in place.
+        loss_sum: training loss of this epoch, float64 [...], the parts of a sum, which the loop adds to in place.
         count_samples: samples behind each gradient of the coming exchange.
         warmup_epochs: in which the learning rate still rises.
         measure: what is to be recorded whatever policies want to know, as in the configuration.
@@ -103,7 +103,7 @@ class PolicyRunner:
 
     def begin_epoch(self) -> None:
         """Start the epoch's sums; the loop is about to forget the last epoch's loss."""
-        self.unread_loss += self.loss_sum
+        self.unread_loss += self.loss_sum.sum()
         self.compression_error = None
         for policy in self.policies.values():
             policy.begin_epoch(self.position.epoch, self.exchanges, self.position.plan)
@@ -178,8 +178,8 @@ class PolicyRunner:
     def read_loss(self) -> float:
         """Training loss of all workers since it was last read, mean over steps."""
         steps = self.position.step + 1 - self.loss_read_at
-        total = self.comm.sum_(self.unread_loss + self.loss_sum, "control")
-        self.unread_loss, self.loss_read_at = -self.loss_sum, self.position.step + 1
+        total = self.comm.sum_(self.unread_loss + self.loss_sum.sum(), "control")
+        self.unread_loss, self.loss_read_at = -self.loss_sum.sum(), self.position.step + 1
         return float(total) / (steps * self.comm.workers)
 
     # ---- what they decide

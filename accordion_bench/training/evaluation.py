@@ -1,57 +1,114 @@
 """Evaluation: the consensus model on the test data, shared out among the workers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.graphs import EVALUATION, Stage, Work
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.datasets.base import Data
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.forward.task import Task
 from accordion_bench.position import Position
 from accordion_bench.tensors.keyed_rng import kept_rng
+from accordion_bench.training.replayed import Replayed, Slots
 
 RECOMPUTE_BATCHES = 128
 
 
-@torch.no_grad()
-def evaluate(
-    axis: WorkerAxis, values: Sequence[Tensor], task: Task[Any], data: Data, sampler: Sampler, position: Position
-) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Evaluation columns of a consensus model, and the buffers that the first local worker has evaluated with.
+class Evaluation:
+    """Evaluates consensus models; training state stays as it is.
 
-    Training state stays as it is.
+    Where the passes of a batch are captured, parameters and buffers lie in the same memory in each evaluation.
 
     Args:
         axis: the model, and the buffers of the workers.
-        values: the consensus, [...] per parameter.
         task: says what is computed.
         data, sampler: training batches re-estimate BatchNorm's statistics where `axis.bn` is `recompute`.
         position: where training stands.
+        replayed: does the passes of each batch.
     """
-    comm, kept = axis.comm, None
-    if axis.bn == "recompute" and axis.buffers_W:
+
+    def __init__(
+        self,
+        axis: WorkerAxis,
+        task: Task[Any],
+        data: Data,
+        sampler: Sampler,
+        position: Position,
+        replayed: Replayed,
+    ) -> None:
+        self.axis, self.task, self.data, self.sampler, self.position = axis, task, data, sampler, position
+        self.replayed, self._slots = replayed, Slots(replayed, torch.preserve_format)
+        self._values: list[Tensor] = []  # where a consensus lies that is not the shared parameters
+        self._buffers: dict[str, Tensor] = {}
+        self._where: Hashable = None  # parameters and buffers that the model reads now
+
+    @torch.no_grad()
+    def __call__(self, values: Sequence[Tensor]) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Evaluation columns of a consensus model, and the buffers that the first local worker has evaluated with.
+
+        Args:
+            values: the consensus, [...] per parameter.
+        """
+        axis, comm, task = self.axis, self.axis.comm, self.task
+        kept = self._recompute(values) if axis.bn == "recompute" and axis.buffers_W else None
+        axis.model.eval()
+        totals, evaluated_with = [], axis.consensus_buffers()
+        values = self._in_place(values)
+        for row, buffers in enumerate(evaluated_with):
+            self._use(values, buffers)
+            share = task.totals(axis.model, self.data, comm.first_worker + row, comm.workers, self._of_batch)
+            totals.append(share.to(comm.device))
+        if kept is not None:
+            axis.restore(kept)
+        axis.evaluate_with(axis.shared, {})
+        return task.columns(comm.sum_(torch.stack(totals).sum(0), "eval").tolist()), evaluated_with[0]
+
+    def _recompute(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Re-estimate BatchNorm's statistics, eagerly; returns what `restore` takes."""
+        axis, comm, position = self.axis, self.axis.comm, self.position
         count = min(RECOMPUTE_BATCHES, position.step_in_epoch)
         rows = range(comm.local_workers)
         # worker by worker, unlike training
-        order = (sampler.batch(comm.first_worker + row, batch) for row in rows for batch in range(count))
-        batches = data.train_batches(position.epoch, order)
+        order = (self.sampler.batch(comm.first_worker + row, batch) for row in rows for batch in range(count))
+        batches = self.data.train_batches(position.epoch, order)
 
         def forward(row: int, batch: int) -> None:
             axis.seed_dropout("recompute", position.step, row, batch)
             axis.model(next(batches)[0])
 
         with kept_rng(comm.device):
-            kept = axis.recompute_buffers(values, forward, count)
-    axis.model.eval()
-    totals, evaluated_with = [], axis.consensus_buffers()
-    for row, buffers in enumerate(evaluated_with):
-        axis.evaluate_with(values, buffers)
-        share = task.totals(axis.model, data, comm.first_worker + row, comm.workers)
-        totals.append(share.to(comm.device))
-    if kept is not None:
-        axis.restore(kept)
-    axis.evaluate_with(axis.shared, {})
-    return task.columns(comm.sum_(torch.stack(totals).sum(0), "eval").tolist()), evaluated_with[0]
+            return axis.recompute_buffers(values, forward, count)
+
+    def _in_place(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The consensus where captured passes read it; as it is where nothing is captured."""
+        shared = [x.data_ptr() for x in self.axis.shared]
+        if not self.replayed.captures(EVALUATION) or [x.data_ptr() for x in values] == shared:
+            return values
+        self._values = self._values or [torch.empty_like(x) for x in values]
+        torch._foreach_copy_(self._values, list(values))
+        return self._values
+
+    def _use(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
+        """Let the model read these parameters and a worker's buffers."""
+        if self.replayed.captures(EVALUATION):
+            self._buffers = self._buffers or {name: torch.empty_like(x) for name, x in buffers.items()}
+            for name, x in buffers.items():
+                self._buffers[name].copy_(x)
+            buffers = self._buffers
+        self.axis.evaluate_with(values, buffers)
+        self._where = tuple(x.data_ptr() for x in (*values, *buffers.values()))
+
+    def _of_batch(self, compute: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """What the task computes of one batch; overwritten by the next one."""
+        x, y = self._slots.filled(EVALUATION, 0, x, y)
+
+        @torch.no_grad()  # also where it is compared with a replay
+        def run() -> Tensor:
+            return compute(x, y)
+
+        key = (x.data_ptr(), y.data_ptr(), x.shape, y.shape, self._where)
+        return self.replayed(Work(EVALUATION, key, [Stage(lambda: None, run)], list))

@@ -63,7 +63,7 @@ class Progress:
 
         Args:
             position: where training stands.
-            loss_sum: training loss of this epoch, summed over steps and local workers.
+            loss_sum: training loss of this epoch, summed over steps, of each local worker.
             comm: whose ledger tells what was sent.
         """
         if self.bar is None and not self.lines:
@@ -156,4 +156,4 @@ def _payload(comm: Comm) -> str:
 
 def _mean(loss_sum: Tensor, position: Position, comm: Comm) -> float:
     """Training loss of this epoch so far, mean over steps and local workers."""
-    return loss_sum.item() / (max(position.step_in_epoch, 1) * comm.local_workers)
+    return loss_sum.sum().item() / (max(position.step_in_epoch, 1) * comm.local_workers)

@@ -7,6 +7,7 @@ on, and the reason is told once.
 """
 
 import contextlib
+import functools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -15,30 +16,31 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from accordion_bench.comm.graphs import EXCHANGE, UPDATE, WORKERS, Graphs, NotCapturable, Work, eagerly
+from accordion_bench.comm.graphs import EVALUATION, EXCHANGE, UPDATE, WORKERS, Graphs, NotCapturable, Work, eagerly
+from accordion_bench.tensors.upload import Cell, noting
 
 WARM = 3  # times that work is done eagerly first: kernels are searched for and compiled, tables are made
-KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8}  # captures that are kept by kind, the latest used
+KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8, EVALUATION: 8}  # captures that are kept by kind, the latest used
 CHANGING = 1000  # times in a row that work of one kind is done eagerly before it is given up: it never comes back
 ALIKE = 1e-3  # relative distance up to which a replay and eager work are alike: some kernels do not repeat their bits
 
 
-class Beside(Protocol):
-    """What is kept on the host beside the work of a device: bytes, times, looks."""
+class HostRecord(Protocol):
+    """What the host counts while it tells a device its work: bytes, times, looks."""
 
-    def noting(self) -> contextlib.AbstractContextManager[list[Callable[[], None]]]:
+    def deferred(self) -> contextlib.AbstractContextManager[list[Callable[[], None]]]:
         """Inside, nothing counts; what would have counted is done by calling what the list holds afterwards."""
 
 
 class Captured(NamedTuple):
     """Work that the device repeats.
 
-    replays: of each stage.
+    replays: of each stage; called with the moment, whose numbers the device is given first.
     repeated: what the host does beside each stage.
     out: what the last stage leaves.
     """
 
-    replays: list[Callable[[], None]]
+    replays: list[Callable[[Any], None]]
     repeated: list[list[Callable[[], None]]]
     out: Any
 
@@ -48,7 +50,7 @@ class Replayed:
 
     Args:
         graphs: what captures; where it captures nothing, everything stays eager.
-        beside: what is kept on the host.
+        records: what the host counts beside the work.
         tell: called with a sentence when a kind of work turns out to stay eager.
         eager: why work stays eager, by the name of its kind, as far as that is known beforehand.
     """
@@ -56,20 +58,28 @@ class Replayed:
     def __init__(
         self,
         graphs: Graphs,
-        beside: Sequence[Beside],
+        records: Sequence[HostRecord],
         tell: Callable[[str], object] = lambda _: None,
         eager: Mapping[str, str] | None = None,
     ) -> None:
-        self.graphs, self.beside, self.tell, self.eager = graphs, beside, tell, dict(eager or {})
-        self._seen: dict[str, Counter[Hashable]] = {}
+        self.graphs, self.records, self.tell, self.eager = graphs, records, tell, dict(eager or {})
+        self._seen: dict[str, OrderedDict[Hashable, int]] = {}  # times, of the latest keys
         self._kept: dict[str, OrderedDict[Hashable, Captured]] = {}
         self._missed: Counter[str] = Counter()  # times in a row that work of a kind was done eagerly
         self._again: set[str] = set()  # kinds of which a second replay has been compared, too
 
+    def captures(self, name: str) -> bool:
+        """Whether work of this kind is captured when it has been done often enough."""
+        return self.graphs.captures and name not in self.eager
+
     def __call__(self, work: Work) -> Any:
         """Do the work; returns what its last stage leaves, the same tensors at every replay."""
-        if not self.graphs.captures or work.name in self.eager:
+        if not self.captures(work.name):
             return eagerly(work)
+        with self.graphs.lane(work.lane):
+            return self._do(work)
+
+    def _do(self, work: Work) -> Any:
         kept = self._kept.setdefault(work.name, OrderedDict())
         found = kept.get(work.key)
         if found is None:
@@ -82,8 +92,10 @@ class Replayed:
         return self._compare(work, found)
 
     def _often_enough(self, work: Work) -> bool:
-        seen = self._seen.setdefault(work.name, Counter())
-        seen[work.key] += 1
+        seen = self._seen.setdefault(work.name, OrderedDict())
+        seen[work.key] = seen.pop(work.key, 0) + 1
+        if len(seen) > CHANGING:
+            seen.popitem(last=False)
         self._missed[work.name] += 1
         if self._missed[work.name] > CHANGING:
             self._give_up(work.name, f"it was another work {CHANGING} times in a row")
@@ -102,7 +114,7 @@ class Replayed:
         self._missed[work.name] = 0
         while len(kept) > KEPT.get(work.name, 8):
             oldest, _ = kept.popitem(last=False)
-            del seen[oldest]
+            seen.pop(oldest, None)
         return self._compare(work, captured)
 
     def _capture(self, work: Work) -> Captured:
@@ -116,9 +128,10 @@ class Replayed:
         for stage in work.stages:
             stage.prepare()
             with contextlib.ExitStack() as stack:
-                noted = [stack.enter_context(own.noting()) for own in self.beside]
+                noted = [stack.enter_context(own.deferred()) for own in self.records]
+                cells = stack.enter_context(noting())
                 replay, out = self.graphs.capture(stage.run, work.name)
-            replays.append(replay)
+            replays.append(functools.partial(_filled, cells, replay))
             repeated.append([again for own in noted for again in own])
         if [x.data_ptr() for x in work.changes()] != before:
             raise NotCapturable("it puts new tensors in the place of those that it changes")
@@ -128,7 +141,7 @@ class Replayed:
     def _replay(work: Work, kept: Captured) -> Any:
         for stage, replay, repeated in zip(work.stages, kept.replays, kept.repeated, strict=True):
             stage.prepare()
-            replay()
+            replay(work.moment)
             for again in repeated:
                 again()
         return kept.out
@@ -143,7 +156,7 @@ class Replayed:
             before = [x.clone() for x in changed]
             for stage, replay in zip(work.stages, kept.replays, strict=True):
                 stage.prepare()
-                replay()
+                replay(work.moment)
             replayed = [x.clone() for x in [*changed, *_tensors(kept.out)]]
         except torch.OutOfMemoryError:
             self._give_up(work.name, "there is no memory to compare a replay with the same work done eagerly")
@@ -164,10 +177,10 @@ class Replayed:
 
 
 class Slots:
-    """Where the batches of a step lie: at each step in the same place, since captured work reads them there.
+    """Where batches lie: each time in the same place, since captured work reads them there.
 
     Args:
-        replayed: whether the work of workers is captured.
+        replayed: whether work of a kind is captured.
         memory_format: of images.
     """
 
@@ -175,14 +188,14 @@ class Slots:
         self.replayed, self.memory_format = replayed, memory_format
         self._places: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
-    def filled(self, row: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def filled(self, name: str, row: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The batches of a worker, or of all from `row` on, in their place; images in their memory format.
 
-        Where nothing is captured, they are as they come.
+        Where work of this name is not captured, they are as they come.
         """
-        if not self.replayed.graphs.captures or WORKERS in self.replayed.eager:
+        if not self.replayed.captures(name):
             return x.to(memory_format=self.memory_format), y
-        key = (row, x.shape, x.dtype, y.shape, y.dtype)
+        key = (name, row, x.shape, x.dtype, y.shape, y.dtype)
         if key not in self._places:
             self._places[key] = torch.empty_like(x, memory_format=self.memory_format), torch.empty_like(y)
         for place, values in zip(self._places[key], (x, y), strict=True):
@@ -200,6 +213,12 @@ def alike(x: Tensor, y: Tensor) -> bool:
         return False
     a, b = (z.nan_to_num(0, 0, 0).double() for z in (x, y))
     return bool((a - b).norm() <= ALIKE * b.norm())
+
+
+def _filled(cells: Sequence[Cell], replay: Callable[[], None], moment: Any) -> None:
+    for cell in cells:
+        cell.fill(moment)
+    replay()
 
 
 def _tensors(out: Any) -> list[Tensor]:

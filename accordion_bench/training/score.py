@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from accordion_bench.comm.on_cpu import copy_on_cpu
@@ -20,14 +19,13 @@ class Score:
         metric: what the run is judged by.
         target: its value that is to be reached; None = none.
         every: epochs from one look for the target to the next, at most 1.
-        device: of the loss.
+        loss_sum_W: training loss of this epoch, summed over steps, of each local worker, float64 [W].
         selected_by, tested: columns of the metric, on the split that target and best epoch go by, and on the test
             split.
 
     Attributes:
         best, best_epoch: value and number of the best epoch.
         test_at_best: what the test split gave then.
-        loss_sum: training loss of this epoch, summed over steps and local workers, float64 [].
         to_target: `seconds` and `payload_bytes` when the target was reached first; empty before.
         looks: what was seen within this epoch, one dict with the metric and what was spent a look.
         files: size and checksum of the weights that were written, by name.
@@ -38,7 +36,7 @@ class Score:
         metric: Metric,
         target: float | None,
         every: float,
-        device: torch.device,
+        loss_sum_W: Tensor,
         selected_by: str,
         tested: str,
     ) -> None:
@@ -50,7 +48,7 @@ class Score:
         self.to_target: dict[str, float] = {}
         self.looks: list[dict[str, Any]] = []
         self.files: dict[str, tuple[int, int]] = {}
-        self.loss_sum: Tensor = torch.zeros((), dtype=torch.float64, device=device)
+        self.loss_sum_W = loss_sum_W
 
     def note(self, row: dict[str, Any]) -> bool:
         """An epoch has ended with this metrics row; whether it is the best one."""
@@ -93,9 +91,9 @@ class Score:
         self.looks, self.files = list(state.get("looks", ())), dict(state.get("files", {}))
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """The loss, kept by the first local worker."""
-        return {"loss_sum": copy_on_cpu(self.loss_sum) if row == 0 else torch.zeros((), dtype=torch.float64)}
+        """The loss of one local worker."""
+        return {"loss_sum": copy_on_cpu(self.loss_sum_W[row])}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         """Continue from `worker_state()`."""
-        self.loss_sum += state["loss_sum"].to(self.loss_sum.device)
+        self.loss_sum_W[row] += state["loss_sum"].to(self.loss_sum_W.device)

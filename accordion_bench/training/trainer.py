@@ -5,7 +5,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.graphs import Graphs, graphs_of
+from accordion_bench.comm.graphs import EXCHANGE, UPDATE, Graphs, graphs_of
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.config import capture_rules, ddp_rules
@@ -52,10 +52,11 @@ from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
 from accordion_bench.trackers.base import Tracker
 from accordion_bench.training import codec_kernels
 from accordion_bench.training.dense_notes import DenseNotes
-from accordion_bench.training.evaluation import evaluate
+from accordion_bench.training.evaluation import Evaluation
+from accordion_bench.training.feed import Feed, Own
 from accordion_bench.training.profiler import profiled
 from accordion_bench.training.progress import Progress
-from accordion_bench.training.replayed import Replayed, Slots
+from accordion_bench.training.replayed import Replayed
 from accordion_bench.training.saver import Saver
 from accordion_bench.training.score import Score
 
@@ -71,8 +72,8 @@ class Trainer:
 
     Attributes, by role:
         what is trained: axis (model, gradients, buffers), inner (optimizers), task, data, chance (the metric of a
-            guess), sampler, batches (of this epoch), loss_scale (in float16), memory_format (of images), forward (what
-            is called as the model)
+            guess), sampler, feed (of batches), evaluation, loss_scale (in float16), memory_format (of images), forward
+            (what is called as the model)
         what is exchanged: sync (with its exchanges), runner, overlap, comm, ddp (in the place of an exchange)
         what adapts: ladder, policy_runner (with the policies and what they want to know)
         where it stands: position (epoch, step, plan), score, last_row (of metrics, with which it will be summed up)
@@ -118,7 +119,7 @@ class Trainer:
 
         chosen_by = self.task.selected_by, self.task.tested
         self.last_row: dict[str, Any] = {}
-        self.score = Score(self.task.metric, config.target, config.target_every, self.device, *chosen_by)
+        self.score = Score(self.task.metric, config.target, config.target_every, self.axis.loss_sum_W, *chosen_by)
         specs, like, run = self.axis.specs, self.axis.like, parts.run
         plan = parts.plan_for(specs)
         self.position = Position(plan, config.optimizer["lr"], parts.schedule, config.epochs, self.sampler.steps)
@@ -130,18 +131,19 @@ class Trainer:
             like,
             self.ladder,
             self.position,
-            self.score.loss_sum,
+            self.axis.loss_sum_W,
             lambda: len(sampler.batch(comm.first_worker, position.step_in_epoch)),
             run.warmup_epochs,
             dataclasses.asdict(config.measure),
         )
         leave_early = not parts.exchange.after_backward(parts.wrapped, comm.processes)
         self.overlap = Overlap(self.axis, comm, parts.exchange.overlaps(comm.processes), leave_early)
-        self.overlap.listen()
         # in processes of their own they would, unless something forbids it; a lone worker's go nowhere
         self.models_overlap = comm.workers > 1 and not parts.exchange.after_backward(
             parts.wrapped, max(2, comm.processes)
         )
+        if parts.sync.gradient_exchange and (leave_early or self.models_overlap):
+            self.overlap.listen()
         self.ddp: DDPExchange | None = None
         if config.comm.engine == "ddp":
             cap = config.comm.bucket_cap_mb
@@ -179,11 +181,11 @@ class Trainer:
         eager = capture_rules.stays_eager(config, parts, comm.processes)
         self.graphs = self.clock.graphs = Graphs() if set(eager) == capture_rules.ALL else graphs_of(self.device)
         self.replayed = Replayed(self.graphs, (comm.ledger, self.clock, self.runner.finite), tell, eager)
+        self.clock.at_once = config.workers_at_once > 1
         if self.graphs.captures:
             self.runner.do = self.replayed
-        self.slots = Slots(self.replayed, self.memory_format)
-        # of pictures in files one worker's are read ahead: all workers' would take as many times the memory
-        self.together = self.graphs.captures and not hasattr(self.data, "loader")
+        self.feed = Feed(self.data, self.sampler, comm, self.replayed, self.memory_format)
+        self.evaluation = Evaluation(self.axis, self.task, self.data, self.sampler, self.position, self.replayed)
 
     # ---- one step
 
@@ -194,12 +196,14 @@ class Trainer:
         self.clock.in_force(info.plan.batch_size, self.exchange.predicted_bytes(info))
         self.dense_notes.note(self.exchange.goes_dense(info), info.step)
         with kept_rng(self.device):
-            for row, (x, y) in enumerate(self._batches()):
+            for row, own in enumerate(self.feed.step()):
                 self.clock.lap("data")
-                self._backward(row, x, y)
+                self._backward(row, own)
+                if self.clock.sampled:  # one after another, so that a worker's times are its own
+                    self.graphs.join()
                 self.clock.lap("compute")
+        self.graphs.join()
         loss_W = self.axis.loss_W
-        self.score.loss_sum += loss_W.sum(dtype=torch.float64)
         if self.tracker.by_step and comm.leader:
             self.step_losses.append(loss_W.mean())
         self.clock.lap("compute")
@@ -215,20 +219,8 @@ class Trainer:
                 "schedule and scaling"
             ) from None
         self.position.step_taken()
-        self.clock.step_over(len(y))
+        self.clock.step_over(own.samples)
         self.clock.warm = True
-
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batch of each local worker, read when its turn comes; all at once where their work is captured."""
-        together = self.comm.local_workers if self.together else 1
-        for row in range(0, self.comm.local_workers, together):
-            self.clock.worker()
-            x, y = self.slots.filled(row, *next(self.batches))
-            size = len(y) // together
-            for number, own in enumerate(zip(x.split(size), y.split(size), strict=True)):
-                if number:
-                    self.clock.worker()
-                yield own
 
     def _step(self, lr: float) -> None:
         """From this step's gradients to parameters, and to what is decided of them."""
@@ -239,6 +231,7 @@ class Trainer:
         self.policy_runner.epoch_sums.add_gradients(axis.gradients_W)
         self.clock.lap("policy")
         self.comm.ledger.dense_step(self.exchange.numel)
+        axis.in_place = self.replayed.captures(UPDATE) and not self.replayed.captures(EXCHANGE)
         before = self.sync.before_step(lr)
         self.inner.step(lr, self.replayed if self.graphs.captures else None)
         after = self.sync.after_step(lr)
@@ -276,21 +269,26 @@ class Trainer:
         """The exchange of all workers that is in force now."""
         return self.sync.exchange
 
-    def _backward(self, row: int, x: Tensor, y: Tensor) -> None:
-        size = self.config.micro_batch_size or len(y)
-        xs, ys = x.split(size), y.split(size)
+    def _backward(self, row: int, own: Own) -> None:
+        size = self.config.micro_batch_size or own.samples
+        count = math.ceil(own.samples / size)
+        parts: list[tuple[Tensor, Tensor]] = []  # that the first micro-batch reads for all of them
 
         def share_of_loss(i: int) -> Tensor:
-            only_add_up = self.ddp.no_sync() if self.ddp and i < len(xs) - 1 else contextlib.nullcontext()
+            if i == 0:
+                parts[:] = zip(*(values.split(size) for values in own.read()), strict=True)
+            x, y = parts[i]
+            only_add_up = self.ddp.no_sync() if self.ddp and i < count - 1 else contextlib.nullcontext()
             with only_add_up, autocast(self.config.precision, self.device):
-                loss = self.task.loss(self.forward, xs[i], ys[i], row, i)
-                return loss if len(xs) == 1 else loss * (len(ys[i]) / len(y))
+                loss = self.task.loss(self.forward, x, y, row, i)
+                return loss if count == 1 else loss * (len(y) / own.samples)
 
         last = row == self.comm.local_workers - 1
         arms = self._arms() if last else None
-        key = (x.data_ptr(), y.data_ptr(), x.shape, y.shape, id(arms))
+        key = (own.key, id(arms))
         scale = self.loss_scale.value if self.loss_scale else 1.0
-        batch = Batch(share_of_loss, len(xs), scale, lambda: self._arm(arms), key)
+        lane = 1 + row % self.config.workers_at_once if self.clock.at_once else 0
+        batch = Batch(share_of_loss, count, scale, lambda: self._arm(arms), key, lane)
         self.axis.backward(row, self.position.step, batch, self.replayed)
         if last:
             self.overlap.complete()
@@ -345,7 +343,7 @@ class Trainer:
                 while position.step_in_epoch < position.steps_per_epoch:
                     self.train_step()
                     profile_step()
-                    self.progress.step(position, self.score.loss_sum, self.comm)
+                    self.progress.step(position, self.axis.loss_sum_W, self.comm)
                     if self.score.due(position.step_in_epoch, position.steps_per_epoch):
                         self.look()
                     stop = self.stopper.due(position.step)
@@ -396,22 +394,14 @@ class Trainer:
         position = self.position
         if position.step_in_epoch == 0:
             self.policy_runner.begin_epoch()
-            self.score.loss_sum.zero_()
+            self.axis.loss_sum_W.zero_()
             self.task.begin_epoch()
         self.sampler.begin_epoch(position.epoch, position.plan.batch_size)
         steps = range(position.step_in_epoch, position.steps_per_epoch)
-        self.batches = self.data.train_batches(position.epoch, self.upcoming(steps))
+        self.feed.begin_epoch(position.epoch, steps)
         self.axis.model.train()
         self.progress.begin_epoch(position)
         self.go_on()
-
-    def upcoming(self, steps: range) -> Iterator[Tensor]:
-        """Sample numbers of the batches, in the order in which they are read."""
-        workers = range(self.comm.first_worker, self.comm.first_worker + self.comm.local_workers)
-        sampler = self.sampler
-        if self.together:
-            return (torch.cat([sampler.batch(worker, step) for worker in workers]) for step in steps)
-        return (sampler.batch(worker, step) for step in steps for worker in workers)
 
     def end_epoch(self) -> None:
         """Decide, evaluate, write the row."""
@@ -424,10 +414,10 @@ class Trainer:
         self.clock.step_over()
         self.comm.agree(self.checksum(), "the parameters")
         # the plan, and with it the steps per epoch, may be the next epoch's already
-        losses = self.comm.sum_(self.score.loss_sum.clone(), "eval")
+        losses = self.comm.sum_(self.axis.loss_sum_W.sum(), "eval")
         train_loss = float(losses / (position.step_in_epoch * self.comm.workers))
         values = self.sync.consensus()
-        evaluated, buffers = evaluate(self.axis, values, self.task, self.data, self.sampler, position)
+        evaluated, buffers = self.evaluation(values)
         metric = evaluated[name]
         self.comm.settle()
         row: dict[str, Any] = {
@@ -474,7 +464,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluation columns of the consensus model; training state stays as it is."""
-        return evaluate(self.axis, self.sync.consensus(), self.task, self.data, self.sampler, self.position)[0]
+        return self.evaluation(self.sync.consensus())[0]
 
     def keep_weights(self, values: Sequence[Tensor], buffers: dict[str, Tensor], best: bool) -> None:
         """Write the weights that were evaluated, where they are the last ones, or the best of a run that keeps these.

@@ -14,7 +14,7 @@ from tests.kit import composed
 
 
 def refused(*overrides: str, device: str = "cuda", processes: int = 1) -> str:
-    config = RunConfig.from_dict(composed.cfg("graphs=true", *overrides))
+    config = RunConfig.from_dict(composed.cfg(*overrides))
     where = replace(place(replace(config, graphs=None)), device=device, processes=processes)
     with pytest.raises(ConfigError) as error:
         capture_rules.refuse(config, build_components(config, where.workers), where)
@@ -35,8 +35,30 @@ def refused(*overrides: str, device: str = "cuda", processes: int = 1) -> str:
     ids=str,
 )
 def test_graphs_true_says_what_would_stay_eager(overrides, where, why):
-    sentence = refused(*overrides, **where)
+    sentence = refused("graphs=true", *overrides, **where)
     assert why in sentence and "graphs=null" in sentence and sentence.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "why"),
+    [
+        (["workers_at_once=2"], {"device": "cpu"}, "1 on a CPU, where nothing is replayed"),
+        (["workers_at_once=2"], {"processes": 2}, "the workers' passes are not replayed: there are several processes"),
+        (["workers_at_once=2", "graphs=false"], {}, "not replayed: graphs is false"),
+        (["workers_at_once=2", "model=lstm", "dataset=synthetic_text"], {}, "not replayed: a recurrent network"),
+        (["workers_at_once=5"], {}, "at most 4, the workers of the process"),
+    ],
+    ids=str,
+)
+def test_workers_at_once_says_why_not(overrides, where, why):
+    sentence = refused(*overrides, **where)
+    assert why in sentence and "workers_at_once=" in sentence and sentence.count("\n") == 0
+
+
+def test_workers_at_once_need_not_have_their_exchange_replayed():
+    config = RunConfig.from_dict(composed.cfg("workers_at_once=4", "compressor=qsgd"))
+    where = replace(place(config), device="cuda", processes=1)
+    capture_rules.refuse(config, build_components(config, where.workers), where)
 
 
 def test_the_header_says_what_is_replayed():
@@ -48,8 +70,12 @@ def test_the_header_says_what_is_replayed():
     draws = RunConfig.from_dict(composed.cfg("compressor=qsgd"))
     told = capture_rules.told(capture_rules.stays_eager(draws, build_components(draws, 4), 1))
     assert told.startswith("steps are captured and replayed (exchange eager: the compressor takes")
+    several = capture_rules.told({}, 3)
+    assert several.endswith("replayed, 3 workers at once; times of a worker are sampled one by one")
 
 
 def test_a_wrong_value_is_one_sentence():
     with pytest.raises(ConfigError, match="graphs must be"):
         refuse_wrong(RunConfig.from_dict({**composed.cfg(), "graphs": "sometimes"}))
+    with pytest.raises(ConfigError, match="workers_at_once must be an integer of at least 1"):
+        refuse_wrong(RunConfig.from_dict({**composed.cfg(), "workers_at_once": 0}))

@@ -263,7 +263,43 @@ class Narrow(EverySecond):
         return Exchanged([update.half() for update in out.update], out.subtract_sent_)
 
 
+class Replayed(EverySecond):
+    """Says that a GPU may repeat it, and is right."""
+
+    traits = replace(EverySecond.traits, replays=True)
+
+
+class Frozen(Replayed):
+    """A number of the host that changes from step to step: a replay has that of the capture."""
+
+    def exchange(self, xs_W, ctx, state, comm):
+        return super().exchange([x_W / (1 + ctx.step) for x_W in xs_W], ctx, state, comm)
+
+
+class ReadsBetween(Replayed):
+    """The host reads a number of the device."""
+
+    def encode(self, x_R, spec, level, ctx, keys):
+        return super().encode(x_R if x_R.abs().max().item() < 1e30 else x_R / 2, spec, level, ctx, keys)
+
+
+class MovesState(Replayed):
+    """Its state is a new tensor after each exchange."""
+
+    def init(self, specs, comm, like):
+        return {spec.name: {"seen": torch.zeros((), device=like.device)} for spec in specs}
+
+    def exchange(self, xs_W, ctx, state, comm):
+        self.kept = [*getattr(self, "kept", []), *(entries["seen"] for entries in state.values())]
+        for entries in state.values():
+            entries["seen"] = entries["seen"] + 1
+        return super().exchange(xs_W, ctx, state, comm)
+
+
 MISTAKES = [
+    (Frozen, "replays"),
+    (ReadsBetween, "replays"),
+    (MovesState, "replays"),
     (Sum, "mean"),
     (Sum, "identical"),
     (AnotherReconstruction, "mean"),
@@ -299,6 +335,12 @@ def test_mistakes_are_caught(cls, name):
     outcome = conformance.run(CHECKS[name], conformance.from_class(cls))
     assert outcome.status == "fail", outcome.text
     assert not outcome.text.startswith("stops with"), outcome.text
+
+
+@pytest.mark.parametrize("options", [{}, {"error_feedback": True}], ids=str)
+def test_what_is_replayed_has_the_bits_of_eager_exchanges(options):
+    outcome = conformance.run(CHECKS["replays"], conformance.from_class(Replayed, **options))
+    assert outcome == conformance.Outcome("replays", "pass", "4 replays have the bits of eager exchanges")
 
 
 def test_harmless_checks_do_not_cry():

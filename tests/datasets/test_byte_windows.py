@@ -28,7 +28,8 @@ def counting(count: int = 200, context: int = 7, test: int = 50, reshuffled: boo
 
 def places(data: ByteData, epoch: int) -> list[int]:
     """Where the windows of an epoch begin."""
-    x, y = data.train_batch(torch.arange(data.train_size), epoch)
+    data.begin_epoch(epoch)
+    x, y = data.train_batch(torch.arange(data.train_size))
     assert torch.equal(y, x + 1) and torch.equal(x, x[:, :1] + torch.arange(data.context))
     return x[:, 0].tolist()
 

@@ -61,7 +61,7 @@ def _trained(rank: int, cases: list, folder: str) -> None:
             trainer.train_step()
         found[name, engine] = {
             "parameters": [p.detach().clone() for p in trainer.axis.params],
-            "loss": float(trainer.score.loss_sum),
+            "loss": float(trainer.axis.loss_sum_W.sum()),
             "ledger": dict(trainer.comm.ledger.counts),
             "predicted": [trainer.exchange.predicted_bytes(StepInfo(trainer.position.plan, step)) for step in range(5)],
             "times": trainer.clock.state_dict()["clock"],

@@ -313,6 +313,17 @@ def test_a_lone_worker_has_no_hooks_and_its_last_gradients_make_room_for_the_new
     assert alive == [0]
 
 
+@pytest.mark.parametrize("overrides", [["clip_norm=1"], ["sync=local_sgd"], ["comm.overlap=false"]], ids=" ".join)
+def test_no_hooks_where_no_bucket_leaves_early(tmp_path, overrides):
+    """Nor would one in processes of their own, for which the clock of four workers in one process notes it."""
+    hooked, plain = (
+        Trainer(RunConfig.from_dict(composed.cfg(*TINY, *typed)), Comm(4), RunFolder(tmp_path))
+        for typed in ([], overrides)
+    )
+    assert all(param._post_accumulate_grad_hooks for param in hooked.axis.params)
+    assert not any(param._post_accumulate_grad_hooks for param in plain.axis.params)
+
+
 @pytest.mark.parametrize(("compressor", "buckets"), [("bf16", 3), ("none", 3), ("signsgd", 2)])
 def test_casts_fill_a_bucket_by_gradients_as_the_dense_exchange_does(compressor, buckets):
     """12 tensors of 4 MB: 1 MB, then 25 MB of gradients; of signs all the rest is less than 25 MB."""

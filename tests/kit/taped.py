@@ -11,6 +11,7 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import Graphs
+from accordion_bench.comm.streams import Streams
 from accordion_bench.config import components
 from accordion_bench.conformance.pretend_device import Counts, pretended
 from accordion_bench.conformance.tape import TapeGraphs
@@ -45,10 +46,7 @@ class Pair(NamedTuple):
         """So many steps of both."""
         for _ in range(steps):
             for trainer in (self.eager, self.taped):
-                if trainer.position.step_in_epoch == trainer.position.steps_per_epoch:
-                    trainer.end_epoch()
-                    trainer.begin_epoch()
-                trainer.train_step()
+                step(trainer)
 
     def same(self) -> bool:
         """Whether parameters, buffers, optimizers and what was counted are equal, to the bit."""
@@ -61,14 +59,24 @@ class Pair(NamedTuple):
         return a.comm.ledger.counts == b.comm.ledger.counts and all(torch.equal(x.cpu(), y.cpu()) for x, y in pairs)
 
 
-def trainer_for(folder: Path, graphs: Graphs, *overrides: str, device: str, workers: int = 2) -> Trainer:
-    """A trainer at the start of its first epoch, with optimizers as on a GPU."""
-    tiny = TINY if "dataset=synthetic_text" not in overrides else []
+def step(trainer: Trainer) -> None:
+    """One step, in the next epoch where this one is over."""
+    if trainer.position.step_in_epoch == trainer.position.steps_per_epoch:
+        trainer.end_epoch()
+        trainer.begin_epoch()
+    trainer.train_step()
+
+
+def trainer_for(
+    folder: Path, graphs: Graphs, *overrides: str, device: str = "cpu", workers: int = 2, comm: Comm | None = None
+) -> Trainer:
+    """A trainer at the start of its first epoch, with optimizers as on a GPU; its progress is to be closed."""
+    tiny = [] if any(typed.startswith("dataset=") for typed in overrides) else TINY
     config = RunConfig.from_dict(composed.cfg(*tiny, *overrides))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "graphs_of", lambda _: graphs)
         patch.setattr(components, "fused", lambda cls, _: fused(cls, torch.device("cuda")))
-        trainer = Trainer(config, Comm(workers, device=device), RunFolder(folder))
+        trainer = Trainer(config, comm or Comm(workers, device=device), RunFolder(folder))
     trainer.runner.finite.late = True
     trainer.runner.preload()
     trainer.progress.begin(trainer.position.steps_left, 0)
@@ -77,9 +85,13 @@ def trainer_for(folder: Path, graphs: Graphs, *overrides: str, device: str, work
 
 
 @contextlib.contextmanager
-def pair(folder: Path, *overrides: str, device: str = "cpu", workers: int = 2) -> Iterator[Pair]:
-    """Both trainers, on a device: `cpu`, or `meta`, the pretended one."""
-    tape = TapeGraphs()
+def pair(
+    folder: Path, *overrides: str, device: str = "cpu", workers: int = 2, streams: Streams | None = None
+) -> Iterator[Pair]:
+    """Both trainers, on a device: `cpu`, or `meta`, the pretended one; `streams` stand in for a GPU's."""
+    tape = TapeGraphs(streams)
     made = functools.partial(trainer_for, folder, device=device, workers=workers)
     with pretended() if device == "meta" else contextlib.nullcontext() as counts:
-        yield Pair(made(Graphs(), *overrides), made(tape, *overrides), tape, counts or Counts())
+        both = Pair(made(Graphs(), *overrides), made(tape, *overrides), tape, counts or Counts())
+        with contextlib.closing(both.eager.progress), contextlib.closing(both.taped.progress):
+            yield both

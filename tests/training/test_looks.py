@@ -18,7 +18,7 @@ ARMS = {
 
 
 def score(target=0.8, every=0.25):
-    return Score(ACCURACY, target, every, torch.device("cpu"), "accuracy", "accuracy")
+    return Score(ACCURACY, target, every, torch.zeros(1, dtype=torch.float64), "accuracy", "accuracy")
 
 
 @pytest.mark.parametrize("arm", ARMS)

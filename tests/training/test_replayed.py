@@ -1,5 +1,6 @@
 """A replayed step computes what an eager one does, to the bit, and what cannot be replayed stays eager and says why."""
 
+import contextlib
 import copy
 from dataclasses import replace
 
@@ -12,12 +13,18 @@ from torch import Tensor, nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import Graphs, NotCapturable, Stage, Work, eagerly
 from accordion_bench.conformance.tape import TapeGraphs
+from accordion_bench.datasets import byte_windows
+from accordion_bench.forward import task
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.training import replayed
 from accordion_bench.training.replayed import Replayed, alike
 from tests.kit import taped
 from tests.kit.taped import PLAIN, pair
 
+BYTES = [
+    *("model=gpt_nano", "model.layers=1", "model.width=16", "model.heads=2", "dataset=pydocs_bytes", "epochs=3"),
+    *("dataset.context=8", "dataset.subset=200", "dataset.limit_eval=300", "batch_size=4", "optimizer=adamw"),
+]
 OPTIONS = {"dion": ["optimizer=adamw"], "onebitadam": ["optimizer=adamw", "schedule.warmup_epochs=0"]}
 
 
@@ -86,6 +93,7 @@ class TestSameBits:
             assert both.tape.replayed["workers"] >= 2 * 8
             replays = both.taped.exchange.compressor.traits.replays
             assert ("exchange" in both.tape.replayed) == replays == ("exchange" not in both.taped.replayed.eager)
+            assert both.tape.replayed["update"] >= (3 if replays else 6) and both.tape.captured["update"] == 1
 
     @pytest.mark.parametrize("name", ["powersgd", "topk"])
     def test_levels_that_change(self, tmp_path, name):
@@ -119,11 +127,34 @@ class TestSameBits:
             for mine, theirs in zip(rest.owners.of_each, both.taped.owners.of_each, strict=True):
                 for row in range(2):
                     mine.load_worker_state(row, copy.deepcopy(theirs.worker_state(row)))
-            rest.batches = rest.data.train_batches(0, rest.upcoming(range(9, 12)))
-            for _ in range(3):
-                rest.train_step()
+            rest.feed.begin_epoch(0, range(9, 12))
+            with contextlib.closing(rest.progress):
+                for _ in range(3):
+                    rest.train_step()
             both.step(3)
             assert all(torch.equal(x, y) for x, y in zip(rest.axis.shared, both.eager.axis.shared, strict=True))
+
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            [*model(Drops), "channels_last=true"],
+            [*model(Drops), "bn=local", "sync=local_sgd", "sync.period=3"],
+            [*model(Drops), "bn=recompute", "dataset.validation=20"],
+            BYTES,
+        ],
+        ids=" ".join,
+    )
+    def test_of_evaluations(self, tmp_path, monkeypatch, overrides):
+        """Of whole and of shorter batches, after each of two epochs; the consensus may lie elsewhere each time."""
+        monkeypatch.setattr(task, "EVAL_BATCH", 5)
+        monkeypatch.setattr(byte_windows, "EVALUATED_AT_ONCE", 40)
+        images = [] if overrides is BYTES else ["dataset.test_size=46"]
+        with pair(tmp_path, *overrides, *images) as both:
+            for _ in range(2):
+                both.step(3)
+                assert both.eager.evaluate() == both.taped.evaluate()
+            assert both.tape.replayed["evaluation"] >= 4 and "evaluation" not in both.taped.replayed.eager
+            assert both.taped.axis.model.training is False and both.same()
 
     @pytest.mark.parametrize("period", [6, 7])
     def test_a_momentum_that_is_reset(self, tmp_path, period):
@@ -135,10 +166,10 @@ class TestSameBits:
 
 class TestRequests:
     def test_what_a_replayed_step_asks_of_the_device(self, tmp_path):
-        """W passes, the exchange, the update, one look; the data and the loss beside them: 10 requests."""
+        """W passes, the exchange, the update; beside them the numbers of the samples go there, and a look is joined."""
         with pair(tmp_path, *PLAIN, device="meta", workers=4) as both:
             both.step(14)
-            for trainer, launches in ((both.eager, 60), (both.taped, 4 + 12)):
+            for trainer, launches in ((both.eager, 60), (both.taped, 4 + 4)):
                 both.counts.reset()
                 trainer.train_step()
                 asked = sum(both.counts.launches.values())
@@ -162,9 +193,12 @@ class TestStaysEager:
     def test_a_model_that_reads_a_number(self, tmp_path, capsys):
         with pair(tmp_path, *model(Reads)) as both:
             both.step(8)
-            assert both.same() and "workers" not in both.tape.replayed
+            for _ in range(3):
+                assert both.eager.evaluate() == both.taped.evaluate()
+            assert both.same() and not {"workers", "evaluation"} & both.tape.replayed.keys()
         told = capsys.readouterr().err
-        assert told.count("not replayed: workers, because the host reads a number of the device") == 1
+        for work in ("workers", "evaluation"):
+            assert told.count(f"not replayed: {work}, because the host reads a number of the device") == 1
 
     def test_a_model_that_draws_from_numpy(self, tmp_path, capsys):
         """The replay has the number of its capture: the comparison with an eager step finds it."""
@@ -175,7 +209,8 @@ class TestStaysEager:
 
     def test_a_recurrent_network(self, tmp_path, capsys):
         with pair(tmp_path, "model=lstm", "dataset=synthetic_text") as both:
-            assert "goes on from the state of the step before" in both.taped.replayed.eager["workers"]
+            for work in ("workers", "evaluation"):
+                assert "goes on from the state of the batch before" in both.taped.replayed.eager[work]
         assert not capsys.readouterr().err
 
     def test_work_that_never_comes_back_is_given_up(self):
@@ -226,6 +261,14 @@ class TestWork:
             for _ in range(4):
                 do(Work("w", key, [Stage(lambda: None, lambda: xs[0].add_(1))], lambda: xs))
         assert xs[0] == 16 and len(do._kept["w"]) == 2
+
+    def test_what_was_seen_is_remembered_of_the_latest_keys(self, monkeypatch):
+        monkeypatch.setattr(replayed, "CHANGING", 20)
+        do, xs = Replayed(TapeGraphs(), []), [torch.zeros(1)]
+        for key in range(100):
+            for own in (0, 0, key):
+                do(Work("w", own, [Stage(lambda: None, lambda: xs[0].add_(1))], lambda: xs))
+        assert xs[0] == 300 and len(do._seen["w"]) <= 20 and "w" not in do.eager
 
     def test_a_cpu_captures_nothing(self):
         with pytest.raises(NotCapturable):

@@ -144,7 +144,8 @@ def factors(norms: Tensor, scale: float) -> Tensor:
         from accordion_bench.tensors.kernels.on_gpu import factors as kernel
 
         return kernel.factors(norms, scale)
-    exact, above = (torch.tensor(s) for s in (scale, np.nextafter(np.float32(scale), np.inf)))
+    # as tensors, because torch divides a number by its reciprocal
+    exact, above = (norms.new_full((), float(s)) for s in (scale, np.nextafter(np.float32(scale), np.inf)))
     quotients = torch.div(exact, norms)
     quotients = torch.where(norms * quotients < exact, torch.div(above, norms), quotients)
     return quotients.clamp_max_(torch.finfo(torch.float32).max)  # finite for norm 0: 0 times this is 0

@@ -6,6 +6,7 @@ Work may go to lanes, which a device works at side by side: streams, each with a
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.streams import CudaStreams, Streams
+from accordion_bench.tensors.upload import filled, noting
 
 T = TypeVar("T")
 WORKERS, EXCHANGE, UPDATE, EVALUATION = "workers", "exchange", "update", "evaluation"  # kinds of work
@@ -132,7 +134,7 @@ class Graphs:
         """Around a training whose work is to be captured."""
         return contextlib.nullcontext()
 
-    def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[[], None], T]:
+    def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[..., None], T]:
         """Note what `run` asks of the device, which does nothing of it yet.
 
         Args:
@@ -141,7 +143,7 @@ class Graphs:
                 leaves is used up before another one of the pool begins.
 
         Returns:
-            what repeats the work, and the tensors that it leaves each time.
+            what repeats the work, called with the moment of `Work`; and the tensors that it leaves each time.
 
         Raises:
             NotCapturable: it reads numbers of the device, say.
@@ -181,20 +183,20 @@ class CudaGraphs(Graphs):
         finally:
             outside.wait_stream(self._stream)
 
-    def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[[], None], T]:
+    def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[..., None], T]:
         graph = torch.cuda.CUDAGraph()
         shared = self._pools.setdefault((pool, self._lane), torch.cuda.graph_pool_handle())
         # graphs that were captured in one stream share cuBLAS' workspace
         stream = self._lanes[self._lane][0] if self._lane else self._stream
         self._capturing = True
         try:
-            with torch.cuda.graph(graph, shared, stream, capture_error_mode="thread_local"):
+            with noting() as cells, torch.cuda.graph(graph, shared, stream, capture_error_mode="thread_local"):
                 out = run()
         except RuntimeError as error:
             raise NotCapturable(str(error).strip().partition("\n")[0]) from error
         finally:
             self._capturing = False
-        return graph.replay, out
+        return functools.partial(filled, cells, graph.replay), out
 
     def new_generator(self) -> torch.Generator:
         return torch.Generator(self.device)

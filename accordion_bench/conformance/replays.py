@@ -12,7 +12,6 @@ from accordion_bench.conformance.subject import LATE, Maker, NotApplicable, Setu
 from accordion_bench.conformance.tape import TapeGraphs
 from accordion_bench.conformance.tensors import gradients
 from accordion_bench.position import StepInfo
-from accordion_bench.tensors.upload import noting
 
 EAGER, REPLAYED = 3, 4  # steps
 CLAIMS = "it says replays=True, but"
@@ -65,16 +64,13 @@ def _captured(setup: Setup, work: Work) -> tuple[Callable[[Any], None], list[tor
     with contextlib.ExitStack() as stack:
         records = (setup.comm.ledger, setup.comm.clock, exchange.finite)
         deferred = [stack.enter_context(record.deferred()) for record in records]
-        cells = stack.enter_context(noting())
         try:
             repeat, updates = TapeGraphs().capture(work.stages[0].run, work.name)
         except NotCapturable as reason:
             raise AssertionError(f"{CLAIMS} it cannot be captured: {reason}") from None
 
     def replay(moment: Any) -> None:
-        for cell in cells:
-            cell.fill(moment)
-        repeat()
+        repeat(moment)
         for counted in deferred:
             for again in counted:
                 again()

@@ -5,18 +5,29 @@ nothing is computed meanwhile, and what a GPU cannot repeat is refused: numbers 
 makes of its own numbers, generators of the CPU. A number of Python that an operation takes is on the tape as it was.
 """
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accordion_bench.comm.graphs import Graphs, NotCapturable
 from accordion_bench.comm.streams import Streams
-from accordion_bench.conformance.pretend_device import NO_KERNEL, READ_BY_HOST, SIZED_BY_DATA, one_launch, real
+from accordion_bench.conformance.pretend_device import (
+    DEVICE,
+    NO_KERNEL,
+    READ_BY_HOST,
+    SIZED_BY_DATA,
+    Pretend,
+    one_launch,
+    real,
+)
+from accordion_bench.tensors.upload import filled, noting
 
 T = TypeVar("T")
 READS = {"numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__"}
@@ -124,11 +135,11 @@ class TapeGraphs(Graphs):
             generator.set_state(torch.get_rng_state())
             torch.set_rng_state(outside)
 
-    def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[[], None], T]:
+    def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[..., None], T]:
         tape, state = Tape(), torch.get_rng_state()
         torch.default_generator.manual_seed(UNSEEDED)
         try:
-            with Strict(), tape:
+            with noting(_place) as cells, Strict(), tape:
                 out = run()
             if torch.default_generator.initial_seed() != UNSEEDED:
                 raise NotCapturable("it seeds a generator")
@@ -142,7 +153,13 @@ class TapeGraphs(Graphs):
             with one_launch("graph"):
                 tape.replay()
 
-        return replay, out
+        return functools.partial(filled, cells, replay), out
+
+
+def _place(x: Tensor, to: torch.device) -> Tensor:
+    """Room for numbers of the host, with those of the capture: a tape computes while it notes."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return Pretend(x.clone()) if to == DEVICE else x.to(to)
 
 
 def _as_it_lies(x: Any) -> Any:

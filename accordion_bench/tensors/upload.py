@@ -35,10 +35,25 @@ class Cell:
             self._filled = True
 
 
+def filled(cells: "list[Cell]", replay: Callable[[], object], moment: Any = None) -> None:
+    """Repeat captured work with the numbers of a moment."""
+    for cell in cells:
+        cell.fill(moment)
+    replay()
+
+
+def _empty(x: Tensor, to: device) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=to)
+
+
 @contextlib.contextmanager
-def noting() -> Iterator[list[Cell]]:
-    """Inside, this thread uploads nothing; the list holds the cells that work was given in its place."""
-    outer, _noting.cells = getattr(_noting, "cells", None), []
+def noting(place: Callable[[Tensor, device], Tensor] = _empty) -> Iterator[list[Cell]]:
+    """Inside, this thread uploads nothing; the list holds the cells that work was given in its place.
+
+    Args:
+        place: makes room on a device for such a tensor.
+    """
+    outer, _noting.cells, _noting.place = getattr(_noting, "cells", None), [], place
     try:
         yield _noting.cells
     finally:
@@ -72,7 +87,7 @@ def _uploaded(x: Tensor, make: Callable[[Any], Tensor], to: device, once: bool) 
     cells = getattr(_noting, "cells", None)
     if cells is None:
         return x.pin_memory().to(to, non_blocking=True)
-    cell = Cell(torch.empty(x.shape, dtype=x.dtype, device=to), make, once)
+    cell = Cell(_noting.place(x, to), make, once)
     cells.append(cell)
     return cell.place
 

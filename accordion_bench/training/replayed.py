@@ -7,7 +7,6 @@ on, and the reason is told once.
 """
 
 import contextlib
-import functools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +16,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from accordion_bench.comm.graphs import EVALUATION, EXCHANGE, UPDATE, WORKERS, Graphs, NotCapturable, Work, eagerly
-from accordion_bench.tensors.upload import Cell, noting
 
 WARM = 3  # times that work is done eagerly first: kernels are searched for and compiled, tables are made
 KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8, EVALUATION: 8}  # captures that are kept by kind, the latest used
@@ -35,12 +33,12 @@ class HostRecord(Protocol):
 class Captured(NamedTuple):
     """Work that the device repeats.
 
-    replays: of each stage; called with the moment, whose numbers the device is given first.
+    replays: of each stage, called with the moment of the work.
     repeated: what the host does beside each stage.
     out: what the last stage leaves.
     """
 
-    replays: list[Callable[[Any], None]]
+    replays: list[Callable[..., None]]
     repeated: list[list[Callable[[], None]]]
     out: Any
 
@@ -129,9 +127,8 @@ class Replayed:
             stage.prepare()
             with contextlib.ExitStack() as stack:
                 noted = [stack.enter_context(own.deferred()) for own in self.records]
-                cells = stack.enter_context(noting())
                 replay, out = self.graphs.capture(stage.run, work.name)
-            replays.append(functools.partial(_filled, cells, replay))
+            replays.append(replay)
             repeated.append([again for own in noted for again in own])
         if [x.data_ptr() for x in work.changes()] != before:
             raise NotCapturable("it puts new tensors in the place of those that it changes")
@@ -213,12 +210,6 @@ def alike(x: Tensor, y: Tensor) -> bool:
         return False
     a, b = (z.nan_to_num(0, 0, 0).double() for z in (x, y))
     return bool((a - b).norm() <= ALIKE * b.norm())
-
-
-def _filled(cells: Sequence[Cell], replay: Callable[[], None], moment: Any) -> None:
-    for cell in cells:
-        cell.fill(moment)
-    replay()
 
 
 def _tensors(out: Any) -> list[Tensor]:

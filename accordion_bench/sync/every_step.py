@@ -24,6 +24,7 @@ class EveryStep(Sync):
         self._exchange = self.runner.new_exchange()
         self._updates: list[Tensor] = []  # of the step that is being taken
         self._taken: list[bool] = []  # whether they are the step itself, tensor by tensor
+        self._zeros: dict[int, Tensor] = {}
 
     @property
     def exchange(self) -> Exchange:
@@ -48,10 +49,22 @@ class EveryStep(Sync):
         gradients = self._updates
         if traits.owns:
             self._taken = self.exchange.steps_taken(self.position.info(lr))
-            pairs = zip(self._updates, self._taken, strict=True)
-            gradients = [torch.zeros_like(update) if taken else update for update, taken in pairs]
+            gradients = self._without_taken(self._updates)
         axis.apply(gradients)
         return completed
+
+    def _without_taken(self, updates: list[Tensor]) -> list[Tensor]:
+        """What the optimizer gets: zeros for tensors whose step the compressor takes, in the same place each time."""
+        taken = [i for i, it_is in enumerate(self._taken) if it_is]
+        for i in taken:
+            if i not in self._zeros or self._zeros[i].stride() != updates[i].stride():
+                self._zeros[i] = torch.zeros_like(updates[i])
+        if taken:
+            torch._foreach_zero_([self._zeros[i] for i in taken])
+        return [
+            self._zeros[i] if it_is else update
+            for i, (update, it_is) in enumerate(zip(updates, self._taken, strict=True))
+        ]
 
     @torch.no_grad()
     def after_step(self, lr: Rate) -> None:

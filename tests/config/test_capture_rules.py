@@ -27,8 +27,8 @@ def refused(*overrides: str, device: str = "cuda", processes: int = 1) -> str:
         ([], {"device": "cpu"}, "graphs must be null or false on a CPU, where nothing is captured"),
         ([], {"processes": 2}, "there are several processes"),
         (["profile=3"], {}, "profile records operations one by one"),
-        (["compressor=dgc"], {}, "the exchange would stay eager: the compressor takes sizes, draws or rates"),
-        (["compressor=qsgd"], {}, "the exchange would stay eager"),
+        (["compressor=dgc"], {}, "the exchange would stay eager: what the compressor sends depends on the data"),
+        (["compressor=threshold"], {}, "the exchange would stay eager"),
         (["model=lstm", "dataset=synthetic_text"], {}, "the workers would stay eager: a recurrent network"),
         (["optimizer=muon"], {}, "torch has no fused kernel for this optimizer"),
     ],
@@ -56,7 +56,7 @@ def test_workers_at_once_says_why_not(overrides, where, why):
 
 
 def test_workers_at_once_need_not_have_their_exchange_replayed():
-    config = RunConfig.from_dict(composed.cfg("workers_at_once=4", "compressor=qsgd"))
+    config = RunConfig.from_dict(composed.cfg("workers_at_once=4", "compressor=threshold"))
     where = replace(place(config), device="cuda", processes=1)
     capture_rules.refuse(config, build_components(config, where.workers), where)
 
@@ -67,9 +67,9 @@ def test_the_header_says_what_is_replayed():
     assert capture_rules.told(capture_rules.stays_eager(config, parts, 1)) == "steps are captured and replayed"
     off = capture_rules.stays_eager(replace(config, graphs=False), parts, 1)
     assert capture_rules.told(off) == "steps are eager: graphs is false"
-    draws = RunConfig.from_dict(composed.cfg("compressor=qsgd"))
+    draws = RunConfig.from_dict(composed.cfg("compressor=threshold"))
     told = capture_rules.told(capture_rules.stays_eager(draws, build_components(draws, 4), 1))
-    assert told.startswith("steps are captured and replayed (exchange eager: the compressor takes")
+    assert told.startswith("steps are captured and replayed (exchange eager: what the compressor sends")
     several = capture_rules.told({}, 3)
     assert several.endswith("replayed, 3 workers at once; times of a worker are sampled one by one")
 

@@ -25,7 +25,7 @@ from accordion_bench.codecs.packed_codes import look_up, pack_codes
 from accordion_bench.codecs.rounding import round_to_levels, rounding_to
 from accordion_bench.codecs.selection import at_least, sampled_top, top_indices
 from accordion_bench.codecs.tiles import TileForm, add_largest_, encode_largest
-from accordion_bench.tensors.counter_rng import BLOCK, block_keys, integers_of
+from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, integers_of
 from accordion_bench.tensors.upload import fresh, table, upload
 
 ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
@@ -82,14 +82,11 @@ class Reference(Engine):
         layout = message.layout
         if scales_W is not None:
             self.write(message, "scales", scales_W)
-        factors = per_tensor(factors_W, layout)
+        factors, draws = per_tensor(factors_W, layout), self._draws(bucket, coding) if coding.bits else None
         for t, (x_W, size) in enumerate(zip(bucket.rows_W, layout.blocks.tolist(), strict=True)):
-            n, draws_W = x_W.shape[1], None
+            n, draws_W = x_W.shape[1], None if draws is None else in_blocks(draws[t][:, : x_W.shape[1]], size)
             if self.looks and not coding.norm:
                 refuse_non_finite(x_W, t, len(bucket.specs))
-            if coding.bits:
-                blocks_W = fresh(_blocks(bucket.take([t]), coding.stream), bucket, x_W.device)
-                draws_W = in_blocks(integers_of(blocks_W, coding.bits)[:, :n], size)
             factor_W = None if factors[t] is None else factors[t][..., None]
             codes_W = codes_of(in_blocks(x_W.float(), size), factor_W, draws_W, coding).flatten(1)[:, :n]
             streams = {"codes": (codes_W, coding.kinds)}
@@ -98,6 +95,14 @@ class Reference(Engine):
             for name, (own_W, kinds) in streams.items():
                 start, stop = layout.fields[name].spans[t]
                 message.rows[:, start:stop] = pack_codes(own_W.contiguous(), kinds)
+
+    @staticmethod
+    def _draws(bucket: Bucket, coding: Coding) -> list[Tensor]:
+        """Random integers below 2^bits for whole blocks of each tensor, [W, blocks x BLOCK]."""
+        counts, cpu = [-(-n // BLOCK) for n in bucket.numels], torch.device("cpu")
+        device = bucket.rows_W[0].device
+        blocks_W = fresh(lambda moment: blocks_of(bucket.at(moment).keys(coding.stream), counts, cpu), bucket, device)
+        return [integers_of(own_W, coding.bits) for own_W in blocks_W.split(counts, dim=1)]
 
     def add_codes(
         self, target: Target, message: Message, coding: Coding, shared: Tensor | None, middles: Tensor | None
@@ -238,12 +243,6 @@ class Reference(Engine):
                 add_largest_(row_R, message_R, form, target.alpha)
             if target.divisor != 1:
                 row_R.div_(target.divisor)
-
-
-def _blocks(bucket: Bucket, stream: str) -> Callable[[Context], Tensor]:
-    """What makes the keys of a tensor's blocks of random numbers at any step, [W, blocks, 2]."""
-    (spec,) = bucket.specs
-    return lambda moment: block_keys([own[0] for own in bucket.at(moment).keys(stream)], 0, -(-spec.numel // BLOCK))
 
 
 def codes_of(x: Tensor, factor: Tensor | None, draws: Tensor | None, coding: Coding) -> Tensor:

@@ -295,6 +295,8 @@ def per_tensor(numbers: Tensor | None, layout: Layout) -> list[Any]:
 
 def floats_in(bytes_S: Tensor) -> Tensor:
     """The float32 [S, m] in bytes [S, 4 m]; a copy, because a field may begin where no float32 does."""
+    if not bytes_S.shape[1]:
+        return bytes_S.float()  # strides of nothing cannot be divided
     return bytes_S.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 

@@ -262,12 +262,6 @@ def test_norms_by_triton(triton, kind, size):
     norms_are_equal(triton, kind, size, (7, 0, 350))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", NORMS)
-def test_norms_of_blocks_of_several_pieces_by_triton(triton, kind):
-    norms_are_equal(triton, kind, LONGEST + 4000, (LONGEST + 5000, 7))
-
-
 def equal_by_triton(triton, coding, lengths):
     dense = Dense.of(coding, lengths, [100, 371, None][len(coding.values) % 3])
     messages_are_equal(triton, dense, torch.float64, LAID[1])

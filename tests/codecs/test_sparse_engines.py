@@ -1,5 +1,6 @@
 """Selections, sparse messages and their sums by every engine are those of the reference."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -110,6 +111,43 @@ def test_sums(there, case, dtype):
 def near(found: Tensor, expected: Tensor, senders: int) -> bool:
     """Within 2 ulp of float32, of the magnitudes that were added up, at most 1 each."""
     return bool(((found - expected).abs() <= 2 * ULP * (senders + 1)).all())
+
+
+KINDS = {
+    "smooth": lambda x: x**3,
+    "sparse": lambda x: x * (x.abs() > 2.6),
+    "signs": lambda x: x.sign(),
+    "two values": lambda x: torch.where(x > 1.3, 2.0, 1.0),
+    "zero": lambda x: x * -0.0,
+    "tiny": lambda x: x * 1e-42,
+    "sorted": lambda x: x.sort().values,
+}
+LONG = (1, 64, 65, 4099, 65_536, 131_101)  # the last one has three tiles
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_numbers(numba, kind):
+    """Of long tensors, by several counts and thresholds."""
+    drawn = [torch.randn(2, n, generator=torch.Generator().manual_seed(n)) for n in LONG]
+    rows_W = [KINDS[kind](x_W) for x_W in drawn]
+    few, many = ([int(density * n) for n in LONG] for density in (0.01, 0.3))
+    wanted = [
+        *(functools.partial(Engine.largest, counts=counts) for counts in (few, many)),
+        *(functools.partial(Engine.above, threshold=at, most=many) for at in (1e-30, 1.0, 3.7)),
+        *(
+            functools.partial(Engine.about, counts=few, sampling=Sampling(*how))
+            for how in ((0.01, 0.8, 1.3, 3), (0.6, 0.8, 1.3, 0))
+        ),
+    ]
+    for choose in wanted:
+        found = []
+        for one in (numba, HERE):
+            selection = getattr(one.engine, choose.func.__name__)(rows_W, **choose.keywords)
+            counts_W = selection.counts_W
+            message = Message.of_each([SparseLayout(LONG, counts) for counts in counts_W.tolist()], one.device)
+            one.engine.encode_sparse(bucket_of(rows_W), selection, message)
+            found.append([counts_W, *message.rows])
+        assert all(map(torch.equal, *found)), choose.keywords
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)

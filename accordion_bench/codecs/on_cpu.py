@@ -15,7 +15,7 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.compiled import Compiled, contiguous
 from accordion_bench.codecs.engine import Sampling, Selection
-from accordion_bench.codecs.layout import Message, SparseLayout, whole_layout
+from accordion_bench.codecs.layout import Message, SparseLayout
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.selection import EXPECTED, stride_of
 from accordion_bench.codecs.tiles import BINS, SIGMAS, TileForm
@@ -82,7 +82,7 @@ class OnCpu(Compiled):
 
     def _write_scales(self, bucket: Bucket, selection: KeySelection, message: Message) -> None:
         """Scale and count in front of the entries of each tensor."""
-        scales_W = self.norms(bucket.rows_W, whole_layout(bucket.numels), "linf").float().numpy()
+        scales_W = self.largest_of(bucket).numpy()
         for out, layout, scales, counts in zip(
             message.rows, message.layouts, scales_W, selection.counts_W.numpy(), strict=True
         ):

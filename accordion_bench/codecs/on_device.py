@@ -16,7 +16,7 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.engine import Sampling, Selection
-from accordion_bench.codecs.layout import KEPT, Message, SparseLayout, whole_layout
+from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
 from accordion_bench.codecs.orthonormal import unit_columns_together
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.codecs.sampled_keys import Wanted, about, above, chosen, listed
@@ -131,7 +131,7 @@ class OnDevice(Reference):
         places = positions % row.x_W.shape[1] if len(layouts) > 1 else positions
         codes = sections.encode((2 * places + (values > 0) if signs else places)[None])[0].split(sections.nbytes)
         if signs:
-            scales_W = self.norms(bucket.rows_W, whole_layout(bucket.numels), "linf").float()
+            scales_W = self.largest_of(bucket)
             numbers_W = torch.stack([scales_W.view(torch.int32), selection.counts_W], dim=2)
             heads = dict(enumerate(numbers_W.view(torch.uint8).view(-1, HEADER).unbind(0)))
             of = [w * len(row.order) + t for w in range(len(layouts)) for t in row.order]

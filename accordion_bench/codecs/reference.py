@@ -18,7 +18,7 @@ from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.coding import LEVELS, MANTISSA, SIGNS, Coding
 from accordion_bench.codecs.engine import Engine, Sampling, Selection, header_of
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
-from accordion_bench.codecs.layout import Layout, Message
+from accordion_bench.codecs.layout import Layout, Message, whole_layout
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.orthonormal import unit_columns
 from accordion_bench.codecs.packed_codes import look_up, pack_codes
@@ -186,6 +186,14 @@ class Reference(Engine):
             for row_R in target.rows_R:
                 row_R.div_(target.divisor)
 
+    def largest_of(self, bucket: Bucket) -> Tensor:
+        """The largest magnitude of every tensor, float32 [W, T]; 0 of one without coordinates."""
+        found_W = self.norms(bucket.rows_W, whole_layout(bucket.numels), "linf").float()
+        if all(bucket.numels):
+            return found_W
+        columns, zeros_W = iter(found_W.unbind(1)), found_W.new_zeros(len(found_W))
+        return torch.stack([next(columns) if n else zeros_W for n in bucket.numels], dim=1)
+
     def lifted(
         self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
@@ -307,7 +315,9 @@ def per_tensor(numbers: Tensor | None, layout: Layout) -> list[Any]:
 
 
 def floats_in(bytes_S: Tensor) -> Tensor:
-    """The float32 [S, m] in bytes [S, 4 m]; a copy, because a field may begin where no float32 does."""
+    """The float32 [..., m] in bytes [..., 4 m]; a copy, because a field may begin where no float32 does."""
+    if not bytes_S.shape[-1]:
+        return bytes_S.float()  # strides of nothing cannot be divided
     return bytes_S.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 

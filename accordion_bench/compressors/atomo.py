@@ -96,8 +96,8 @@ class ATOMO(OneShot):
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        for message_R in message_AR:  # one worker at a time: a fixed order of summation
-            left, right = (factor.to(total_R.dtype) for factor in self._factors(message_R, spec, level))
+        factors = (factor.to(total_R.dtype) for factor in self._factors(message_AR, spec, level))
+        for left, right in zip(*factors, strict=True):  # one worker at a time: a fixed order of summation
             total_R.view(-1, *spec.matrix).baddbmm_(left, right, alpha=alpha)
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:

@@ -89,7 +89,7 @@ class DGC(Wrapper):
         out = self.inner.exchange(sent_W, ctx, state, comm)
         if whole:
             torch._foreach_zero_([vs_W[i] for i in whole])
-        us, vs = one_allocation(us_W, vs_W) if not whole else ([us_W[i] for i in sparse], [vs_W[i] for i in sparse])
+        us, vs = one_allocation(us_W, vs_W)
         before = copied(vs)
         out.subtract_sent_({i: vs_W[i] for i in sparse})  # zero where sent, up to what float32 cannot hold
         for u, v, own in zip(us, vs, before, strict=True):

@@ -103,7 +103,7 @@ def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor]) 
 
 
 def subtract_products_(targets_W: Mapping[int, Tensor], left_W: Tensor, right_W: Tensor, alpha: float = 1.0) -> None:
-    """target -= alpha x left right for matrices of a batch, all at once where they lie side by side.
+    """target -= alpha x left right for matrices of a batch, all at once where they lie side by side or copies cost little.
 
     Args:
         targets_W: tensors [W, ...], by place in the batch.
@@ -115,6 +115,10 @@ def subtract_products_(targets_W: Mapping[int, Tensor], left_W: Tensor, right_W:
     together = as_matrices(list(targets_W.values()), (n, m)) if len(targets_W) == G > 1 else None
     if together is not None:
         together.baddbmm_(left_W.reshape(W * G, n, -1), right_W.reshape(W * G, -1, m), alpha=-alpha)
+        return
+    if len(targets_W) == G > 1 and engine_for(list(targets_W.values())).copies:
+        products = (left_W @ right_W).unbind(1)
+        torch._foreach_sub_([x_W.view(W, n, m) for x_W in targets_W.values()], list(products), alpha=alpha)
         return
     for g, target_W in targets_W.items():
         target_W.view(W, n, m).baddbmm_(left_W[:, g], right_W[:, g], alpha=-alpha)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Context, Target
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, Message, bytes_layout
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.compressors.gathered import Gathered
@@ -98,12 +99,23 @@ class OneShot(Gathered):
         return message
 
     def add_bucket_(self, target: Target, message: Message, bucket: Bucket) -> None:
-        spans = message.layout.fields["bytes"].spans
-        for row_R, spec, level, (start, stop) in zip(target.rows_R, bucket.specs, bucket.levels, spans, strict=True):
-            message_AR = message.rows[:, start:stop].unflatten(0, (-1, len(row_R)))
-            self.add_decoded_(row_R, message_AR, spec, level, bucket, target.alpha)
+        """Where copies cost little, tensors of equal shape and level are decoded together."""
+        rows_R, spans = target.rows_R, message.layout.fields["bytes"].spans
+        together_too = bool(rows_R) and engine_for(rows_R).copies
+        for ks in together(bucket, rows_R) if together_too else [[k] for k in range(len(rows_R))]:
+            sent = [
+                message.rows[:, start:stop].unflatten(0, (-1, len(rows_R[0]))) for start, stop in (spans[k] for k in ks)
+            ]
+            one = len(ks) == 1
+            total_R = rows_R[ks[0]] if one else torch.stack([rows_R[k] for k in ks], dim=1).flatten(0, 1)
+            message_AR = sent[0] if one else torch.stack(sent, dim=2).flatten(1, 2)
+            spec, level = bucket.specs[ks[0]], bucket.levels[ks[0]]
+            self.add_decoded_(total_R, message_AR, spec, level, bucket, target.alpha)
+            if not one:
+                parts = total_R.unflatten(0, (-1, len(ks))).unbind(1)
+                torch._foreach_copy_([rows_R[k] for k in ks], list(parts))
         if target.divisor != 1:
-            torch._foreach_div_(list(target.rows_R), target.divisor)
+            torch._foreach_div_(list(rows_R), target.divisor)
 
 
 def together(bucket: Bucket, rows_W: Sequence[Tensor]) -> list[list[int]]:

@@ -99,11 +99,12 @@ class PowerSGD(LowRank):
         update: list[Tensor] = list(xs_W)
         for i, mean in zip(dense, means[len(stacks) :], strict=True):
             update[i] = mean
+        # a zero gradient would leave Q = 0, from which no later step could recover: keep the old query instead
+        alive = _not_zero([Qt for own in Qts for Qt in own]).split([len(ids) for ids, _, _ in stacks]) if stacks else ()
         found: dict[str, Tensor] = {}
         place: dict[int, tuple[int, int]] = {}
         for number, ((ids, _, _), P, Qt, Q_old) in enumerate(zip(stacks, Ps, Qts, queries, strict=True)):
-            # a zero gradient would leave Q = 0, from which no later step could recover: keep the old query instead
-            kept = torch.where(Qt.mT.abs().amax(dim=(-2, -1), keepdim=True) > 0, Qt.mT, Q_old)
+            kept = torch.where(alive[number][:, None, None], Qt.mT, Q_old)
             for g, (i, approximation) in enumerate(zip(ids, P @ Qt, strict=True)):
                 update[i] = approximation.view(ctx.specs[i].shape)
                 found[ctx.specs[i].name], place[i] = kept[g], (number, g)
@@ -137,6 +138,11 @@ class PowerSGD(LowRank):
         if self.orthonormalisation == "gramschmidt":
             return [_gram_schmidt(factor, self.eps) for factor in factors]
         return engine.orthonormalise(factors, passes)
+
+
+def _not_zero(matrices: Sequence[Tensor]) -> Tensor:
+    """Whether each has an entry that is not zero, bool [G]; one with NaN counts as zero."""
+    return torch.stack(torch._foreach_norm(list(matrices), torch.inf)) > 0
 
 
 def _gram_schmidt(P: Tensor, eps: float) -> Tensor:

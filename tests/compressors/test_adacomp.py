@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from accordion_bench.codecs import index_codes
-from accordion_bench.compressors.adacomp import HEADER, AdaComp, SparseSigns, selected
-from accordion_bench.compressors.base import Context
+from accordion_bench.codecs.reference import Reference
+from accordion_bench.compressors.adacomp import AdaComp, SparseSigns
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
+from tests.kit.coded import coded
 from tests.kit.helpers import SPECS, compressor, exchange_for, gradients, residuals
 
 SHORT = {"bin_conv": 7, "bin_dense": 50}  # several bins in every tensor, the last one shorter
@@ -84,9 +85,10 @@ def test_what_a_bin_sends():
     """The newest gradient decides: 0.6 + 0.5 reaches the maximum 1, 0.9 - 0.1 does not; nothing from an empty bin."""
     grown = torch.tensor([[1.0, 0.6, 0.9, 0.0, 0.0, 0.0, -3.0]])
     news = torch.tensor([[0.0, 0.5, -0.1, 0.0, 0.2, 0.0, 0.1]])
-    signs_W, scales_W = selected(grown, news, 3)
+    (sent_W,), scales_W = Reference().lifted([grown], [news], [3])
     # -3 + 0.1 falls back below its bin's maximum, so that nothing of that bin is sent
-    assert signs_W.tolist() == [[1, 1, 0, 0, 0, 0, 0]] and scales_W.tolist() == [pytest.approx((1 + 0 + 3) / 3)]
+    scale = float(scales_W)
+    assert sent_W.tolist() == [[scale, scale, 0, 0, 0, 0, 0]] and scale == pytest.approx((1 + 0 + 3) / 3)
 
 
 def test_longer_bins_cost_less():
@@ -105,11 +107,11 @@ def test_a_message_is_exact_and_no_longer_than_promised(numel, density):
     generator = torch.Generator().manual_seed(numel)
     signs = torch.randint(0, 2, (3, numel), generator=generator) * 2.0 - 1
     x_R = signs * (torch.rand(3, numel, generator=generator) < density) * torch.tensor([[0.3], [1e-30], [2e30]])
-    codec, spec, ctx = SparseSigns(), TensorSpec("t", (1, numel)), Context(0, [], [])
-    for x, message in zip(x_R, codec.encode(x_R, spec, 1, ctx, []), strict=True):
+    messages, decoded_R = coded(SparseSigns(), x_R)
+    for x, message, decoded in zip(x_R, messages, decoded_R, strict=True):
         count = int((x != 0).sum())
-        assert len(message) == HEADER + index_codes.index_bytes(2 * numel, count)[1] <= codec.message_bytes(spec, 1)
-        assert torch.equal(codec.decode(message[None], spec, 1, ctx)[0], x)
+        assert len(message) == 8 + index_codes.index_bytes(2 * numel, count)[1]  # a scale and a count stand first
+        assert torch.equal(decoded, x)
 
 
 def test_probe_tells_the_next_exchange():

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from accordion_bench import conformance
-from accordion_bench.codecs.tiles import Tiles
+from accordion_bench.codecs.layout import Message
+from accordion_bench.codecs.tiles import Tiles, in_order, pack_numbers, quantised, unpack_numbers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.present import Present
-from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.chunked_topk import form_of, in_order, pack_numbers, quantised, unpack_numbers
+from accordion_bench.compressors.chunked_topk import form_of
 from accordion_bench.compressors.topk import TopK
 from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
@@ -21,6 +21,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import kernels
 from tests.conformance.test_conformance import owed
+from tests.kit.coded import bucket_of, coded, decoded
 from tests.kit.helpers import compressor, yaml_node
 
 SHAPES = [(64, 64), (128, 192), (100, 60), (7, 11), (67, 5), (8, 3, 3, 3), (1, 1), (1, 130), (130, 1)]
@@ -37,11 +38,8 @@ def codec(**options) -> TopK:
 
 
 def sent(topk: TopK, x_R: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor]:
-    """(messages, decoded) of tensors [R, ...], by `encode`."""
-    ctx = Context(0, [spec], [topk.density])
-    message_R = topk.encode(x_R.flatten(1), spec, topk.density, ctx, range(len(x_R)))
-    assert message_R.shape == (len(x_R), topk.message_bytes(spec, topk.density))
-    return message_R, topk.decode(message_R, spec, topk.density, ctx)
+    """(messages, decoded) of tensors [R, ...]."""
+    return coded(topk, x_R.flatten(1), spec.shape, level=topk.density)
 
 
 def two_bits(values: list[float]) -> list[float]:
@@ -95,9 +93,9 @@ def test_what_is_decoded_is_the_twin(shape, value_bits, chunk, density):
     smooth, tied = normal(2, *shape) ** 3, (4 * normal(2, *shape)).round()
     for x_R in (smooth, tied, torch.zeros_like(smooth), torch.full_like(smooth, 0.1)):
         decoded_R = sent(topk, x_R, spec)[1].view(x_R.shape)
-        for x, decoded in zip(x_R, decoded_R, strict=True):
-            torch.testing.assert_close(decoded, twin(x, chunk, density, value_bits), rtol=1e-6, atol=0)
-            assert value_bits or torch.equal(decoded, twin(x, chunk, density, None))
+        for x, own in zip(x_R, decoded_R, strict=True):
+            torch.testing.assert_close(own, twin(x, chunk, density, value_bits), rtol=1e-6, atol=0)
+            assert value_bits or torch.equal(own, twin(x, chunk, density, None))
 
 
 # ---- bytes
@@ -263,15 +261,11 @@ def test_a_device_takes_the_same_entries(options):
 def test_a_device_does_not_wait():
     spec, topk = TensorSpec("x", (96, 128)), codec(value_bits=2)
     x_R = normal(3, 96 * 128)
-    expected, ctx = topk.encode(x_R, spec, 1 / 64, Context(0, [spec], [1 / 64]), range(3)), Context(0, [spec], [1 / 64])
     with pretended() as counts:
         there = x_R.to(DEVICE)
         counts.reset()
-        messages = topk.encode(there, spec, 1 / 64, ctx, range(3))
-        decoded = topk.decode(messages, spec, 1 / 64, ctx)
+        sent(topk, there, spec)
         assert not counts.waits
-        assert torch.equal(messages.cpu(), expected)
-        assert torch.equal(decoded.cpu(), topk.decode(expected, spec, 1 / 64, ctx))
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -283,8 +277,8 @@ def test_an_index_beyond_its_tile_does_no_harm(installed, monkeypatch):
     spec, topk = TensorSpec("x", (50, 60)), codec(value_bits=2)
     message_A = torch.full((1, topk.message_bytes(spec, 1 / 64)), 255, dtype=torch.uint8)
     message_A[:, :16] = torch.ones(1, 4).view(torch.uint8)
-    target = torch.zeros(1, spec.numel)
-    topk.add_all_({0: target}, message_A, [spec], [1 / 64], Context(0, [spec], [1 / 64]))
+    bucket = bucket_of(torch.zeros(1, spec.numel), spec.shape, level=1 / 64)
+    target = decoded(topk, Message(message_A, [topk.layout([spec], [1 / 64])]), bucket)
     assert float(target[0, -1]) > 0 and int((target != 0).sum()) == 1
 
 

@@ -159,10 +159,11 @@ def test_whole_chunks_without_memory_give_the_sign_of_the_gradient():
 
 def test_a_coefficient_is_averaged_over_its_senders():
     demo, chunks = DeMo(k=2), Chunks(4, 4, 4, 4)
-    positions = torch.tensor([[0, 3], [3, 5], [3, 7]]).view(3, 1, 1, 2)
-    values = torch.tensor([[1.0, 6.0], [0.0, 5.0], [3.0, -2.0]]).view(3, 1, 1, 2)
-    message_A = demo._pack(Sent(positions, values), chunks)
-    mean = demo._mean_over_senders(message_A, Group([0], chunks, 2), torch.float32)
+    positions = torch.tensor([[0, 3], [3, 5], [3, 7]]).view(3, 1, 2)
+    values = torch.tensor([[1.0, 6.0], [0.0, 5.0], [3.0, -2.0]]).view(3, 1, 2)
+    group = Group([0], [chunks], 2)
+    message_A = demo._pack(Sent(positions, values), group)
+    mean = demo._mean_over_senders(message_A, group, torch.float32)
     expected = torch.zeros(16)
     expected[[0, 3, 5, 7]] = torch.tensor([1.0, 3.0, 5.0, -2.0])  # at 3, the zero that was sent counts
     torch.testing.assert_close(mean.flatten(), expected)

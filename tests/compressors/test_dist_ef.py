@@ -8,7 +8,6 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import assemble
-from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.compressors.two_way import cut_shards
 from accordion_bench.exchange.exchange import Exchange
@@ -17,6 +16,7 @@ from accordion_bench.optimizers.inner import InnerOptimizers
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.every_step import EveryStep
+from tests.kit.coded import coded
 from tests.kit.helpers import exchange_for, gradients, residuals, server_residuals
 
 WORKERS, STEPS, MU = 7, 60, 0.9
@@ -117,8 +117,7 @@ def test_units_agree_at_a_constant_rate():
 
 def scaled_sign(v):
     """The reference compressor: one float32 scale, sgn(0) = +1."""
-    spec = TensorSpec("v", (1, len(v)))
-    message = Sign("l1").encode_all([v[None]], [spec], [1], Context(0, [spec], [1]), [0])
+    message, _ = coded(Sign("l1"), v[None])
     scale = message[0, :4].clone().view(torch.float32).double()[0]
     assert abs(scale / v.abs().mean() - 1) < 1e-6
     return torch.where(v < 0, -scale, scale)

@@ -5,28 +5,20 @@ import math
 import pytest
 import torch
 
-from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.eight_bit import LARGEST, TYPES, Blockwise
+from accordion_bench.codecs.reference import FORMATS
+from accordion_bench.compressors.eight_bit import Blockwise, coding_of
 from accordion_bench.compressors.natural import Natural
 from accordion_bench.compressors.onebit import OneBit
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.compressors.terngrad import TernGrad
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
+from tests.kit.coded import coded
 from tests.kit.helpers import exchange_for, gradients, residuals
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def coded(compressor, x, step=0, shape=None):
-    """(message, decoded) of rows [R, N]."""
-    spec = TensorSpec("x", shape or (1, x.shape[1]))
-    ctx = Context(step, [spec], [1], 0, [0.1])
-    message = compressor.encode(x, spec, 1, ctx, compressor.keys(ctx, "x", range(len(x))))
-    assert message.shape == (len(x), compressor.message_bytes(spec, 1))
-    return message, compressor.decode(message, spec, 1, ctx)
 
 
 # ---- signs
@@ -183,7 +175,7 @@ def test_natural_rounds_to_neighbouring_powers_without_bias():
     x = torch.tensor([[4 / 3, -1.5, 1.0, -2.0, 0.0, 3.999, 1e-39, -5e30]]).repeat(1, 500)
     total, squares, steps = torch.zeros(x.shape[1]).double(), 0.0, 40
     for step in range(steps):
-        decoded = coded(Natural(), x, step)[1].double()[0]
+        decoded = coded(Natural(), x, step=step)[1].double()[0]
         size = decoded.abs()
         nonzero = size[size > 0]
         assert (torch.log2(nonzero) == torch.log2(nonzero).round()).all()
@@ -219,11 +211,11 @@ def test_natural_with_seven_exponent_bits_keeps_its_mean_below_its_range():
 @pytest.mark.parametrize("format", ["e4m3", "e5m2"])
 def test_every_finite_fp8_number_comes_back(format):
     codes = torch.arange(256, dtype=torch.uint8)
-    values = codes.view(TYPES[format]).float()
+    values = codes.view(FORMATS[format]).float()
     finite = values.isfinite()
     x = values[finite][None]
     assert torch.equal(coded(Blockwise(format, None), x)[1], x)  # the largest number gives the scale 1
-    assert float(x.max()) == LARGEST[format]
+    assert float(x.max()) == coding_of(format, False).largest
 
 
 @pytest.mark.parametrize("format, relative", [("e4m3", 2**-4), ("e5m2", 2**-3)])
@@ -241,7 +233,7 @@ def test_int8_nearest_is_off_by_half_a_step_and_random_is_unbiased():
     step = float(x.abs().max()) / 127
     nearest = coded(Blockwise("int8", None), x)[1]
     assert float((nearest - x).abs().max()) <= step / 2 * (1 + 1e-4)
-    draws = torch.stack([coded(Blockwise("int8", None, "random"), x, s)[1][0] for s in range(300)]).double()
+    draws = torch.stack([coded(Blockwise("int8", None, "random"), x, step=s)[1][0] for s in range(300)]).double()
     assert float((draws - x.double()).abs().max()) <= step * (1 + 1e-4)
     r = x.double()[0] / step
     variance = (step**2 * (r.ceil() - r) * (r - r.floor())).sum()

@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
-from accordion_bench.compressors.dense_codes import in_buckets
 
-from accordion_bench.compressors.fp4 import FP4, MAGNITUDES
+from accordion_bench.codecs.reference import E3M0_MAGNITUDES as MAGNITUDES
+from accordion_bench.codecs.reference import in_blocks
+from accordion_bench.compressors.fp4 import FP4
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
-from tests.compressors.test_eight_and_one_bit import coded
+from tests.kit.coded import coded
 from tests.kit.helpers import compressor, exchange_for
 
 POWERS = [2.0**-e for e in range(6, -1, -1)]
@@ -17,7 +18,7 @@ POWERS = [2.0**-e for e in range(6, -1, -1)]
 
 def twin(x_R: torch.Tensor, bucket: int | None) -> torch.Tensor:
     """What rows [R, N] decode to: of all sixteen numbers the nearest, of two equally near the one with an even code."""
-    cells = in_buckets(x_R, bucket or x_R.shape[1])
+    cells = in_blocks(x_R, bucket or x_R.shape[1])
     scale = cells.abs().amax(2, keepdim=True)
     steps = torch.where(scale > 0, cells * scale.reciprocal(), 0).double()
     far = (steps.abs()[..., None] - torch.tensor([0.0, *POWERS], dtype=torch.float64)).abs()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.compressors.orthonormal import orthonormal
+from accordion_bench.codecs.orthonormal import orthonormal
 
 SIZES = [(5, 3), (64, 2), (64, 64), (512, 64), (4608, 4)]
 

@@ -11,6 +11,7 @@ from accordion_bench.adaptive.distributions import TruncatedNormals
 from accordion_bench.adaptive.fitted_codebook import FittedCodebook
 from accordion_bench.adaptive.level_solvers import alq
 from accordion_bench.codecs import packed_codes
+from accordion_bench.codecs.bucket import Bucket
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import codebooks, entropy
 from accordion_bench.compressors.base import Context, NonFinite
@@ -26,6 +27,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import BucketStatistics
 from tests.kit import composed
+from tests.kit.coded import bucket_of, coded
 from tests.kit.helpers import exchange_for, gradients
 
 BOOKS = {
@@ -38,11 +40,7 @@ BOOKS = {
 
 
 def decoded(quantiser, x, step, codebooks=None):
-    spec = TensorSpec("x", (1, x.shape[1]))
-    level = quantiser.level or 1
-    ctx = Context(step, [spec], [level], 0, [0.1], codebooks or {})
-    message = quantiser.encode(x, spec, level, ctx, quantiser.keys(ctx, "x", range(len(x))))
-    return quantiser.decode(message, spec, level, ctx)
+    return coded(quantiser, x, level=quantiser.level or 1, step=step, codebooks=codebooks)[1]
 
 
 @pytest.mark.sample(5)
@@ -77,10 +75,11 @@ def test_published_sizes_with_a_quantised_tail(n, bucket, message):
 
 def test_balanced_buckets_have_no_tiny_tail():
     plain, balanced = Quantiser(bucket_size=512), Quantiser(bucket_size=512, balanced=True)
-    form = balanced.form(4)
     for n in (1, 511, 512, 513, 1025, 5000):
-        assert plain.form(4).buckets(n) == form.buckets(n)
-        assert form.size(n) - (n - (form.buckets(n) - 1) * form.size(n)) < form.buckets(n) + 1
+        sizes = [method.blocks(TensorSpec("x", (n,))) for method in (plain, balanced)]
+        count = -(-n // sizes[0])
+        assert -(-n // sizes[1]) == count
+        assert sizes[1] - (n - (count - 1) * sizes[1]) < count + 1
 
 
 def test_identical_zero_and_level_coordinates_come_back():
@@ -141,6 +140,12 @@ def test_elias_lengths_count_levels_from_zero(zero_level):
     assert lengths == ([7, 4, 4, 1, 4, 4, 7] if zero_level else [7, 4, 4, 2, 2, 4, 4, 7])
 
 
+def codes_of(message, spec, book):
+    """The codes of each sender, the codebook, and the bytes in front of the codes."""
+    ((start, stop),) = message.layout.fields["codes"].spans
+    return packed_codes.unpack_codes(message.rows[:, start:stop].contiguous(), len(book), spec.numel), book, start
+
+
 @pytest.mark.parametrize("method", ["huffman", "elias", "ans"])
 def test_entropy_column_recounts_the_real_codes(method):
     if method == "ans":
@@ -159,9 +164,8 @@ def test_entropy_column_recounts_the_real_codes(method):
         if not quantiser.pays(spec, level, 4):
             total += 4 * 4 * spec.numel
             continue
-        message = quantiser.encode(x_W.flatten(1), spec, level, ctx, quantiser.keys(ctx, spec.name, range(4)))
-        rows, book = quantiser.codes_of(message, spec, level, ctx)
-        header = quantiser.form(level).header(spec.numel)
+        message = quantiser.encode_bucket(Bucket(0, [spec], [level], ctx.seed, xs_W=[x_W], workers=range(4)))
+        rows, book, header = codes_of(message, spec, quantiser.codebook(3))
         total += sum(header + entropy.coded_bytes(row, book, method) for row in rows)
     assert columns["entropy_bytes"] == round(total / 4)
 
@@ -179,11 +183,9 @@ def test_huffman_shortens_what_is_peaked():
     d = 16_384
     book = (-1, -0.0272057, -0.0114758, -0.0034706, 0.0034706, 0.0114758, 0.0272057, 1)
     quantiser = Quantiser(bits=3, bucket_size=d, zero_level=False)
-    spec = TensorSpec("x", (1, 16 * d))
     x = torch.randn(1, 16 * d, generator=torch.Generator().manual_seed(0))
-    ctx = Context(0, [spec], [3], codebooks={3: book})
-    message = quantiser.encode(x, spec, 3, ctx, [1])
-    rows, _ = quantiser.codes_of(message, spec, 3, ctx)
+    bucket = bucket_of(x, level=3, codebooks={3: book})
+    rows, _, _ = codes_of(quantiser.encode_bucket(bucket), bucket.specs[0], book)
     assert 8 * entropy.coded_bytes(rows[0], book, "huffman") / (16 * d) == pytest.approx(2.2420, rel=0.01)
     assert packed_codes.code_bytes(16 * d, 8) == 3 * 16 * d // 8
 

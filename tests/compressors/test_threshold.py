@@ -5,11 +5,11 @@ import torch
 
 from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.selection import sampled_top, strided_sample, top_indices
-from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
+from tests.kit.coded import coded
 from tests.kit.helpers import SPECS, exchange_for, gradients
 
 N = 200_001
@@ -69,10 +69,7 @@ def test_ties_are_cut_to_the_bound():
 
 
 def absolute(tau: float, density: float, x_W: torch.Tensor) -> list[torch.Tensor]:
-    compressor, spec = Threshold(density, threshold=tau), TensorSpec("m", (1, x_W.shape[1]))
-    messages = compressor.encode(x_W, spec, density, Context(0, [spec], [density]), [0] * len(x_W))
-    assert all(len(message) <= compressor.message_bytes(spec, density) for message in messages)
-    return [compressor.decode(message[None], spec, density, Context(0, [spec], [density]))[0] for message in messages]
+    return list(coded(Threshold(density, threshold=tau), x_W, level=density)[1])
 
 
 def test_an_absolute_threshold_is_met_exactly():

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from accordion_bench.codecs import index_codes, selection
+from accordion_bench.codecs.selection import top_indices
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.compressors.topk import TopK, top_indices
+from accordion_bench.compressors.topk import TopK
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 from tests.kit.helpers import SPECS, exchange_for, gradients

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from accordion_bench import conformance
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import adacomp, randomk, threshold
+from accordion_bench.compressors import randomk, sparse
 from accordion_bench.conformance.echo import echoed
 from accordion_bench.conformance.subject import Setup
 from accordion_bench.conformance.tensors import SPECS
@@ -48,8 +48,7 @@ def test_every_compressor(name, monkeypatch):
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)
     monkeypatch.setattr(on_gpu, "usable", lambda xs: False)  # a kernel asks for addresses, which fake tensors lack
     # the one thing that a host may read of a bucket, and what it draws itself
-    for module in (threshold, adacomp):
-        monkeypatch.setattr(module, "read_counts", one_of_each)
+    monkeypatch.setattr(sparse, "read_counts", one_of_each)
     monkeypatch.setattr(randomk, "draw_distinct", lambda n, k, generator: torch.arange(k))
     wrapped = conformance.from_yaml(name)()
     comm = Comm(1, 8, 0, "cpu")  # whose clock asks no driver

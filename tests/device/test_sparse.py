@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from accordion_bench.compressors.sampled_on_device import about, above, chosen, listed
 
 from accordion_bench.codecs import index_codes
+from accordion_bench.codecs.sampled_keys import about, above, chosen, listed
 from accordion_bench.codecs.section_codes import Layout, SectionCodes
 from accordion_bench.codecs.selection import at_least, sampled_top
 from accordion_bench.codecs.top_keys import Part
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.dgc import clipped
-from accordion_bench.compressors.topk import TopK
 from accordion_bench.conformance.echo import echoed
 from accordion_bench.conformance.pretend_device import DEVICE, Pretend, pretended
 from accordion_bench.conformance.subject import Setup, from_yaml, plain
@@ -147,22 +145,6 @@ def test_what_is_not_finite_shows_in_the_update(case, value):
         xs_W[0][1, 3, 4, 1, 1] = value
         updates, _ = setup.contributions([upload(x_W, DEVICE) for x_W in xs_W])
         assert not all(bool(u.cpu().isfinite().all()) for u in updates)
-
-
-@pytest.mark.parametrize(("n", "density"), [(77, 0.1), (77, 1.0), (1, 1.0), (9090, 0.02), (9090, 0.6)])
-def test_messages_are_those_of_the_cpu_byte_for_byte(n, density):
-    spec, compressor = TensorSpec("m", (1, n)), TopK(density)
-    ctx = Context(0, [spec], [density])
-    x_R = (torch.randn(3, n, generator=torch.Generator().manual_seed(n)) * 4).round()
-    expected = compressor.encode(x_R, spec, density, ctx, [0] * 3)
-    with pretended() as counts:
-        there = upload(x_R, DEVICE)
-        counts.reset()
-        messages = compressor.encode(there, spec, density, ctx, [0] * 3)
-        decoded = compressor.decode(messages, spec, density, ctx)
-        assert not counts.waits
-        assert torch.equal(messages.cpu(), expected)
-        assert torch.equal(decoded.cpu(), compressor.decode(expected, spec, density, ctx))
 
 
 # ---- the parts

@@ -10,7 +10,7 @@ from accordion_bench.comm import streams
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.streams import CudaStreams, Streams, streams_of
-from accordion_bench.compressors.powersgd import PowerSGD
+from accordion_bench.compressors import powersgd
 from accordion_bench.datasets.upload import Upload
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.run_config import RunConfig
@@ -203,15 +203,16 @@ def test_rows_of_workers_have_no_race(tmp_path, stub):
     assert stub.wrong == []
 
 
-def replaces(entries, q):
+def replaces(state, queries):
     """As it was: a new Q takes the place of the one before, which another stream may still read."""
-    entries["q"] = q.clone()
+    for name, q in queries.items():
+        state.setdefault(name, {})["q"] = q.clone()
 
 
 def test_a_query_that_is_replaced_was_a_race(tmp_path, stub, monkeypatch):
     """Without the state in the hand-over, which is safe for any compressor, also where a rank changes."""
     options = ["compressor=powersgd", "compressor.min_compression_rate=0"]
-    monkeypatch.setattr(PowerSGD, "_keep", staticmethod(replaces))
+    monkeypatch.setattr(powersgd, "_keep", replaces)
     trained(tmp_path, stub, *options)
     assert stub.wrong == []
     monkeypatch.setattr(Exchange, "state_of", lambda self, number: ())

@@ -1,87 +1,84 @@
-"""Norms, rounding to levels, signs and sums of rows [R, N], by torch and by kernels, behind one face."""
+"""Norms, rounding to levels, signs and sums of rows [R, N], by the reference and by kernels, behind one face."""
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
-from accordion_bench.compressors.dense_codes import ORDERS, Form, in_buckets, table_of
 from torch import Tensor
 
-from accordion_bench.codecs import packed_codes
+from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.coding import Coding, to_levels
+from accordion_bench.codecs.engine import Engine
+from accordion_bench.codecs.engines import engine_for
+from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import refuse_non_finite
-from accordion_bench.codecs.rounding import factors, for_kernel, round_to_levels, rounding_to
-from accordion_bench.compressors.base import Context
+from accordion_bench.codecs.reference import Reference
+from accordion_bench.compressors.dense import dense_layout
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.counter_rng import BLOCK, block_keys, integers_of, streams_of
 
 
 def bucket_count(n: int, size: int | None) -> int:
-    return Form((2,), size).buckets(n)
+    return -(-n // (size or max(n, 1)))
 
 
-class Torch:
-    """What a device does, and a CPU without numba."""
+@dataclass(frozen=True)
+class Keyed(Bucket):
+    """Rows with given keys."""
+
+    given: Sequence[int] = ()
+
+    def keys(self, stream: str) -> list[list[int]]:
+        return [[key] for key in self.given]
+
+
+def keyed(x_R: Tensor, keys: Sequence[int]) -> Keyed:
+    """One tensor of rows [R, N]."""
+    return Keyed(0, [TensorSpec("x", (x_R.shape[1],))], [1], xs_W=[x_R], workers=range(len(x_R)), given=keys)
+
+
+class Path:
+    """What an engine does."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def given(self, x_R: Tensor) -> Tensor:
+        """Half precision is exchanged in float32."""
+        return x_R.float() if x_R.element_size() == 2 and self is not TORCH else x_R
 
     def bucket_norms(self, x_R: Tensor, size: int | None, norm: str) -> Tensor:
-        cells_R = in_buckets(x_R.float(), Form((2,), size).size(x_R.shape[1]))
-        return torch.linalg.vector_norm(cells_R, ORDERS[norm], dim=2, dtype=torch.float64).float()
+        n = x_R.shape[1]
+        return self.engine.norms([self.given(x_R)], Layout([n], [size or max(n, 1)], {}), norm).float()
 
     def encode_levels(self, x_R: Tensor, norms_R: Tensor, size: int | None, book, keys) -> Tensor:
         refuse_non_finite(norms_R)
-        n, rounding = x_R.shape[1], rounding_to(book)
-        size = Form((2,), size).size(n)
-        draws_R = integers_of(block_keys(keys, 0, -(-n // BLOCK)), rounding.bits)[:, :n]
-        cells = in_buckets(x_R.float(), size), factors(norms_R, rounding.scale)[..., None], in_buckets(draws_R, size)
-        codes_R = round_to_levels(*cells, rounding).flatten(1)[:, :n]
-        return packed_codes.pack_codes(codes_R.contiguous(), len(book))
+        coding, layout = to_levels(tuple(book), "linf"), self.layout(x_R.shape[1], size, book)
+        message = Message.empty(layout, len(x_R), x_R.device)
+        norms_R = norms_R.contiguous()
+        self.engine.encode(keyed(self.given(x_R), keys), message, coding, coding.factors(norms_R), norms_R)
+        ((start, stop),) = layout.fields["codes"].spans
+        return message.rows[:, start:stop].clone()
 
     def add_levels_(self, total: Tensor, message_A: Tensor, norms_A: Tensor, size: int | None, book) -> None:
         total_R = total[None] if total.ndim == 1 else total
-        n = total_R.shape[1]
-        for a, (message, norms) in enumerate(zip(message_A, norms_A, strict=True)):
-            values = in_buckets(packed_codes.look_up(message[None], book, n), Form((2,), size).size(n))
-            total_R[a % len(total_R)] += (values * norms[None, :, None]).flatten(1)[0, :n]
+        coding = Coding("levels", tuple(book), "linf")
+        message = Message.empty(self.layout(total_R.shape[1], size, book), len(message_A), total.device)
+        self.engine.write(message, "scales", norms_A.contiguous())
+        ((start, stop),) = message.layout.fields["codes"].spans
+        message.rows[:, start:stop] = message_A
+        self.engine.add_codes(Target([total_R]), message, coding, None, None)
 
     def encode_sign(self, method: Sign, x_R: Tensor) -> Tensor:
-        spec = TensorSpec("x", (1, x_R.shape[1]))
-        return method.encode(x_R, spec, 1, Context(0, [spec], [1]), [0] * len(x_R))
+        bucket = keyed(self.given(x_R), [0] * len(x_R))
+        message = Message.empty(method.layout(bucket.specs, [1]), len(x_R), x_R.device)
+        self.engine.encode_dense(bucket, message, method.coding(1))
+        return message.rows
+
+    @staticmethod
+    def layout(n: int, size: int | None, book) -> Layout:
+        return dense_layout((n,), (size or max(n, 1),), (len(book),), ("scales", "codes"))
 
 
-class Kernels:
-    """What a CPU does."""
-
-    def _given(self, x_R: Tensor, size: int | None, K: int):
-        from accordion_bench.tensors.kernels.on_cpu import array_like
-        from accordion_bench.tensors.kernels.table import addresses
-
-        x_R = x_R.contiguous() if x_R.element_size() > 2 else x_R.float()
-        return addresses([x_R]), table_of((x_R.shape[1],), (0,), Form((K,), size)), array_like(x_R), x_R
-
-    def bucket_norms(self, x_R: Tensor, size: int | None, norm: str) -> Tensor:
-        from accordion_bench.tensors.kernels.norms import bucket_norms
-
-        at, table, like, _kept = self._given(x_R, size, 2)
-        return torch.from_numpy(bucket_norms(at, table, norm, like)).float()
-
-    def encode_levels(self, x_R: Tensor, norms_R: Tensor, size: int | None, book, keys) -> Tensor:
-        from accordion_bench.tensors.kernels.encode import encode
-
-        refuse_non_finite(norms_R)
-        at, table, like, _kept = self._given(x_R, size, len(book))
-        message_R = torch.empty(len(x_R), packed_codes.code_bytes(x_R.shape[1], len(book)), dtype=torch.uint8)
-        factor_R = factors(norms_R, rounding_to(book).scale).contiguous().numpy()
-        encode(at, table, factor_R, streams_of(keys)[:, None], message_R.numpy(), like, for_kernel(book))
-        return message_R
-
-    def add_levels_(self, total: Tensor, message_A: Tensor, norms_A: Tensor, size: int | None, book) -> None:
-        from accordion_bench.tensors.kernels.sums import add_values
-
-        at, table, like, _kept = self._given(total[None] if total.ndim == 1 else total, size, len(book))
-        add_values(at, table, norms_A.contiguous().numpy(), message_A.numpy(), [np.float32(book)], like, 1)
-
-    def encode_sign(self, method: Sign, x_R: Tensor) -> Tensor:
-        spec = TensorSpec("x", (1, x_R.shape[1]))
-        return method.encode_all([x_R], [spec], [1], Context(0, [spec], [1]), range(len(x_R)))
-
-
-TORCH, KERNELS = Torch(), Kernels()
+TORCH, KERNELS = Path(Reference()), Path(engine_for([torch.zeros(1, 1)]))
 PATHS = {"kernels": KERNELS, "torch": TORCH}

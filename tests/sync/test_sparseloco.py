@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.topk import TopK
-from accordion_bench.plan import TensorSpec
 from tests.kit import local
+from tests.kit.coded import coded
 from tests.kit.local import deviation, fitted, trained, trainer_for
 
 CHUNK, DENSITY, DECAY, LR = 4, 1 / 8, 0.95, 0.8
@@ -21,10 +20,8 @@ def sent(e: torch.Tensor) -> torch.Tensor:
     """Q(TopK per tile(e)); vectors whole."""
     if e.ndim < 2:
         return e.clone()
-    topk, spec = TopK(DENSITY, chunk=CHUNK, value_bits=2), TensorSpec("e", tuple(e.shape))
-    ctx = Context(0, [spec], [DENSITY])
-    message = topk.encode(e.reshape(1, -1), spec, DENSITY, ctx, [0])
-    return topk.decode(message, spec, DENSITY, ctx).view(e.shape).double()
+    topk = TopK(DENSITY, chunk=CHUNK, value_bits=2)
+    return coded(topk, e.reshape(1, -1), tuple(e.shape), level=DENSITY)[1].view(e.shape).double()
 
 
 def test_it_equals_explicit_lists(tmp_path):

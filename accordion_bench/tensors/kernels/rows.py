@@ -19,7 +19,7 @@ class Rows:
     """Where rows lie, cut into tiles.
 
     Args:
-        rows_W: tensors [W, N] of one type; each row contiguous.
+        rows_W: tensors [W, N] of one type; each row contiguous. They are kept, since they may be copies.
 
     Attributes:
         table: int64 [R + 1, 3], the columns above: address, coordinates, tiles before the row's first. Row w T + t
@@ -30,7 +30,7 @@ class Rows:
     """
 
     def __init__(self, rows_W: Sequence[Tensor]) -> None:
-        workers = len(rows_W[0])
+        workers, self._kept = len(rows_W[0]), rows_W
         self.count = workers * len(rows_W)
         self.table = np.zeros((self.count + 1, 3), np.int64)
         self.table[:-1, ADDRESS] = addresses(rows_W).ravel()

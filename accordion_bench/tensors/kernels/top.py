@@ -95,10 +95,7 @@ def choose_from(rows: Rows, least: np.ndarray, chosen: Chosen) -> None:
 
 def leave_zeros(rows: Rows, chosen: Chosen, which: np.ndarray) -> None:
     """Of the rows `which`, booleans [R], coordinates that are zero are no longer chosen."""
-    for row in np.flatnonzero(which & (chosen.least == 0) & (chosen.kept > 0)):
-        counts = chosen.counts[rows.table[row, TILE] : rows.table[row + 1, TILE]]
-        counts[:, EQUAL] = 0
-        chosen.least[row], chosen.kept[row] = 1, counts[:, GREATER].sum()
+    choose_from(rows, np.where(which & (chosen.least == 0) & (chosen.kept > 0), 1, -1), chosen)
 
 
 def sampled_keys(rows: Rows, rank: np.ndarray, offset: np.ndarray, stride: np.ndarray) -> np.ndarray:

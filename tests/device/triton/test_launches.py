@@ -9,7 +9,7 @@ from accordion_bench.conformance.subject import from_yaml
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import kernels
 from accordion_bench.tensors.kernels import on_gpu
-from tests.device.triton.conftest import THERE
+from tests.kit.gpu import THERE
 
 # docs/performance.md has them, too
 MOST = {

@@ -1,0 +1,297 @@
+"""Dense codes by every engine are those of the reference."""
+
+import math
+from typing import NamedTuple, Self
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from accordion_bench.codecs.bucket import Target
+from accordion_bench.codecs.coding import LEVELS, SIGNS, Coding, to_levels
+from accordion_bench.codecs.engine import entries_on
+from accordion_bench.codecs.layout import Layout, Message
+from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.reference import Reference
+from accordion_bench.compressors import eight_bit, fp4, natural
+from accordion_bench.compressors.codebooks import exponential, uniform
+from accordion_bench.compressors.dense import dense_layout
+from accordion_bench.tensors.kernels.table import LONGEST
+from tests.codecs.conftest import There
+from tests.codecs.kit import LAID, LENGTHS, SHORT, any_numbers, apart, bucket_of, ulps, whole_numbers
+
+REFERENCE = Reference()
+NORMS = ["l1", "l2", "linf", "sum", "below", "count"]
+SIZES = {"1": 1, "512": 512, "1000": 1000, "whole": None, "longer": 30_000}
+ANY = (-1.0, -0.7, 0.1, 0.2, 0.9, 1.0)
+LARGER = (*np.linspace(-1, 0, 50).tolist(), *np.linspace(0.001, 1, 50).tolist())
+CODINGS = {
+    "sign": Coding("sign", SIGNS),
+    "sign, mean": Coding("sign", SIGNS, "l1", "mean"),
+    "sign, root mean": Coding("sign", SIGNS, "l2", "root mean"),
+    "sign, means": Coding("sign", SIGNS, "means"),
+    **{f"{bits} bits": to_levels(uniform(bits, False), "l2", "s") for bits in range(2, 9)},
+    "zero level": to_levels(uniform(3, True), "linf", "s"),
+    "two levels": to_levels((-1.0, 1.0), "linf", "s"),
+    "ternary": to_levels((-1.0, 0.0, 1.0), "l2", "s"),
+    "ternary, shared": to_levels((-1.0, 0.0, 1.0), stream="s"),
+    "symmetric": to_levels(exponential(4, False), "l2", "s"),
+    "symmetric, 7 bits": to_levels(exponential(7, False, 0.9), "linf", "s"),
+    "symmetric, zero level": to_levels(exponential(3, True), "l2", "s"),
+    "any levels": to_levels(ANY, "l2", "s"),
+    "any of 100 levels": to_levels(LARGER, "linf", "s"),
+    **{kind: eight_bit.coding_of(kind, False) for kind in ("e4m3", "e5m2", "int8")},
+    "int8 at random": eight_bit.coding_of("int8", True),
+    "e3m0": fp4.CODING,
+    "power": natural.coding_of(8),
+    "power, 7 bits": natural.coding_of(7),
+}
+every_coding = pytest.mark.parametrize("coding", CODINGS.values(), ids=list(CODINGS))
+every_size = pytest.mark.parametrize("size", SIZES.values(), ids=list(SIZES))
+
+
+class Dense(NamedTuple):
+    """Messages of a coding, with blocks of a size; None = whole tensors."""
+
+    coding: Coding
+    lengths: tuple[int, ...]
+    size: int | None
+
+    @classmethod
+    def of(cls, coding: Coding, lengths: tuple[int, ...], size: int | None) -> Self:
+        """Scales are shared by workers where messages of levels have none: of whole tensors that are not empty."""
+        if coding.rounding == LEVELS and not coding.norm:
+            return cls(coding, tuple(filter(None, lengths)), None)
+        return cls(coding, lengths, size)
+
+    def layout(self) -> Layout:
+        blocks = tuple(max(1, self.size or n) for n in self.lengths)
+        return dense_layout(self.lengths, blocks, (self.coding.kinds,) * len(self.lengths), self.coding.fields)
+
+    def shared(self) -> Tensor | None:
+        known = self.coding.rounding == LEVELS and not self.coding.norm
+        return torch.linspace(0.1, 1.0, len(self.lengths)) if known else None
+
+    def bytes_by(self, there: There, rows_W: list[Tensor]) -> Tensor:
+        """Of messages of rows that are there."""
+        message = Message.empty(self.layout(), len(rows_W[0]), there.device)
+        shared = there.to(self.shared())
+        there.engine.encode_dense(bucket_of(rows_W), message, self.coding, shared)
+        return message.rows.cpu()
+
+    def add_by(self, there: There, sums_R: list[Tensor], bytes_S: Tensor, alpha: float, divisor: int) -> list[Tensor]:
+        """Sums, given the messages of all senders."""
+        target = Target([there.to(x_R.clone()) for x_R in sums_R], alpha, divisor)
+        message = Message(there.to(bytes_S), [self.layout()] * len(bytes_S))
+        there.engine.add_dense(target, message, self.coding, there.to(self.shared()))
+        return [x_R.cpu() for x_R in target.rows_R]
+
+
+HERE = There(REFERENCE, torch.device("cpu"))
+
+
+def by(there: There, lengths, size, kind, rows_W) -> Tensor:
+    layout = Layout(lengths, [max(1, n if size is None else size) for n in lengths], {})
+    return there.engine.norms(there.to(rows_W), layout, kind).cpu()
+
+
+# ---- the properties
+
+
+def norms_are_equal(there, kind, size, lengths):
+    """To the bit where sums have no rounding, else within 2 ulp of float32; long blocks, too, are cut."""
+    for dtype in (torch.float32, torch.float64):
+        rows_W = whole_numbers(lengths, 3, dtype)
+        found, expected = by(there, lengths, size, kind, rows_W), by(HERE, lengths, size, kind, rows_W)
+        assert found.dtype == torch.float64 and torch.equal(found, expected)
+    rows_W = [x_W.abs() if kind == "sum" else x_W for x_W in any_numbers(lengths, 2)]
+    assert ulps(by(there, lengths, size, kind, rows_W), by(HERE, lengths, size, kind, rows_W)) <= 2
+
+
+def messages_are_equal(there, dense, dtype, laid):
+    rows_W = whole_numbers(dense.lengths, 3, dtype)
+    assert dense.bytes_by(there, laid(there.to(rows_W))).equal(dense.bytes_by(HERE, rows_W))
+
+
+def codes_are_equal_for_the_same_scales(there, dense, dtype):
+    """Of any numbers."""
+    coding, layout = dense.coding, dense.layout()
+    if coding.norm == "means":
+        return  # codes do not depend on them
+    rows_W, shared = any_numbers(dense.lengths, 3, dtype), dense.shared()
+    scales_W = None if shared is None else shared[None]
+    if coding.norm:
+        scales_W = coding.scales(REFERENCE.norms(rows_W, layout, coding.norm), entries_on(layout, torch.device("cpu")))
+    found = []
+    for one in (there, HERE):
+        message = Message.empty(layout, 3, one.device)
+        written = one.to(scales_W) if coding.norm else None
+        one.engine.encode(bucket_of(one.to(rows_W)), message, coding, coding.factors(one.to(scales_W)), written)
+        found.append(message.rows.cpu())
+    assert found[0].equal(found[1])
+
+
+def sums_are_equal(there, dense, dtype, senders):
+    """To the bit: each product and each sum is rounded once, in the order of the senders."""
+    bytes_S = dense.bytes_by(HERE, any_numbers(dense.lengths, senders))
+    for rows in {1, senders}:
+        sums_R = whole_numbers(dense.lengths, rows, dtype, seed=3)
+        for alpha, divisor in ((1.0, senders), (-1.0, 1), (-0.3, 7)):
+            found = dense.add_by(there, sums_R, bytes_S, alpha, divisor)
+            expected = dense.add_by(HERE, sums_R, bytes_S, alpha, divisor)
+            assert all(map(torch.equal, found, expected)), (rows, alpha, divisor)
+
+
+def scales_are_read_as_written(there):
+    layout = Dense.of(CODINGS["e4m3"], SHORT, 8).layout()
+    numbers_S = torch.randn(3, len(layout.entries))
+    message = Message(there.to(torch.zeros(3, layout.nbytes, dtype=torch.uint8)), [layout] * 3)
+    there.engine.write(message, "scales", there.to(numbers_S))
+    assert there.engine.read(message, "scales").cpu().equal(numbers_S)
+    assert REFERENCE.read(Message(message.rows.cpu(), [layout] * 3), "scales").equal(numbers_S)
+
+
+def what_is_not_finite_is_told(there, coding, bad):
+    """By the right row where the engine looks; else it shows in the sum."""
+    lengths = (9, 300, 40)
+    rows_W, dense = any_numbers(lengths, 3), Dense.of(coding, lengths, 100)
+    rows_W[1][2, 207] = bad
+    if there.engine.looks:
+        with pytest.raises(NonFiniteRow) as caught:
+            dense.bytes_by(there, rows_W)
+        assert caught.value.row == 2 * len(lengths) + 1
+    elif coding.norm and coding.norm != "means":
+        zeros = [torch.zeros(3, n) for n in lengths]
+        sums_R = dense.add_by(there, zeros, dense.bytes_by(there, there.to(rows_W)), 1.0, 1)
+        finite = torch.stack([x_R.isfinite().all(1) for x_R in sums_R])
+        assert (~finite).nonzero().tolist() == [[1, 2]]
+
+
+# ---- by numba, and by torch on a device
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@every_size
+def test_norms(numba, kind, size):
+    norms_are_equal(numba, kind, size, LENGTHS)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms_of_blocks_of_several_pieces(numba, kind):
+    norms_are_equal(numba, kind, LONGEST + 4000, (LONGEST + 5000, 7))
+
+
+@pytest.mark.sample(3)
+@every_size
+@every_coding
+def test_messages_and_sums(numba, coding, size):
+    dense = Dense.of(coding, LENGTHS, size)
+    for dtype in (torch.float32, torch.float64):
+        messages_are_equal(numba, dense, dtype, apart)
+        codes_are_equal_for_the_same_scales(numba, dense, dtype)
+    for senders, dtype in ((1, torch.float64), (2, torch.float32), (3, torch.float32), (4, torch.float64)):
+        sums_are_equal(numba, dense, dtype, senders)
+
+
+@every_coding
+def test_messages_and_sums_on_a_device(device, coding):
+    dense = Dense.of(coding, SHORT, 8)
+    messages_are_equal(device, dense, torch.float32, apart)
+    sums_are_equal(device, dense, torch.float32, 3)
+
+
+@pytest.mark.parametrize("laid", LAID[1:])
+@every_coding
+def test_messages_of_tensors_that_are_strided(numba, coding, laid):
+    messages_are_equal(numba, Dense.of(coding, LENGTHS, 512), torch.float32, laid)
+
+
+def test_scales_are_read_as_written(there):
+    scales_are_read_as_written(there)
+
+
+@every_coding
+@pytest.mark.parametrize("bad", [math.nan, -math.inf], ids=str)
+def test_what_is_not_finite(there, coding, bad):
+    if coding == CODINGS["ternary, shared"]:
+        pytest.skip("who shares scales has looked at the largest magnitudes")
+    what_is_not_finite_is_told(there, coding, bad)
+
+
+@every_coding
+@pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
+def test_what_is_not_finite_is_refused_by_the_reference(coding, bad):
+    what_is_not_finite_is_told(HERE, coding, bad)
+
+
+@every_coding
+def test_threads_change_nothing(coding, monkeypatch):
+    """Messages and sums are equal bit for bit, however small the threads' shares; norms are rounded, too."""
+    pytest.importorskip("numba")
+    from accordion_bench.codecs.on_cpu import OnCpu
+    from accordion_bench.tensors.kernels import threads
+
+    monkeypatch.setattr(threads, "LEAST", 1)
+    there, dense, before, found = (
+        There(OnCpu(), torch.device("cpu")),
+        Dense.of(coding, (100_055, 40, 4097), 512),
+        torch.get_num_threads(),
+        [],
+    )
+    rows_W = [x_W.sin() for x_W in whole_numbers(dense.lengths, 3)]
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            bytes_W = dense.bytes_by(there, rows_W)
+            found.append(
+                [bytes_W, *dense.add_by(there, [torch.full((1, n), 0.1) for n in dense.lengths], bytes_W, 1.0, 3)]
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *found))
+
+
+# ---- by Triton, whose interpreter is slow
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("size", [13, 333, None], ids=str)
+def test_norms_by_triton(triton, kind, size):
+    norms_are_equal(triton, kind, size, (7, 0, 350))
+
+
+def equal_by_triton(triton, coding, lengths):
+    dense = Dense.of(coding, lengths, [100, 371, None][len(coding.values) % 3])
+    messages_are_equal(triton, dense, torch.float64, LAID[1])
+    codes_are_equal_for_the_same_scales(triton, dense, torch.float32)
+    sums_are_equal(triton, dense, torch.float32, 3)
+
+
+@pytest.mark.sample(5)
+@every_coding
+def test_messages_and_sums_by_triton(triton, coding):
+    equal_by_triton(triton, coding, (7, 0, 130))
+
+
+@pytest.mark.slow
+@every_coding
+def test_messages_and_sums_of_long_tensors_by_triton(triton, coding):
+    equal_by_triton(triton, coding, LENGTHS)
+
+
+def test_scales_are_read_as_written_by_triton(triton):
+    scales_are_read_as_written(triton)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf], ids=str)
+@pytest.mark.parametrize("name", ["sign, mean", "4 bits", "ternary", "int8 at random"])
+def test_what_is_not_finite_shows_by_triton(triton, name, bad):
+    what_is_not_finite_is_told(triton, CODINGS[name], bad)
+
+
+def test_tensors_without_coordinates_by_triton(triton):
+    dense = Dense.of(CODINGS["4 bits"], (0, 0), 512)
+    assert dense.bytes_by(triton, triton.to([torch.zeros(2, 0)] * 2)).shape == (2, 0)
+    assert dense.add_by(triton, [torch.zeros(1, 0)] * 2, torch.zeros(2, 0, dtype=torch.uint8), 1.0, 2)

@@ -1,0 +1,129 @@
+"""Places, tiles and factors by every engine are those of the reference; dense and sparse codes have modules."""
+
+import inspect
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from accordion_bench.codecs.bucket import Target
+from accordion_bench.codecs.engine import Engine
+from accordion_bench.codecs.layout import Message
+from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.reference import Reference
+from accordion_bench.codecs.tiles import TileForm, Tiles
+from accordion_bench.compressors.chunked_topk import tiled_layout
+from accordion_bench.plan import TensorSpec
+from tests.codecs.conftest import There
+from tests.codecs.kit import LAID, LENGTHS, ULP, apart, bucket_of, side_by_side, whole_numbers
+
+HERE = There(Reference(), torch.device("cpu"))
+SHAPES = [(64, 64), (33, 14), (7,), (1, 1), (6, 5, 4), (128, 36)]
+NUMELS = tuple(math.prod(shape) for shape in SHAPES)
+
+
+def test_every_operation_is_compared():
+    """Here, or in a module beside."""
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*engines.py"))
+    assert [name for name in Engine.__abstractmethods__ if f"engine.{name}(" not in text and name != "add_codes"] == []
+    assert "self.add_codes(" in inspect.getsource(Engine.add_dense)  # which is compared
+
+
+# ---- places
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("laid", LAID)
+def test_values_at_places(there, laid, dtype):
+    rows_W = whole_numbers(LENGTHS, 3, dtype)
+    indices = [torch.randperm(n)[: n // 3 + min(n, 1)].sort().values for n in LENGTHS]
+    factors, found = [1.0 + t / 7 for t in range(len(LENGTHS))], []
+    for one in (there, HERE):
+        places = one.engine.places(indices, LENGTHS, one.device)
+        values_W = one.engine.take(laid(one.to(rows_W)), places)
+        target = Target([one.to(x_W / 3) for x_W in rows_W], -1.0)
+        one.engine.put(target, values_W, places, factors)
+        found.append([x_W.cpu() for x_W in (*values_W, *target.rows_R)])
+    taken, put = len(LENGTHS), [ULP * 4 * x_W.abs().float() for x_W in found[1][len(LENGTHS) :]]
+    assert all(map(torch.equal, found[0][:taken], found[1][:taken]))
+    for own, other, within in zip(found[0][taken:], found[1][taken:], put, strict=True):
+        assert ((own - other).abs() <= within).all()
+
+
+# ---- tiles
+
+
+def forms_of(limit: int, k: int, coded: bool) -> list[TileForm]:
+    tiles = [Tiles.of(TensorSpec("", shape), limit) for shape in SHAPES]
+    return [TileForm(own, min(k, own.numel), coded) for own in tiles]
+
+
+def tiles_by(there: There, forms, rows_W) -> Message:
+    layout = tiled_layout(NUMELS, tuple(forms))
+    message = Message.empty(layout, len(rows_W[0]), there.device)
+    there.engine.encode_tiles(bucket_of(rows_W, SHAPES), message, forms)
+    return message
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("coded", [False, True], ids=["exact", "two bits"])
+@pytest.mark.parametrize(("limit", "k"), [(8, 1), (8, 5), (64, 40), (3, 9)])
+def test_tiles(there, limit, k, coded, dtype):
+    forms = forms_of(limit, k, coded)
+    for senders, laid in ((1, apart), (2, side_by_side), (4, apart)):
+        rows_W = whole_numbers(NUMELS, senders, dtype)
+        found, expected = tiles_by(there, forms, laid(there.to(rows_W))), tiles_by(HERE, forms, rows_W)
+        assert found.rows.cpu().equal(expected.rows)
+        for rows in {1, senders}:
+            for alpha, divisor in ((1.0, senders), (-1.0, 1)):
+                sums = []
+                for one in (there, HERE):
+                    before = whole_numbers(NUMELS, rows, dtype, seed=3)
+                    target = Target([one.to(x_R.clone()) for x_R in before], alpha, divisor)
+                    one.engine.add_tiles(target, expected._replace(rows=one.to(expected.rows)), forms)
+                    sums.append([x_R.cpu() for x_R in target.rows_R])
+                assert all(map(torch.equal, *sums))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
+def test_tiles_that_are_not_finite(there, bad):
+    forms, rows_W = forms_of(8, 3, False), whole_numbers(NUMELS, 3)
+    rows_W[4][2, 50] = bad
+    for one in (there, HERE):
+        if one.engine.looks:
+            with pytest.raises(NonFiniteRow) as caught:
+                tiles_by(one, forms, rows_W)
+            assert caught.value.row == 2 * len(SHAPES) + 4
+        else:
+            target = Target([one.to(torch.zeros(3, n)) for n in NUMELS])
+            one.engine.add_tiles(target, tiles_by(one, forms, one.to(rows_W)), forms)
+            finite = torch.stack([x_R.cpu().isfinite().all(1) for x_R in target.rows_R])
+            assert (~finite).nonzero().tolist() == [[4, 2]]
+
+
+# ---- factors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_orthonormal_columns_have_the_spans_of_those_given(there, dtype):
+    factors = [
+        torch.randn(count, n, r, dtype=dtype)
+        for count, n, r in ((1, 9, 4), (3, 40, 2), (2, 40, 2), (2, 7, 1), (1, 5, 5))
+    ]
+    for one in (there, HERE):
+        for factor, own in zip(factors, one.engine.orthonormalise(one.to(factors)), strict=True):
+            own = own.cpu().double()
+            assert own.shape == factor.shape and one.engine.orthonormalise([]) == []
+            assert (own.mT @ own - torch.eye(factor.shape[2])).abs().max() < 1e-5
+            for columns in range(1, factor.shape[2] + 1):  # of the first one, two, ...
+                given, some = factor.double()[..., :columns], own[..., :columns]
+                assert (some @ (some.mT @ given) - given).abs().max() < 1e-5 * given.abs().max()
+
+
+def test_a_zero_matrix_has_finite_columns(there):
+    for one in (there, HERE):
+        for r in (1, 3):
+            for passes in (1, 2):
+                (own,) = one.engine.orthonormalise(one.to([torch.zeros(2, 8, r)]), passes)
+                assert own.cpu().isfinite().all()

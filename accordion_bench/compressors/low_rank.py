@@ -103,7 +103,7 @@ def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor]) 
 
 
 def subtract_products_(targets_W: Mapping[int, Tensor], left_W: Tensor, right_W: Tensor, alpha: float = 1.0) -> None:
-    """target -= alpha x left right for matrices of a batch, all at once where they lie side by side or copies cost little.
+    """target -= alpha x left right for matrices of a batch, at once where they lie side by side or copies cost little.
 
     Args:
         targets_W: tensors [W, ...], by place in the batch.

@@ -125,7 +125,7 @@ class OnDevice(Reference):
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
         assert isinstance(selection, Places)
         row, layouts, signs = selection.row, message.layouts, message.layout.signs
-        sections = sections_of(tuple(layouts), tuple(row.order), row.x_W.device)
+        sections = sections_of(message, row.order, row.x_W.device)
         positions = selection.entries([int(layout.kept.sum()) for layout in layouts])
         values = row.x_W.flatten().index_select(0, positions).float()
         places = positions % row.x_W.shape[1] if len(layouts) > 1 else positions
@@ -156,7 +156,7 @@ class OnDevice(Reference):
         sizes, rows, device = [x_R.shape[1] for x_R in rows_R], len(rows_R[0]), rows_R[0].device
         alone = isinstance(message.rows, Tensor)  # one layout: senders are rows that are cut alike
         cut = layouts[:1] if alone else layouts
-        sections = sections_of(tuple(cut), tuple(range(len(sizes))), device)
+        sections = sections_of(message._replace(layouts=cut), range(len(sizes)), device)
         heads, tails = [], []
         for sender, layout in enumerate(cut):
             own_S = message.rows if alone else message.rows[sender][None]
@@ -215,13 +215,14 @@ class OnDevice(Reference):
         return lifted_together(grown_W, news_W, sizes)
 
 
-def sections_of(layouts: tuple[SparseLayout, ...], order: tuple[int, ...], device: torch.device) -> SectionCodes:
+def sections_of(message: Message, order: Sequence[int], device: torch.device) -> SectionCodes:
     """Index codes of tensors that stand in this order, of several messages one after the other, each tensor by itself.
 
-    Remembered where all messages have one layout: then counts do not depend on the data.
+    Remembered where messages are the rows of one tensor: then counts do not depend on the data.
     """
-    if all(layout is layouts[0] for layout in layouts):
-        return _sections_alike(layouts[0], len(layouts), order, device)
+    layouts = message.layouts
+    if isinstance(message.rows, Tensor):
+        return _sections_alike(layouts[0], len(layouts), tuple(order), device)
     return _sections(layouts, order, device)
 
 

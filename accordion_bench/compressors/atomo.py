@@ -39,6 +39,7 @@ class ATOMO(OneShot):
     Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral atoms.
     """
 
+    stream = "ATOMO"
     traits = replace(
         OneShot.traits,
         knob="rank",

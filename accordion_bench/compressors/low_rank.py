@@ -99,7 +99,9 @@ def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor]) 
         return kept if kept.shape[1] == rank else kept[:, :rank].contiguous()
     fresh = draw(rank - kept.shape[1])
     # the old columns are at the gradient's scale; both parts count alike only at unit length
-    return torch.cat([torch.linalg.qr(kept).Q, fresh / fresh.norm(dim=0)], dim=1)
+    engine = engine_for([kept])
+    old = engine.orthonormalise([kept[None]])[0][0] if engine.copies else torch.linalg.qr(kept).Q
+    return torch.cat([old, fresh / fresh.norm(dim=0)], dim=1)
 
 
 def subtract_products_(targets_W: Mapping[int, Tensor], left_W: Tensor, right_W: Tensor, alpha: float = 1.0) -> None:

@@ -39,8 +39,9 @@ def test_values_at_places(there, laid, dtype):
     rows_W = whole_numbers(LENGTHS, 3, dtype)
     indices = [torch.randperm(n)[: n // 3 + min(n, 1)].sort().values for n in LENGTHS]
     factors, found = [1.0 + t / 7 for t in range(len(LENGTHS))], []
+    of_lengths = bucket_of(rows_W, [(n,) for n in LENGTHS])
     for one in (there, HERE):
-        places = one.engine.places(indices, LENGTHS, one.device)
+        places = one.engine.places(lambda bucket: indices, of_lengths, one.device)
         values_W = one.engine.take(laid(one.to(rows_W)), places)
         target = Target([one.to(x_W / 3) for x_W in rows_W], -1.0)
         one.engine.put(target, values_W, places, factors)

@@ -83,7 +83,8 @@ class Coding:
         if self.scale == "root mean":
             return (norms / entries.sqrt()).float()
         if self.scale == "largest":
-            return torch.threshold(norms.float() / self.largest, LARGEST_SUBNORMAL, 0.0)
+            scales = norms.float() if self.largest == 1 else norms.float() / self.largest
+            return torch.threshold(scales, LARGEST_SUBNORMAL, 0.0)
         return norms.float()
 
     def factors(self, scales: Tensor | None) -> Tensor | None:

@@ -47,23 +47,21 @@ class Tiles:
         """C, tiles of a matrix."""
         return self.n * self.m // self.numel
 
+    def grid(self, x_R: Tensor) -> Tensor:
+        """Matrices [R, ...] as a grid of tiles, [R, n / a, m / b, a, b]; a view of contiguous ones."""
+        return x_R.reshape(len(x_R), self.n // self.a, self.a, self.m // self.b, self.b).transpose(2, 3)
+
+    def grid_of_tiles(self, tiles_R: Tensor) -> Tensor:
+        """The same of tiles [R, C, N]."""
+        return tiles_R.unflatten(2, (self.a, self.b)).unflatten(1, (self.n // self.a, self.m // self.b))
+
     def cut(self, x_R: Tensor) -> Tensor:
         """Matrices [R, ...] as tiles [R, C, N]."""
-        R = len(x_R)
-        grid = x_R.reshape(R, self.n // self.a, self.a, self.m // self.b, self.b).transpose(2, 3)
-        return grid.reshape(R, self.count, self.numel)
-
-    def cut_into_(self, tiles_R: Tensor, x_R: Tensor) -> None:
-        """The same, written into [R, C, N]."""
-        across = self.n // self.a, self.m // self.b
-        grid = x_R.reshape(len(x_R), across[0], self.a, across[1], self.b).transpose(2, 3)
-        tiles_R.view(len(x_R), *across, self.a, self.b).copy_(grid)
+        return self.grid(x_R).reshape(len(x_R), self.count, self.numel)
 
     def joined(self, tiles_R: Tensor) -> Tensor:
         """The inverse of `cut`: matrices [R, n, m]."""
-        R = len(tiles_R)
-        grid = tiles_R.reshape(R, self.n // self.a, self.m // self.b, self.a, self.b)
-        return grid.transpose(2, 3).reshape(R, self.n, self.m)
+        return self.grid_of_tiles(tiles_R).transpose(2, 3).reshape(len(tiles_R), self.n, self.m)
 
     def places(self, positions: Tensor) -> Tensor:
         """Where in the matrix, row by row, the entries are that stand at these positions in the row of all tiles."""

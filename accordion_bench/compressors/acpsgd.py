@@ -14,7 +14,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
-from accordion_bench.compressors.low_rank import LowRank, batches, subtract_products_, with_columns
+from accordion_bench.compressors.low_rank import LowRank, batches, subtract_products_, together, with_columns
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
@@ -66,10 +66,9 @@ class ACPSGD(LowRank):
         dense = [i for i, turn in enumerate(turns) if turn is None]
         stacks = batches(xs_W, ctx.specs, turns)
 
-        kept = [
-            torch.stack([self._kept(ctx, i, rank, even, state, xs_W[i]) for i in ids])
-            for ids, (rank, even), _ in stacks
-        ]
+        kept = together(
+            [[self._kept(ctx, i, rank, even, state, xs_W[i]) for i in ids] for ids, (rank, even), _ in stacks]
+        )
         Ks = engine_for(xs_W).orthonormalise(kept)  # Q [G, m, r] in odd, P [G, n, r] in even exchanges
         # the other factor as rows, which MKL multiplies faster: (M_w Q)^T [W, G, r, n], or (M_w^T P)^T [W, G, r, m]
         Fts_W = [K.mT @ (Ms_W if even else Ms_W.mT) for (_, (_, even), Ms_W), K in zip(stacks, Ks, strict=True)]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.non_finite import refuse_non_finite
 from accordion_bench.compressors.base import Context, WhyDense, dense_bytes
 from accordion_bench.compressors.oneshot import OneShot
@@ -97,9 +98,11 @@ class ATOMO(OneShot):
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        factors = (factor.to(total_R.dtype) for factor in self._factors(message_AR, spec, level))
-        for left, right in zip(*factors, strict=True):  # one worker at a time: a fixed order of summation
-            total_R.view(-1, *spec.matrix).baddbmm_(left, right, alpha=alpha)
+        left, right = (factor.to(total_R.dtype) for factor in self._factors(message_AR, spec, level))
+        if engine_for([total_R]).copies:  # all workers at once: their triples are those of one longer product
+            left, right = left.permute(1, 2, 0, 3).flatten(2)[None], right.permute(1, 0, 2, 3).flatten(1, 2)[None]
+        for own_left, own_right in zip(left, right, strict=True):  # one worker at a time: a fixed order of summation
+            total_R.view(-1, *spec.matrix).baddbmm_(own_left, own_right, alpha=alpha)
 
     def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         sigma = torch.linalg.svdvals(x_R.view(-1, *spec.matrix)).double()

@@ -58,14 +58,20 @@ class Group:
         """T x [W, C, N] of the bucket's tensors [W, ...], chunk by chunk and tensor by tensor."""
         first = xs_W[self.ids[0]]
         cut_W = first.new_empty(len(first), sum(self.counts), self.shape.numel)
-        for i, chunks, part_W in zip(self.ids, self.chunks, cut_W.split(self.counts, dim=1), strict=True):
-            chunks.cut_into_(part_W, xs_W[i])
+        parts_W = zip(self.chunks, cut_W.split(self.counts, dim=1), strict=True)
+        grids_W = [chunks.grid(xs_W[i]) for i, chunks in zip(self.ids, self.chunks, strict=True)]
+        torch._foreach_copy_([chunks.grid_of_tiles(part_W) for chunks, part_W in parts_W], grids_W)
         return self.shape.coefficients(cut_W)
 
     def joined(self, chunks_W: Tensor) -> dict[int, Tensor]:
         """Chunks [W, C, N] as matrices [W, n, m], by index of the tensor."""
-        parts_W = zip(self.ids, self.chunks, chunks_W.split(self.counts, dim=1), strict=True)
-        return {i: chunks.joined(part_W) for i, chunks, part_W in parts_W}
+        W, sizes = len(chunks_W), [chunks.n * chunks.m for chunks in self.chunks]
+        matrices_W = chunks_W.new_empty(W * sum(sizes)).split([W * size for size in sizes])
+        parts_W = zip(self.chunks, chunks_W.split(self.counts, dim=1), strict=True)
+        views_W = [own.view(W, chunks.n, chunks.m) for own, chunks in zip(matrices_W, self.chunks, strict=True)]
+        grids_W = [chunks.grid(view_W) for view_W, chunks in zip(views_W, self.chunks, strict=True)]
+        torch._foreach_copy_(grids_W, [chunks.grid_of_tiles(part_W) for chunks, part_W in parts_W])
+        return dict(zip(self.ids, views_W, strict=True))
 
 
 class Sent(NamedTuple):

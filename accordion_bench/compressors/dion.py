@@ -15,7 +15,7 @@ from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense
-from accordion_bench.compressors.low_rank import batches, keep_queries, subtract_products_, with_columns
+from accordion_bench.compressors.low_rank import batches, keep_queries, subtract_products_, together, with_columns
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -154,10 +154,9 @@ class Dion(Compressor):
             torch._foreach_add_(list(momenta_W.values()), [xs_W[i] for i in momenta_W])
         found = batches([momenta_W.get(i, x_W) for i, x_W in enumerate(xs_W)], ctx.specs, kinds)
         stacks = [Stack(ids, kind.rank, kind.whole, Ms_W) for ids, kind, Ms_W in found]
-        olds = [  # [G, l, r]
-            torch.stack([self._query(ctx, i, stack.rank, own[i].get("q"), xs_W[i]) for i in stack.ids])
-            for stack in stacks
-        ]
+        olds = together(  # [G, l, r]
+            [[self._query(ctx, i, stack.rank, own[i].get("q"), xs_W[i]) for i in stack.ids] for stack in stacks]
+        )
         engine = engine_for(xs_W)
         Qs = engine.orthonormalise(olds)  # only the span of leading columns matters, and this one conditions better
 

@@ -85,6 +85,15 @@ def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence
     return found
 
 
+def together(factors: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Factors [n, r] of each batch as [G, n, r], by one copy of all."""
+    if not factors:
+        return []
+    sizes = [sum(factor.numel() for factor in own) for own in factors]
+    parts = torch.cat([factor.reshape(-1) for own in factors for factor in own]).split(sizes)
+    return [part.view(len(own), *own[0].shape) for part, own in zip(parts, factors, strict=True)]
+
+
 def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor]) -> Tensor:
     """A factor [n, r] with so many columns: the kept one, its leading columns, or itself and drawn ones.
 

@@ -12,7 +12,14 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, subtract_
-from accordion_bench.compressors.low_rank import LowRank, batches, keep_queries, subtract_products_, with_columns
+from accordion_bench.compressors.low_rank import (
+    LowRank,
+    batches,
+    keep_queries,
+    subtract_products_,
+    together,
+    with_columns,
+)
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -83,7 +90,7 @@ class PowerSGD(LowRank):
         ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
         dense = [i for i, rank in enumerate(ranks) if rank is None]
         stacks = batches(xs_W, ctx.specs, ranks)
-        queries = [torch.stack([self._query(ctx, i, rank, state, xs_W[i]) for i in ids]) for ids, rank, _ in stacks]
+        queries = together([[self._query(ctx, i, rank, state, xs_W[i]) for i in ids] for ids, rank, _ in stacks])
         engine = engine_for(xs_W)
 
         # Factors are multiplied and sent as rows, [r, n]: with two columns a product is 3 to 5 times slower (MKL).

@@ -125,13 +125,16 @@ def test_the_host_waits_at_most_once(case):
     assert spent(case, SPECS, processes)[1] <= WAITS.get(case.split()[0], 0)
 
 
+MOST = {"demo": 300, "dgc": 180}  # of three shapes; messages are cut tensor by tensor, DeMo's chunk by chunk
+
+
 @pytest.mark.parametrize("case", [case for case in METHODS if case not in ("topk two-way", "topk at 1")])
 def test_launches_do_not_grow_with_the_number_of_tensors(case):
-    """As few tensors as shapes, or four times as many of them."""
+    """Two tensors of each shape, or eight."""
     shapes = [(24, 20), (16, 9, 3, 3), (90, 101)]
-    few, many = ([TensorSpec(f"{shape}{i}", shape) for i in range(times) for shape in shapes] for times in (1, 4))
+    few, many = ([TensorSpec(f"{shape}{i}", shape) for i in range(times) for shape in shapes] for times in (2, 8))
     launches = spent(case, few, 2)[0]
-    assert spent(case, many, 2)[0] == launches <= 160
+    assert spent(case, many, 2)[0] == launches <= MOST.get(case.split()[0], 160)
 
 
 @pytest.mark.sample(4)

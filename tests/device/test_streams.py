@@ -212,7 +212,7 @@ def replaces(state, queries):
 def test_a_query_that_is_replaced_was_a_race(tmp_path, stub, monkeypatch):
     """Without the state in the hand-over, which is safe for any compressor, also where a rank changes."""
     options = ["compressor=powersgd", "compressor.min_compression_rate=0"]
-    monkeypatch.setattr(powersgd, "_keep", replaces)
+    monkeypatch.setattr(powersgd, "keep_queries", replaces)
     trained(tmp_path, stub, *options)
     assert stub.wrong == []
     monkeypatch.setattr(Exchange, "state_of", lambda self, number: ())

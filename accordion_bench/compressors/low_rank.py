@@ -144,6 +144,6 @@ def keep_queries(state: State, queries: Mapping[str, Tensor]) -> None:
             places.append(entries["q"])
             values.append(q)
         else:
-            entries["q"] = q.clone()
+            entries["q"] = q.clone(memory_format=torch.contiguous_format)
     if places:
         torch._foreach_copy_(places, values)

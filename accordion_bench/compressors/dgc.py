@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.threshold import Threshold
@@ -89,26 +90,27 @@ class DGC(Wrapper):
         out = self.inner.exchange(sent_W, ctx, state, comm)
         if whole:
             torch._foreach_zero_([vs_W[i] for i in whole])
-        us, vs = one_allocation(us_W, vs_W)
-        before = copied(vs)
-        out.subtract_sent_({i: vs_W[i] for i in sparse})  # zero where sent, up to what float32 cannot hold
-        for u, v, own in zip(us, vs, before, strict=True):
-            u.masked_fill_(v != own, 0)
+        for ids in at_once(sparse, xs_W):
+            us, vs = one_allocation([us_W[i] for i in ids], [vs_W[i] for i in ids])
+            before = copied(vs)
+            out.subtract_sent_({i: vs_W[i] for i in ids})  # zero where sent, up to what float32 cannot hold
+            for u, v, own in zip(us, vs, before, strict=True):
+                u.masked_fill_(v != own, 0)
         return out
 
     def _accumulate(self, gs_W: Sequence[Tensor], us_W: list[Tensor], vs_W: list[Tensor]) -> None:
-        if not us_W:
-            return
-        us, vs = one_allocation(us_W, vs_W)
-        if self.nesterov:
-            torch._foreach_add_(us_W, list(gs_W))
-            torch._foreach_mul_(us, self.momentum)
-            torch._foreach_add_(vs, us)
-            torch._foreach_add_(vs_W, list(gs_W))
-        else:
-            torch._foreach_mul_(us, self.momentum)
-            torch._foreach_add_(us_W, list(gs_W))
-            torch._foreach_add_(vs, us)
+        for ids in at_once(range(len(us_W)), us_W):
+            own_u, own_v, own_g = ([xs[i] for i in ids] for xs in (us_W, vs_W, gs_W))
+            us, vs = one_allocation(own_u, own_v)
+            if self.nesterov:
+                torch._foreach_add_(own_u, own_g)
+                torch._foreach_mul_(us, self.momentum)
+                torch._foreach_add_(vs, us)
+                torch._foreach_add_(own_v, own_g)
+            else:
+                torch._foreach_mul_(us, self.momentum)
+                torch._foreach_add_(own_u, own_g)
+                torch._foreach_add_(vs, us)
 
     @torch.no_grad()
     def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
@@ -116,6 +118,13 @@ class DGC(Wrapper):
         us_W, vs_W = ([state[spec.name][key].clone() for spec in ctx.specs] for key in ("u_W", "v_W"))
         self._accumulate(clipped(xs_W, self.clip, workers), us_W, vs_W)
         return vs_W
+
+
+def at_once(ids: Sequence[int], xs_W: Sequence[Tensor]) -> list[list[int]]:
+    """Which tensors to work on together: all, or on a CPU, whose cache holds one for several passes, each by itself."""
+    if not ids:
+        return []
+    return [list(ids)] if engine_for(xs_W).copies else [[i] for i in ids]
 
 
 def copied(xs: Sequence[Tensor]) -> list[Tensor]:

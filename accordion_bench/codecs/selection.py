@@ -5,12 +5,9 @@ Tensor suffixes: R rows, N elements.
 
 import functools
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from accordion_bench.codecs.non_finite import NonFiniteRow
 
 EXPECTED = 32  # entries of a sample that should lie above the threshold sought: its count is then good to 1/sqrt(32)
 
@@ -20,21 +17,6 @@ def kept_entries(numel: int, density: float, at_least: int = 1) -> int:
     """k = max(at_least, floor(density numel)), the entries that a density stands for; never more than there are."""
     # 1e-9: a density such as 0.29 times 100 is 28.999999999999996 in floating point
     return min(numel, max(at_least, int(density * numel + 1e-9)))
-
-
-def values_at(x_R: Tensor, indices_R: Sequence[Tensor]) -> list[Tensor]:
-    """The float32 values [k] of each row of x_R [R, N] at its own indices [k]; on a device nobody looks at them.
-
-    Raises:
-        NonFiniteRow: one of them is NaN or infinite.
-    """
-    values_R = []
-    for row, (x, indices) in enumerate(zip(x_R, indices_R, strict=True)):
-        values = x.index_select(0, indices).float()
-        if x.device.type == "cpu" and not bool(values.isfinite().all()):
-            raise NonFiniteRow(row)
-        values_R.append(values)
-    return values_R
 
 
 def top_indices(rows_R: Tensor, k: int) -> Tensor:

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Context, Target
+from accordion_bench.codecs.device_selection import Part, Wanted, about, above, chosen, listed, top_positions
 from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
 from accordion_bench.codecs.orthonormal import unit_columns_together
 from accordion_bench.codecs.reference import Reference
-from accordion_bench.codecs.sampled_keys import Wanted, about, above, chosen, listed
 from accordion_bench.codecs.section_codes import Layout, SectionCodes
-from accordion_bench.codecs.top_keys import Part, top_positions
 from accordion_bench.tensors.same_shape import in_rows
 from accordion_bench.tensors.upload import fresh, upload
 

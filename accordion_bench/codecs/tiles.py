@@ -11,9 +11,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.device_selection import Part, top_positions
 from accordion_bench.codecs.index_codes import pack_bits, unpack_bits
 from accordion_bench.codecs.packed_codes import code_bytes, pack_codes, unpack_codes
-from accordion_bench.codecs.top_keys import Part, top_positions
 from accordion_bench.plan import TensorSpec
 
 

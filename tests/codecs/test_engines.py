@@ -13,7 +13,7 @@ from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.codecs.tiles import TileForm, Tiles
-from accordion_bench.compressors.chunked_topk import tiled_layout
+from accordion_bench.compressors.topk import tiled_layout
 from accordion_bench.plan import TensorSpec
 from tests.codecs.conftest import There
 from tests.codecs.kit import LAID, LENGTHS, ULP, apart, bucket_of, side_by_side, whole_numbers

@@ -11,8 +11,7 @@ from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.tiles import Tiles, in_order, pack_numbers, quantised, unpack_numbers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.present import Present
-from accordion_bench.compressors.chunked_topk import form_of
-from accordion_bench.compressors.topk import TopK
+from accordion_bench.compressors.topk import TopK, form_of
 from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from accordion_bench.conformance.subject import Setup, from_yaml, plain

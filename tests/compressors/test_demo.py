@@ -9,8 +9,16 @@ from accordion_bench import train
 from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.tiles import largest_divisor
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.compressors.dct import Chunks, dct_matrix
-from accordion_bench.compressors.demo import DeMo, Group, Sent, answer_bytes, pack_signs, unpack_signs
+from accordion_bench.compressors.demo import (
+    Chunks,
+    DeMo,
+    Group,
+    Sent,
+    answer_bytes,
+    dct_matrix,
+    pack_signs,
+    unpack_signs,
+)
 from accordion_bench.config.components import build_components
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from accordion_bench.codecs import index_codes
-from accordion_bench.codecs.sampled_keys import about, above, chosen, listed
+from accordion_bench.codecs.device_selection import Part, about, above, chosen, listed
 from accordion_bench.codecs.section_codes import Layout, SectionCodes
 from accordion_bench.codecs.selection import at_least, sampled_top
-from accordion_bench.codecs.top_keys import Part
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.dgc import clipped
 from accordion_bench.conformance.echo import echoed

@@ -5,7 +5,7 @@ bits of |x| as a float32 above 32 bits that count down along the row: magnitudes
 bits are, and NaN is above infinity.
 
 For a sampled threshold the largest keys of a section are listed, descending, as many as may be sent and one more: the
-first few of them are sent. How few, the threshold says: its count is where it falls in the list. The CPU tries one entry
+first few of them are sent. How few the threshold says: its count is where it falls in the list. The CPU tries one entry
 of the sample after the other, and the next one depends on the count at the last one. Here the counts at all of them are
 found in one search, hence which one comes after each, and steps of one become steps of 2, 4, 8.
 

@@ -54,6 +54,7 @@ class Ledger:
         self.complete = True
         # payload, wire and their dense twins are sums over the workers, so that they stay integers
         self.counts = dict.fromkeys(self.fields, 0)
+        self._again: list[Callable[[], None]] | None = None  # what the host is to do after a replay
         self.views = dict.fromkeys(self.viewed, 0)
         self.kinds = {kind: (0, 0) for kind in KINDS}
 
@@ -167,15 +168,23 @@ class Ledger:
         """Inside, nothing is charged; what would have been is charged by calling what the list holds afterwards."""
         counts, kinds = dict(self.counts), dict(self.kinds)
         again: list[Callable[[], None]] = []
-        spent = Ledger(self.workers)
+        spent, outer, self._again = Ledger(self.workers), self._again, again
         try:
             yield again
         finally:
+            self._again = outer
             spent.counts = {name: now - counts[name] for name, now in self.counts.items()}
             spent.kinds = {kind: (now[0] - kinds[kind][0], now[1] - kinds[kind][1]) for kind, now in self.kinds.items()}
             self.counts, self.kinds = counts, kinds
         if any(spent.counts.values()):
             again.append(lambda: self._add(spent))
+
+    def beside(self, action: Callable[[], None]) -> None:
+        """Let the host do its part of an exchange: now, or after each replay of the exchange that is being captured."""
+        if self._again is None:
+            action()
+        else:
+            self._again.append(action)
 
     def _add(self, part: "Ledger") -> None:
         for name, spent in part.counts.items():

@@ -43,7 +43,7 @@ class ACPSGD(LowRank):
     """
 
     spelled = {"acpsgd": "ACP-SGD"}
-    traits = replace(PowerSGD.traits, cycle=2, replays=False)
+    traits = replace(PowerSGD.traits, cycle=2)
 
     def __init__(self, rank: int = 2, min_compression_rate: float = 2) -> None:
         super().__init__(rank, min_compression_rate)
@@ -78,15 +78,15 @@ class ACPSGD(LowRank):
         for i, mean in zip(dense, means[len(stacks) :], strict=True):
             update[i] = mean
         place: dict[int, tuple[int, int]] = {}
+        news: dict[str, tuple[str, Tensor]] = {}
         for number, ((ids, (_, even), _), K, Ft) in enumerate(zip(stacks, Ks, means, strict=False)):
             left, right = (K, Ft) if even else (Ft.mT, K.mT)
             new = _alive(Ft.mT)
             for g, (i, approximation) in enumerate(zip(ids, left @ right, strict=True)):
                 update[i] = approximation.view(ctx.specs[i].shape)
                 place[i] = number, g
-                entries = state.setdefault(ctx.specs[i].name, {})
-                entries.pop("p" if even else "q", None)
-                entries["q" if even else "p"] = new[g]
+                news[ctx.specs[i].name] = ("q" if even else "p", new[g])
+        take_turns(state, news, comm)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             own_W: dict[int, dict[int, Tensor]] = {}
@@ -114,6 +114,30 @@ class ACPSGD(LowRank):
             return upload(drawn.to(like.dtype), like.device)
 
         return with_columns(state.get(spec.name, {}).get(key), rank, draw)
+
+
+def take_turns(state: State, news: Mapping[str, tuple[str, Tensor]], comm: Comm) -> None:
+    """Keep the factor that has been made for the next exchange of its tensor, and forget the other one.
+
+    P and Q each have a place of their own, which the other one remembers, so that a device may repeat an exchange.
+    """
+    kept: dict[str, tuple[str, Tensor]] = {}
+    for name, (key, factor) in news.items():
+        other = state.setdefault(name, {}).get("q" if key == "p" else "p")
+        place = getattr(other, "other_factor", None)
+        if place is None or place.shape != factor.shape:
+            place = torch.empty_like(factor, memory_format=torch.contiguous_format)
+        place.other_factor = other  # type: ignore[union-attr]
+        kept[name] = key, place
+    if kept:
+        torch._foreach_copy_([place for _, place in kept.values()], [factor for _, factor in news.values()])
+
+    def turn() -> None:
+        for name, (key, place) in kept.items():
+            state[name].pop("q" if key == "p" else "p", None)
+            state[name][key] = place
+
+    comm.ledger.beside(turn)
 
 
 def is_even(state: State, spec: TensorSpec) -> bool:

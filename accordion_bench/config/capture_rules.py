@@ -21,7 +21,7 @@ def stays_eager(config: RunConfig, parts: Components, processes: int) -> dict[st
     reasons: dict[str, str] = dict(task_of(parts.dataset).not_captured)
     compressors = [parts.wrapped.compressor, *([parts.differences().compressor] if parts.sync.local else [])]
     if not all(compressor.traits.replays for compressor in compressors):
-        reasons[EXCHANGE] = "what the compressor sends depends on the data, or on whose turn it is"
+        reasons[EXCHANGE] = "what the compressor sends depends on the data"
     if "fused" not in inspect.signature(target(config.optimizer, "optimizer")).parameters:
         reasons[UPDATE] = "torch has no fused kernel for this optimizer"
     return reasons

@@ -88,12 +88,15 @@ class TestSameBits:
     def test_of_every_compressor_on_a_device(self, tmp_path, name):
         options = [*PLAIN, f"compressor={name}", *OPTIONS.get(name, [])]
         with pair(tmp_path, *options, device="meta") as both:
-            both.step(12)
+            traits = both.taped.exchange.compressor.traits
+            both.step(12 * traits.cycle)  # each turn has graphs of its own
             assert both.same()
             assert both.tape.replayed["workers"] >= 2 * 8
-            replays = both.taped.exchange.compressor.traits.replays
+            replays = traits.replays
             assert ("exchange" in both.tape.replayed) == replays == ("exchange" not in both.taped.replayed.eager)
-            assert both.tape.replayed["update"] >= (3 if replays else 6) and both.tape.captured["update"] == 1
+            assert both.tape.replayed["update"] >= (3 if replays else 6)
+            # once for each turn, and once more where eager exchanges had happened to leave updates in one place
+            assert both.tape.captured["update"] <= 2 * traits.cycle
 
     @pytest.mark.parametrize("name", ["powersgd", "topk"])
     def test_levels_that_change(self, tmp_path, name):

@@ -90,9 +90,12 @@ def unit_columns(P: Tensor) -> Tensor:
 def unit_columns_together(factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
     """The same of several batches [G, n, r] by `orthonormal`; those of equal sizes count as one."""
     order = sorted(range(len(factors)), key=lambda f: factors[f].shape[1:])
-    flat = torch.cat([factors[f].reshape(-1) for f in order])
+    in_rows = all(factor.mT.is_contiguous() for factor in factors)  # then nothing is copied but once
+    flat = torch.cat([(factors[f].mT if in_rows else factors[f]).reshape(-1) for f in order])
     sizes = groupby(order, key=lambda f: factors[f].shape[1:])
     batches = [(sum(len(factors[f]) for f in some), r, n) for (n, r), some in sizes]
-    parts = orthonormal(flat, batches, columns=True, passes=passes).split([factors[f].numel() for f in order])
+    parts = orthonormal(flat, batches, not in_rows, passes).split([factors[f].numel() for f in order])
     found = dict(zip(order, parts, strict=True))
+    if in_rows:
+        return [found[f].view(factor.mT.shape).mT for f, factor in enumerate(factors)]
     return [found[f].view(factor.shape) for f, factor in enumerate(factors)]

@@ -81,8 +81,7 @@ class DGC(Wrapper):
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         compressed = [self.compresses(spec, level) for spec, level in pairs]
         self._accumulate(clipped(xs_W, self.clip, comm.workers), us_W, vs_W)
-        sparse = [i for i, some in enumerate(compressed) if some]
-        whole = [i for i in range(len(xs_W)) if i not in set(sparse)]
+        whole = [i for i, some in enumerate(compressed) if not some]
         # what travels whole is copied, because v is emptied below
         sent_W = list(vs_W)
         for i, copy_W in zip(whole, copied([vs_W[i] for i in whole]), strict=True):
@@ -90,10 +89,12 @@ class DGC(Wrapper):
         out = self.inner.exchange(sent_W, ctx, state, comm)
         if whole:
             torch._foreach_zero_([vs_W[i] for i in whole])
-        for ids in at_once(sparse, xs_W):
+        for ids in at_once(range(len(xs_W)), xs_W):
+            if not (lossy := [i for i in ids if compressed[i]]):
+                continue
             us, vs = one_allocation([us_W[i] for i in ids], [vs_W[i] for i in ids])
             before = copied(vs)
-            out.subtract_sent_({i: vs_W[i] for i in ids})  # zero where sent, up to what float32 cannot hold
+            out.subtract_sent_({i: vs_W[i] for i in lossy})  # zero where sent, up to what float32 cannot hold
             for u, v, own in zip(us, vs, before, strict=True):
                 u.masked_fill_(v != own, 0)
         return out

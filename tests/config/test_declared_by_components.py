@@ -201,6 +201,7 @@ ALLOWED = {
         ["advising/text.py", "advising/verdict.py", "advising/winners.py", "report/render/figures/advice.py"],
         "dense bf16 is the baseline beside dense fp32",
     ),
+    **dict.fromkeys(["codecs/coding.py", "codecs/reference.py"], "int8 is a format of numbers, too"),
     "advise/subject.py": "the data of a model whose user names none; and `advised` is a word",
     "models/torchvision.py": "the same: networks of torchvision are made for it",
 }

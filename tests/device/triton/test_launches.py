@@ -20,7 +20,7 @@ MOST = {
     # beyond the budget: both ways, columns, a scale that is shared
     "signum": 26,
     "onebit": 27,
-    "distefblocksgd": 29,
+    "distefblocksgd": 30,
     "terngrad": 30,
 }
 WORKERS = 4  # of more, messages of 8 bits and beyond cost more than a dense all-reduce

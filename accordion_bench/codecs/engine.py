@@ -207,6 +207,10 @@ class Engine(ABC):
 
     # ---- what follows from these
 
+    def factors(self, coding: Coding, scales: Tensor | None) -> Tensor | None:
+        """What coordinates are multiplied by before rounding, see `Coding.factors`; one kernel where there are any."""
+        return coding.factors(scales)
+
     def encode_dense(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
         """Scales and codes of all coordinates of a bucket.
 
@@ -234,7 +238,7 @@ class Engine(ABC):
             scales_W = coding.scales(norms_W, entries_on(layout, norms_W.device))
             self._refuse(layout, scales_W)
         known = scales_W if shared is None else shared[None]
-        self.encode(bucket, message, coding, coding.factors(known), scales_W)
+        self.encode(bucket, message, coding, self.factors(coding, known), scales_W)
 
     def add_dense(self, target: Target, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
         """Add scale x value of code of every sender; arguments as for `encode_dense` and `add_codes`."""

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from accordion_bench.codecs import engines
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.coding import Coding
+from accordion_bench.codecs.coding import LEVELS, Coding
 from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.engines import OnDevice
 from accordion_bench.codecs.layout import Layout, Message
@@ -177,6 +177,12 @@ class PretendedKernels(OnDevice):
     ) -> None:
         with one_launch("encode"):
             super().encode(bucket, message, coding, factors_W, scales_W)
+
+    def factors(self, coding: Coding, scales: Tensor | None) -> Tensor | None:
+        if coding.rounding != LEVELS:
+            return super().factors(coding, scales)
+        with one_launch("factors"):
+            return super().factors(coding, scales)
 
     def add_codes(
         self, target: Target, message: Message, coding: Coding, shared: Tensor | None, middles: Tensor | None

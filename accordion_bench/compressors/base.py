@@ -15,7 +15,8 @@ from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.buckets import Buckets, moments
-from accordion_bench.compressors.traits import Claims, Traits
+from accordion_bench.compressors.claims import Claims
+from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component, Idle, Surroundings
 from accordion_bench.options.instantiate import Config

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from accordion_bench.tensors.kernels import on_gpu
 from accordion_bench.tensors.kernels import rounding as kinds
@@ -58,7 +59,8 @@ class Thresholds:
             fused = (starts + largest * widths.astype(np.float64)).astype(np.float32)  # the product is exact
             wide = np.maximum(fused, starts + largest * widths) >= ends[1:]
             if not wide.any():
-                return cls(torch.from_numpy(starts.copy()), torch.from_numpy(widths))
+                with _disable_current_modes():  # they are remembered, also where tensors of the moment pretend
+                    return cls(torch.from_numpy(starts.copy()), torch.from_numpy(widths))
             widths = np.where(wide, np.nextafter(widths, np.float32(0)), widths)
 
     def at(self, j: int, v: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from accordion_bench import conformance
+from accordion_bench.codecs.reference import FORMATS
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import randomk, sparse
+from accordion_bench.compressors import eight_bit, natural, randomk, sparse
 from accordion_bench.conformance.echo import echoed
 from accordion_bench.conformance.subject import Setup
 from accordion_bench.conformance.tensors import SPECS
@@ -29,7 +30,7 @@ def forgetful():
 
     def forget() -> None:
         for found in gc.get_objects():
-            if isinstance(found, functools._lru_cache_wrapper) and str(found.__module__).startswith("accordion_bench"):
+            if type(found) is functools._lru_cache_wrapper and str(found.__module__).startswith("accordion_bench"):
                 found.cache_clear()
 
     forget()
@@ -50,6 +51,8 @@ def test_every_compressor(name, monkeypatch):
     # the one thing that a host may read of a bucket, and what it draws itself
     monkeypatch.setattr(sparse, "read_counts", one_of_each)
     monkeypatch.setattr(randomk, "draw_distinct", lambda n, k, generator: torch.arange(k))
+    for made in (*map(eight_bit.numbers_of, FORMATS), *map(natural.powers, (7, 8))):
+        assert made  # what codes stand for: numbers, also where tensors have none
     wrapped = conformance.from_yaml(name)()
     comm = Comm(1, 8, 0, "cpu")  # whose clock asks no driver
     comm.device = torch.device(DEVICE)

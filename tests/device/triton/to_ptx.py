@@ -72,7 +72,7 @@ def main() -> None:
     x, table = torch.zeros(2, LONGEST + 1), Table([LONGEST + 1], [LONGEST + 1], 4096, [0], [[4], [8]])
     at, message, scales = addresses([x]), torch.zeros(2, 10, dtype=torch.uint8), torch.zeros(2, 1)
     for rounding in roundings():
-        streams = np.zeros((2, 1), np.uint64)
+        streams = torch.zeros(2, 1, dtype=torch.int64)
         values = [np.zeros(rounding.K, np.float32)] * (2 if rounding.kind == kinds.POWERS else 1)
         room.encode(at, table, scales, scales, streams, message, x, rounding)
         room.add_values(at, table, None, 0.5, message, values, x, 3)

@@ -39,8 +39,8 @@ class Compiled(Reference):
     def write(self, message: Message, name: str, numbers_S: Tensor) -> None:
         self.room.write_headers(numbers_S, table_of(message.layout, name), message.rows)
 
-    def read(self, message: Message, name: str) -> Tensor:
-        return self.room.read_headers(message.rows, table_of(message.layout, name), 1.0)
+    def read(self, message: Message, name: str, alpha: float = 1.0) -> Tensor:
+        return self.room.read_headers(message.rows, table_of(message.layout, name), alpha)
 
     def encode(
         self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
@@ -53,7 +53,7 @@ class Compiled(Reference):
             streams = fresh(lambda moment: _streams(bucket.at(moment), coding.stream), bucket, message.rows.device)
         finite = self.room.encode(
             addresses(rows_W),
-            table_of(message.layout, "scales", tile_of(coding)),
+            table_of(message.layout, header_of(coding), tile_of(coding)),
             scales_W,
             factors_W.expand(len(message.rows), -1) if factors_W.numel() else factors_W,
             streams,

@@ -77,8 +77,8 @@ class Engine(ABC):
         """Write numbers of blocks, float32 [S, M], into a field of messages of one layout."""
 
     @abstractmethod
-    def read(self, message: Message, name: str) -> Tensor:
-        """Read a field that has a float32 for every block: [S, M]."""
+    def read(self, message: Message, name: str, alpha: float = 1.0) -> Tensor:
+        """Read a field that has a float32 for every block, times alpha: [S, M]."""
 
     @abstractmethod
     def encode(
@@ -91,7 +91,7 @@ class Engine(ABC):
             message: of the local workers.
             coding: how.
             factors_W: what the coordinates of each block are multiplied by, float32 [W or 1, M]; None = 1.
-            scales_W: written into the field `scales`, float32 [W, M]; None = there is none, or it is written.
+            scales_W: written into the field `header_of(coding)`, float32 [W, M]; None = there is none.
 
         Raises:
             NonFiniteRow: row w T + t is worker w's part of tensor t; where the engine looks.
@@ -227,10 +227,11 @@ class Engine(ABC):
         if coding.norm == "means":
             total, below, count = (self.norms(rows_W, layout, kind) for kind in ("sum", "below", "count"))
             means = middle_and_half(total, below, count, entries_on(layout, total.device))
-            for name, numbers_W in zip(("middles", "halves"), means, strict=True):
+            for numbers_W in means:
                 self._refuse(layout, numbers_W)
-                self.write(message, name, numbers_W)
-            self.encode(bucket, message, coding, None, None)
+            middles_W, halves_W = means
+            self.write(message, "middles", middles_W)
+            self.encode(bucket, message, coding, None, halves_W)
             return
         scales_W = None
         if coding.norm:
@@ -242,7 +243,7 @@ class Engine(ABC):
 
     def add_dense(self, target: Target, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
         """Add scale x value of code of every sender; arguments as for `encode_dense` and `add_codes`."""
-        middles = self.read(message, "middles") * target.alpha if coding.norm == "means" else None
+        middles = self.read(message, "middles", target.alpha) if coding.norm == "means" else None
         self.add_codes(target, message, coding, shared, middles)
 
     def _refuse(self, layout: Layout, numbers_W: Tensor) -> None:

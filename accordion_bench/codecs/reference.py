@@ -72,16 +72,17 @@ class Reference(Engine):
         for part_S, (start, stop) in zip(parts_S, own.spans, strict=True):
             message.rows[:, start:stop] = part_S.contiguous().view(torch.uint8)
 
-    def read(self, message: Message, name: str) -> Tensor:
+    def read(self, message: Message, name: str, alpha: float = 1.0) -> Tensor:
         spans = message.layout.fields[name].spans
-        return torch.cat([floats_in(message.rows[:, start:stop]) for start, stop in spans], dim=1)
+        numbers_S = torch.cat([floats_in(message.rows[:, start:stop]) for start, stop in spans], dim=1)
+        return numbers_S if alpha == 1 else numbers_S * alpha
 
     def encode(
         self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
     ) -> None:
         layout = message.layout
         if scales_W is not None:
-            self.write(message, "scales", scales_W)
+            self.write(message, header_of(coding), scales_W)
         factors, draws = per_tensor(factors_W, layout), self._draws(bucket, coding) if coding.bits else None
         for t, (x_W, size) in enumerate(zip(bucket.rows_W, layout.blocks.tolist(), strict=True)):
             n, draws_W = x_W.shape[1], None if draws is None else in_blocks(draws[t][:, : x_W.shape[1]], size)

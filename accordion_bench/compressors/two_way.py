@@ -101,11 +101,11 @@ def break_ties_(votes: Sequence[Tensor], shard: Bucket, stream: str) -> None:
         counts = [-(-size // BLOCK) for size in sizes]
         cpu = torch.device("cpu")
         blocks = fresh(lambda moment: blocks_of(shard.at(moment).keys(stream), counts, cpu), shard, votes[0].device)
-        draws = integers_of(blocks, 1)[0].split([BLOCK * n for n in counts])
-        coins = 0.5 - torch.cat([own[:size] for own, size in zip(draws, sizes, strict=True)])
-        all_votes = torch.cat(list(votes), dim=1)
-        decided = torch.where(all_votes == 0, coins.to(all_votes.dtype), all_votes)
-        torch._foreach_copy_(list(votes), list(decided.split(sizes, dim=1)))
+        coins = (0.5 - integers_of(blocks, 1)).to(votes[0].dtype)
+        pairs = [(vote, coins[:, : -size % BLOCK]) for vote, size in zip(votes, sizes, strict=True)]
+        all_votes = torch.cat([part for pair in pairs for part in pair], dim=1)  # what fills up is of no interest
+        decided = torch.where(all_votes == 0, coins, all_votes).split([BLOCK * n for n in counts], dim=1)
+        torch._foreach_copy_(list(votes), [own[:, :size] for own, size in zip(decided, sizes, strict=True)])
 
 
 class TwoWay(Wrapper):

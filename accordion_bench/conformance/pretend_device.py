@@ -168,9 +168,9 @@ class PretendedKernels(OnDevice):
         with one_launch("write"):
             super().write(message, name, numbers_S)
 
-    def read(self, message: Message, name: str) -> Tensor:
+    def read(self, message: Message, name: str, alpha: float = 1.0) -> Tensor:
         with one_launch("read"):
-            return super().read(message, name)
+            return super().read(message, name, alpha)
 
     def encode(
         self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None

@@ -96,7 +96,11 @@ class TestSameBits:
             assert ("exchange" in both.tape.replayed) == replays == ("exchange" not in both.taped.replayed.eager)
             assert both.tape.replayed["update"] >= (3 if replays else 6)
             # once for each turn, and once more where eager exchanges had happened to leave updates in one place
-            assert both.tape.captured["update"] <= 2 * traits.cycle
+            captured, before = dict(both.tape.captured), both.tape.replayed["update"]
+            assert captured["update"] <= 2 * traits.cycle
+            both.step(2 * traits.cycle)  # from here on nothing more is captured
+            assert all(both.tape.captured[part] == captured.get(part, 0) for part in ("workers", "exchange", "update"))
+            assert both.tape.replayed["update"] == before + 2 * traits.cycle
 
     @pytest.mark.parametrize("name", ["powersgd", "topk"])
     def test_levels_that_change(self, tmp_path, name):

@@ -6,9 +6,9 @@
 
 Sections: `requests`, what a step asks of a device, counted on one that is not there; `ceilings`, a copy, a matrix
 product, an empty kernel and a graph of 200; `replay`, eager steps and replayed ones from the same start, to the bit;
-`workers`, four workers in one process, eager, replayed, and replayed all at once, next to a plain loop of the same
-images, with predictions beside what was found. What is known is on disk before the next section begins. Ends with 1
-where bits differ.
+`exchange`, the same of every compressor alone, with times and kernels; `workers`, four workers in one process, eager,
+replayed, and replayed all at once, next to a plain loop of the same images, with predictions beside what was found.
+What is known is on disk before the next section begins. Ends with 1 where bits differ.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from accordion_bench.conformance.tape import TapeGraphs
 from accordion_bench.report.compare.markdown import folded
 from accordion_bench.training import trainer as training
 from accordion_bench.training.trainer import Trainer
+from scripts import gpu_exchange
 from scripts.bench_arms import our_step, plain_step, trainer_for
 from scripts.gpu_report import header
 from scripts.gpu_sections import Setting, table
@@ -65,11 +66,16 @@ ARMS = {"eager": (False, []), "replayed": (True, []), "replayed at once": (True,
 
 @dataclass(frozen=True)
 class Asked:
-    """device: `cuda` or `cpu`; rounds: of every time; out: folder of the page."""
+    """device: `cuda` or `cpu`; rounds: of every time; out: folder of the page.
+
+    names: of compressors, none = all; seconds: after these a section that takes long begins nothing more.
+    """
 
     device: str
     rounds: int
     out: Path
+    names: list[str] = field(default_factory=list)
+    seconds: float = 150.0
 
     @property
     def tiny(self) -> bool:
@@ -195,9 +201,12 @@ def first_difference(one: Trainer, other: Trainer) -> str:
 def workers(asked: Asked) -> tuple[list[str], dict[str, Any]]:
     """Four workers in one process next to a plain loop whose batch is theirs together."""
     batch = 2 if asked.tiny else 128
-    rows, facts = [], {}
+    rows, facts, end = [], {}, time.monotonic() + asked.seconds
     for model, typed in {"ResNet-8": "model=resnet8"}.items() if asked.tiny else MODELS.items():
         for how, options in list(HOW.items())[: 1 if asked.tiny else None]:
+            if time.monotonic() > end:
+                rows.append([f"{model}, {how}", "not reached", "", "", ""])
+                continue
             torch.backends.cudnn.benchmark = True
             common = [*IMAGES, typed, *options]
             size = ["dataset.train_size=64", "dataset.test_size=8"] if asked.tiny else []
@@ -209,7 +218,7 @@ def workers(asked: Asked) -> tuple[list[str], dict[str, Any]]:
             alone = made([*common, *size, f"batch_size={WORKERS * batch}"], asked, False, workers=1)
             arms["a plain loop"] = plain_step(alone, _plain(alone))
             with torch.enable_grad():
-                found = _interleaved(arms, asked.rounds, asked.device, steps=1 if asked.tiny else 20)
+                found = _interleaved(arms, asked.rounds, asked.device, steps=1 if asked.tiny else 10)
             facts[f"{model}, {how}"] = found
             for arm, seconds in found.items():
                 shares = [own and plain / own for own, plain in zip(seconds, found["a plain loop"], strict=True)]
@@ -221,7 +230,20 @@ def workers(asked: Asked) -> tuple[list[str], dict[str, Any]]:
     return table(["", "arm", "ms a step", "speed, of the plain loop's", "predicted"], rows), facts
 
 
-SECTIONS = {"requests": requests, "ceilings": ceilings, "replay": replay, "workers": workers}
+def exchange(asked: Asked) -> tuple[list[str], dict[str, Any]]:
+    """Exchanges of one worker, eager and replayed, next to a copy of the gradients."""
+    names = asked.names or (["none", "topk"] if asked.tiny else [])
+    rows, found = gpu_exchange.measured(not asked.tiny, asked.rounds, asked.seconds, names)
+    return table(gpu_exchange.HEADS, rows), found
+
+
+SECTIONS = {
+    "requests": requests,
+    "ceilings": ceilings,
+    "replay": replay,
+    "exchange": exchange,
+    "workers": workers,
+}
 
 
 def main() -> int:
@@ -229,6 +251,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--compressors", nargs="+", default=[], metavar="NAME", help="of exchanges; default: all")
+    parser.add_argument("--seconds", type=float, default=150.0, help="of `exchange` and of `workers`, about")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results") / "gpu" / "replay")
     typed = parser.parse_args()
@@ -237,7 +261,7 @@ def main() -> int:
     if typed.device == "cpu" and typed.out == parser.get_default("out"):
         parser.error("results/gpu/replay is for measurements on a GPU; type --out FOLDER")
     typed.out.mkdir(parents=True, exist_ok=True)
-    asked = Asked(typed.device, typed.rounds, typed.out)
+    asked = Asked(typed.device, typed.rounds, typed.out, typed.compressors, typed.seconds)
     facts = header(Setting(typed.device, asked.tiny, typed.rounds, 0, typed.out, []))
     lines, kept = ["# Replayed steps on a GPU", "", *(f"- {key}: {value}" for key, value in facts.items())], {}
     for name in typed.only:
@@ -250,7 +274,12 @@ def main() -> int:
         (typed.out / "README.md").write_text(folded("\n".join(lines)) + "\n", encoding="utf-8")
         (typed.out / "replay.json").write_text(json.dumps({"header": facts, **kept}, indent=1), encoding="utf-8")
         print("\n".join(told), flush=True)
-    differs = any(own.get("differs") for own in kept.get("replay", {}).values() if isinstance(own, dict))
+    differs = any(
+        own.get("differs")
+        for name in ("replay", "exchange")
+        for own in kept.get(name, {}).values()
+        if isinstance(own, dict)
+    )
     return int(differs or any("error" in own for own in kept.values()))
 
 

@@ -83,7 +83,8 @@ class Coding:
         if self.scale == "root mean":
             return (norms / entries.sqrt()).float()
         if self.scale == "largest":
-            scales = norms.float() if self.largest == 1 else norms.float() / self.largest
+            # divided in float64: a GPU multiplies by the inverse of a number of the host, which rounds twice
+            scales = norms.float() if self.largest == 1 else (norms / self.largest).float()
             return torch.threshold(scales, LARGEST_SUBNORMAL, 0.0)
         return norms.float()
 

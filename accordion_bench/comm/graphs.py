@@ -6,8 +6,8 @@ Work may go to lanes, which a device works at side by side: streams, each with a
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.streams import CudaStreams, Streams
-from accordion_bench.tensors.upload import filled, noting
+from accordion_bench.tensors.upload import Cell, filled, noting
 
 T = TypeVar("T")
 WORKERS, EXCHANGE, UPDATE, EVALUATION = "workers", "exchange", "update", "evaluation"  # kinds of work
@@ -155,6 +155,24 @@ class Graphs:
         return None
 
 
+@dataclass(frozen=True)
+class CudaReplay:
+    """Repeats captured work.
+
+    Args:
+        graph: of torch.cuda.
+        cells: whose numbers it reads.
+        marks: events that it records; it would write to where one had been that was destroyed.
+    """
+
+    graph: Any
+    cells: list[Cell]
+    marks: list[Any]
+
+    def __call__(self, moment: Any = None) -> None:
+        filled(self.cells, self.graph.replay, moment)
+
+
 class CudaGraphs(Graphs):
     """CUDA graphs of one GPU.
 
@@ -171,7 +189,7 @@ class CudaGraphs(Graphs):
         super().__init__(CudaStreams(device))
         self.device, self._stream = device, self.streams.new()
         self._pools: dict[tuple[str, int], Any] = {}
-        self._capturing = False
+        self._marks: list[Any] | None = None  # events of the graph that is being captured, which writes to them
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -188,15 +206,20 @@ class CudaGraphs(Graphs):
         shared = self._pools.setdefault((pool, self._lane), torch.cuda.graph_pool_handle())
         # graphs that were captured in one stream share cuBLAS' workspace
         stream = self._lanes[self._lane][0] if self._lane else self._stream
-        self._capturing = True
+        marks = self._marks = []
         try:
-            with noting() as cells, torch.cuda.graph(graph, shared, stream, capture_error_mode="thread_local"):
+            with (
+                noting(_elsewhere) as cells,
+                torch.cuda.graph(graph, shared, stream, capture_error_mode="thread_local"),
+            ):
                 out = run()
         except RuntimeError as error:
             raise NotCapturable(str(error).strip().partition("\n")[0]) from error
         finally:
-            self._capturing = False
-        return functools.partial(filled, cells, graph.replay), out
+            self._marks = None
+        for cell in cells:
+            cell.place.record_stream(stream)
+        return CudaReplay(graph, cells, marks), out
 
     def new_generator(self) -> torch.Generator:
         return torch.Generator(self.device)
@@ -212,11 +235,21 @@ class CudaGraphs(Graphs):
             default.graphsafe_set_state(outside)
 
     def mark(self) -> ReplayedMark | None:
-        if not self._capturing:
+        if self._marks is None:
             return None
         event = torch.cuda.Event(enable_timing=True, external=True)
         event.record()
+        self._marks.append(event)
         return ReplayedMark(event)
+
+
+def _elsewhere(x: Tensor, to: torch.device) -> Tensor:
+    """Memory on a device that is none of the graph's which is being captured, from a thread that captures nothing.
+
+    The host fills cells before a replay begins. Memory of the graph may belong to something else until they are read.
+    """
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(torch.empty, x.shape, dtype=x.dtype, device=to).result()
 
 
 def graphs_of(device: torch.device) -> Graphs:

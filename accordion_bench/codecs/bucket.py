@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from accordion_bench.plan import TensorSpec
@@ -108,11 +109,20 @@ class Target:
         rows_R: rows [R, N] of each tensor; sender s goes to row s mod R.
         alpha: 1 or -1.
         divisor: of all coordinates; 1 for a sum.
+        empty: the rows hold nothing yet, and count as zeros.
     """
 
     rows_R: Sequence[Tensor]
     alpha: float = 1.0
     divisor: int = 1
+    empty: bool = False
+
+    def begun(self) -> "Target":
+        """With zeros in rows that were empty."""
+        if not self.empty:
+            return self
+        torch._foreach_zero_(list(self.rows_R))
+        return replace(self, empty=False)
 
     def take(self, which: Sequence[int]) -> "Target":
         """The rows of some tensors."""

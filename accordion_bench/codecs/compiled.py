@@ -83,6 +83,7 @@ class Compiled(Reference):
             target.rows_R[0],
             target.divisor,
             middles,
+            target.empty,
         )
 
 

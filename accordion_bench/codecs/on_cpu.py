@@ -90,6 +90,7 @@ class OnCpu(Compiled):
             out.numpy()[np.array(layout.starts)[:, None] + np.arange(HEADER)] = header
 
     def add_sparse(self, target: Target, message: Message) -> None:
+        target = target.begun()
         tensors, rows = len(target.rows_R), len(target.rows_R[0])
         senders = np.arange(len(message.rows)).reshape(-1, rows)  # [S / R, R]
         order = (senders.T[:, None, :] * tensors + np.arange(tensors)[:, None]).ravel()  # by row, tensor, sender
@@ -108,6 +109,7 @@ class OnCpu(Compiled):
             raise NonFiniteRow(int(bad.argmax()))
 
     def add_tiles(self, target: Target, message: Message, forms: Sequence[TileForm]) -> None:
+        target = target.begun()
         shapes = _shapes(target.rows_R, forms)
         add_tiles(target.rows_R, message.rows, message.layout.starts, shapes, target.alpha, target.divisor)
 

@@ -151,7 +151,8 @@ class OnDevice(Reference):
             torch._foreach_copy_(list(message.rows), list(whole.split([layout.nbytes for layout in layouts])))
 
     def add_sparse(self, target: Target, message: Message) -> None:
-        rows_R, layouts = target.rows_R, message.layouts
+        target, layouts = target.begun(), message.layouts
+        rows_R = target.rows_R
         sizes, rows, device = [x_R.shape[1] for x_R in rows_R], len(rows_R[0]), rows_R[0].device
         alone = isinstance(message.rows, Tensor)  # one layout: senders are rows that are cut alike
         cut = layouts[:1] if alone else layouts
@@ -198,6 +199,7 @@ class OnDevice(Reference):
         return list(torch.cat(list(rows_W), dim=1).index_select(1, positions).split(counts, dim=1))
 
     def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
+        target = target.begun()
         (positions, counts), sizes = places, [row_R.shape[1] for row_R in target.rows_R]
         scaled_R = torch.cat(list(values_R), dim=1)
         if any(factor != 1 for factor in factors):

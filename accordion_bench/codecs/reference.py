@@ -108,7 +108,7 @@ class Reference(Engine):
     def add_codes(
         self, target: Target, message: Message, coding: Coding, shared: Tensor | None, middles: Tensor | None
     ) -> None:
-        layout, scales = message.layout, shared
+        target, layout, scales = target.begun(), message.layout, shared
         if coding.norm:
             scales = self.read(message, header_of(coding))
         elif scales is not None:
@@ -174,6 +174,7 @@ class Reference(Engine):
                     out[start:stop] = part.contiguous().view(torch.uint8)
 
     def add_sparse(self, target: Target, message: Message) -> None:
+        target = target.begun()
         for sender, (out, layout) in enumerate(zip(message.rows, message.layouts, strict=True)):
             for t, (row_R, k) in enumerate(zip(target.rows_R, layout.kept.tolist(), strict=True)):
                 parts = {name: out[slice(*field.spans[t])] for name, field in layout.fields.items()}
@@ -224,6 +225,7 @@ class Reference(Engine):
         return [x_W.index_select(1, index) for x_W, index in zip(rows_W, places, strict=True)]
 
     def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
+        target = target.begun()
         for row_R, own_R, index, factor in zip(target.rows_R, values_R, places, factors, strict=True):
             for row, own in zip(row_R, own_R, strict=True):  # along the second dimension, torch is 40 times slower
                 row.index_add_(0, index, own, alpha=target.alpha * factor)
@@ -245,7 +247,7 @@ class Reference(Engine):
                 message.rows[:, start:stop] = part_W.view(torch.uint8)
 
     def add_tiles(self, target: Target, message: Message, forms: Sequence[TileForm]) -> None:
-        starts = message.layout.starts
+        target, starts = target.begun(), message.layout.starts
         for row_R, form, start in zip(target.rows_R, forms, starts, strict=True):
             own_S = message.rows[:, start : start + sum(form.parts)]
             for message_R in own_S.unflatten(0, (-1, len(row_R))):

@@ -6,6 +6,7 @@ Tensor suffixes: W local workers, A all workers, R rows of a target, N elements,
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
@@ -129,10 +130,10 @@ class Gathered(Compressor):
             first = range(len(gathered))
             part = sent.bucket.take(first)
             everyones = self.gather(sent.message.take(first), part, comm)
-            means = zeros_like([xs_W[i][:1] for i in gathered])
-            self.add_bucket_(Target([mean.view(1, -1) for mean in means], divisor=comm.workers), everyones, part)
-            for i, mean in zip(gathered, means, strict=True):
-                update[i] = mean[0]
+            target = for_means([xs_W[i][0] for i in gathered], comm.workers)
+            self.add_bucket_(target, everyones, part)
+            for i, mean in zip(gathered, target.rows_R, strict=True):
+                update[i] = mean.view(xs_W[i][0].shape)
             if self.entropy != "none":
                 saved = self.saved_bytes(everyones, part)
         if self.entropy != "none":
@@ -192,6 +193,15 @@ class Sent:
         if ks := sorted(rows_W):
             target = Target([rows_W[k] for k in ks], alpha)
             self.compressor.add_bucket_(target, self.message.take(ks), self.bucket.take(ks))
+
+
+def for_means(xs: Sequence[Tensor], divisor: int = 1) -> Target:
+    """Rows [1, N] for the means of tensors, side by side; on a CPU of zeros, whose memory costs no pass over it."""
+    sizes, device = [x.numel() for x in xs], xs[0].device
+    empty = device.type != "cpu"
+    make = torch.empty if empty else large_pages.zeros
+    flat = make(1, sum(sizes), device=device, dtype=xs[0].dtype)
+    return Target(flat.split(sizes, dim=1), divisor=divisor, empty=empty)
 
 
 def zeros_like(xs: Sequence[Tensor]) -> list[Tensor]:

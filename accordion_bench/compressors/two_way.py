@@ -25,7 +25,7 @@ from accordion_bench.compressors.base import (
     cheaper_than_dense,
     subtract_,
 )
-from accordion_bench.compressors.gathered import Gathered, non_finite, zeros_like
+from accordion_bench.compressors.gathered import Gathered, for_means, non_finite
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -266,10 +266,11 @@ class TwoWay(Wrapper):
             if not entries:
                 answers.append(message_A.new_empty(0))
                 continue
-            means = zeros_like([flat_W[i][:1, piece.start : piece.stop] for piece, i in entries])
+            target = for_means([flat_W[i][0, piece.start : piece.stop] for piece, i in entries], comm.workers)
+            means = list(target.rows_R)
             shard = replace(self._bucket(entries, ctx, means, [owner]), purpose="server")
             of_everyone = Message(message_A, [layouts[owner]] * comm.workers)
-            self.inner.add_bucket_(Target(means, divisor=comm.workers), of_everyone, shard)
+            self.inner.add_bucket_(target, of_everyone, shard)
             kept = self._kept(entries, row, state)
             if kept:
                 torch._foreach_add_(kept, means)
@@ -282,12 +283,13 @@ class TwoWay(Wrapper):
             answers.append(answer.rows[0])
 
         # 4 everybody gets all pieces
-        for i, zeros in zip(levels, zeros_like([xs_W[i][0] for i in levels]), strict=True):
-            update[i] = zeros
         if levels:
+            target = for_means([xs_W[i][0] for i in levels])
+            for i, sums in zip(levels, target.rows_R, strict=True):
+                update[i] = sums.view(xs_W[i][0].shape)
             everyones = Message(torch.cat(comm.all_gather_uneven(answers, sizes))[None], sent.layouts[:1])
             targets = [update[i].view(1, -1)[:, piece.start : piece.stop] for piece, i in everything]
-            self.inner.add_bucket_(Target(targets), everyones, bucket)
+            self.inner.add_bucket_(replace(target, rows_R=targets), everyones, bucket)
 
         if self.traits.reduces == "sum":
             for i in levels:

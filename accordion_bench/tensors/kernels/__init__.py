@@ -72,6 +72,7 @@ class Room(Protocol):
         like: Tensor,
         divisor: int,
         middles: Tensor | None = None,
+        empty: bool = False,
     ) -> None:
         """target [R, N] += the sum, in order, of alpha x scale x value of code of each sender; then / divisor.
 
@@ -83,6 +84,7 @@ class Room(Protocol):
             values: what the codes of each stream stand for, float32 [K]; those of a second stream are signs.
             divisor: of the whole, 1 for a sum.
             middles: what is added to values of two codes after they are scaled, float32 [A, M]; None = nothing.
+            empty: the targets count as zeros, whatever they hold.
         """
 
 

@@ -51,6 +51,7 @@ def add_values(
     like: Tensor,
     divisor: int,
     middles: Tensor | None = None,
+    empty: bool = False,
 ) -> None:
     if scales is None:
         scales = read_headers(message, table, alpha)
@@ -59,7 +60,7 @@ def add_values(
     else:
         scales = torch.full((len(message), table.buckets), alpha)
     added = None if middles is None else middles.numpy()
-    sums.add_values(targets, table, scales.numpy(), message.numpy(), values, array_like(like), divisor, added)
+    sums.add_values(targets, table, scales.numpy(), message.numpy(), values, array_like(like), divisor, added, empty)
 
 
 def array_like(x: Tensor) -> np.ndarray:

@@ -19,6 +19,7 @@ def add_values(
     like: np.ndarray,
     divisor: int,
     middles: np.ndarray | None = None,
+    empty: bool = False,
 ) -> None:
     """target [R, N] += the sum, in order, of scale x value of code of each sender; then / divisor.
 
@@ -34,6 +35,7 @@ def add_values(
         like: an array of the type of the sums.
         divisor: of the whole, 1 for a sum.
         middles: what is added to values of two codes after they are scaled, float32 [A, M]; None = nothing.
+        empty: the targets count as zeros, whatever they hold.
     """
     K = len(values[0])
     book = np.pad(values[0], (0, 256 - K), mode="edge")  # bytes from a stranger may hold codes that do not exist
@@ -43,13 +45,13 @@ def add_values(
         _add_values,
         len(targets) * table.tiles,
         *(targets, table.rows, table.tiles, table.tile, scales, message, K, book, signs, middles),
-        *(like, like.dtype.type(divisor)),
+        *(like, like.dtype.type(divisor), empty),
     )
 
 
 @compiled
 def _add_values(  # type: ignore[no-untyped-def]
-    targets, rows, tiles, tile, scales, message, K, values, signs, middles, like, divisor, first, last
+    targets, rows, tiles, tile, scales, message, K, values, signs, middles, like, divisor, empty, first, last
 ):
     codes, negative, t = np.empty(tile + 40, np.uint8), np.empty(tile + 40, np.uint8), 0
     for number in range(first, last):
@@ -58,6 +60,8 @@ def _add_values(  # type: ignore[no-untyped-def]
         begin = (own - rows[t, TILE]) * tile
         end, size = min(begin + tile, rows[t, N]), rows[t, SIZE]
         total = array_at(targets[r, t], rows[t, N], like)[begin:end]
+        if empty:
+            total[:] = 0
         at = rows[t, CODES] + packed_bytes(begin, K)
         for a in range(r, len(message), len(targets)):
             packed = message[a, at : at + packed_bytes(end - begin, K)]

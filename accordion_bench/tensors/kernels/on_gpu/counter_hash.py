@@ -30,13 +30,18 @@ def block_key(stream, block):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def draw(lanes, stream, begin, j, exists, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Random integers below 2^BITS, as float32, of coordinates begin + j; all in two blocks."""
+def draw(lanes, stream, begin, j, exists, BITS: tl.constexpr, WITHIN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Random integers below 2^BITS, as float32, of coordinates begin + j; all in one block (WITHIN), or in two."""
     first = begin // BLOCK
     word, odd = block_key(stream, first)
-    next_word, next_odd = block_key(stream, first + 1)
-    lane = (begin % BLOCK).to(tl.int32) + j
-    beyond = lane >= BLOCK
-    own = tl.load(lanes + lane % BLOCK, mask=exists, other=0).to(tl.uint32, bitcast=True)
-    hashed = (own ^ tl.where(beyond, next_word, word)) * tl.where(beyond, next_odd, odd)
+    if WITHIN:
+        lane = tl.multiple_of((begin % BLOCK).to(tl.int32), 8) + j
+        own = tl.load(lanes + lane).to(tl.uint32, bitcast=True)
+        hashed = (own ^ word) * odd
+    else:
+        lane = (begin % BLOCK).to(tl.int32) + j
+        next_word, next_odd = block_key(stream, first + 1)
+        beyond = lane >= BLOCK
+        own = tl.load(lanes + lane % BLOCK, mask=exists, other=0).to(tl.uint32, bitcast=True)
+        hashed = (own ^ tl.where(beyond, next_word, word)) * tl.where(beyond, next_odd, odd)
     return (hashed >> (32 - BITS)).to(tl.int32).to(tl.float32)

@@ -18,7 +18,7 @@ from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
 from accordion_bench.tensors.kernels.on_gpu.headers import write_float
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
 from accordion_bench.tensors.kernels.on_gpu.levels import count_below, round_evenly, round_symmetrically
-from accordion_bench.tensors.kernels.on_gpu.packing import pack, places, slice_size
+from accordion_bench.tensors.kernels.on_gpu.packing import group_of, pack, places, read_slice, slice_size
 from accordion_bench.tensors.kernels.on_gpu.powers import round_to_powers
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
@@ -27,7 +27,9 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     MORE,
     SIZE,
     N,
-    bucket_of,
+    aligned,
+    bucket_size,
+    buckets_at,
     on_device,
     rows_on,
     slices_on,
@@ -67,6 +69,8 @@ def encode(
         *(on_device(rounding.widths.tobytes(), there), float(rounding.scale), float(central[0]), float(central[1])),
         COLUMNS=table.rows.shape[1],
         TYPE=TYPES[like.dtype],
+        ALIGNED=aligned(addresses, like.dtype),
+        BUCKET_SIZE=bucket_size(table),
         HEADED=scales is not None,
         SCALED=factors.numel() > 0,
         KIND=rounding.kind,
@@ -80,28 +84,28 @@ def encode(
 def _encode(  # type: ignore[no-untyped-def]
     addresses, streams, T, rows, slices, scales, M, factors, row_factors, lanes, message, row_bytes, starts, widths,
     scale, central_start, central_width,
-    COLUMNS: tl.constexpr, TYPE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
-    K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr, BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr,
+    SCALED: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     w = tl.program_id(1).to(tl.int64)
     t, begin = tl.load(slices + 2 * tl.program_id(0)), tl.load(slices + 2 * tl.program_id(0) + 1)
     row, out = rows + t * COLUMNS, message + w * row_bytes
-    n = tl.load(row + N)
+    begin, n = tl.multiple_of(begin, 8 if K != 3 else 1), tl.load(row + N)
     j, exists = places(K)
+    x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE))
+    x = tl.multiple_of(x, 16 if ALIGNED else 4) + begin + j
+    r = read_slice(x, begin, j, n, exists, K).to(tl.float32)
     exists = exists & (begin + j < n)
-    x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)) + begin + j
-    r = tl.load(x, mask=exists, other=0).to(tl.float32)
     negative = (r < 0).to(tl.int32)
-    before, size = tl.load(row + BUCKET), tl.load(row + SIZE)
-    bucket = bucket_of(begin, j, size)
+    before = tl.load(row + BUCKET)
+    bucket, first, there = buckets_at(begin, j, n, tl.load(row + SIZE), group_of(K), BUCKET_SIZE)
     if HEADED:
-        first = exists & (begin + j == bucket * size)
-        own = tl.load(scales + w * M + before + bucket, mask=first, other=0)
-        write_float(out + tl.load(row + HEADER) + 4 * bucket, own, first)
+        own = tl.load(scales + w * M + before + bucket, mask=first & there, other=0)
+        write_float(out + tl.load(row + HEADER) + 4 * bucket, own, first & there)
     if SCALED:
-        r = r * tl.load(factors + w * row_factors + before + bucket, mask=exists, other=0)
+        r = r * tl.load(factors + w * row_factors + before + bucket, mask=there, other=0)
     if BITS > 0:
-        v = draw(lanes, tl.load(streams + w * T + t).to(tl.uint64), begin, j, exists, BITS)
+        v = draw(lanes, tl.load(streams + w * T + t).to(tl.uint64), begin, j, exists, BITS, K != 3)
     if KIND == EVEN:
         codes = round_evenly(r, v, scale, BITS)
     elif KIND == SYMMETRIC:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT
+from accordion_bench.tensors.kernels.on_gpu.table import KEPT, aligned
 from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, SIZE, N, Table
 
 L1, L2, LINF, SUM, BELOW, COUNT = (tl.constexpr(kind) for kind in range(6))
 KINDS = {"l1": L1, "l2": L2, "linf": LINF, "sum": SUM, "below": BELOW, "count": COUNT}
 WIDEST = 2048  # coordinates at a time
-TOGETHER = 128  # buckets of a program that joins pieces
+TOGETHER, WIDE = 4, 256  # buckets of a program that joins pieces, and pieces at a time
 
 
 class Pieces(NamedTuple):
@@ -30,12 +30,14 @@ class Pieces(NamedTuple):
     in_bucket: int64 [M, 2]: the first piece of each bucket, and how many it has.
     most: pieces of a bucket.
     width: coordinates at a time, a power of two.
+    aligned: whether each begins where 16 bytes can be read at once, if its tensor does.
     """
 
     of: Tensor
     in_bucket: Tensor
     most: int
     width: int
+    aligned: bool
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -56,6 +58,7 @@ def pieces_on(table: Table, device: torch.device) -> Pieces:
         upload.table(torch.from_numpy(np.stack([counts.cumsum() - counts, counts], axis=1)), device),
         int(counts.max(initial=1)),
         min(WIDEST, max(32, triton.next_power_of_2(longest))),
+        not (start % 4).any(),
     )
 
 
@@ -75,6 +78,7 @@ def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: Tensor) -
         there,
         *(upload.upload(torch.from_numpy(addresses), there), T, pieces.of, parts, parts.shape[1]),
         TYPE=TYPES[like.dtype],
+        ALIGNED=aligned(addresses, like.dtype) and pieces.aligned,
         KIND=kind,
         WIDTH=pieces.width,
         WHOLE=pieces.most == 1,
@@ -89,59 +93,74 @@ def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: Tensor) -
         *(pieces.in_bucket, pieces.most, parts, parts.shape[1], out, table.buckets),
         KIND=kind,
         TOGETHER=TOGETHER,
+        WIDE=WIDE,
     )
     return out
 
 
 @triton.jit
 def _sum_pieces(  # type: ignore[no-untyped-def]
-    addresses, T, pieces, parts, P, TYPE: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr
-):
+    addresses, T, pieces, parts, P, TYPE: tl.constexpr, ALIGNED: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
     p, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
     t, begin, end = tl.load(pieces + 3 * p), tl.load(pieces + 3 * p + 1), tl.load(pieces + 3 * p + 2)
     x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)) + begin
+    x = tl.multiple_of(x, 16 if ALIGNED else 4)
     n = (end - begin).to(tl.int32)
     j = tl.arange(0, WIDTH)
+    full = n // WIDTH * WIDTH
+    total = tl.zeros([WIDTH], tl.int32 if KIND == LINF else tl.float64)
+    for start in range(0, full, WIDTH):
+        total = _with(total, tl.load(x + start + j), KIND)
+    if full < n:
+        total = _with(total, tl.load(x + full + j, mask=full + j < n, other=0), KIND)
     if KIND == LINF:
-        most = tl.zeros([WIDTH], tl.int32)
-        for start in range(0, n, WIDTH):
-            some = tl.load(x + start + j, mask=start + j < n, other=0).to(tl.float32)
-            # by the bits of float32, whose order is that of magnitudes, and in which NaN is above infinity
-            most = tl.maximum(most, some.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-        part = tl.max(most, axis=0).to(tl.float32, bitcast=True).to(tl.float64)
+        part = tl.max(total, axis=0).to(tl.float32, bitcast=True).to(tl.float64)
     else:
-        total = tl.zeros([WIDTH], tl.float64)
-        for start in range(0, n, WIDTH):
-            some = tl.load(x + start + j, mask=start + j < n, other=0).to(tl.float32).to(tl.float64)
-            if KIND == L1:
-                total += tl.abs(some)
-            elif KIND == L2:
-                total += some * some
-            elif KIND == SUM:
-                total += some
-            elif KIND == BELOW:
-                total += tl.minimum(some, 0.0)
-            else:
-                total += (some < 0).to(tl.float64)
         part = tl.sum(total, axis=0)
-        if KIND == L2 and WHOLE:
-            part = tl.sqrt(part)
+    if KIND == L2 and WHOLE:
+        part = tl.sqrt(part)
     tl.store(parts + w * P + p, part)
 
 
 @triton.jit
+def _with(total, some, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A number of each lane, and one more coordinate."""
+    narrow = some.to(tl.float32)
+    if KIND == LINF:
+        # by the bits of float32, whose order is that of magnitudes, and in which NaN is above infinity
+        return tl.maximum(total, narrow.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    elif KIND == L1:
+        return total + tl.abs(narrow.to(tl.float64))
+    elif KIND == L2:
+        return total + narrow.to(tl.float64) * narrow.to(tl.float64)
+    elif KIND == SUM:
+        return total + narrow.to(tl.float64)
+    elif KIND == BELOW:
+        return total + tl.minimum(narrow.to(tl.float64), 0.0)
+    else:
+        return total + (narrow < 0).to(tl.float64)
+
+
+@triton.jit
 def _join_pieces(  # type: ignore[no-untyped-def]
-    in_bucket, most, parts, P, out, M, KIND: tl.constexpr, TOGETHER: tl.constexpr
+    in_bucket, most, parts, P, out, M, KIND: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr
 ):
     w = tl.program_id(1).to(tl.int64)
     b = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
-    first = tl.load(in_bucket + 2 * b, mask=b < M, other=0)
-    count = tl.load(in_bucket + 2 * b + 1, mask=b < M, other=0)
-    total = tl.zeros([TOGETHER], tl.float64)
-    for k in range(0, most):
-        part = tl.load(parts + w * P + first + k, mask=k < count, other=0)
+    first = tl.load(in_bucket + 2 * b, mask=b < M, other=0)[:, None]
+    count = tl.load(in_bucket + 2 * b + 1, mask=b < M, other=0)[:, None]
+    k = tl.arange(0, WIDE)[None, :]
+    total = tl.zeros([TOGETHER, WIDE], tl.int64 if KIND == LINF else tl.float64)
+    for start in range(0, most, WIDE):
+        part = tl.load(parts + w * P + first + start + k, mask=start + k < count, other=0)
         if KIND == LINF:
-            total = tl.where(part <= total, total, tl.where(total == total, part, total))  # NaN stays
+            total = tl.maximum(total, part.to(tl.int64, bitcast=True))  # by its bits, too
         else:
             total += part
-    tl.store(out + w * M + b, tl.sqrt(total) if KIND == L2 else total, mask=b < M)
+    if KIND == LINF:
+        joined = tl.max(total, axis=1).to(tl.float64, bitcast=True)
+    else:
+        joined = tl.sum(total, axis=1)
+    tl.store(out + w * M + b, tl.sqrt(joined) if KIND == L2 else joined, mask=b < M)

@@ -27,12 +27,48 @@ def group_bytes(K):  # type: ignore[no-untyped-def]
     return 1 if K == 3 else max(1, (K - 1).bit_length())
 
 
+@triton.constexpr_function
+def group_of(K):  # type: ignore[no-untyped-def]
+    """Coordinates of a group."""
+    return 5 if K == 3 else 8
+
+
+@triton.constexpr_function
+def codes_in_byte(K):  # type: ignore[no-untyped-def]
+    """Codes below K in a byte, where bytes hold whole ones; 0 = they do not, or are ternary."""
+    return 0 if K == 3 or 8 % width_of(K) else 8 // width_of(K)
+
+
 @triton.jit
 def places(K: tl.constexpr):  # type: ignore[no-untyped-def]
     """The coordinates [groups, 8] of a slice, counted from its first, and which of these are any."""
     k = tl.arange(0, 8)[None, :]
-    group: tl.constexpr = 5 if K == 3 else 8
-    return tl.arange(0, GROUPS)[:, None] * group + k, k < group
+    return tl.arange(0, GROUPS)[:, None] * group_of(K) + k, k < group_of(K)
+
+
+@triton.jit
+def read_slice(x, begin, j, n, exists, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The coordinates at addresses `x` [groups, 8]; whole slices are read without a mask, 16 bytes at once."""
+    if K == 3:
+        return tl.load(x, mask=exists & (begin + j < n), other=0)
+    else:
+        if begin + GROUPS * 8 <= n:
+            r = tl.load(x)
+        else:
+            r = tl.load(x, mask=begin + j < n, other=0)
+        return r
+
+
+@triton.jit
+def write_slice(x, values, begin, j, n, exists, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The inverse."""
+    if K == 3:
+        tl.store(x, values, mask=exists & (begin + j < n))
+    else:
+        if begin + GROUPS * 8 <= n:
+            tl.store(x, values)
+        else:
+            tl.store(x, values, mask=begin + j < n)
 
 
 @triton.jit
@@ -48,10 +84,20 @@ def packed_bytes(n, K: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def byte_places(begin, n, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the bytes of a slice are behind a tensor's first, [groups, 8], and which of these are any."""
-    b = tl.arange(0, 8)[None, :]
-    at = packed_bytes(begin, K) + tl.arange(0, GROUPS)[:, None] * group_bytes(K) + b
-    return at, (b < group_bytes(K)) & (at < packed_bytes(n, K))
+    """Where the bytes of a slice are behind a tensor's first, and which of these are any.
+
+    [bytes] where a byte holds whole codes or a group, else [groups, 8].
+    """
+    if codes_in_byte(K):
+        at = begin // codes_in_byte(K) + tl.arange(0, GROUPS * 8 // codes_in_byte(K))
+        return at, at < packed_bytes(n, K)
+    elif K == 3:
+        at = begin // 5 + tl.arange(0, GROUPS)
+        return at, at < packed_bytes(n, K)
+    else:
+        b = tl.arange(0, 8)[None, :]
+        at = packed_bytes(begin, K) + tl.arange(0, GROUPS)[:, None] * group_bytes(K) + b
+        return at, (b < group_bytes(K)) & (at < packed_bytes(n, K))
 
 
 @triton.jit
@@ -67,18 +113,28 @@ def powers_of_3(k):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def by_power_of_3(byte, k):  # type: ignore[no-untyped-def]
+    """byte // 3^k, by ceil(2^16 / 3^k)."""
+    inverse = tl.where(k == 0, 65536, tl.where(k == 1, 21846, tl.where(k == 2, 7282, tl.where(k == 3, 2428, 810))))
+    return (byte * inverse) >> 16
+
+
+@triton.jit
 def pack(codes, exists, begin, n, K: tl.constexpr, out):  # type: ignore[no-untyped-def]
     """Codes, int32 [groups, 8], as bytes of a tensor of n coordinates whose first byte is at `out`."""
     k = tl.arange(0, 8)[None, :]
-    codes = tl.where(exists, codes, 0)
-    if K == 3:
-        words = tl.sum(codes * powers_of_3(k), axis=1)
-    elif width_of(K) > 4:
-        words = tl.sum(codes.to(tl.uint64) << (width_of(K) * k).to(tl.uint64), axis=1)
-    else:
-        words = tl.sum(codes.to(tl.uint32) << (width_of(K) * k).to(tl.uint32), axis=1)
     at, any_byte = byte_places(begin, n, K)
-    tl.store(out + at, (words[:, None] >> byte_shifts(K).to(words.dtype)).to(tl.uint8), mask=any_byte)
+    codes = tl.where(exists, codes, 0)
+    if codes_in_byte(K):
+        per: tl.constexpr = codes_in_byte(K)
+        parts = tl.reshape(codes, [GROUPS * 8 // per, per]) << (width_of(K) * tl.arange(0, per))[None, :]
+        tl.store(out + at, tl.sum(parts, axis=1).to(tl.uint8), mask=any_byte)
+    elif K == 3:
+        tl.store(out + at, tl.sum(codes * powers_of_3(k), axis=1).to(tl.uint8), mask=any_byte)
+    else:
+        WORD: tl.constexpr = tl.uint64 if width_of(K) > 4 else tl.uint32
+        words = tl.sum(codes.to(WORD) << (width_of(K) * k).to(WORD), axis=1)
+        tl.store(out + at, (words[:, None] >> byte_shifts(K).to(WORD)).to(tl.uint8), mask=any_byte)
 
 
 @triton.jit
@@ -87,12 +143,14 @@ def unpack(message, begin, n, K: tl.constexpr):  # type: ignore[no-untyped-def]
     k = tl.arange(0, 8)[None, :]
     at, any_byte = byte_places(begin, n, K)
     own = tl.load(message + at, mask=any_byte, other=0)
-    if K == 3:
-        byte = tl.sum(own.to(tl.int32), axis=1)
-        return (byte[:, None] // powers_of_3(k)) % 3
-    elif width_of(K) > 4:
-        words = tl.sum(own.to(tl.uint64) << byte_shifts(K).to(tl.uint64), axis=1)
-        return (words[:, None] >> (width_of(K) * k).to(tl.uint64)).to(tl.int32) & ((1 << width_of(K)) - 1)
+    if codes_in_byte(K):
+        per: tl.constexpr = codes_in_byte(K)
+        parts = own.to(tl.int32)[:, None] >> (width_of(K) * tl.arange(0, per))[None, :]
+        return tl.reshape(parts & ((1 << width_of(K)) - 1), [GROUPS, 8])
+    elif K == 3:
+        left = by_power_of_3(own.to(tl.int32)[:, None], k)
+        return left - 3 * by_power_of_3(left, 1)
     else:
-        words = tl.sum(own.to(tl.uint32) << byte_shifts(K).to(tl.uint32), axis=1)
-        return (words[:, None] >> (width_of(K) * k).to(tl.uint32)).to(tl.int32) & ((1 << width_of(K)) - 1)
+        WORD: tl.constexpr = tl.uint64 if width_of(K) > 4 else tl.uint32
+        words = tl.sum(own.to(WORD) << byte_shifts(K).to(WORD), axis=1)
+        return (words[:, None] >> (width_of(K) * k).to(WORD)).to(tl.int32) & ((1 << width_of(K)) - 1)

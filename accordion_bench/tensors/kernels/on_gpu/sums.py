@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.tensors.kernels.on_gpu.headers import read_float
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
-from accordion_bench.tensors.kernels.on_gpu.packing import places, slice_size, unpack
+from accordion_bench.tensors.kernels.on_gpu.packing import group_of, places, read_slice, slice_size, unpack, write_slice
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
     CODES,
@@ -18,7 +18,9 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     MORE,
     SIZE,
     N,
-    bucket_of,
+    aligned,
+    bucket_size,
+    buckets_at,
     on_device,
     rows_on,
     slices_on,
@@ -37,6 +39,7 @@ def add_values(
     like: Tensor,
     divisor: int,
     middles: Tensor | None = None,
+    empty: bool = False,
 ) -> None:
     """See `Room.add_values`. One launch."""
     there, (R, T), K = message.device, targets.shape, len(values[0])
@@ -54,46 +57,63 @@ def add_values(
         COLUMNS=table.rows.shape[1],
         TYPE=TYPES[like.dtype],
         K=K,
+        ALIGNED=aligned(targets, like.dtype),
+        BUCKET_SIZE=bucket_size(table),
         HEADED=scales is None,
         SCALED=given.numel() > 0,
         SIGNED=len(values) > 1,
         CENTRED=middles is not None,
         DIVIDED=divisor != 1,
+        EMPTY=empty,
     )
+
+
+@triton.jit
+def value_of(values, codes, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What codes stand for; where there are two, none is looked up for each coordinate."""
+    if K == 2:
+        return tl.where(codes == 0, tl.load(values), tl.load(values + 1))
+    else:
+        return tl.load(values + codes)
 
 
 @triton.jit
 def _add_values(  # type: ignore[no-untyped-def]
     targets, T, rows, slices, scales, row_scales, alpha, middles, M, message, row_bytes, A, R, values, signs, divisor,
-    COLUMNS: tl.constexpr, TYPE: tl.constexpr, K: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr,
-    SIGNED: tl.constexpr, CENTRED: tl.constexpr, DIVIDED: tl.constexpr,
+    COLUMNS: tl.constexpr, TYPE: tl.constexpr, K: tl.constexpr, ALIGNED: tl.constexpr, BUCKET_SIZE: tl.constexpr,
+    HEADED: tl.constexpr, SCALED: tl.constexpr, SIGNED: tl.constexpr, CENTRED: tl.constexpr, DIVIDED: tl.constexpr,
+    EMPTY: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1)
     t, begin = tl.load(slices + 2 * tl.program_id(0)), tl.load(slices + 2 * tl.program_id(0) + 1)
     row = rows + t * COLUMNS
-    n = tl.load(row + N)
+    begin, n = tl.multiple_of(begin, 8 if K != 3 else 1), tl.load(row + N)
     j, exists = places(K)
-    exists = exists & (begin + j < n)
-    before, bucket = tl.load(row + BUCKET), bucket_of(begin, j, tl.load(row + SIZE))
-    target = tl.load(targets + r.to(tl.int64) * T + t).to(tl.pointer_type(TYPE)) + begin + j
-    total = tl.load(target, mask=exists, other=0)
+    before = tl.load(row + BUCKET)
+    bucket, _, there = buckets_at(begin, j, n, tl.load(row + SIZE), group_of(K), BUCKET_SIZE)
+    target = tl.load(targets + r.to(tl.int64) * T + t).to(tl.pointer_type(TYPE))
+    target = tl.multiple_of(target, 16 if ALIGNED else 4) + begin + j
+    if EMPTY:
+        total = tl.zeros(j.shape, TYPE)
+    else:
+        total = read_slice(target, begin, j, n, exists, K)
     for a in range(r, A, R):
         sender = tl.cast(a, tl.int64)
         own = message + sender * row_bytes
         codes = unpack(own + tl.load(row + CODES), begin, n, K)
-        value = tl.load(values + codes, mask=exists, other=0)
+        value = value_of(values, codes, K)
         if SIGNED:
             negative = unpack(own + tl.load(row + MORE), begin, n, 2)
-            value = value * tl.load(signs + negative, mask=exists, other=0)
+            value = value * value_of(signs, negative, 2)
         if HEADED:
-            value = value * (read_float(own + tl.load(row + HEADER) + 4 * bucket, exists) * alpha)
+            value = value * (read_float(own + tl.load(row + HEADER) + 4 * bucket, there) * alpha)
         elif SCALED:
-            value = value * (tl.load(scales + sender * row_scales + before + bucket, mask=exists, other=0) * alpha)
+            value = value * (tl.load(scales + sender * row_scales + before + bucket, mask=there, other=0) * alpha)
         else:
             value = value * alpha
         if CENTRED:
-            value = tl.load(middles + sender * M + before + bucket, mask=exists, other=0) + value
+            value = tl.load(middles + sender * M + before + bucket, mask=there, other=0) + value
         total += value.to(TYPE)
     if DIVIDED:
         total = tl.div_rn(total, divisor) if tl.float32 == TYPE else total / divisor
-    tl.store(target, total, mask=exists)
+    write_slice(target, total, begin, j, n, exists, K)

@@ -14,6 +14,7 @@ from accordion_bench.tensors.kernels.table import Table
 
 N, SIZE, BUCKET = tl.constexpr(table.N), tl.constexpr(table.SIZE), tl.constexpr(table.BUCKET)
 HEADER, CODES, MORE = tl.constexpr(table.HEADER), tl.constexpr(table.CODES), tl.constexpr(table.MORE)
+ONE, DIFFERENT = tl.constexpr(0), tl.constexpr(-1)  # sizes of buckets: tensors are whole ones, sizes differ
 KEPT = 256  # tables remembered
 
 
@@ -49,9 +50,40 @@ def on_device(numbers: bytes, device: torch.device) -> Tensor:
     return upload.table(torch.from_numpy(np.frombuffer(numbers, np.float32).copy()), device)
 
 
+@functools.lru_cache(maxsize=KEPT)
+def bucket_size(own: Table) -> int:
+    """Coordinates of a bucket, where all tensors that are longer than one have the same; ONE, DIFFERENT."""
+    n, size = own.rows[:-1, table.N], own.rows[:-1, table.SIZE]
+    several = set(size[n > size].tolist())
+    if not several:
+        return ONE.value
+    (first, *others) = several
+    return DIFFERENT.value if others or (n[n <= size] > first).any() or first >= 1 << 30 else first
+
+
+def aligned(addresses: np.ndarray, element: torch.dtype) -> bool:
+    """Whether each row of coordinates begins where 16 bytes can be read at once."""
+    return element == torch.float32 and not (addresses % 16).any()
+
+
 @triton.jit
-def bucket_of(begin, j, size):  # type: ignore[no-untyped-def]
-    """The buckets that coordinates begin + j lie in, int64; divides 32-bit numbers, for which GPUs are made."""
-    most = tl.minimum(size, 1 << 30).to(tl.int32)
-    left = tl.minimum(size - begin % size, 1 << 30).to(tl.int32)
-    return begin // size + tl.where(j < left, 0, 1 + (j - left) // most)
+def buckets_at(begin, j, n, size, GROUP: tl.constexpr, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The buckets that coordinates begin + j lie in, int64; which of them begin there, and which there are.
+
+    Of the shape of `j` [groups, 8], or broadcast to it: one for each group, where no bucket ends within one, or one
+    for all. A bucket's size is known when the kernel is compiled, or else divides 32-bit numbers.
+    """
+    if BUCKET == ONE:
+        none = tl.zeros([1, 1], tl.int64)
+        return none, none + begin == 0, none < n
+    elif BUCKET == DIFFERENT:
+        most = tl.minimum(size, 1 << 30).to(tl.int32)
+        left = tl.minimum(size - begin % size, 1 << 30).to(tl.int32)
+        bucket = begin // size + tl.where(j < left, 0, 1 + (j - left) // most)
+        return bucket, begin + j == bucket * size, begin + j < n
+    elif BUCKET % GROUP == 0:
+        at = (begin % BUCKET).to(tl.int32) + tl.min(j, axis=1, keep_dims=True)
+        return begin // BUCKET + at // BUCKET, at % BUCKET == 0, begin + tl.min(j, axis=1, keep_dims=True) < n
+    else:
+        at = (begin % BUCKET).to(tl.int32) + j
+        return begin // BUCKET + at // BUCKET, at % BUCKET == 0, begin + j < n

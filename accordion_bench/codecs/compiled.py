@@ -5,6 +5,7 @@ Tensor suffixes: W local workers, S senders, M blocks of all tensors.
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +46,18 @@ class Compiled(Reference):
     def encode(
         self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
     ) -> None:
+        self.write_codes(bucket, message, coding, factors_W, scales_W)
+
+    def write_codes(
+        self,
+        bucket: Bucket,
+        message: Message,
+        coding: Coding,
+        factors_W: Tensor | None = None,
+        scales_W: Tensor | None = None,
+        **more: Any,
+    ) -> None:
+        """As `encode`, by the room's kernel, which may be told more."""
         rows_W = [contiguous(x_W) for x_W in bucket.rows_W]
         if factors_W is None:
             factors_W = message.rows.new_empty(0, 0, dtype=torch.float32)
@@ -60,6 +73,7 @@ class Compiled(Reference):
             message.rows,
             rows_W[0],
             kernel_rounding(coding),
+            **more,
         )
         if finite is not None and not finite.all():
             raise NonFiniteRow(int((~finite).flatten().nonzero()[0][0]))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.tensors import kernels, large_pages
+from accordion_bench.tensors.kernels import on_gpu
 
 if TYPE_CHECKING:
     from accordion_bench.tensors.kernels.table import Table
@@ -50,6 +51,8 @@ def sum_of_shares(xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) -> T
     """
     if _usable(xs_W, dtype):
         return _summed_by_kernel(xs_W, workers, dtype)
+    if on_gpu.usable(xs_W) and all(map(_rows_lie_dense, xs_W)):
+        return _summed_on_gpu(xs_W, workers, dtype)
     share_WB = share(side_by_side(xs_W), workers, dtype)
     if len(share_WB) == 1:
         return share_WB[0]
@@ -62,6 +65,11 @@ def sum_of_shares(xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) -> T
 def widened(narrow_B: Tensor, dtype: torch.dtype) -> Tensor:
     """What `sum_of_shares` has made, or a sum of these, in float32 or float64."""
     wide_B = large_pages.empty(len(narrow_B), dtype, narrow_B.device)
+    if on_gpu.usable([wide_B]):
+        from accordion_bench.tensors.kernels.on_gpu import casts as kernel
+
+        kernel.widen(narrow_B, wide_B)
+        return wide_B
     if not _usable([wide_B], narrow_B.dtype):
         return wide_B.copy_(narrow_B)
     from accordion_bench.tensors.kernels import casts
@@ -115,6 +123,16 @@ def _summed_by_kernel(xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) 
     total_B = large_pages.empty(int(table.entries.sum()), dtype, rows_W[0].device)
     cast = _as_kernels_take_it(rows_W[0], workers, dtype)
     over_tiles(casts.add_up_shares, table.tiles, addresses(rows_W), table.rows, table.tile, *cast, _bits(total_B))
+    return total_B
+
+
+def _summed_on_gpu(xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) -> Tensor:
+    from accordion_bench.tensors.kernels.on_gpu import casts as kernel
+
+    rows_W = [x_W.reshape(len(x_W), -1) for x_W in xs_W]
+    table = _table(tuple(x_W.shape[1] for x_W in rows_W))
+    total_B = torch.empty(int(table.entries.sum()), dtype=dtype, device=rows_W[0].device)
+    kernel.sum_of_shares(rows_W, table, workers, largest_share(workers, dtype), total_B)
     return total_B
 
 

@@ -85,6 +85,11 @@ class Dense(NamedTuple):
         target = Target([there.to(x_R.clone()) for x_R in sums_R], alpha, divisor)
         message = Message(there.to(bytes_S), [self.layout()] * len(bytes_S))
         there.engine.add_dense(target, message, self.coding, there.to(self.shared()))
+        empty = Target([there.to(torch.full_like(x_R, math.nan)) for x_R in sums_R], alpha, divisor, empty=True)
+        zeros = Target([there.to(torch.zeros_like(x_R)) for x_R in sums_R], alpha, divisor)
+        for other in (empty, zeros):
+            there.engine.add_dense(other, message, self.coding, there.to(self.shared()))
+        assert all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(empty.rows_R, zeros.rows_R, strict=True))
         return [x_R.cpu() for x_R in target.rows_R]
 
 
@@ -273,6 +278,26 @@ def equal_by_triton(triton, coding, lengths):
 @every_coding
 def test_messages_and_sums_by_triton(triton, coding):
     equal_by_triton(triton, coding, (7, 0, 130))
+
+
+MEASURED = ["2 bits", "3 bits", "4 bits", "zero level", "symmetric", "any levels", "e4m3", "int8 at random", "e3m0"]
+
+
+@pytest.mark.parametrize("size", [8, 512, 2048])
+@pytest.mark.parametrize("name", MEASURED)
+def test_scales_of_small_blocks_are_made_with_their_codes_by_triton(triton, name, size):
+    dense = Dense.of(CODINGS[name], (7, 0, 2600), size)
+    messages_are_equal(triton, dense, torch.float32, LAID[0])
+    rows_W = [torch.zeros(2, 700), torch.full((2, 40), 1e-45), torch.full((2, 9), 1e18)]
+    dense = Dense.of(CODINGS[name], (700, 40, 9), size)
+    assert dense.bytes_by(triton, triton.to(rows_W)).equal(dense.bytes_by(HERE, rows_W))
+
+
+def test_where_blocks_end_within_groups_by_triton(triton):
+    for size in (12, 513, 1024):
+        dense = Dense.of(CODINGS["e4m3"], (7, 2600), size)
+        messages_are_equal(triton, dense, torch.float32, LAID[2])
+        sums_are_equal(triton, dense, torch.float32, 2)
 
 
 @pytest.mark.slow

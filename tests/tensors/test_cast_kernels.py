@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.tensors import casts, kernels
+from tests.kit.gpu import gpu_for_triton
 
 pytestmark = pytest.mark.skipif(not kernels.installed(), reason="needs numba, the extra fast")
 
@@ -83,3 +84,23 @@ def test_a_processor_that_knows_no_float16_leaves_it_to_torch(monkeypatch):
     monkeypatch.setattr(by_kernel, "add_up_shares", None)
     xs_W = [torch.tensor([[1.0, 1e30, -1e30]])]
     assert casts.sum_of_shares(xs_W, 1, torch.float16).tolist() == [1, 65_504, -65_504]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("rows", "workers"), [(1, 1), (1, 3), (4, 4), (2, 6)])
+def test_triton_has_the_bits_of_torch(dtype, rows, workers):
+    """Numbers beside every bfloat16 and float16, lengths that fill no slice, nothing, rows apart."""
+    generator = torch.Generator().manual_seed(1)
+    hard = hard_numbers()
+    hard = hard[torch.randperm(len(hard), generator=generator)[: rows * 20_000]].view(rows, -1)
+    xs_W = [hard, torch.randn(rows, 3, 5, generator=generator), torch.zeros(rows, 0), -torch.zeros(rows, 4096)]
+    theirs = casts.share(casts.side_by_side(xs_W).double().div(workers).float(), 1, dtype)
+    if dtype == torch.float16:
+        most = casts.largest_share(workers, dtype)
+        theirs = theirs.clamp(-most, most)
+    total = theirs[0] if rows == 1 else sum(theirs.float(), torch.zeros(theirs.shape[1])).to(dtype)
+    with gpu_for_triton() as there, torch.no_grad():
+        ours = casts.sum_of_shares([x_W.to(there.device) for x_W in xs_W], workers, dtype)
+        wide = [casts.widened(total.to(there.device), kind).cpu() for kind in (torch.float32, torch.float64)]
+    assert same_bits(ours.cpu(), total)
+    assert same_bits(wide[0], total.float()) and same_bits(wide[1], total.double())

@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.on_gpu import factors, launch, room
+from accordion_bench.tensors.kernels.on_gpu import casts, encode, factors, launch, room
 from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.kernels.table import LONGEST, Table, addresses
 
@@ -24,6 +24,8 @@ TYPES = {
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.uint8: "*u8",
+    torch.int16: "*i16",
+    torch.float16: "*fp16",
 }
 INEXACT = re.compile(r"fma\.rn\S*\.f32|\S*\.approx\S*|\S*\.ftz\S*|div\.full\S*")
 
@@ -83,6 +85,13 @@ def main() -> None:
     room.write_headers(scales, table, message)
     room.read_headers(message, table, 0.5)
     factors.factors(scales, 1.5)
+    for measured in (encode.Measured("l2", 0.0), encode.Measured("linf", 127.0)):
+        own, rounding = Table([4096], [512], 4096, [0], [[4]]), for_kernel(levels(15))
+        room.encode(at, own, None, scales[:0], torch.zeros(2, 1, dtype=torch.int64), message, x, rounding, measured)
+    for dtype in (torch.float16, torch.bfloat16):
+        own, narrow = Table([4096], [4096], 4096, [0], [[0]]), torch.zeros(4096, dtype=dtype)
+        casts.sum_of_shares([x], own, 3, 1e4, narrow)
+        casts.widen(narrow, torch.zeros(4096))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Coordinates to packed codes: a slice of a tensor in each program."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import triton
@@ -15,10 +17,11 @@ from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
     round_to_e5m2,
     round_to_nearest,
 )
+from accordion_bench.tensors.kernels.on_gpu.factors import above, factors_of
 from accordion_bench.tensors.kernels.on_gpu.headers import write_float
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
 from accordion_bench.tensors.kernels.on_gpu.levels import count_below, round_evenly, round_symmetrically
-from accordion_bench.tensors.kernels.on_gpu.packing import group_of, pack, places, read_slice, slice_size
+from accordion_bench.tensors.kernels.on_gpu.packing import GROUPS, group_of, pack, places, read_slice, slice_size
 from accordion_bench.tensors.kernels.on_gpu.powers import round_to_powers
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
@@ -41,7 +44,25 @@ from accordion_bench.tensors.upload import upload
 EVEN, SYMMETRIC, ANY = tl.constexpr(kinds.EVEN), tl.constexpr(kinds.SYMMETRIC), tl.constexpr(kinds.ANY)
 INTEGER, RANDOM_INTEGER = tl.constexpr(kinds.INTEGER), tl.constexpr(kinds.RANDOM_INTEGER)
 E4M3, E5M2, E3M0 = tl.constexpr(kinds.E4M3), tl.constexpr(kinds.E5M2), tl.constexpr(kinds.E3M0)
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 POWERS, SIGNS = tl.constexpr(kinds.POWERS), tl.constexpr(kinds.SIGNS)
+
+
+class Measured(NamedTuple):
+    """How a bucket's scale comes from its coordinates.
+
+    norm: `l2` or `linf`.
+    largest: by what the norm is divided; 0 = the scale is the norm, and coordinates are rounded to levels.
+    """
+
+    norm: str
+    largest: float
+
+    @staticmethod
+    def possible(table: Table, K: int) -> bool:
+        """Whether buckets lie within the slices of a program, so that one read of the coordinates does."""
+        size = bucket_size(table)
+        return K != 3 and 8 <= size <= slice_size(K) and size & (size - 1) == 0
 
 
 def encode(
@@ -53,8 +74,13 @@ def encode(
     message: Tensor,
     like: Tensor,
     rounding: Rounding,
+    measured: Measured | None = None,
 ) -> None:
-    """See `Room.encode`. One launch; whether all is finite, the exchange looks itself, once per step."""
+    """See `Room.encode`. One launch; whether all is finite, the exchange looks itself, once per step.
+
+    Args:
+        measured: how scales and factors come from the coordinates that are read; None = they are given.
+    """
     there, (W, T) = message.device, addresses.shape
     slices = slices_on(table, slice_size(rounding.K), there)
     uploaded = upload(torch.from_numpy(addresses), there)
@@ -66,13 +92,16 @@ def encode(
         *(uploaded, streams if streams.numel() else uploaded, T, rows_on(table, there), slices),
         *(factors if scales is None else scales, table.buckets, factors, stride(factors), lanes_on(there)),
         *(message, message.stride(0), on_device(rounding.starts.tobytes(), there)),
-        *(on_device(rounding.widths.tobytes(), there), float(rounding.scale), float(central[0]), float(central[1])),
+        *(on_device(rounding.widths.tobytes(), there), float(rounding.scale), above(rounding.scale)),
+        *(float(central[0]), float(central[1])),
         COLUMNS=table.rows.shape[1],
         TYPE=TYPES[like.dtype],
         ALIGNED=aligned(addresses, like.dtype),
         BUCKET_SIZE=bucket_size(table),
         HEADED=scales is not None,
         SCALED=factors.numel() > 0,
+        NORM=measured.norm if measured else "",
+        LARGEST=measured.largest if measured else 0.0,
         KIND=rounding.kind,
         K=rounding.K,
         BITS=rounding.bits,
@@ -81,11 +110,43 @@ def encode(
 
 
 @triton.jit
+def norms_of(x, NORM: tl.constexpr, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The norms of the buckets of a slice [groups, 8], float64."""
+    if NORM == "linf":
+        # by the bits of float32, whose order is that of magnitudes, and in which NaN is above infinity
+        most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+        most = tl.max(tl.reshape(most, [GROUPS * 8 // BUCKET, BUCKET // 8]), axis=1)
+        return most.to(tl.float32, bitcast=True).to(tl.float64)
+    else:
+        wide = x.to(tl.float64)
+        squares = tl.sum(wide * wide, axis=1)
+        return tl.sqrt(tl.sum(tl.reshape(squares, [GROUPS * 8 // BUCKET, BUCKET // 8]), axis=1))
+
+
+@triton.jit
+def scales_of(norms, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scales by the largest value of a code, and their inverses; see `Coding.scales` and `Coding.factors`."""
+    scales = (norms / LARGEST).to(tl.float32)
+    # NaN stays; what is no normal number counts as zero
+    scales = tl.where(scales < SMALLEST_NORMAL, 0.0, scales)
+    inverse = tl.div_rn(tl.full(scales.shape, 1.0, tl.float32), scales)
+    return scales, tl.where(inverse < float("inf"), inverse, 0.0)
+
+
+@triton.jit
+def to_groups(of_bucket, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A number of each bucket of a slice for its groups, [groups, 1]."""
+    wide = tl.broadcast_to(of_bucket[:, None], [GROUPS * 8 // BUCKET, BUCKET // 8])
+    return tl.reshape(wide, [GROUPS, 1])
+
+
+@triton.jit
 def _encode(  # type: ignore[no-untyped-def]
     addresses, streams, T, rows, slices, scales, M, factors, row_factors, lanes, message, row_bytes, starts, widths,
-    scale, central_start, central_width,
+    scale, next_above, central_start, central_width,
     COLUMNS: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr, BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr,
-    SCALED: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
+    SCALED: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr,
+    BITS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     w = tl.program_id(1).to(tl.int64)
     t, begin = tl.load(slices + 2 * tl.program_id(0)), tl.load(slices + 2 * tl.program_id(0) + 1)
@@ -102,6 +163,15 @@ def _encode(  # type: ignore[no-untyped-def]
     if HEADED:
         own = tl.load(scales + w * M + before + bucket, mask=first & there, other=0)
         write_float(out + tl.load(row + HEADER) + 4 * bucket, own, first & there)
+    if NORM != "":
+        norms = norms_of(r, NORM, BUCKET_SIZE)
+        if LARGEST == 0:
+            own, of_bucket = norms.to(tl.float32), factors_of(norms.to(tl.float32), scale, next_above)
+        else:
+            own, of_bucket = scales_of(norms, LARGEST)
+        here = begin // BUCKET_SIZE + tl.arange(0, GROUPS * 8 // BUCKET_SIZE)
+        write_float(out + tl.load(row + HEADER) + 4 * here, own, here * BUCKET_SIZE < n)
+        r = r * to_groups(of_bucket, BUCKET_SIZE)
     if SCALED:
         r = r * tl.load(factors + w * row_factors + before + bucket, mask=there, other=0)
     if BITS > 0:

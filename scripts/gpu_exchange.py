@@ -38,7 +38,9 @@ def measured(cuda: bool, rounds: int, seconds: float, names: list[str]) -> tuple
         names: of compressors; none = all.
     """
     device = torch.device("cuda" if cuda else DEVICE)
-    rows, facts, end, slow = [], {}, time.monotonic() + seconds, set[str]()
+    rows: list[list[object]] = []
+    facts: dict[str, Any] = {}
+    end, slow = time.monotonic() + seconds, set[str]()
     for millions in MILLIONS if cuda else (0,):
         specs = bench_codec.shapes(millions, flat=False) if cuda else list(SPECS)
         drawn = bench_codec.gradients(specs, "cuda" if cuda else "cpu")
@@ -65,9 +67,9 @@ def _told(found: dict[str, Any]) -> list[object]:
     times = [f"{1e6 * found[key]:.0f}" if found.get(key) else "" for key in ("eager", "replayed")]
     least = found.get("replayed") or found.get("eager")
     copies = f"{least / found['copy']:.2f}" if least and found.get("copy") else ""
-    kernels = found.get("kernels", [])
-    slowest = ", ".join(f"{kernel[:40]} x {count}: {us:.0f}" for kernel, count, us in kernels[:TOLD])
-    return [*times, copies, found.get("differs") or found["bits"], slowest, sum(count for _, count, _ in kernels)]
+    started = found.get("kernels", [])
+    slowest = ", ".join(f"{kernel[:40]} x {count}: {us:.0f}" for kernel, count, us in started[:TOLD])
+    return [*times, copies, found.get("differs") or found["bits"], slowest, sum(count for _, count, _ in started)]
 
 
 class Arm:
@@ -123,7 +125,7 @@ def one(name: str, specs: list[TensorSpec], given: list[Tensor], rounds: int) ->
             arms["replayed"] = replayed
         found |= {arm: statistics.median(own) for arm, own in _timed(arms, cuda, rounds).items()}
         if cuda:
-            found["kernels"] = _kernels(arms.get("replayed", eager))
+            found["kernels"] = kernels(arms.get("replayed", eager))
     return found
 
 
@@ -166,8 +168,8 @@ def _seconds(run: Callable[[], object], times: int, cuda: bool) -> float:
     return start.elapsed_time(end) / 1000 / times
 
 
-def _kernels(run: Callable[[], object]) -> list[tuple[str, int, float]]:
-    """(name, how often, µs together) of the kernels of one exchange, the slowest first."""
+def kernels(run: Callable[[], object]) -> list[tuple[str, int, float]]:
+    """(name, how often, µs together) of the kernels that one call starts, the slowest first."""
     from torch import profiler
 
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as recorded:

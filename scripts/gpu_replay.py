@@ -61,6 +61,7 @@ PREDICTED = {
     ("ResNet-18", "TF32, channels_last"): (0.85, 0.91),
     ("VGG-19", "TF32, channels_last"): (0.85, 0.91),
 }
+PROFILED = ("none, replayed", "a plain loop")
 ARMS = {"eager": (False, []), "replayed": (True, []), "replayed at once": (True, AT_ONCE)}
 
 
@@ -201,7 +202,9 @@ def first_difference(one: Trainer, other: Trainer) -> str:
 def workers(asked: Asked) -> tuple[list[str], dict[str, Any]]:
     """Four workers in one process next to a plain loop whose batch is theirs together."""
     batch = 2 if asked.tiny else 128
-    rows, facts, end = [], {}, time.monotonic() + asked.seconds
+    rows: list[list[str]] = []
+    facts: dict[str, Any] = {}
+    end = time.monotonic() + asked.seconds
     for model, typed in {"ResNet-8": "model=resnet8"}.items() if asked.tiny else MODELS.items():
         for how, options in list(HOW.items())[: 1 if asked.tiny else None]:
             if time.monotonic() > end:
@@ -220,10 +223,14 @@ def workers(asked: Asked) -> tuple[list[str], dict[str, Any]]:
             with torch.enable_grad():
                 found = _interleaved(arms, asked.rounds, asked.device, steps=1 if asked.tiny else 10)
             facts[f"{model}, {how}"] = found
+            if not asked.tiny:
+                with torch.enable_grad():
+                    timed_kernels = {arm: gpu_exchange.kernels(arms[arm])[:12] for arm in PROFILED}
+                facts[f"{model}, {how}: kernels of a step"] = timed_kernels
             for arm, seconds in found.items():
                 shares = [own and plain / own for own, plain in zip(seconds, found["a plain loop"], strict=True)]
                 predicted = dict(zip(list(ARMS)[1:], PREDICTED.get((model, how), ("", "")), strict=True))
-                told = predicted.get(arm.removeprefix("none, "), "")
+                told = str(predicted.get(arm.removeprefix("none, "), ""))
                 ms = f"{1000 * statistics.median(seconds):.2f}"
                 rows.append([f"{model}, {how}", arm, ms, f"{statistics.median(shares):.3f}", told])
             del arms, alone

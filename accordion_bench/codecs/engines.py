@@ -20,7 +20,7 @@ STAND_INS: list[Callable[[Sequence[Tensor]], Engine | None]] = []
 
 
 class OnGpu(Compiled, OnDevice):
-    """Triton's kernels for dense codes, torch for sparse ones."""
+    """Triton's kernels for dense codes and drawn coordinates, torch for sparse codes."""
 
     name = "triton"
 

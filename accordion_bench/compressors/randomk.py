@@ -47,6 +47,7 @@ class RandomK(Compressor):
         min_ndim=2,
         whole_model=True,
         takes=frozenset({"error_feedback"}),
+        kernels=("cpu", "cuda"),
         replays=True,
     )
     draws = "shared"

@@ -125,7 +125,7 @@ def test_long_ones(n):
     [(2, 1), (3, 1), (3, 2), (4, 2), (4, 3), (5, 1), (5, 4), (6, 3), (7, 2), (8, 2), (8, 4), (9, 3), (10, 5), (12, 3)],
 )
 def test_every_set_is_equally_likely(n, k):
-    """With 8 rounds 7 choose 2 fails, with 16 rounds 8 choose 4."""
+    """With 16 rounds 8 choose 4 fails."""
     sets = math.comb(n, k)
     times = 200 * sets
     codes = (1 << drawn(n, k, times)).sum(1)

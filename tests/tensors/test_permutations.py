@@ -10,6 +10,7 @@ import torch
 from accordion_bench.tensors import kernels, keyed_rng
 from accordion_bench.tensors.permutations import FEW, HIGH, LONG, LOW, MANY, ROUNDS, Draws, images, words_of
 from accordion_bench.tensors.permutations import positions_in_row as in_row
+from tests.kit.gpu import gpu_for_triton
 
 SMALL = range(1, 71)
 POWERS = [2**m + d for m in range(7, 18) for d in (-1, 0, 1)]
@@ -115,6 +116,19 @@ def test_long_ones(n):
         from accordion_bench.tensors.kernels import on_cpu
 
         assert torch.equal(on_cpu.draw(draws, words)[:300].long(), own)
+
+
+@pytest.mark.parametrize("more", [{}, {2**33 + 1: 40}], ids=["int32", "int64"])
+def test_triton_makes_the_same(more):
+    some = {1: 1, 2: 2, 5: 4, 70: 70, 1025: 1025, 65_537: 33, 100_003: 1300, **more}
+    draws, words = Draws(list(some), list(some.values())), words_of(own_keys("triton", len(some)))
+    with gpu_for_triton() as gpu:
+        from accordion_bench.tensors.kernels.on_gpu import room
+
+        out = room.draw(draws, words.to(gpu.device)).cpu()
+    assert out.dtype == draws.dtype == (torch.int64 if more else torch.int32)
+    for own, (first, last) in zip(images(draws, words), draws.spans, strict=True):
+        assert torch.equal(out[first:last].long(), own)
 
 
 # ---- draws

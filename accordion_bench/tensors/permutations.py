@@ -13,7 +13,7 @@ Tensor suffixes: T tensors, K images of all of them.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,6 @@ class Draws:
     """
 
     def __init__(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
-        self.lengths, self.counts = tuple(lengths), tuple(counts)
         self.rows = np.zeros((len(lengths) + 1, 7), np.int64)
         n, k = np.array(lengths, np.int64), np.array(counts, np.int64)
         low = np.array([max(1, (max(size, 1) - 1).bit_length() // 2) for size in lengths], np.int64)
@@ -113,12 +112,10 @@ def positions_in_row(draws: Draws, words: Tensor) -> Tensor:
     (of, i), (of_past, past) = _numbered(counts, there), _numbered(beyond, there)
     of = torch.cat([of, of_past])
     ns, lows, highs, shifts, starts = upload(torch.from_numpy(columns), there).index_select(1, of)
-    steps = []
-    for r in range(MANY):
-        size = np.where(r < rounds, (1 << low) if r % 2 else high, 0)  # 0 after the last round: nothing is moved
-        pair = torch.stack([words[:, r].long() & WORD, upload(torch.from_numpy(size), there)])
-        steps.append(tuple(pair.index_select(1, of)))
-    k = len(i)
+    # 0 after the last round of a tensor: nothing is moved
+    sizes = [np.where(r < rounds, (1 << low) if r % 2 else high, 0) for r in range(MANY)]
+    pairs = torch.stack([words.T.long() & WORD, upload(torch.from_numpy(np.stack(sizes)), there)], dim=1)
+    k, steps = len(i), (tuple(pair.index_select(1, of)) for pair in pairs)
     x = _mapped(torch.cat([i, past + ns[k:]]), lows, highs, steps)
     y, past = x[:k], x[k:]
     for _ in range(int(low.max())):
@@ -135,7 +132,7 @@ def _numbered(counts: np.ndarray, there: torch.device) -> tuple[Tensor, Tensor]:
     return of, numbers - both[1].index_select(0, of)
 
 
-def _mapped(x: Tensor, low: Any, high: Any, steps: Sequence[tuple[Any, Any]]) -> Tensor:
+def _mapped(x: Tensor, low: Any, high: Any, steps: Iterable[tuple[Any, ...]]) -> Tensor:
     """The network on numbers below high 2^low.
 
     Args:

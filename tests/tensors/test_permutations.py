@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accordion_bench.tensors import kernels, keyed_rng
-from accordion_bench.tensors.permutations import FEW, HIGH, LONG, LOW, MANY, ROUNDS, Draws, images, words_of
+from accordion_bench.tensors.permutations import FEW, HIGH, LONG, LOW, MANY, ROUNDS, Draws, N, images, words_of
 from accordion_bench.tensors.permutations import positions_in_row as in_row
 from tests.kit.gpu import gpu_for_triton
 
@@ -88,7 +88,7 @@ def cases() -> tuple[Draws, torch.Tensor]:
 
 def test_together_they_are_the_same():
     draws, words = cases()
-    starts = itertools.accumulate(draws.lengths, initial=0)
+    starts = itertools.accumulate(draws.rows[:-1, N].tolist(), initial=0)
     expected = [own + start for own, start in zip(images(draws, words), starts, strict=False)]
     assert torch.equal(in_row(draws, words), torch.cat(expected))
 

@@ -1,11 +1,13 @@
-"""Dense codes by compiled kernels, for all tensors of a bucket at once: on a CPU by numba, on a GPU by Triton.
+"""Dense codes and drawn coordinates by compiled kernels, for all tensors of a bucket at once.
+
+On a CPU they are numba's, on a GPU Triton's.
 
 Tensor suffixes: W local workers, S senders, M blocks of all tensors.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +22,19 @@ from accordion_bench.codecs.reference import Reference
 from accordion_bench.tensors.counter_rng import BLOCK, streams_of
 from accordion_bench.tensors.kernels import Room
 from accordion_bench.tensors.kernels.table import Table, addresses
+from accordion_bench.tensors.permutations import Draws, draws_of, words_of
 from accordion_bench.tensors.upload import fresh
 
 
+class Drawn(NamedTuple):
+    """Drawn coordinates of all tensors, in a buffer [room]; `draws` says whose is what."""
+
+    draws: Draws
+    places: Tensor
+
+
 class Compiled(Reference):
-    """Kernels for dense codes.
+    """Kernels for dense codes and for drawn coordinates.
 
     Args:
         room: the kernels.
@@ -99,6 +109,24 @@ class Compiled(Reference):
             middles,
             target.empty,
         )
+
+    def places(
+        self, keys: Callable[[Bucket], Sequence[int]], counts: Sequence[int], bucket: Bucket, device: torch.device
+    ) -> Any:
+        draws = draws_of(bucket.numels, tuple(counts))
+        words = fresh(lambda moment: words_of(keys(bucket.at(moment))), bucket, device)
+        return Drawn(draws, self.room.draw(draws, words))
+
+    def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
+        rows_W = [contiguous(x_W) for x_W in rows_W]
+        taken_W = self.room.gather(addresses(rows_W), places.draws, places.places, rows_W[0])
+        return [taken_W[:, first:last] for first, last in places.draws.spans]
+
+    def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
+        target, values_R = target.begun(), [contiguous(own_R) for own_R in values_R]
+        scaled = tuple(target.alpha * factor for factor in factors)
+        at, values = addresses(target.rows_R), addresses(values_R)
+        self.room.scatter(at, places.draws, places.places, values, scaled, target.rows_R[0])
 
 
 def _streams(bucket: Bucket, stream: str) -> Tensor:

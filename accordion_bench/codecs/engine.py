@@ -161,11 +161,16 @@ class Engine(ABC):
     # ---- coordinates that are the same for all workers
 
     @abstractmethod
-    def places(self, draw: Callable[[Bucket], Sequence[Tensor]], bucket: Bucket, device: torch.device) -> Any:
-        """Coordinates of each tensor of a bucket for `take` and `put` on a device.
+    def places(
+        self, keys: Callable[[Bucket], Sequence[int]], counts: Sequence[int], bucket: Bucket, device: torch.device
+    ) -> Any:
+        """Coordinates drawn of each tensor of a bucket, the same by every engine, for `take` and `put`.
+
+        They are the first images of a keyed permutation of its coordinates, in that order, see `permutations`.
 
         Args:
-            draw: called with the bucket, at any step, gives ascending indices [k] of each tensor, on the host.
+            keys: called with the bucket, at any step, gives a key for each tensor.
+            counts: how many coordinates of each.
             bucket: whose.
             device: where its tensors are.
         """

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Context, Target
+from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.device_selection import Part, Wanted, about, above, chosen, listed, top_positions
 from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
 from accordion_bench.codecs.orthonormal import unit_columns_together
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.codecs.section_codes import Layout, SectionCodes
+from accordion_bench.tensors.permutations import draws_of, positions_in_row, words_of
 from accordion_bench.tensors.same_shape import in_rows
 from accordion_bench.tensors.upload import fresh, upload
 
@@ -183,16 +184,11 @@ class OnDevice(Reference):
         if target.divisor != 1:
             torch._foreach_div_(list(rows_R), target.divisor)
 
-    def places(self, draw: Callable[[Bucket], Sequence[Tensor]], bucket: Bucket, device: torch.device) -> Any:
-        counts: list[int] = []
-        starts = [0, *itertools.accumulate(bucket.numels)]
-
-        def positions(moment: Context) -> Tensor:
-            drawn = draw(bucket.at(moment))
-            counts[:] = [len(index) for index in drawn]
-            return torch.cat([index + start for index, start in zip(drawn, starts, strict=False)])
-
-        return fresh(positions, bucket, device), list(counts)
+    def places(
+        self, keys: Callable[[Bucket], Sequence[int]], counts: Sequence[int], bucket: Bucket, device: torch.device
+    ) -> Any:
+        words = fresh(lambda moment: words_of(keys(bucket.at(moment))), bucket, device)
+        return positions_in_row(draws_of(bucket.numels, tuple(counts)), words), list(counts)
 
     def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
         positions, counts = places

@@ -1,4 +1,4 @@
-"""The engine of a GPU: Triton's kernels for dense codes, torch for sparse ones."""
+"""The engine of a GPU: Triton's kernels for dense codes and drawn coordinates, torch for sparse codes."""
 
 from torch import Tensor
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from accordion_bench.codecs.bucket import Bucket, Context, Target
+from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import LEVELS, MANTISSA, SIGNS, Coding
 from accordion_bench.codecs.engine import Engine, Sampling, Selection, header_of
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
@@ -26,6 +26,7 @@ from accordion_bench.codecs.rounding import round_to_levels, rounding_to
 from accordion_bench.codecs.selection import at_least, sampled_top, top_indices
 from accordion_bench.codecs.tiles import TileForm, add_largest_, encode_largest
 from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, integers_of
+from accordion_bench.tensors.permutations import draws_of, images, words_of
 from accordion_bench.tensors.upload import fresh, table, upload
 
 ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
@@ -211,15 +212,10 @@ class Reference(Engine):
 
     # ---- coordinates that are the same for all workers
 
-    def places(self, draw: Callable[[Bucket], Sequence[Tensor]], bucket: Bucket, device: torch.device) -> Any:
-        counts: list[int] = []
-
-        def indices(moment: Context) -> Tensor:
-            drawn = draw(bucket.at(moment))
-            counts[:] = [len(index) for index in drawn]
-            return torch.cat(list(drawn))
-
-        return fresh(indices, bucket, device).split(counts)
+    def places(
+        self, keys: Callable[[Bucket], Sequence[int]], counts: Sequence[int], bucket: Bucket, device: torch.device
+    ) -> Any:
+        return images(draws_of(bucket.numels, tuple(counts)), words_of(keys(bucket)))
 
     def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
         return [x_W.index_select(1, index) for x_W, index in zip(rows_W, places, strict=True)]

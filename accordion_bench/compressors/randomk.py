@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Context, Target
+from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.selection import kept_entries
@@ -17,15 +19,20 @@ from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.distinct import draw_distinct
+
+
+def keys_of(bucket: Bucket) -> list[int]:
+    """Of the draws of a bucket's tensors, equal on all workers."""
+    return [keyed_rng.key(bucket.seed, "randomk", spec.name, bucket.step) for spec in bucket.specs]
 
 
 class RandomK(Compressor):
     """update = c mean_w g_w on k = max(1, floor(density n)) coordinates of each tensor, drawn anew in every step.
 
-    All workers draw the same ones, so that values alone travel, in one all-reduce. With error feedback c = 1: a
-    projection, of contraction k/n. Without, c = n/k: E[update] = mean_w g_w, of variance (n/k - 1) ||g_w||^2. A message
-    n/k times too long would make residuals grow, one without it shrinks every step by k/n: so c is no option.
+    All workers draw the same ones, by a keyed permutation, so that values alone travel, in one all-reduce. With error
+    feedback c = 1: a projection, of contraction k/n. Without, c = n/k: E[update] = mean_w g_w, of variance
+    (n/k - 1) ||g_w||^2. A message n/k times too long would make residuals grow, one without it shrinks every step by
+    k/n: so c is no option.
 
     Args:
         density: share of entries kept, in (0, 1]; lower density = more compression.
@@ -40,6 +47,7 @@ class RandomK(Compressor):
         min_ndim=2,
         whole_model=True,
         takes=frozenset({"error_feedback"}),
+        kernels=("cpu", "cuda"),
         replays=True,
     )
     draws = "shared"
@@ -70,14 +78,10 @@ class RandomK(Compressor):
     ) -> Sequence[Transfer]:
         return [Transfer("all_reduce", 4 * self.kept(spec, level))]
 
-    def drawn(self, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        """The ascending indices [k] of this step, equal on all workers and devices."""
-        generator = keyed_rng.generator(ctx.seed, "randomk", spec.name, ctx.step)
-        return draw_distinct(spec.numel, self.kept(spec, level), generator)
-
-    def _drawn_at(self, bucket: Bucket) -> list[Tensor]:
-        """The indices of all tensors of a bucket."""
-        return [self.drawn(spec, level, bucket) for spec, level in zip(bucket.specs, bucket.levels, strict=True)]
+    def places(self, engine: Engine, bucket: Bucket, device: torch.device) -> Any:
+        """The coordinates drawn in this step, in an order that is equal on all workers and devices."""
+        counts = [self.kept(spec, level) for spec, level in zip(bucket.specs, bucket.levels, strict=True)]
+        return engine.places(keys_of, counts, bucket, device)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         lossy = [i for i, spec in enumerate(ctx.specs) if self.compresses(spec, ctx.levels[i])]
@@ -85,7 +89,7 @@ class RandomK(Compressor):
         pairs = list(zip(bucket.specs, bucket.levels, strict=True))
         factors = [self.factor(spec, level) for spec, level in pairs]
         engine = engine_for(bucket.rows_W)
-        places = engine.places(self._drawn_at, bucket, comm.device) if lossy else None
+        places = self.places(engine, bucket, comm.device) if lossy else None
         sent_W = list(xs_W)
         if places is not None:
             for i, values_W in zip(lossy, engine.take(bucket.rows_W, places), strict=True):
@@ -101,7 +105,7 @@ class RandomK(Compressor):
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in lossy}, xs_W)
             if ks := [k for k, i in enumerate(lossy) if i in targets_W]:
                 part = bucket.take(ks)
-                own = places if part is bucket else engine.places(self._drawn_at, part, comm.device)
+                own = places if part is bucket else self.places(engine, part, comm.device)
                 rows_W = [targets_W[lossy[k]].view(comm.local_workers, -1) for k in ks]
                 engine.put(Target(rows_W, -1.0), [sent_W[lossy[k]] for k in ks], own, [factors[k] for k in ks])
 

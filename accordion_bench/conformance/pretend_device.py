@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,6 +189,20 @@ class PretendedKernels(OnDevice):
     ) -> None:
         with one_launch("add_codes"):
             super().add_codes(target, message, coding, shared, middles)
+
+    def places(
+        self, keys: Callable[[Bucket], Sequence[int]], counts: Sequence[int], bucket: Bucket, device: torch.device
+    ) -> Any:
+        with one_launch("places"):
+            return super().places(keys, counts, bucket, device)
+
+    def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
+        with one_launch("take"):
+            return super().take(rows_W, places)
+
+    def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
+        with one_launch("put"):
+            super().put(target, values_R, places, factors)
 
 
 KERNELS = PretendedKernels()

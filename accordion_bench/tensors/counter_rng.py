@@ -68,17 +68,18 @@ def integers_of(blocks: Tensor, bits: int) -> Tensor:
 def streams_of(keys: Sequence[int]) -> np.ndarray:
     """Where the stream of each key begins, uint64."""
     # a stream starts at its hashed key: the blocks of key and key + 1 must not be the same ones, shifted
-    return _splitmix64(np.array([key & 0xFFFFFFFFFFFFFFFF for key in keys], np.uint64))
+    return hashed(np.array([key & 0xFFFFFFFFFFFFFFFF for key in keys], np.uint64))
 
 
 def _keys_of_blocks(streams: np.ndarray, numbers: np.ndarray) -> Tensor:
     z = streams + numbers
-    words = _splitmix64(z).view(np.uint32).reshape(*z.shape, 2)
+    words = hashed(z).view(np.uint32).reshape(*z.shape, 2)
     words[..., 1] = words[..., 1] & ~np.uint32(7) | np.uint32(5)
     return torch.from_numpy(words.view(np.int32))
 
 
-def _splitmix64(z: np.ndarray) -> np.ndarray:
+def hashed(z: np.ndarray) -> np.ndarray:
+    """Numbers of 64 random bits, by splitmix64."""
     z = (z + np.uint64(1)) * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -102,7 +103,7 @@ def fill_bits_(out_R: Tensor, keys_R: Tensor) -> Tensor:
 @functools.cache
 def lane_words() -> np.ndarray:
     """One hashed word per lane of a block, uint32 [BLOCK]."""
-    return _splitmix64(np.arange(BLOCK, dtype=np.uint64)).astype(np.uint32)
+    return hashed(np.arange(BLOCK, dtype=np.uint64)).astype(np.uint32)
 
 
 def _fill(lanes: Tensor, keys: Tensor) -> None:

@@ -36,20 +36,32 @@ def test_every_operation_is_compared():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("laid", LAID)
 def test_values_at_places(there, laid, dtype):
-    rows_W = whole_numbers(LENGTHS, 3, dtype)
-    indices = [torch.randperm(n)[: n // 3 + min(n, 1)].sort().values for n in LENGTHS]
-    factors, found = [1.0 + t / 7 for t in range(len(LENGTHS))], []
-    of_lengths = bucket_of(rows_W, [(n,) for n in LENGTHS])
+    compare_places(there, LENGTHS, laid, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_values_at_places_by_triton(triton, dtype):
+    compare_places(triton, (1, 7, 0, 41, 4097, 66_000), side_by_side, dtype)
+
+
+def compare_places(there: There, lengths, laid, dtype) -> None:
+    """What is read is equal, so that places are; sums are rounded once or twice."""
+    rows_W = whole_numbers(lengths, 3, dtype)
+    counts = [n // 3 + min(n, 1) for n in lengths]
+    factors, found = [1.0 + t / 7 for t in range(len(lengths))], []
+    of_lengths = bucket_of(rows_W, [(n,) for n in lengths])
+    numbers = [torch.arange(n, dtype=dtype).repeat(3, 1) for n in lengths]
     for one in (there, HERE):
-        places = one.engine.places(lambda bucket: indices, of_lengths, one.device)
+        places = one.engine.places(lambda bucket: range(len(lengths)), counts, of_lengths, one.device)
         values_W = one.engine.take(laid(one.to(rows_W)), places)
         target = Target([one.to(x_W / 3) for x_W in rows_W], -1.0)
         one.engine.put(target, values_W, places, factors)
-        found.append([x_W.cpu() for x_W in (*values_W, *target.rows_R)])
-    taken, put = len(LENGTHS), [ULP * 4 * x_W.abs().float() for x_W in found[1][len(LENGTHS) :]]
+        own_W = one.engine.take(one.to(numbers), places)
+        found.append([x_W.cpu() for x_W in (*own_W, *values_W, *target.rows_R)])
+    taken = 2 * len(lengths)
     assert all(map(torch.equal, found[0][:taken], found[1][:taken]))
-    for own, other, within in zip(found[0][taken:], found[1][taken:], put, strict=True):
-        assert ((own - other).abs() <= within).all()
+    for own, other in zip(found[0][taken:], found[1][taken:], strict=True):
+        assert ((own - other).abs() <= ULP * 4 * other.abs().float()).all()
 
 
 # ---- tiles

@@ -1,51 +1,26 @@
 """RandomK: the draw, the twin that keeps the drawn entries, and the factor that error feedback decides."""
 
-import itertools
-from collections import Counter
-
 import pytest
 import torch
 
-from accordion_bench.compressors.randomk import RandomK, draw_distinct
+from accordion_bench.codecs.bucket import Bucket, Context
+from accordion_bench.codecs.reference import Reference
+from accordion_bench.compressors.randomk import RandomK
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
-from accordion_bench.tensors import distinct, keyed_rng
 from tests.kit.helpers import SPECS, compressor, exchange_for, gradients, residuals
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 64, 1000, 100_003])
-def test_drawn_numbers_are_distinct_ascending_and_keyed(n):
-    for k in sorted({1, n // 100, n // 3, n // 2, n // 2 + 1, n - 1, n} & set(range(n + 1))):
-        drawn = draw_distinct(n, k, keyed_rng.generator(7, n, k))
-        assert len(drawn) == k and drawn.dtype == torch.int64
-        assert bool((drawn.diff() > 0).all()) and (k == 0 or 0 <= drawn[0] <= drawn[-1] < n)
-        assert torch.equal(drawn, draw_distinct(n, k, keyed_rng.generator(7, n, k)))
-
-
-def test_few_numbers_are_the_same_whether_sorted_or_marked(monkeypatch):
-    found = []
-    for few in (1, 10**9):
-        monkeypatch.setattr(distinct, "FEW", few)
-        found.append(distinct.draw_distinct(100_003, 40_000, keyed_rng.generator(7, "few")))
-    assert torch.equal(*found)
-
-
-@pytest.mark.parametrize(("n", "k"), [(5, 2), (5, 3), (6, 1), (6, 3), (4, 3)])
-def test_every_set_is_equally_likely(n, k):
-    generator, times = keyed_rng.generator("sets", n, k), 4000
-    counts = Counter(tuple(draw_distinct(n, k, generator).tolist()) for _ in range(times))
-    sets = list(itertools.combinations(range(n), k))
-    expected = times / len(sets)
-    statistic = sum((counts[s] - expected) ** 2 / expected for s in sets)
-    freedom = len(sets) - 1
-    assert set(counts) <= set(sets) and abs(statistic - freedom) < 4 * (2 * freedom) ** 0.5
+def drawn(spec: TensorSpec, density: float, ctx: Context) -> torch.Tensor:
+    """The coordinates [k] of a step, in the order of their values."""
+    bucket = Bucket(ctx.step, [spec], [density], ctx.seed)
+    return RandomK(density).places(Reference(), bucket, torch.device("cpu"))[0]
 
 
 @pytest.mark.parametrize("error_feedback", [False, True])
 @pytest.mark.parametrize("density", [0.01, 0.1, 0.6, 1.0])
 def test_update_is_the_mean_at_the_drawn_entries(density, error_feedback):
     exchange, plan = exchange_for("randomk", density=density, error_feedback=error_feedback)
-    bare = RandomK(density, error_feedback)
     for step in range(2):
         kept_W = {name: x.clone() for name, x in residuals(exchange).items()}
         xs_W = gradients(step=step).tensors
@@ -56,7 +31,7 @@ def test_update_is_the_mean_at_the_drawn_entries(density, error_feedback):
                 continue
             p_W = (x_W + kept_W.get(spec.name, 0)).reshape(4, -1)
             chosen = torch.zeros(spec.numel, dtype=torch.bool)
-            chosen[bare.drawn(spec, density, ctx)] = True
+            chosen[drawn(spec, density, ctx)] = True
             k = max(1, int(density * spec.numel))
             assert int(chosen.sum()) == k
             factor = 1 if error_feedback else spec.numel / k
@@ -78,12 +53,12 @@ def test_one_all_reduce_of_values_alone():
 
 def test_every_step_and_tensor_has_a_draw_of_its_own():
     exchange, plan = exchange_for("randomk")
-    drawn = [
-        tuple(RandomK().drawn(TensorSpec(name, (50, 20)), 0.1, exchange.context(StepInfo(plan, step, 0.1))).tolist())
+    found = [
+        tuple(drawn(TensorSpec(name, (50, 20)), 0.1, exchange.context(StepInfo(plan, step, 0.1))).tolist())
         for name in "ab"
         for step in range(3)
     ]
-    assert len(set(drawn)) == 6
+    assert len(set(found)) == 6
 
 
 def test_error_feedback_sends_everything_in_the_end():

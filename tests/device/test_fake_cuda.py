@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from accordion_bench import conformance
 from accordion_bench.codecs.reference import FORMATS
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import eight_bit, natural, randomk, sparse
+from accordion_bench.compressors import eight_bit, natural, sparse
 from accordion_bench.conformance.echo import echoed
 from accordion_bench.conformance.subject import Setup
 from accordion_bench.conformance.tensors import SPECS
@@ -48,9 +48,8 @@ def one_of_each(counts_W: Tensor, gathered: int, comm: Comm) -> tuple[list[list[
 def test_every_compressor(name, monkeypatch):
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)
     monkeypatch.setattr(on_gpu, "usable", lambda xs: False)  # a kernel asks for addresses, which fake tensors lack
-    # the one thing that a host may read of a bucket, and what it draws itself
+    # the one thing that a host may read of a bucket
     monkeypatch.setattr(sparse, "read_counts", one_of_each)
-    monkeypatch.setattr(randomk, "draw_distinct", lambda n, k, generator: torch.arange(k))
     for made in (*map(eight_bit.numbers_of, FORMATS), *map(natural.powers, (7, 8))):
         assert made  # what codes stand for: numbers, also where tensors have none
     wrapped = conformance.from_yaml(name)()

@@ -21,6 +21,7 @@ from accordion_bench.tensors.kernels import on_gpu
 if TYPE_CHECKING:
     from accordion_bench.tensors.kernels.rounding import Rounding
     from accordion_bench.tensors.kernels.table import Table
+    from accordion_bench.tensors.permutations import Draws
 
 
 class Room(Protocol):
@@ -85,6 +86,30 @@ class Room(Protocol):
             divisor: of the whole, 1 for a sum.
             middles: what is added to values of two codes after they are scaled, float32 [A, M]; None = nothing.
             empty: the targets count as zeros, whatever they hold.
+        """
+
+    def draw(self, draws: "Draws", words: Tensor) -> Tensor:
+        """The images of all tensors, each at its place in a buffer [room], for words int32 [T, 24] of their keys."""
+
+    def gather(self, addresses: np.ndarray, draws: "Draws", places: Tensor, like: Tensor) -> Tensor:
+        """The coordinates of rows at drawn places, [W, room]."""
+
+    def scatter(
+        self,
+        addresses: np.ndarray,
+        draws: "Draws",
+        places: Tensor,
+        values: np.ndarray,
+        factors: tuple[float, ...],
+        like: Tensor,
+    ) -> None:
+        """Coordinates of rows at drawn places += factor x value; each product and each sum is rounded once.
+
+        Args:
+            addresses, like: see above; of the sums.
+            draws, places: see `draw`.
+            values: addresses of k values of each row, [R, T].
+            factors: of each tensor.
         """
 
 

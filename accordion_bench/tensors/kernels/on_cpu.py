@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accordion_bench.tensors.kernels import drawn, headers, norms, sums
 from accordion_bench.tensors.kernels import encode as codes
-from accordion_bench.tensors.kernels import headers, norms, sums
 from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.kernels.table import Table
+from accordion_bench.tensors.permutations import Draws
 
 
 def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: Tensor) -> Tensor:
@@ -61,6 +62,24 @@ def add_values(
         scales = torch.full((len(message), table.buckets), alpha)
     added = None if middles is None else middles.numpy()
     sums.add_values(targets, table, scales.numpy(), message.numpy(), values, array_like(like), divisor, added, empty)
+
+
+def draw(draws: Draws, words: Tensor) -> Tensor:
+    out = torch.empty(draws.room, dtype=draws.dtype)
+    drawn.draw(draws, words.numpy().view(np.uint32), out.numpy())
+    return out
+
+
+def gather(addresses: np.ndarray, draws: Draws, places: Tensor, like: Tensor) -> Tensor:
+    out = torch.empty(len(addresses), draws.room, dtype=like.dtype)
+    drawn.gather(addresses, draws, places.numpy(), out.numpy())
+    return out
+
+
+def scatter(
+    addresses: np.ndarray, draws: Draws, places: Tensor, values: np.ndarray, factors: tuple[float, ...], like: Tensor
+) -> None:
+    drawn.scatter(addresses, draws, places.numpy(), values, np.array(factors, array_like(like).dtype))
 
 
 def array_like(x: Tensor) -> np.ndarray:

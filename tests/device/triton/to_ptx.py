@@ -17,6 +17,7 @@ from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.kernels.on_gpu import casts, encode, factors, launch, room
 from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.kernels.table import LONGEST, Table, addresses
+from accordion_bench.tensors.permutations import Draws
 
 TYPES = {
     torch.float32: "*fp32",
@@ -92,6 +93,12 @@ def main() -> None:
         own, narrow = Table([4096], [4096], 4096, [0], [[0]]), torch.zeros(4096, dtype=dtype)
         casts.sum_of_shares([x], own, 3, 1e4, narrow)
         casts.widen(narrow, torch.zeros(4096))
+    for n in (LONGEST, 1 << 31):
+        draws, words = Draws([n], [2]), torch.zeros(1, 24, dtype=torch.int32)
+        places = room.draw(draws, words)
+    for like in (x, x.double()):
+        room.gather(at, draws, places, like)
+        room.scatter(at, draws, places, at, (1.0,), like)
 
 
 if __name__ == "__main__":

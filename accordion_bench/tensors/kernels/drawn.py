@@ -1,0 +1,121 @@
+"""The images of `permutations`, and the coordinates of tensors at these places.
+
+Tensor suffixes: T tensors, W local workers, R rows of the sums.
+"""
+
+import numpy as np
+
+from accordion_bench.tensors import permutations
+from accordion_bench.tensors.kernels.compiled import array_at, compiled, i64, owner, u32, u64
+from accordion_bench.tensors.kernels.threads import over_tiles
+from accordion_bench.tensors.permutations import COUNT, FIRST, HIGH, LOW, ROUNDS, SIZE, TILE, Draws, N
+
+FACTOR, OTHER = map(u32, permutations.FACTORS)
+SHIFT = u32(permutations.SHIFT)
+
+
+def draw(draws: Draws, words: np.ndarray, out: np.ndarray) -> None:
+    """out = the images of all tensors, each at its place in a buffer.
+
+    Args:
+        draws: whose.
+        words: of the keys, uint32 [T, 24].
+        out: int32 or int64 [room].
+    """
+    over_tiles(_draw, draws.tiles, draws.rows, words, out)
+
+
+@compiled
+def _draw(rows, words, out, first, last):  # type: ignore[no-untyped-def]
+    left, right, t = np.empty(SIZE, u32), np.empty(SIZE, u32), 0
+    for number in range(first, last):
+        t = owner(rows, TILE, number, t)
+        begin = (number - rows[t, TILE]) * SIZE
+        size, low, high = min(SIZE, rows[t, COUNT] - begin), rows[t, LOW], u32(rows[t, HIGH])
+        for j in range(size):
+            left[j], right[j] = u32((begin + j) >> low), u32((begin + j) & ((1 << low) - 1))
+        for r in range(0, rows[t, ROUNDS], 2):
+            move(left[:size], right[:size], words[t, r], words[t, r + 1], high, u32(32 - low))
+        own, n = out[rows[t, FIRST] + begin :][:size], rows[t, N]
+        for j in range(size):
+            own[j] = (i64(left[j]) << low) + i64(right[j])
+        for j in range(size):
+            while own[j] >= n:
+                left[0], right[0] = u32(own[j] >> low), u32(own[j] & ((1 << low) - 1))
+                for r in range(0, rows[t, ROUNDS], 2):
+                    move(left[:1], right[:1], words[t, r], words[t, r + 1], high, u32(32 - low))
+                own[j] = (i64(left[0]) << low) + i64(right[0])
+
+
+@compiled
+def move(left, right, word, other, high, shift):  # type: ignore[no-untyped-def]
+    """Two rounds of the network on halves uint32 [N]."""
+    for j in range(left.size):
+        moved = u32(left[j] + u32((u64(hashed(right[j], word)) * u64(high)) >> u64(32)))
+        moved = min(moved, u32(moved - high))  # what is below 0 is large
+        left[j] = moved
+        right[j] = u32(right[j] ^ (hashed(moved, other) >> shift))
+
+
+@compiled
+def hashed(x, word):  # type: ignore[no-untyped-def]
+    """A word of a half, of which the leading bits are good; numba widens what is not cut."""
+    x = u32(u32(x ^ word) * FACTOR)
+    return u32(u32(x ^ (x >> SHIFT)) * OTHER)
+
+
+def gather(addresses: np.ndarray, draws: Draws, places: np.ndarray, out: np.ndarray) -> None:
+    """out [W, room] = the coordinates of rows at these places.
+
+    Args:
+        addresses: of the rows, int64 [W, T].
+        draws: how many of each tensor.
+        places: as `draw` makes them.
+        out: of the type of the coordinates.
+    """
+    over_tiles(_gather, draws.tiles, addresses, draws.rows, places, out)
+
+
+@compiled
+def _gather(addresses, rows, places, out, first, last):  # type: ignore[no-untyped-def]
+    t = 0
+    for number in range(first, last):
+        t = owner(rows, TILE, number, t)
+        begin, end = bounds(rows, t, number)
+        for w in range(len(addresses)):
+            x, own = array_at(addresses[w, t], rows[t, N], out), out[w]
+            for i in range(begin, end):
+                own[i] = x[places[i]]
+
+
+def scatter(addresses: np.ndarray, draws: Draws, places: np.ndarray, values: np.ndarray, factors: np.ndarray) -> None:
+    """Coordinates of rows at these places += factor x value; each product and each sum is rounded once.
+
+    Args:
+        addresses: of the rows, int64 [R, T].
+        draws: how many of each tensor.
+        places: as `draw` makes them.
+        values: addresses of the values, int64 [R, T].
+        factors: of each tensor [T], of the type of the coordinates.
+    """
+    over_tiles(_scatter, draws.tiles, addresses, draws.rows, places, values, factors)
+
+
+@compiled
+def _scatter(addresses, rows, places, values, factors, first, last):  # type: ignore[no-untyped-def]
+    t = 0
+    for number in range(first, last):
+        t = owner(rows, TILE, number, t)
+        begin, end = bounds(rows, t, number)
+        for r in range(len(addresses)):
+            x = array_at(addresses[r, t], rows[t, N], factors)
+            own = array_at(values[r, t], rows[t, COUNT], factors)
+            for i in range(begin, end):
+                x[places[i]] += own[i - rows[t, FIRST]] * factors[t]
+
+
+@compiled
+def bounds(rows, t, number):  # type: ignore[no-untyped-def]
+    """Where in a buffer the images of a tile begin and end."""
+    begin = rows[t, FIRST] + (number - rows[t, TILE]) * SIZE
+    return begin, min(begin + SIZE, rows[t, FIRST] + rows[t, COUNT])

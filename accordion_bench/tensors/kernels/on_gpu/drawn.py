@@ -1,0 +1,150 @@
+"""The images of `permutations`, and the coordinates of tensors at these places: a tile of a tensor in each program.
+
+Tensor suffixes: T tensors, W local workers, R rows of the sums.
+"""
+
+import functools
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from accordion_bench.tensors import permutations, upload
+from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.kernels.on_gpu.table import KEPT
+from accordion_bench.tensors.permutations import Draws
+
+N, LOW, HIGH, ROUNDS, COUNT, FIRST = (
+    tl.constexpr(column)
+    for column in (
+        permutations.N,
+        permutations.LOW,
+        permutations.HIGH,
+        permutations.ROUNDS,
+        permutations.COUNT,
+        permutations.FIRST,
+    )
+)
+COLUMNS, WORDS = tl.constexpr(7), tl.constexpr(permutations.MANY)
+SIZE, ALIGNED = tl.constexpr(permutations.SIZE), tl.constexpr(permutations.ALIGNED)
+FACTOR, OTHER = (tl.constexpr(factor) for factor in permutations.FACTORS)
+SHIFT = tl.constexpr(permutations.SHIFT)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def rows_on(draws: Draws, device: torch.device) -> Tensor:
+    """The rows of draws, int64 [T + 1, 7]."""
+    return upload.table(torch.from_numpy(draws.rows), device)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def tiles_on(draws: Draws, device: torch.device) -> Tensor:
+    """The tensor of each tile, and the tile's first image: int32 [tiles, 2]."""
+    before = draws.rows[:, permutations.TILE]
+    of = np.repeat(np.arange(len(before) - 1), np.diff(before))
+    begin = (np.arange(len(of)) - before[of]) * permutations.SIZE
+    return upload.table(torch.from_numpy(np.stack([of, begin], axis=1)), device)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def factors_on(factors: tuple[float, ...], device: torch.device) -> Tensor:
+    """Factors of tensors, float64 [T]."""
+    return upload.table(torch.tensor(factors, dtype=torch.float64), device)
+
+
+def draw(draws: Draws, words: Tensor) -> Tensor:
+    """See `Room.draw`. One launch."""
+    there = words.device
+    out = torch.empty(draws.room, dtype=draws.dtype, device=there)
+    kind = tl.int32 if draws.dtype == torch.int32 else tl.int64
+    launch(_draw, (draws.tiles,), there, rows_on(draws, there), tiles_on(draws, there), words, out, TYPE=kind)
+    return out
+
+
+def gather(addresses: np.ndarray, draws: Draws, places: Tensor, like: Tensor) -> Tensor:
+    """See `Room.gather`. One launch."""
+    there, (W, T) = places.device, addresses.shape
+    out = torch.empty(W, draws.room, dtype=like.dtype, device=there)
+    launch(
+        _gather,
+        (draws.tiles, W),
+        there,
+        *(upload.upload(torch.from_numpy(addresses), there), T, rows_on(draws, there), tiles_on(draws, there)),
+        *(places, out, draws.room),
+        TYPE=TYPES[like.dtype],
+    )
+    return out
+
+
+def scatter(
+    addresses: np.ndarray, draws: Draws, places: Tensor, values: np.ndarray, factors: tuple[float, ...], like: Tensor
+) -> None:
+    """See `Room.scatter`. One launch."""
+    there, (R, T) = places.device, addresses.shape
+    both = upload.upload(torch.from_numpy(np.stack([addresses, values])), there)
+    launch(
+        _scatter,
+        (draws.tiles, R),
+        there,
+        *(both[0], both[1], T, rows_on(draws, there), tiles_on(draws, there), places, factors_on(factors, there)),
+        TYPE=TYPES[like.dtype],
+    )
+
+
+@triton.jit
+def _draw(rows, tiles, words, out, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    t, i, at, exists, room = _tile(rows, tiles, TYPE)
+    row, own = rows + t * COLUMNS, words + t * WORDS
+    n, low, high = tl.load(row + N).to(TYPE), tl.load(row + LOW).to(TYPE), tl.load(row + HIGH).to(tl.uint32)
+    rounds, shift, mask = tl.load(row + ROUNDS).to(tl.int32), (32 - low).to(tl.uint32), (1 << low.to(tl.uint32)) - 1
+    x, outside = i, exists
+    while tl.max(outside.to(tl.int32), axis=0) > 0:
+        left, right = (x >> low).to(tl.uint32), x.to(tl.uint32) & mask
+        for r in range(0, rounds, 2):
+            left += tl.umulhi(_hashed(right, own + r), high)
+            left = tl.minimum(left, left - high)  # what is below 0 is large
+            right ^= _hashed(left, own + r + 1) >> shift
+        x = tl.where(outside, (left.to(TYPE) << low) + right.to(TYPE), x)
+        outside = outside & (x >= n)
+    tl.store(out + at, tl.where(exists, x, 0), mask=room)
+
+
+@triton.jit
+def _hashed(x, word):  # type: ignore[no-untyped-def]
+    """A word of a half, of which the leading bits are good."""
+    x = (x ^ tl.load(word).to(tl.uint32, bitcast=True)) * FACTOR
+    return (x ^ (x >> SHIFT)) * OTHER
+
+
+@triton.jit
+def _gather(addresses, T, rows, tiles, places, out, room, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    w = tl.program_id(1).to(tl.int64)
+    t, _, at, _, there = _tile(rows, tiles, tl.int64)
+    x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE))
+    own = tl.load(x + tl.load(places + at, mask=there, other=0), mask=there, other=0)
+    tl.store(out + w * room + at, own, mask=there)
+
+
+@triton.jit
+def _scatter(addresses, values, T, rows, tiles, places, factors, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    r = tl.program_id(1).to(tl.int64)
+    t, i, at, exists, there = _tile(rows, tiles, tl.int64)
+    own = tl.load(tl.load(values + r * T + t).to(tl.pointer_type(TYPE)) + i, mask=exists, other=0)
+    x = tl.load(addresses + r * T + t).to(tl.pointer_type(TYPE)) + tl.load(places + at, mask=there, other=0)
+    total = tl.load(x, mask=exists, other=0) + own * tl.load(factors + t).to(TYPE)
+    tl.store(x, total, mask=exists)
+
+
+@triton.jit
+def _tile(rows, tiles, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The program's tensor; numbers of its images, their places in a buffer; which exist, and for which is room.
+
+    Behind the last image is room up to a multiple of ALIGNED, so that 16 bytes are loaded at once.
+    """
+    t, begin = tl.load(tiles + 2 * tl.program_id(0)), tl.load(tiles + 2 * tl.program_id(0) + 1)
+    row, begin = rows + t * COLUMNS, tl.multiple_of(begin, SIZE)
+    i, k = begin.to(TYPE) + tl.arange(0, SIZE), tl.load(row + COUNT).to(TYPE)
+    room = i < tl.multiple_of((k + ALIGNED - 1) // ALIGNED * ALIGNED, ALIGNED)
+    return t, i, tl.multiple_of(tl.load(row + FIRST), ALIGNED) + begin + tl.arange(0, SIZE), i < k, room

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from accordion_bench.codecs.compiled import Compiled
 from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.on_device import OnDevice
 from accordion_bench.codecs.reference import Reference
@@ -17,12 +16,6 @@ from accordion_bench.tensors.kernels import on_gpu
 
 STAND_INS: list[Callable[[Sequence[Tensor]], Engine | None]] = []
 """Asked first: engines for tensors that pretend to be on a device."""
-
-
-class OnGpu(Compiled, OnDevice):
-    """Triton's kernels for dense codes, torch for sparse ones."""
-
-    name = "triton"
 
 
 def engine_for(xs: Sequence[Tensor]) -> Engine:
@@ -46,9 +39,9 @@ def _on_cpu() -> Engine:
 
 @functools.cache
 def _on_gpu() -> Engine:
-    from accordion_bench.tensors.kernels.on_gpu import room
+    from accordion_bench.codecs.on_gpu import OnGpu
 
-    return OnGpu(room)
+    return OnGpu()
 
 
 @functools.cache

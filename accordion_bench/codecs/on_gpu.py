@@ -1,0 +1,71 @@
+"""The engine of a GPU: Triton's kernels for dense codes and for the largest entries, torch for other sparse codes.
+
+This module needs Triton; `engines` imports it where Triton is installed.
+
+Tensor suffixes: W local workers, R rows of a target.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.compiled import Compiled, contiguous
+from accordion_bench.codecs.engine import Selection
+from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
+from accordion_bench.codecs.on_device import OnDevice
+from accordion_bench.tensors.kernels.on_gpu import room, selection, sparse
+from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
+from accordion_bench.tensors.kernels.table import addresses
+
+LONGEST = (1 << 31) - 1  # coordinates of a tensor whose indices kernels have
+
+
+class Picked(selection.Entries):
+    """A selection of so many entries, known to who has asked."""
+
+    @property
+    def counts_W(self) -> Tensor:
+        """See `Selection`."""
+        raise NotImplementedError("entries are as many as were asked for")
+
+
+class OnGpu(Compiled, OnDevice):
+    """Triton's kernels where there are any."""
+
+    name = "triton"
+
+    def __init__(self) -> None:
+        super().__init__(room)
+
+    def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
+        numels = tuple(x_W.shape[1] for x_W in rows_W)
+        if max(numels) > LONGEST:
+            return super().largest(rows_W, counts)
+        rows_W = [contiguous(x_W) for x_W in rows_W]
+        return Picked(*selection.largest(addresses(rows_W), numels, tuple(counts), rows_W[0]))
+
+    def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
+        if not isinstance(selection, Picked):
+            super().encode_sparse(bucket, selection, message)
+        else:
+            sparse.write_entries(selection, sections_of(message.layout), message.rows)
+
+    def add_sparse(self, target: Target, message: Message) -> None:
+        layout = message.layout
+        if layout.signs or not isinstance(message.rows, Tensor) or layout.numels.max() > LONGEST:
+            super().add_sparse(target, message)
+            return
+        like = target.rows_R[0]
+        sparse.add_entries(addresses(target.rows_R), sections_of(layout), message.rows, target.alpha, like)
+        if target.divisor != 1:
+            torch._foreach_div_(list(target.rows_R), target.divisor)
+
+
+@functools.lru_cache(maxsize=4 * KEPT)
+def sections_of(layout: SparseLayout) -> Sections:
+    """Where entries of a layout are, as kernels are told; remembered."""
+    values, codes = layout.fields["values"].offsets, layout.fields["indices"].offsets
+    return Sections(layout.numels, layout.kept, values, codes, layout.codes)

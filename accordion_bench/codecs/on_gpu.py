@@ -13,12 +13,14 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.compiled import Compiled, contiguous
+from accordion_bench.codecs.device_selection import POSITIONS, Part, magnitude_bits
 from accordion_bench.codecs.engine import Selection
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
 from accordion_bench.codecs.on_device import OnDevice
 from accordion_bench.tensors.kernels.on_gpu import room, selection, sparse
 from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
 from accordion_bench.tensors.kernels.table import addresses
+from accordion_bench.tensors.upload import upload
 
 LONGEST = (1 << 31) - 1  # coordinates of a tensor whose indices kernels have
 
@@ -46,6 +48,25 @@ class OnGpu(Compiled, OnDevice):
             return super().largest(rows_W, counts)
         rows_W = [contiguous(x_W) for x_W in rows_W]
         return Picked(*selection.largest(addresses(rows_W), numels, tuple(counts), rows_W[0]))
+
+    def in_order(self, x_W: Tensor, parts: Sequence[Part]) -> Tensor:
+        sections = [(part.start + g * part.size, part.size, part.kept) for part in parts for g in range(part.sections)]
+        starts, sizes, kept = zip(*sections, strict=True)
+        if max(sizes) > LONGEST:
+            return super().in_order(x_W, parts)
+        own_W = [x_W[:, start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        found = selection.largest(addresses(own_W), sizes, kept, x_W)
+        ends, firsts = upload(torch.tensor([kept, starts]), x_W.device).unbind(0)
+        entry = torch.arange(found.indices.shape[1], device=x_W.device)
+        section = torch.searchsorted(ends.cumsum(0), entry, right=True)
+        last_W = POSITIONS - firsts.index_select(0, section) - found.indices
+        keys_W = (magnitude_bits(found.values) << 32).add_(last_W)
+        cut, lists = keys_W.split([part.sections * part.kept for part in parts], dim=1), [keys_W[:, :0]]
+        for own_W, part in zip(cut, parts, strict=True):
+            if part.kept:
+                own_W = own_W.unflatten(1, (part.sections, part.kept))
+                lists.append(own_W.sort(dim=2, descending=True).values.flatten(1))
+        return torch.cat(lists, dim=1)
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
         if not isinstance(selection, Picked):

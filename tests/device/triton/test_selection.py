@@ -6,8 +6,9 @@ from torch import Tensor
 
 from accordion_bench.codecs import engines
 from accordion_bench.codecs.bucket import Target
-from accordion_bench.codecs.device_selection import Part, top_positions
-from accordion_bench.codecs.layout import Message, sparse_layout
+from accordion_bench.codecs.device_selection import Part, in_order, top_positions
+from accordion_bench.codecs.engine import Sampling
+from accordion_bench.codecs.layout import Message, SparseLayout, sparse_layout
 from accordion_bench.codecs.reference import Reference
 from tests.codecs.kit import bucket_of
 
@@ -92,6 +93,31 @@ def test_rows_that_begin_anywhere(gpu):
     rows_W = list(whole_W.split([1, 1500, 500], dim=1))
     found = engines._on_gpu().largest(list(whole_W.to(gpu.device).split([1, 1500, 500], dim=1)), [1, 200, 30])
     assert torch.equal(found.indices.cpu().long(), expected(rows_W, [1, 200, 30]))
+
+
+def test_keys_in_order(gpu):
+    """Of sections of a row, some of equal size; ties descend by position."""
+    x_R = drawn(3000, 2).mul_(4).round_()
+    parts = [Part(0, 2, 500, 60), Part(1000, 1, 500, 0), Part(1500, 1, 1500, 1500)]
+    assert torch.equal(engines._on_gpu().in_order(x_R.to(gpu.device), parts).cpu(), in_order(x_R, parts))
+
+
+def test_thresholds(gpu):
+    """By a sample, and one that is known: as many entries as by the reference, and their bytes."""
+    rows_W = [drawn(n, 2).mul_(8).round_() for n in (600, 2500, 600)]
+    for choose in (
+        lambda engine, own_W: engine.about(own_W, [60, 250, 60], Sampling(0.1, 0.8, 1.3, 3)),
+        lambda engine, own_W: engine.above(own_W, 9.0, [600, 100, 600]),
+    ):
+        found = []
+        for engine, there in ((engines._on_gpu(), gpu.device), (Reference(), torch.device("cpu"))):
+            own_W = [x_W.to(there) for x_W in rows_W]
+            selection = choose(engine, own_W)
+            counts = selection.counts_W.cpu().tolist()
+            message = Message.of_each([SparseLayout((600, 2500, 600), own) for own in counts], there)
+            engine.encode_sparse(bucket_of(own_W), selection, message)
+            found.append((counts, [row.cpu().tolist() for row in message.rows]))
+        assert found[0] == found[1]
 
 
 @pytest.mark.sample(2)

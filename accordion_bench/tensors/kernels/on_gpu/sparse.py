@@ -52,23 +52,22 @@ class Sections:
         self.kept, self.words = int(kept.sum()), int((low_words + high_words).sum())
         self.low_reads = -(-(int(low.max(initial=0)) + 7) // 8) if low.any() else 0
 
-    def parts(self, column: int, size: int, there: torch.device) -> Tensor:
-        """Parts of so many entries or bytes of each tensor, by the column that counts them; see `parts_on`."""
-        return parts_on(tuple((-(-self.rows[:, column] // size)).tolist()), size, there)
-
 
 class Tables(NamedTuple):
     """The same on a GPU.
 
     rows: int64 [T, COLUMNS].
-    entries, low_bytes, high_bytes, chunks: parts of each tensor's, int64 [P, 2].
+    entries, chunks: parts of each tensor's entries and high bits, int64 [P, 2].
+    codes: of the low bits of each tensor and of the high ones, int64 [2 T, 3]: the first word, the first byte in a
+        message, and bytes.
+    of_codes: parts of these, int64 [P, 2].
     first_chunk: chunks of the tensors before, int64 [T].
     """
 
     rows: Tensor
     entries: Tensor
-    low_bytes: Tensor
-    high_bytes: Tensor
+    codes: Tensor
+    of_codes: Tensor
     chunks: Tensor
     first_chunk: Tensor
 
@@ -76,16 +75,22 @@ class Tables(NamedTuple):
 @functools.lru_cache(maxsize=KEPT)
 def tables_on(own: Sections, there: torch.device) -> Tables:
     """Sections on a GPU."""
+    low, high = ((LOW_WORD, LOWS, LOW_BYTES), (HIGH_WORD, HIGHS, HIGH_BYTES))
+    codes = np.concatenate([np.stack([own.rows[:, column.value] for column in part], axis=1) for part in (low, high)])
     chunks = -(-own.rows[:, HIGH_BYTES.value] // CHUNK.value)
-    entries, low, high = (own.parts(column.value, TOGETHER, there) for column in (ENTRIES, LOW_BYTES, HIGH_BYTES))
     return Tables(
         upload.table(torch.from_numpy(own.rows), there),
-        entries,
-        low,
-        high,
-        own.parts(HIGH_BYTES.value, CHUNK.value, there),
+        parts_of(own.rows[:, ENTRIES.value], TOGETHER, there),
+        upload.table(torch.from_numpy(codes), there),
+        parts_of(codes[:, 2], TOGETHER, there),
+        parts_of(own.rows[:, HIGH_BYTES.value], CHUNK.value, there),
         upload.table(torch.from_numpy(chunks.cumsum() - chunks), there),
     )
+
+
+def parts_of(counts: np.ndarray, size: int, there: torch.device) -> Tensor:
+    """Parts of so many entries or bytes, see `parts_on`."""
+    return parts_on(tuple((-(-counts // size)).tolist()), size, there)
 
 
 def write_entries(entries: Entries, own: Sections, message: Tensor) -> None:
@@ -94,8 +99,7 @@ def write_entries(entries: Entries, own: Sections, message: Tensor) -> None:
     words = torch.zeros(W, own.words, dtype=torch.int32, device=there)
     to = (words, own.words, message, message.stride(0))
     launch(_write_entries, (len(on.entries), W), there, on.rows, on.entries, *entries, own.kept, *to, TOGETHER=TOGETHER)
-    for parts, high in ((on.low_bytes, False), (on.high_bytes, True)):
-        launch(_write_codes, (len(parts), W), there, on.rows, parts, *to, HIGH=high, TOGETHER=TOGETHER)
+    launch(_write_codes, (len(on.of_codes), W), there, on.codes, on.of_codes, *to, TOGETHER=TOGETHER)
 
 
 def add_entries(targets: np.ndarray, own: Sections, message: Tensor, alpha: float, like: Tensor) -> None:
@@ -158,18 +162,12 @@ def _write_entries(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _write_codes(  # type: ignore[no-untyped-def]
-    rows, parts, words, WORDS, message, row_bytes, HIGH: tl.constexpr, TOGETHER: tl.constexpr
-):
+def _write_codes(codes, parts, words, WORDS, message, row_bytes, TOGETHER: tl.constexpr):  # type: ignore[no-untyped-def]
     p, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    t, begin = tl.load(parts + 2 * p), tl.load(parts + 2 * p + 1)
-    row = rows + t * COLUMNS
-    nbytes = tl.load(row + (HIGH_BYTES if HIGH else LOW_BYTES))
-    b = begin.to(tl.int32) + tl.arange(0, TOGETHER)
-    own = words + w * WORDS + tl.load(row + (HIGH_WORD if HIGH else LOW_WORD))
-    word = tl.load(own + (b >> 2), mask=b < nbytes, other=0)
-    out = message + w * row_bytes + tl.load(row + (HIGHS if HIGH else LOWS))
-    tl.store(out + b, (word >> (8 * (b & 3))).to(tl.uint8), mask=b < nbytes)
+    code, begin = codes + 3 * tl.load(parts + 2 * p), tl.load(parts + 2 * p + 1)
+    nbytes, b = tl.load(code + 2), begin.to(tl.int32) + tl.arange(0, TOGETHER)
+    word = tl.load(words + w * WORDS + tl.load(code) + (b >> 2), mask=b < nbytes, other=0)
+    tl.store(message + w * row_bytes + tl.load(code + 1) + b, (word >> (8 * (b & 3))).to(tl.uint8), mask=b < nbytes)
 
 
 @jit

@@ -22,7 +22,7 @@ from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
 from accordion_bench.tensors.kernels.table import addresses
 from accordion_bench.tensors.upload import upload
 
-LONGEST = (1 << 31) - 1  # coordinates of a tensor whose indices kernels have
+LONGEST = 1 << 30  # coordinates of a tensor that kernels take
 
 
 class Picked(selection.Entries):

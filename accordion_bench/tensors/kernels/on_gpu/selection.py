@@ -69,7 +69,7 @@ def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, .
 
     Args:
         addresses: of the coordinates, int64 [W, T].
-        numels: coordinates of each tensor, below 2^31.
+        numels: coordinates of each tensor, at most 2^30.
         wanted: entries of each tensor, at most all.
         like: a tensor of the type that is there.
     """

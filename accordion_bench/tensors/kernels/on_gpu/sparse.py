@@ -28,14 +28,14 @@ of its indices and the high ones begin, in bytes; whether a high bit moves on fo
 index; bytes of low bits and of high bits; where these begin, in words, where codes are made."""
 
 TOGETHER = 1024  # entries, or bytes, of a program
-CHUNK = tl.constexpr(512)  # bytes of high bits that a program decodes
+CHUNK = tl.constexpr(128)  # bytes of high bits that a program decodes; of more, few fit on a GPU at once
 
 
 class Sections:
     """Where the entries of each tensor are in a message. Compared by identity: make it once.
 
     Args:
-        n: coordinates of each tensor, below 2^31.
+        n: coordinates of each tensor, at most 2^30.
         kept: entries.
         values, codes: where in a message they begin, in bytes.
         shapes: of the codes, see `codecs.index_codes.code_shapes`.

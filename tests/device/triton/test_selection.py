@@ -12,6 +12,8 @@ from accordion_bench.codecs.layout import Message, SparseLayout, sparse_layout
 from accordion_bench.codecs.reference import Reference
 from tests.codecs.kit import bucket_of
 
+selection = pytest.importorskip("accordion_bench.tensors.kernels.on_gpu.selection", exc_type=ImportError)
+
 LONG, SHORT = 33_001, (1, 64, 2049, 0, 9)
 
 
@@ -69,6 +71,24 @@ def test_long_tensors(gpu, kind):
     check(gpu, [KINDS[kind](LONG)], [LONG // 10])
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", ["normal", "bfloat16", "heavy tails"])
+def test_one_read_leaves_few_candidates(monkeypatch, gpu, kind):
+    """The sample's bounds hold the key, and what is between them has room: there is no second read of all."""
+    seen = {}
+
+    def launch(kernel, grid, device, *args, **constants):
+        seen[kernel.__name__] = args
+        started(kernel, grid, device, *args, **constants)
+
+    started = selection.launch
+    monkeypatch.setattr(selection, "launch", launch)
+    check(gpu, [KINDS[kind](LONG)], [LONG // 10])
+    totals, places = seen["_put_aside"][-3].cpu().tolist(), seen["_put_aside"][-1].cpu()
+    assert totals[0] < LONG // 10 <= totals[0] + totals[1]
+    assert int(places.sum()) == totals[1] < LONG // 10 and not totals[2]
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_short_tensors_of_one_bucket(gpu, kind):
@@ -112,10 +132,10 @@ def test_thresholds(gpu):
         found = []
         for engine, there in ((engines._on_gpu(), gpu.device), (Reference(), torch.device("cpu"))):
             own_W = [x_W.to(there) for x_W in rows_W]
-            selection = choose(engine, own_W)
-            counts = selection.counts_W.cpu().tolist()
+            picked = choose(engine, own_W)
+            counts = picked.counts_W.cpu().tolist()
             message = Message.of_each([SparseLayout((600, 2500, 600), own) for own in counts], there)
-            engine.encode_sparse(bucket_of(own_W), selection, message)
+            engine.encode_sparse(bucket_of(own_W), picked, message)
             found.append((counts, [row.cpu().tolist() for row in message.rows]))
         assert found[0] == found[1]
 

@@ -14,7 +14,7 @@ samples.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,10 +42,15 @@ class Part(NamedTuple):
     kept: int
 
 
+def magnitude_bits(x_R: Tensor) -> Tensor:
+    """The bits of |x|, int64 [R, T]."""
+    return x_R.float().abs().view(torch.int32).long()
+
+
 def keys_of(x_R: Tensor) -> Tensor:
     """Keys [R, T] of coordinates [R, T], positive."""
-    bits_R = x_R.float().abs().view(torch.int32).long()
-    return (bits_R << 32).add_(torch.arange(POSITIONS, POSITIONS - x_R.shape[1], -1, device=x_R.device))
+    last = POSITIONS - x_R.shape[1]
+    return (magnitude_bits(x_R) << 32).add_(torch.arange(POSITIONS, last, -1, device=x_R.device))
 
 
 def bits_of(keys: Tensor) -> Tensor:
@@ -125,20 +130,30 @@ def listed(n: int, wanted: Wanted) -> int:
     return min(n, wanted.most + bool(wanted.sample))
 
 
-def chosen(x_R: Tensor, parts: Sequence[Part], wanted_S: Sequence[Wanted]) -> tuple[Tensor, Tensor]:
+def in_order(x_R: Tensor, parts: Sequence[Part]) -> Tensor:
+    """Of each section of rows [R, T] the largest keys, descending: [R, L]."""
+    return largest(keys_of(x_R), parts, in_order=True)
+
+
+def chosen(
+    x_R: Tensor,
+    parts: Sequence[Part],
+    wanted_S: Sequence[Wanted],
+    lists: Callable[[Tensor, Sequence[Part]], Tensor] = in_order,
+) -> tuple[Tensor, Tensor]:
     """Which entries are sent.
 
     Args:
         x_R: coordinates [R, T].
         parts: the sections of a row, with what must be `listed` of each.
         wanted_S: what of each section is sent.
+        lists: computes what `in_order` does.
 
     Returns:
         how many of each section [R, S], int64; their positions [R, L], ascending, with anything behind them.
     """
     device = x_R.device
-    keys_R = keys_of(x_R)
-    lists_R = largest(keys_R, parts, in_order=True)
+    lists_R = lists(x_R, parts)
     kept = np.repeat([part.kept for part in parts], [part.sections for part in parts])
     table = upload(torch.from_numpy(_table(len(x_R), kept, wanted_S)), device)
     listed_end, list_start = table[0], table[4]
@@ -146,8 +161,8 @@ def chosen(x_R: Tensor, parts: Sequence[Part], wanted_S: Sequence[Wanted]) -> tu
     # sections ascend, and magnitudes descend in each
     number_L = torch.arange(lists_R.numel(), device=device)
     section_L = torch.searchsorted(listed_end, number_L, right=True)
-    lists = (section_L << 32) - bits_of(lists_R).flatten()
-    counts_Q = _counts(lists, _thresholds(keys_R, parts, wanted_S, table), table, wanted_S)
+    ascending = (section_L << 32) - bits_of(lists_R).flatten()
+    counts_Q = _counts(ascending, _thresholds(x_R, parts, wanted_S, table), table, wanted_S)
 
     sent_L = number_L < (list_start + counts_Q).index_select(0, section_L)
     positions_R = torch.where(sent_L.view(lists_R.shape), positions_of(lists_R), POSITIONS).sort(dim=1).values
@@ -170,18 +185,18 @@ def _table(rows: int, kept_S: np.ndarray, wanted_S: Sequence[Wanted]) -> np.ndar
     return np.stack([*columns, least, most, cut]).astype(np.int64)
 
 
-def _thresholds(keys_R: Tensor, parts: Sequence[Part], wanted_S: Sequence[Wanted], table: Tensor) -> Tensor:
+def _thresholds(x_R: Tensor, parts: Sequence[Part], wanted_S: Sequence[Wanted], table: Tensor) -> Tensor:
     """Samples and known thresholds, in the order of `lists`: [M]."""
     _, sampled_end, _, known, *_ = table.unbind(0)
     starts = [part.start + g * part.size for part in parts for g in range(part.sections)]
     pieces = [
-        keys_R[:, start + w.sample.start : start + w.sample.stop : w.sample.step]
+        x_R[:, start + w.sample.start : start + w.sample.stop : w.sample.step]
         for start, w in zip(starts, wanted_S, strict=True)
         if w.sample
     ]
     if not pieces:
         return known
-    bits = bits_of(torch.cat(pieces, dim=1)).flatten().clamp_min_(TINY)  # zeros are not sent
+    bits = magnitude_bits(torch.cat(pieces, dim=1)).flatten().clamp_min_(TINY)  # zeros are not sent
     sections = torch.searchsorted(sampled_end, torch.arange(len(bits), device=bits.device), right=True)
     return torch.cat([(sections << 32) - bits, known]).sort().values
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.device_selection import Part, Wanted, about, above, chosen, listed, top_positions
+from accordion_bench.codecs.device_selection import Part, Wanted, about, above, chosen, in_order, listed, top_positions
 from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
 from accordion_bench.codecs.orthonormal import unit_columns_together
@@ -109,12 +109,15 @@ class OnDevice(Reference):
         pairs = zip(rows_W, counts, strict=True)
         return self._sampled(rows_W, [about(x_W.shape[1], k, *sampling) for x_W, k in pairs])
 
-    @staticmethod
-    def _sampled(rows_W: Sequence[Tensor], wanted: Sequence[Wanted]) -> Places:
+    def _sampled(self, rows_W: Sequence[Tensor], wanted: Sequence[Wanted]) -> Places:
         row = Row(rows_W, wanted)
         enough = [listed(x_W.shape[1], some) for x_W, some in zip(rows_W, wanted, strict=True)]
-        counts_W, positions_W = chosen(row.x_W, row.parts(enough), [wanted[t] for t in row.order])
+        counts_W, positions_W = chosen(row.x_W, row.parts(enough), [wanted[t] for t in row.order], self.in_order)
         return Places(row, positions_W, counts_W)
+
+    def in_order(self, x_W: Tensor, parts: Sequence[Part]) -> Tensor:
+        """See `device_selection.in_order`."""
+        return in_order(x_W, parts)
 
     def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
         row = Row(rows_W, [None] * len(rows_W))

@@ -1,21 +1,44 @@
-"""The engine of a GPU: Triton's kernels for dense codes and drawn coordinates, torch for sparse codes."""
+"""The engine of a GPU: Triton's kernels for dense codes, the largest entries and drawn ones, torch for other codes.
 
+This module needs Triton; `engines` imports it where Triton is installed.
+
+Tensor suffixes: W local workers, R rows of a target.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket
+from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import LEVELS, Coding
-from accordion_bench.codecs.compiled import Compiled, table_of, tile_of
-from accordion_bench.codecs.engine import header_of
-from accordion_bench.codecs.layout import Message
+from accordion_bench.codecs.compiled import Compiled, contiguous, table_of, tile_of
+from accordion_bench.codecs.device_selection import POSITIONS, Part, magnitude_bits
+from accordion_bench.codecs.engine import Selection, header_of
+from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
 from accordion_bench.codecs.on_device import OnDevice
-from accordion_bench.tensors.kernels.on_gpu import room
+from accordion_bench.tensors.kernels.on_gpu import room, selection, sparse
 from accordion_bench.tensors.kernels.on_gpu.encode import Measured
+from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
+from accordion_bench.tensors.kernels.table import addresses
+from accordion_bench.tensors.upload import upload
 
 NORMS = ("l2", "linf")
+LONGEST = 1 << 30  # coordinates of a tensor that kernels take
+
+
+class Picked(selection.Entries):
+    """A selection of so many entries, known to who has asked."""
+
+    @property
+    def counts_W(self) -> Tensor:
+        """See `Selection`."""
+        raise NotImplementedError("entries are as many as were asked for")
 
 
 class OnGpu(Compiled, OnDevice):
-    """Where blocks are small, scales and codes are made in one read of the coordinates."""
+    """Triton's kernels where there are any. Of small blocks, scales and codes are made in one read of coordinates."""
 
     name = "triton"
 
@@ -31,3 +54,53 @@ class OnGpu(Compiled, OnDevice):
             self.write_codes(bucket, message, coding, measured=measured)
         else:
             super().encode_dense(bucket, message, coding, shared)
+
+    def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
+        numels = tuple(x_W.shape[1] for x_W in rows_W)
+        if max(numels) > LONGEST:
+            return super().largest(rows_W, counts)
+        rows_W = [contiguous(x_W) for x_W in rows_W]
+        return Picked(*selection.largest(addresses(rows_W), numels, tuple(counts), rows_W[0]))
+
+    def in_order(self, x_W: Tensor, parts: Sequence[Part]) -> Tensor:
+        sections = [(part.start + g * part.size, part.size, part.kept) for part in parts for g in range(part.sections)]
+        starts, sizes, kept = zip(*sections, strict=True)
+        if max(sizes) > LONGEST:
+            return super().in_order(x_W, parts)
+        own_W = [x_W[:, start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        found = selection.largest(addresses(own_W), sizes, kept, x_W)
+        ends, firsts = upload(torch.tensor([kept, starts]), x_W.device).unbind(0)
+        entry = torch.arange(found.indices.shape[1], device=x_W.device)
+        section = torch.searchsorted(ends.cumsum(0), entry, right=True)
+        last_W = POSITIONS - firsts.index_select(0, section) - found.indices
+        keys_W = (magnitude_bits(found.values) << 32).add_(last_W)
+        cut, lists = keys_W.split([part.sections * part.kept for part in parts], dim=1), [keys_W[:, :0]]
+        for own_W, part in zip(cut, parts, strict=True):
+            if part.kept:
+                own_W = own_W.unflatten(1, (part.sections, part.kept))
+                lists.append(own_W.sort(dim=2, descending=True).values.flatten(1))
+        return torch.cat(lists, dim=1)
+
+    def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
+        if not isinstance(selection, Picked):
+            super().encode_sparse(bucket, selection, message)
+        else:
+            sparse.write_entries(selection, sections_of(message.layout), message.rows)
+
+    def add_sparse(self, target: Target, message: Message) -> None:
+        layout = message.layout
+        if layout.signs or not isinstance(message.rows, Tensor) or layout.numels.max() > LONGEST:
+            super().add_sparse(target, message)
+            return
+        target = target.begun()
+        like = target.rows_R[0]
+        sparse.add_entries(addresses(target.rows_R), sections_of(layout), message.rows, target.alpha, like)
+        if target.divisor != 1:
+            torch._foreach_div_(list(target.rows_R), target.divisor)
+
+
+@functools.lru_cache(maxsize=4 * KEPT)
+def sections_of(layout: SparseLayout) -> Sections:
+    """Where entries of a layout are, as kernels are told; remembered."""
+    values, codes = layout.fields["values"].offsets, layout.fields["indices"].offsets
+    return Sections(layout.numels, layout.kept, values, codes, layout.codes)

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from accordion_bench.codecs import engines
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import LEVELS, Coding
-from accordion_bench.codecs.engine import Engine
+from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import OnDevice
 from accordion_bench.codecs.layout import Layout, Message
 
@@ -144,19 +144,19 @@ class FromLists(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def one_launch(name: str) -> Iterator[None]:
-    """Count what is asked of the device in here as one launch of that name."""
+def one_launch(name: str, times: int = 1) -> Iterator[None]:
+    """Count what is asked of the device in here as one launch of that name, or as so many."""
     counts = Pretend.counts
     kept = counts.launches.copy(), counts.waits.copy(), counts.uploads
     try:
         yield
     finally:
         counts.launches, counts.waits, counts.uploads = kept
-        counts.launches[name] += 1
+        counts.launches[name] += times
 
 
 class PretendedKernels(OnDevice):
-    """Stands in for the kernels of a GPU: each is one launch, and computes what the reference does."""
+    """Stands in for the kernels of a GPU: each is one launch or a few, and computes what the reference does."""
 
     name = "triton"
 
@@ -203,6 +203,25 @@ class PretendedKernels(OnDevice):
     def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
         with one_launch("put"):
             super().put(target, values_R, places, factors)
+
+    def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
+        with one_launch("largest", 21):
+            return super().largest(rows_W, counts)
+
+    def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
+        if message.layout.signs or not isinstance(message.rows, Tensor):
+            super().encode_sparse(bucket, selection, message)
+            return
+        with one_launch("encode_sparse", 3):
+            super().encode_sparse(bucket, selection, message)
+
+    def add_sparse(self, target: Target, message: Message) -> None:
+        if message.layout.signs or not isinstance(message.rows, Tensor):
+            super().add_sparse(target, message)
+            return
+        rounds = -(-len(message.rows) // len(target.rows_R[0]))
+        with one_launch("add_sparse", 2 + rounds + (target.divisor != 1)):
+            super().add_sparse(target, message)
 
 
 KERNELS = PretendedKernels()

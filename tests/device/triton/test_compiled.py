@@ -19,5 +19,7 @@ def test_no_product_is_fused_with_a_sum_and_no_division_is_approximate(tmp_path)
     found = json.loads(done.stdout.splitlines()[-1])
     names = {"_encode", "_add_values", "_sum_pieces", "_join_pieces", "_write_headers", "_read_headers", "_factors"}
     names |= {"_draw", "_gather", "_scatter"}
+    names |= {"_narrow_in_sample", "_put_aside", "_narrow", "_tally", "_gather"}
+    names |= {"_write_entries", "_write_codes", "_count_ones", "_add_entries"}
     assert {name for name, _, _ in found} == names
     assert [one for one in found if one[2]] == []

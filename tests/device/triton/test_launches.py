@@ -22,6 +22,8 @@ MOST = {
     "onebit": 27,
     "distefblocksgd": 30,
     "terngrad": 30,
+    # selected, written, added up sender by sender
+    "topk": 41,
 }
 WORKERS = 4  # of more, messages of 8 bits and beyond cost more than a dense all-reduce
 

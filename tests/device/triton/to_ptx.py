@@ -12,9 +12,10 @@ from triton import compile as compiled
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from accordion_bench.codecs.index_codes import code_shapes
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.on_gpu import casts, encode, factors, launch, room
+from accordion_bench.tensors.kernels.on_gpu import casts, encode, factors, launch, room, selection, sparse
 from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.kernels.table import LONGEST, Table, addresses
 from accordion_bench.tensors.permutations import Draws
@@ -99,6 +100,13 @@ def main() -> None:
     for like in (x, x.double()):
         room.gather(at, draws, places, like)
         room.scatter(at, draws, places, at, (1.0,), like)
+    n, kept = np.array([LONGEST]), np.array([LONGEST // 10])
+    for like, where in ((x, 0), (x, 4), (x.double(), 0)):
+        entries = selection.largest(np.full((2, 1), where), (LONGEST,), (LONGEST // 10,), like)
+    for few in (kept, n):  # indices with low bits, and a bitmap
+        sections = sparse.Sections(n, few, 0 * n, 4 * few, code_shapes(n, few))
+        sparse.write_entries(entries, sections, message)
+        sparse.add_entries(np.zeros((2, 1), np.int64), sections, message, 0.5, x)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,345 @@
+"""The largest magnitudes of every tensor, exactly: ties go to the lower index. Nobody waits.
+
+The key of the last entry that is wanted is searched, four bits in a round, from the highest ones on: a round counts the
+keys with each digit, of those whose higher digits are known. This is done
+
+    1  with a sample, twice: for a key that should be too low, and one that should be too high;
+    2  with the keys from one to the other, which one read of all coordinates has put aside, block by block;
+    3  where the key is not between the two, or too many keys are, with all coordinates.
+
+A tensor takes the second way or the third, in the same launches. The numbers of larger and of equal keys of each block
+then say where its entries go. All counts are whole numbers: they are exact in any order.
+
+Tensor suffixes: W workers, T tensors, B blocks, K entries of all tensors.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from accordion_bench.tensors.kernels.on_gpu import blocks as tables
+from accordion_bench.tensors.kernels.on_gpu.blocks import blocks_on, key_of
+from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.upload import upload
+
+COLUMNS, N, WANTED, FIRST = tables.COLUMNS, tables.N, tables.WANTED, tables.FIRST
+BLOCKS, FIRST_BLOCK, SAMPLED = tables.BLOCKS, tables.FIRST_BLOCK, tables.SAMPLED
+STEP, RANK = tables.STEP, tables.RANK
+SECTOR, BLOCK = tables.SECTOR, tl.constexpr(tables.BLOCK)
+
+KEY_BITS = tl.constexpr(31)
+HIGHEST = tl.constexpr((1 << 31) - 1)
+WAY_BITS, WAYS = tl.constexpr(4), tl.constexpr(16)
+ROUNDS = 8  # of WAY_BITS bits each
+ABOVE, BETWEEN, FULL = (tl.constexpr(number) for number in range(3))  # what of a tensor's keys is counted
+COUNTED = tl.constexpr(4)
+LANES = 1024  # coordinates at a time; so many keys of a block can be put aside; a byte counts to BLOCK / LANES
+ALIGNED = 16  # bytes that a thread loads at once
+
+
+class Entries(NamedTuple):
+    """Entries of tensors, ascending in each, one tensor after the other.
+
+    indices: in their tensors, int32 [W, K].
+    values: float32 [W, K].
+    """
+
+    indices: Tensor
+    values: Tensor
+
+
+class Search(NamedTuple):
+    """Memory of a search.
+
+    states: at the begin of each round the lowest key that may be sought, and the rank that is sought among the keys
+        that have its higher digits, int32 [rounds, W, T, sides, 2].
+    counts: of the digits of each round, int32 [rounds, W, T, sides, WAYS]; zeros at first.
+    """
+
+    states: Tensor
+    counts: Tensor
+
+
+def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, ...], like: Tensor) -> Entries:
+    """The largest magnitudes of each tensor.
+
+    Args:
+        addresses: of the coordinates, int64 [W, T].
+        numels: coordinates of each tensor, at most 2^30.
+        wanted: entries of each tensor, at most all.
+        like: a tensor of the type that is there.
+    """
+    there, (W, T) = like.device, addresses.shape
+    parts = blocks_on(numels, wanted, there)
+    found = Entries(*(torch.empty(W, parts.wanted, dtype=kind, device=there) for kind in (torch.int32, torch.float32)))
+    if not parts.wanted:
+        return found
+    step = ALIGNED // like.element_size()
+    constants = {"TYPE": TYPES[like.dtype], "LANES": LANES, "VECTOR": 1 if (addresses % ALIGNED).any() else step}
+    given = (upload(torch.from_numpy(addresses), there), T, parts.tensors)
+    B, rounds = len(parts.blocks), ROUNDS * W * T * WAYS.value
+    sizes = [2 * rounds, rounds, W * T * COUNTED.value, W * B]
+    of_samples, counts, totals, places = torch.zeros(sum(sizes), dtype=torch.int32, device=there).split(sizes)
+    bounds = _search(of_samples, (W, T, 2))
+    on_samples = {name: constants[name] for name in ("TYPE", "LANES")}
+    for number in range(ROUNDS):
+        grid, state = (len(parts.samples), W, 2), (*bounds, 2 * W * T, number)
+        launch(_narrow_in_sample, grid, there, *given, *state, parts.samples, **on_samples)
+    aside = torch.empty(W, B, LANES, dtype=torch.int32, device=there)
+    of_blocks = torch.empty(W, 2, B, dtype=torch.int32, device=there)
+    between = torch.empty(W, T, 2, dtype=torch.int32, device=there)
+    shared = (parts.blocks, B, aside, of_blocks, totals, between)
+    launch(_put_aside, (B, W), there, *given, bounds.states[-1], bounds.counts[-1], *shared, places, **constants)
+    search = _search(counts, (W, T, 1))
+    for number in range(ROUNDS):
+        launch(_narrow, (B, W), there, *given, *search, W * T, number, *shared, **constants)
+    tally = torch.empty(W, 2, B, dtype=torch.int32, device=there)
+    last = torch.empty(W, T, dtype=torch.int32, device=there)
+    launch(_tally, (B, W), there, *given, search.states[-1], search.counts[-1], *shared, tally, last, **constants)
+    until = tally.cumsum(2, dtype=torch.int32)
+    launch(_gather, (B, W), there, *given, parts.blocks, B, until, last, *found, parts.wanted, **constants)
+    return found
+
+
+def _search(counts: Tensor, shape: tuple[int, int, int]) -> Search:
+    states = torch.empty(ROUNDS, *shape, 2, dtype=torch.int32, device=counts.device)
+    return Search(states, counts.view(ROUNDS, *shape, WAYS.value))
+
+
+@triton.jit
+def narrowed(states, counts, at, shift):  # type: ignore[no-untyped-def]
+    """The lowest key that a round leaves, and the rank that is sought among the keys that it leaves."""
+    low, rank = tl.load(states + 2 * at), tl.load(states + 2 * at + 1)
+    digit = tl.arange(0, WAYS)
+    count = tl.load(counts + at * WAYS + digit)
+    reached = tl.sum(count, axis=0) - tl.cumsum(count, axis=0) + count
+    found = tl.max(tl.where(reached >= rank, digit, 0), axis=0)
+    return low + (found << shift), rank - tl.sum(tl.where(digit > found, count, 0), axis=0)
+
+
+@triton.jit
+def one_in(keys, low, most, shift):  # type: ignore[no-untyped-def]
+    """Of each key from `low` to `most` a one in the byte of its digit, uint64: of digits below 8, and from 8 on."""
+    digit = ((keys - low) >> shift).to(tl.uint64)
+    one = tl.where((keys >= low) & (keys <= most), 1, 0).to(tl.uint64) << ((digit & 7) * 8)
+    return tl.where(digit < 8, one, 0), tl.where(digit < 8, 0, one)
+
+
+@triton.jit
+def add_counts(counts, at, ones, digits):  # type: ignore[no-untyped-def]
+    """Add the bytes of ones, one for each of 8 digits, to what is counted of a tensor."""
+    i = tl.arange(0, 8)
+    each = (ones[:, None] >> (8 * i).to(tl.uint64)[None, :]).to(tl.int32) & 0xFF
+    tl.atomic_add(counts + at * WAYS + digits + i, tl.sum(each, axis=0), sem="relaxed")
+
+
+@triton.jit
+def numbers_at(x, j, n, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Coordinates j below n, VECTOR of them loaded at once; what is loaded beyond n is in the same 16 bytes."""
+    return tl.load(x + j, mask=j < (n + VECTOR - 1) // VECTOR * VECTOR, other=0)
+
+
+@triton.jit
+def keys_at(x, j, n, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Keys of coordinates; -1 from n on."""
+    return tl.where(j < n, key_of(numbers_at(x, j, n, VECTOR)), -1)
+
+
+@triton.jit
+def keys_aside(aside, of_blocks, B, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Keys of a program's block that were put aside; -1 behind them."""
+    b, w, i = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, LANES)
+    some = tl.load(of_blocks + (w * 2 + BETWEEN) * B + b)
+    return tl.load(aside + (w * B + b) * LANES + i, mask=i < some, other=-1)
+
+
+@triton.jit
+def block_of(addresses, T, rows, blocks, TYPE: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A program's block: its tensor, its first coordinate, where it is, and how many coordinates it has."""
+    b, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    t, begin = tl.load(blocks + 2 * b), tl.load(blocks + 2 * b + 1)
+    x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)) + begin
+    x = tl.multiple_of(x, VECTOR * (TYPE.primitive_bitwidth // 8))
+    n = tl.minimum(tl.load(rows + t * COLUMNS + N) - begin, BLOCK).to(tl.int32)
+    return t, begin, x, n
+
+
+@triton.jit
+def bits_of(number):  # type: ignore[no-untyped-def]
+    """Bits of a number that is not negative."""
+    return tl.sum((number >> tl.arange(0, 32) > 0).to(tl.int32), axis=0)
+
+
+@triton.jit
+def held(totals, between, at, wanted):  # type: ignore[no-untyped-def]
+    """What is known of a tensor after its keys were put aside.
+
+    Returns the lowest key and the highest that the last one wanted may be, the rank that is sought among keys from one
+    to the other, and where these are: 0 all over the tensor, 1 put aside, 2 they are equal.
+    """
+    above, some = tl.load(totals + at * COUNTED + ABOVE), tl.load(totals + at * COUNTED + BETWEEN)
+    full = tl.load(totals + at * COUNTED + FULL) > 0
+    low, most = tl.load(between + 2 * at), tl.load(between + 2 * at + 1)
+    right = (above < wanted) & (above + some >= wanted)
+    where = tl.where(right, tl.where(low == most, 2, tl.where(full, 0, 1)), 0)
+    return tl.where(right, low, 0), tl.where(right, most, HIGHEST), tl.where(right, wanted - above, wanted), where
+
+
+@triton.jit(do_not_specialize=["number"])
+def _narrow_in_sample(  # type: ignore[no-untyped-def]
+    addresses, T, rows, states, counts, size, number, samples, TYPE: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    p, w, side = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    t, begin = tl.load(samples + 2 * p), tl.load(samples + 2 * p + 1)
+    row, at = rows + t * COLUMNS, number * size + (w * T + t) * 2 + side
+    left = KEY_BITS - WAY_BITS * number
+    low, rank = tl.zeros([], tl.int32), tl.load(row + RANK + side).to(tl.int32)
+    if number > 0:
+        low, rank = narrowed(states, counts, at - size, left)
+    tl.store(states + 2 * at, low, mask=begin == 0)
+    tl.store(states + 2 * at + 1, rank, mask=begin == 0)
+    most, shift = low + (HIGHEST >> (KEY_BITS - left)), tl.maximum(left - WAY_BITS, 0)
+    n, step = tl.load(row + N), tl.load(row + STEP)
+    x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE))
+    few, many = tl.zeros([LANES], tl.uint64), tl.zeros([LANES], tl.uint64)
+    for start in range(0, tl.minimum(tl.load(row + SAMPLED) - begin, BLOCK).to(tl.int32), LANES):
+        q = begin + start + tl.arange(0, LANES)
+        place = q // SECTOR * SECTOR * step + q % SECTOR
+        key = tl.where(place < n, key_of(tl.load(x + place, mask=place < n, other=0)), -1)
+        below, others = one_in(key, low, most, shift)
+        few += below
+        many += others
+    add_counts(counts, at, few, 0)
+    add_counts(counts, at, many, 8)
+
+
+@triton.jit
+def _put_aside(  # type: ignore[no-untyped-def]
+    addresses, T, rows, states, counts, blocks, B, aside, of_blocks, totals, between, places,
+    TYPE: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    b, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    t, begin, x, n = block_of(addresses, T, rows, blocks, TYPE, VECTOR)
+    at = w * T + t
+    least, _ = narrowed(states, counts, 2 * at, 0)
+    most, _ = narrowed(states, counts, 2 * at + 1, 0)
+    most = tl.where(tl.load(rows + t * COLUMNS + RANK + 1) > 0, most, HIGHEST)
+    tl.store(between + 2 * at, least, mask=begin == 0)
+    tl.store(between + 2 * at + 1, most, mask=begin == 0)
+    size = tl.where(least < most, LANES, 0)  # keys that are equal need not be put aside
+    own, taken = aside + (w * B + b) * LANES, places + w * B + b
+    zero = tl.zeros([LANES], tl.int32)
+    both = zero
+    for start in range(0, n, LANES):
+        key = keys_at(x, start + tl.arange(0, LANES), n, VECTOR)
+        inside = (key >= least) & (key <= most)
+        both += (key > most).to(tl.int32) + (inside.to(tl.int32) << 16)
+        # in any order: they are counted
+        apart = inside & (zero < size)
+        place = tl.atomic_add(taken + zero, 1, mask=apart, sem="relaxed")
+        tl.store(own + place, key, mask=apart & (place < size))
+    total = tl.sum(both, axis=0)
+    above, some = total & 0xFFFF, total >> 16
+    tl.store(of_blocks + (w * 2 + ABOVE) * B + b, above)
+    tl.store(of_blocks + (w * 2 + BETWEEN) * B + b, some)
+    tl.atomic_add(totals + at * COUNTED + ABOVE, above, sem="relaxed")
+    tl.atomic_add(totals + at * COUNTED + BETWEEN, some, sem="relaxed")
+    tl.atomic_add(totals + at * COUNTED + FULL, 1, mask=(some > size) & (size > 0), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["number"])
+def _narrow(  # type: ignore[no-untyped-def]
+    addresses, T, rows, states, counts, size, number, blocks, B, aside, of_blocks, totals, between,
+    TYPE: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    w = tl.program_id(1).to(tl.int64)
+    t, begin, x, n = block_of(addresses, T, rows, blocks, TYPE, VECTOR)
+    at = w * T + t
+    low, most, rank, where = held(totals, between, at, tl.load(rows + t * COLUMNS + WANTED).to(tl.int32))
+    left, at = bits_of(most - low) - WAY_BITS * number, number * size + at
+    if number > 0:
+        low, rank = narrowed(states, counts, at - size, tl.maximum(left, 0))
+    tl.store(states + 2 * at, low, mask=begin == 0)
+    tl.store(states + 2 * at + 1, rank, mask=begin == 0)
+    if left > 0:
+        most = low + tl.minimum(most - low, HIGHEST >> (KEY_BITS - left))
+        shift = tl.maximum(left - WAY_BITS, 0)
+        few, many = tl.zeros([LANES], tl.uint64), tl.zeros([LANES], tl.uint64)
+        if where == 1:
+            few, many = one_in(keys_aside(aside, of_blocks, B, LANES), low, most, shift)
+        else:
+            for start in range(0, n, LANES):
+                below, others = one_in(keys_at(x, start + tl.arange(0, LANES), n, VECTOR), low, most, shift)
+                few += below
+                many += others
+        add_counts(counts, at, few, 0)
+        add_counts(counts, at, many, 8)
+
+
+@triton.jit
+def _tally(  # type: ignore[no-untyped-def]
+    addresses, T, rows, states, counts, blocks, B, aside, of_blocks, totals, between, tally, last,
+    TYPE: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    b, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    t, begin, x, n = block_of(addresses, T, rows, blocks, TYPE, VECTOR)
+    at = w * T + t
+    _, _, _, where = held(totals, between, at, tl.load(rows + t * COLUMNS + WANTED).to(tl.int32))
+    key, _ = narrowed(states, counts, at, 0)
+    tl.store(last + at, key, mask=begin == 0)
+    larger, equal = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+    if where > 0:
+        larger += tl.load(of_blocks + (w * 2 + ABOVE) * B + b)
+        if where == 1:
+            keys = keys_aside(aside, of_blocks, B, LANES)
+            larger += tl.sum((keys > key).to(tl.int32), axis=0)
+            equal += tl.sum((keys == key).to(tl.int32), axis=0)
+        else:
+            equal += tl.load(of_blocks + (w * 2 + BETWEEN) * B + b)
+    else:
+        for start in range(0, n, LANES):
+            keys = keys_at(x, start + tl.arange(0, LANES), n, VECTOR)
+            larger += tl.sum((keys > key).to(tl.int32), axis=0)
+            equal += tl.sum((keys == key).to(tl.int32), axis=0)
+    tl.store(tally + (w * 2) * B + b, larger)
+    tl.store(tally + (w * 2 + 1) * B + b, equal)
+
+
+@triton.jit
+def before(until, b):  # type: ignore[no-untyped-def]
+    """The sum in front of b, of sums that include their last number."""
+    return tl.load(until + b - 1, mask=b > 0, other=0)
+
+
+@triton.jit
+def _gather(  # type: ignore[no-untyped-def]
+    addresses, T, rows, blocks, B, until, last, indices, values, K,
+    TYPE: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    b, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    t, begin, x, n = block_of(addresses, T, rows, blocks, TYPE, VECTOR)
+    row = rows + t * COLUMNS
+    first, end = tl.load(row + FIRST_BLOCK), tl.load(row + FIRST_BLOCK) + tl.load(row + BLOCKS)
+    larger, equal = until + (w * 2) * B, until + (w * 2 + 1) * B
+    ties = tl.load(row + WANTED).to(tl.int32) - (before(larger, end) - before(larger, first))
+    rank, tied = before(larger, b) - before(larger, first), before(equal, b) - before(equal, first)
+    key = tl.load(last + w * T + t)
+    out = w * K + tl.load(row + FIRST)
+    for start in range(0, n, LANES):
+        j = start + tl.arange(0, LANES)
+        number = numbers_at(x, j, n, VECTOR).to(tl.float32)
+        own = tl.where(j < n, key_of(number), -1)
+        both = (own > key).to(tl.int32) + ((own == key).to(tl.int32) << 16)
+        sums = tl.cumsum(both, axis=0) - both
+        tied_before = tied + (sums >> 16)
+        taken = (own > key) | ((own == key) & (tied_before < ties))
+        place = rank + (sums & 0xFFFF) + tl.minimum(tied_before, ties)
+        tl.store(indices + out + place, begin.to(tl.int32) + j, mask=taken)
+        tl.store(values + out + place, number, mask=taken)
+        total = tl.sum(both, axis=0)
+        rank += total & 0xFFFF
+        tied += total >> 16

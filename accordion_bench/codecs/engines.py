@@ -10,6 +10,7 @@ from torch import Tensor
 
 from accordion_bench.codecs.compiled import Compiled
 from accordion_bench.codecs.engine import Engine
+from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
 from accordion_bench.codecs.on_device import OnDevice
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.tensors import kernels
@@ -19,8 +20,8 @@ STAND_INS: list[Callable[[Sequence[Tensor]], Engine | None]] = []
 """Asked first: engines for tensors that pretend to be on a device."""
 
 
-class OnGpu(Compiled, OnDevice):
-    """Triton's kernels for dense codes, torch for sparse ones."""
+class OnGpu(Compiled, LowRankOnGpu):
+    """Triton's kernels for dense codes and thin factors, torch for sparse codes."""
 
     name = "triton"
 

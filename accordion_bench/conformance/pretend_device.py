@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,6 +189,28 @@ class PretendedKernels(OnDevice):
     ) -> None:
         with one_launch("add_codes"):
             super().add_codes(target, message, coding, shared, middles)
+
+    def multiply(self, matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
+        with one_launch("multiply"):
+            return super().multiply(matrices_W, factors)
+
+    def products(self, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> list[Tensor]:
+        with one_launch("products"):
+            return super().products(lefts, rights)
+
+    def subtract_products(
+        self,
+        targets_W: Sequence[Mapping[int, Tensor]],
+        lefts_W: Sequence[Tensor],
+        rights_W: Sequence[Tensor],
+        alpha: float = 1.0,
+    ) -> None:
+        with one_launch("subtract_products"):
+            super().subtract_products(targets_W, lefts_W, rights_W, alpha)
+
+    def renewed(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
+        with one_launch("renewed"):
+            return super().renewed(news, olds)
 
 
 KERNELS = PretendedKernels()

@@ -3,12 +3,14 @@
 Where these do not go, because a rank is too high, torch does it.
 """
 
-import functools
+import importlib
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
+from accordion_bench.codecs import orthonormal
 from accordion_bench.codecs.on_device import OnDevice
 
 
@@ -16,6 +18,21 @@ class LowRankOnGpu(OnDevice):
     """Matrices of any sizes in a few launches."""
 
     one_by_one = True
+
+    def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
+        kernels = _kernels("orthonormal")
+        if not factors or max(factor.shape[2] for factor in factors) > kernels.HIGHEST:
+            return super().orthonormalise(factors, passes)
+        longest = max(factor[0].numel() for factor in factors)
+        fixed = orthonormal.fixed_numbers(longest, torch.float64, factors[0].device)
+        shifts = orthonormal.SHIFT, orthonormal.LAST_SHIFT
+        numbers = kernels.Numbers(*shifts, orthonormal.TINY, orthonormal.FILL, fixed)
+        found: list[Tensor] = kernels.orthonormalise(factors, passes, numbers)
+        return found
+
+    def renewed(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
+        found: list[Tensor] = _kernels("orthonormal").renewed(news, olds) if news else []
+        return found
 
     def multiply(self, matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
         if not _kernels().fits([M_W.shape for M_W in matrices_W], [F.shape[-1] for F in factors]):
@@ -59,8 +76,5 @@ def _batches(matrices_W: Sequence[Tensor], lefts_W: Sequence[Tensor], rights_W: 
     return [kernels.Batch(*one) for one in zip(matrices_W, columns, rows, strict=True)]
 
 
-@functools.cache
-def _kernels() -> ModuleType:
-    from accordion_bench.tensors.kernels.on_gpu import products
-
-    return products
+def _kernels(module: str = "products") -> ModuleType:
+    return importlib.import_module(f"accordion_bench.tensors.kernels.on_gpu.{module}")

@@ -18,6 +18,6 @@ def test_no_product_is_fused_with_a_sum_and_no_division_is_approximate(tmp_path)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     names = {"_encode", "_add_values", "_sum_pieces", "_join_pieces", "_write_headers", "_read_headers", "_factors"}
-    names |= {"_times_right", "_times_left", "_outer", "_join_parts"}
+    names |= {"_times_right", "_times_left", "_outer", "_join_parts", "_orthonormalise", "_renew"}
     assert {name for name, _, _ in found} == names
     assert [one for one in found if one[2]] == []

@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.on_gpu import factors, launch, products, room
+from accordion_bench.tensors.kernels.on_gpu import factors, launch, orthonormal, products, room
 from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.kernels.table import LONGEST, Table, addresses
 
@@ -91,6 +91,11 @@ def main() -> None:
         batch = products.Batch(M_W, L.mT.expand(2, 1, -1, -1), R.mT.expand(2, 1, -1, -1))
         products.fill([batch])
         products.subtract([batch], 0.5)
+    numbers = orthonormal.Numbers(1e-12, 1e-15, 1e-300, 1e-8, torch.zeros(2400, dtype=torch.float64))
+    for rank in (1, 2, 4, 8):
+        for passes in (1, 2):
+            orthonormal.orthonormalise([torch.zeros(1, 300, rank)], passes, numbers)
+    orthonormal.renewed([L], [L])
 
 
 if __name__ == "__main__":

@@ -114,3 +114,37 @@ def test_new_matrices_take_the_place_of_old_ones_unless_they_are_zero(triton, th
             given = [one.to(new.mT.contiguous()).mT if turn else one.to(new) for new in news]
             found = one.engine.renewed(given, one.to(olds))
             assert all(torch.equal(own.cpu(), wanted) for own, wanted in zip(found, expected, strict=True))
+
+
+def thin(n: int, r: int, kind: str) -> Tensor:
+    """A matrix [n, r]."""
+    generator = torch.Generator().manual_seed(n + r)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    half = (r + 1) // 2
+    return {
+        "drawn": lambda: draw(n, r),
+        "scaled": lambda: draw(n, r) * 10.0 ** -torch.arange(r),
+        "zero": lambda: torch.zeros(n, r),
+        "equal columns": lambda: draw(n, 1) * draw(r),
+        "half the rank": lambda: draw(n, half) @ draw(half, r),
+        "a zero column": lambda: draw(n, r) * (torch.arange(r) != r // 2),
+        "tiny": lambda: draw(n, r) * 1e-38,
+        "NaN": lambda: draw(n, r) * float("nan"),
+    }[kind]()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("kind", ["drawn", "scaled", "zero", "equal columns", "half the rank", "a zero column", "tiny"])
+def test_orthonormal_columns_are_those_of_torch(triton, device, kind, passes):
+    """Also where some depend on others, which are then replaced; matrices beside them are not touched."""
+    factors = [thin(n, r, kind)[None] for n, r in ((1, 1), (40, 1), (9, 2), (1100, 2), (70, 4), (30, 5), (600, 8))]
+    factors[2:2] = [torch.stack([thin(9, 2, kind), thin(9, 2, "NaN")]), torch.stack([thin(9, 2, "drawn")] * 2)]
+    expected = device.engine.orthonormalise(device.to(factors), passes)
+    for turn in (False, True):
+        given = [triton.to(X.mT.contiguous()).mT if turn else triton.to(X) for X in factors]
+        found = triton.engine.orthonormalise(given, passes)
+        for number, (own, wanted) in enumerate(zip(found, expected, strict=True)):
+            assert own.shape == wanted.shape and own.dtype == wanted.dtype
+            some = slice(0, 1) if number == 2 else slice(None)
+            torch.testing.assert_close(own.cpu()[some], wanted.cpu()[some], rtol=1e-5, atol=1e-5)
+        assert found[2].cpu()[1].isnan().all()

@@ -22,6 +22,9 @@ MOST = {
     "onebit": 27,
     "distefblocksgd": 30,
     "terngrad": 30,
+    # low rank
+    "powersgd": 19,
+    "acpsgd": 14,
 }
 WORKERS = 4  # of more, messages of 8 bits and beyond cost more than a dense all-reduce
 

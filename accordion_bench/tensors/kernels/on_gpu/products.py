@@ -24,7 +24,7 @@ from accordion_bench.tensors.upload import table, upload
 HIGHEST = 16  # rank
 LARGEST = 1 << 24  # side of a matrix: numbers of a tile are counted in 32 bits
 WARPS = 8
-TALL, WIDE = tl.constexpr(64), tl.constexpr(128)  # a tile of a matrix
+WIDE = tl.constexpr(128)  # columns of a tile
 GROUP = tl.constexpr(4)  # coordinates that a thread loads at once
 SPAN_OF_ROWS, SPAN_OF_COLUMNS = 256, 512  # of a part of a sum
 TOGETHER = tl.constexpr(128)  # sums of a program that joins parts
@@ -132,7 +132,8 @@ def _multiplied(kernel: triton.JITFunction, batches: Sequence[Batch], column: in
     if not batches:
         return []
     like, left = batches[0].matrices_W, column == LEFT.value
-    spans = (TALL.value, SPAN_OF_COLUMNS) if left else (SPAN_OF_ROWS, WIDE.value)
+    height = 64 if max(batch.rank for batch in batches) <= 2 else 32  # so that sums stay in registers
+    spans = (height, SPAN_OF_COLUMNS) if left else (SPAN_OF_ROWS, WIDE.value)
     span, axis = (SPAN_OF_COLUMNS, 3) if left else (SPAN_OF_ROWS, 2)
     split = [-(-batch.matrices_W.shape[axis] // span) for batch in batches]
     sides = [b.lefts_W if left else b.rights_W for b in batches]
@@ -143,7 +144,7 @@ def _multiplied(kernel: triton.JITFunction, batches: Sequence[Batch], column: in
     for b, place in zip(many, places, strict=True):
         tables[b][:, column] = place.data_ptr() + np.arange(place.shape[1]) * (place.stride(1) * place.element_size())
         tables[b][:, column + 1] = place.stride(0)
-    _start(kernel, batches, np.concatenate(tables), spans, SPAN=span)
+    _start(kernel, batches, np.concatenate(tables), spans, SPAN=span, HEIGHT=height)
     return sums
 
 
@@ -159,7 +160,7 @@ def subtract(batches: Sequence[Batch], alpha: float) -> None:
 
 def _start_outer(batches: Sequence[Batch], alpha: float, subtracts: bool) -> None:
     tables, spans = np.concatenate([batch.rows() for batch in batches]), (SPAN_OF_ROWS, WIDE.value)
-    _start(_outer, batches, tables, spans, float(alpha), SPAN=SPAN_OF_ROWS, SUBTRACTS=subtracts)
+    _start(_outer, batches, tables, spans, float(alpha), SPAN=SPAN_OF_ROWS, HEIGHT=32, SUBTRACTS=subtracts)
 
 
 def _start(
@@ -219,26 +220,28 @@ def _join(sums: Sequence[Sums], like: Tensor) -> None:
 
 
 @triton.jit
-def _load_tile(matrix, at, stride, rows, columns, aligned, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """So many rows and columns of a tile [TALL, WIDE] that begins at a number of a matrix; the others are 0."""
-    i, j = tl.arange(0, TALL), tl.arange(0, WIDE)
+def _load_tile(matrix, at, stride, rows, columns, aligned, TYPE: tl.constexpr, HEIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """So many rows and columns of a tile [HEIGHT, WIDE] that begins at a number of a matrix; the others are 0."""
+    i, j = tl.arange(0, HEIGHT), tl.arange(0, WIDE)
     if aligned != 0:  # the same numbers; the compiler sees that they are multiples of 4
-        own = tl.multiple_of(matrix.to(tl.pointer_type(TYPE)) + at, 16) + (i * ((stride >> 2) * 4))[:, None] + j[None]
+        rows_at = tl.multiple_of(matrix.to(tl.pointer_type(TYPE)) + at, 16) + i.to(tl.int64) * ((stride >> 2) * 4)
+        own = rows_at[:, None] + j[None]
         x = tl.load(own, mask=(i < rows)[:, None] & (j < (columns >> 2) * 4)[None], other=0)
     else:
-        own = matrix.to(tl.pointer_type(TYPE)) + at + (i * stride)[:, None] + j[None]
+        own = (matrix.to(tl.pointer_type(TYPE)) + at + i.to(tl.int64) * stride)[:, None] + j[None]
         x = tl.load(own, mask=(i < rows)[:, None] & (j < columns)[None], other=0)
     return x
 
 
 @triton.jit
-def _store_tile(x, matrix, at, stride, rows, columns, aligned, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    i, j = tl.arange(0, TALL), tl.arange(0, WIDE)
+def _store_tile(x, matrix, at, stride, rows, columns, aligned, TYPE: tl.constexpr, HEIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
+    i, j = tl.arange(0, HEIGHT), tl.arange(0, WIDE)
     if aligned != 0:
-        own = tl.multiple_of(matrix.to(tl.pointer_type(TYPE)) + at, 16) + (i * ((stride >> 2) * 4))[:, None] + j[None]
+        rows_at = tl.multiple_of(matrix.to(tl.pointer_type(TYPE)) + at, 16) + i.to(tl.int64) * ((stride >> 2) * 4)
+        own = rows_at[:, None] + j[None]
         tl.store(own, x, mask=(i < rows)[:, None] & (j < (columns >> 2) * 4)[None])
     else:
-        own = matrix.to(tl.pointer_type(TYPE)) + at + (i * stride)[:, None] + j[None]
+        own = (matrix.to(tl.pointer_type(TYPE)) + at + i.to(tl.int64) * stride)[:, None] + j[None]
         tl.store(own, x, mask=(i < rows)[:, None] & (j < columns)[None])
 
 
@@ -259,7 +262,7 @@ def _side(row, WHERE: tl.constexpr, TYPE: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit
 def _times_right(  # type: ignore[no-untyped-def]
-    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr
+    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, HEIGHT: tl.constexpr
 ):
     row, first, begin, n, m, r = _piece_of(table, pieces)
     matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
@@ -268,17 +271,16 @@ def _times_right(  # type: ignore[no-untyped-def]
     j = tl.arange(0, WIDE // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     sums = ()
     for _ in tl.static_range(R):
-        sums += (tl.zeros([TALL, WIDE // GROUP], TYPE),)  # type: ignore[assignment]
+        sums += (tl.zeros([HEIGHT, WIDE // GROUP], TYPE),)  # type: ignore[assignment]
     for c in range(begin, tl.minimum(begin + SPAN, m), WIDE):
-        x = tl.reshape(
-            _load_tile(matrix, at + c, stride, n - first, m - c, aligned, TYPE), [TALL, WIDE // GROUP, GROUP]
-        )
+        x = _load_tile(matrix, at + c, stride, n - first, m - c, aligned, TYPE, HEIGHT)
+        x = tl.reshape(x, [HEIGHT, WIDE // GROUP, GROUP])
         more = ()
         for k in tl.static_range(R):
             own = tl.load(right + k * m + c + j, mask=j < tl.where(r > k, m - c, 0), other=0)
             more += (sums[k] + tl.sum(x * own[None], axis=2),)  # type: ignore[assignment]
         sums = more
-    i = first + tl.arange(0, TALL)
+    i = first + tl.arange(0, HEIGHT)
     out = _side(row, LEFT, TYPE) + (begin // SPAN).to(tl.int64) * r * n
     for k in tl.static_range(R):
         tl.store(out + k * n + i, tl.sum(sums[k], axis=1), mask=i < tl.where(r > k, n, 0))
@@ -286,20 +288,20 @@ def _times_right(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _times_left(  # type: ignore[no-untyped-def]
-    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr
+    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, HEIGHT: tl.constexpr
 ):
     TIMES: tl.constexpr = 8  # warps: each has a row of a tile, and the next one after so many
     row, first, begin, n, m, r = _piece_of(table, pieces)
     matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
     left = _side(row, LEFT, TYPE)
     at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + begin
-    i = tl.arange(0, TALL // TIMES)[:, None] * TIMES + tl.arange(0, TIMES)[None, :]
+    i = tl.arange(0, HEIGHT // TIMES)[:, None] * TIMES + tl.arange(0, TIMES)[None, :]
     sums = ()
     for _ in tl.static_range(R):
         sums += (tl.zeros([TIMES, WIDE], TYPE),)  # type: ignore[assignment]
-    for top in range(first, tl.minimum(first + SPAN, n), TALL):
-        x = _load_tile(matrix, at + tl.cast(top, tl.int64) * stride, stride, n - top, m - begin, aligned, TYPE)
-        x = tl.reshape(x, [TALL // TIMES, TIMES, WIDE])
+    for top in range(first, tl.minimum(first + SPAN, n), HEIGHT):
+        x = _load_tile(matrix, at + tl.cast(top, tl.int64) * stride, stride, n - top, m - begin, aligned, TYPE, HEIGHT)
+        x = tl.reshape(x, [HEIGHT // TIMES, TIMES, WIDE])
         more = ()
         for k in tl.static_range(R):
             own = tl.load(left + k * n + top + i, mask=i < tl.where(r > k, n - top, 0), other=0)
@@ -313,8 +315,9 @@ def _times_left(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _outer(  # type: ignore[no-untyped-def]
-    table, pieces, alpha, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, SUBTRACTS: tl.constexpr
-):
+    table, pieces, alpha, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, HEIGHT: tl.constexpr,
+    SUBTRACTS: tl.constexpr,
+):  # fmt: skip
     row, first, begin, n, m, r = _piece_of(table, pieces)
     matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
     left, right = _side(row, LEFT, TYPE), _side(row, RIGHT, TYPE)
@@ -323,15 +326,15 @@ def _outer(  # type: ignore[no-untyped-def]
     rights = ()
     for k in tl.static_range(R):
         rights += (tl.load(right + k * m + begin + j, mask=j < tl.where(r > k, m - begin, 0), other=0),)  # type: ignore[assignment]
-    for top in range(first, tl.minimum(first + SPAN, n), TALL):
-        i = top + tl.arange(0, TALL)
-        total = tl.zeros([TALL, WIDE], TYPE)
+    for top in range(first, tl.minimum(first + SPAN, n), HEIGHT):
+        i = top + tl.arange(0, HEIGHT)
+        total = tl.zeros([HEIGHT, WIDE], TYPE)
         for k in tl.static_range(R):
             total += tl.load(left + k * n + i, mask=i < tl.where(r > k, n, 0), other=0)[:, None] * rights[k][None]
         here = at + tl.cast(top, tl.int64) * stride
         if SUBTRACTS:
-            total = _load_tile(matrix, here, stride, n - top, m - begin, aligned, TYPE) - total * alpha
-        _store_tile(total, matrix, here, stride, n - top, m - begin, aligned, TYPE)
+            total = _load_tile(matrix, here, stride, n - top, m - begin, aligned, TYPE, HEIGHT) - total * alpha
+        _store_tile(total, matrix, here, stride, n - top, m - begin, aligned, TYPE, HEIGHT)
 
 
 @triton.jit

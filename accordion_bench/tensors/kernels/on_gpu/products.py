@@ -220,29 +220,26 @@ def _join(sums: Sequence[Sums], like: Tensor) -> None:
 
 
 @triton.jit
-def _load_tile(matrix, at, stride, rows, columns, aligned, TYPE: tl.constexpr, HEIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """So many rows and columns of a tile [HEIGHT, WIDE] that begins at a number of a matrix; the others are 0."""
-    i, j = tl.arange(0, HEIGHT), tl.arange(0, WIDE)
-    if aligned != 0:  # the same numbers; the compiler sees that they are multiples of 4
-        rows_at = tl.multiple_of(matrix.to(tl.pointer_type(TYPE)) + at, 16) + i.to(tl.int64) * ((stride >> 2) * 4)
-        own = rows_at[:, None] + j[None]
-        x = tl.load(own, mask=(i < rows)[:, None] & (j < (columns >> 2) * 4)[None], other=0)
-    else:
-        own = (matrix.to(tl.pointer_type(TYPE)) + at + i.to(tl.int64) * stride)[:, None] + j[None]
-        x = tl.load(own, mask=(i < rows)[:, None] & (j < columns)[None], other=0)
-    return x
+def _tile(  # type: ignore[no-untyped-def]
+    matrix, at, stride, rows, columns, TYPE: tl.constexpr, HEIGHT: tl.constexpr, EVEN: tl.constexpr
+):
+    """Where the numbers of a tile [HEIGHT, WIDE] are that begins at a number of a matrix, and which of them exist."""
+    i, j, first = tl.arange(0, HEIGHT), tl.arange(0, WIDE), matrix.to(tl.pointer_type(TYPE)) + at
+    if EVEN:  # the same numbers; the compiler sees that they are multiples of 4
+        first, stride, columns = tl.multiple_of(first, 16), (stride >> 2) * 4, (columns >> 2) * 4
+    return (first + i.to(tl.int64) * stride)[:, None] + j[None], (i < rows)[:, None] & (j < columns)[None]
 
 
 @triton.jit
-def _store_tile(x, matrix, at, stride, rows, columns, aligned, TYPE: tl.constexpr, HEIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
-    i, j = tl.arange(0, HEIGHT), tl.arange(0, WIDE)
-    if aligned != 0:
-        rows_at = tl.multiple_of(matrix.to(tl.pointer_type(TYPE)) + at, 16) + i.to(tl.int64) * ((stride >> 2) * 4)
-        own = rows_at[:, None] + j[None]
-        tl.store(own, x, mask=(i < rows)[:, None] & (j < (columns >> 2) * 4)[None])
+def _load_tile(matrix, at, stride, rows, columns, even, TYPE: tl.constexpr, HEIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile; numbers that do not exist are 0. However it is loaded, threads hold the same of its numbers."""
+    if even != 0:
+        where, exists = _tile(matrix, at, stride, rows, columns, TYPE, HEIGHT, True)
+        x = tl.load(where, mask=exists, other=0)
     else:
-        own = (matrix.to(tl.pointer_type(TYPE)) + at + i.to(tl.int64) * stride)[:, None] + j[None]
-        tl.store(own, x, mask=(i < rows)[:, None] & (j < columns)[None])
+        where, exists = _tile(matrix, at, stride, rows, columns, TYPE, HEIGHT, False)
+        x = tl.load(where, mask=exists, other=0)
+    return x
 
 
 @triton.jit
@@ -319,7 +316,18 @@ def _outer(  # type: ignore[no-untyped-def]
     SUBTRACTS: tl.constexpr,
 ):  # fmt: skip
     row, first, begin, n, m, r = _piece_of(table, pieces)
-    matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
+    if tl.load(row + ALIGNED) != 0:
+        _outer_of(row, first, begin, n, m, r, alpha, TYPE, R, SPAN, HEIGHT, SUBTRACTS, True)
+    else:
+        _outer_of(row, first, begin, n, m, r, alpha, TYPE, R, SPAN, HEIGHT, SUBTRACTS, False)
+
+
+@triton.jit
+def _outer_of(  # type: ignore[no-untyped-def]
+    row, first, begin, n, m, r, alpha, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, HEIGHT: tl.constexpr,
+    SUBTRACTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    matrix, stride = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32)
     left, right = _side(row, LEFT, TYPE), _side(row, RIGHT, TYPE)
     at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + begin
     j = tl.arange(0, WIDE)
@@ -332,9 +340,10 @@ def _outer(  # type: ignore[no-untyped-def]
         for k in tl.static_range(R):
             total += tl.load(left + k * n + i, mask=i < tl.where(r > k, n, 0), other=0)[:, None] * rights[k][None]
         here = at + tl.cast(top, tl.int64) * stride
+        where, exists = _tile(matrix, here, stride, n - top, m - begin, TYPE, HEIGHT, EVEN)
         if SUBTRACTS:
-            total = _load_tile(matrix, here, stride, n - top, m - begin, aligned, TYPE, HEIGHT) - total * alpha
-        _store_tile(total, matrix, here, stride, n - top, m - begin, aligned, TYPE, HEIGHT)
+            total = tl.load(where, mask=exists, other=0) - total * alpha
+        tl.store(where, total, mask=exists)
 
 
 @triton.jit

@@ -13,6 +13,8 @@ from torch import Tensor
 from accordion_bench.codecs import orthonormal
 from accordion_bench.codecs.on_device import OnDevice
 
+HIGHEST = 8  # rank of which a kernel makes orthonormal columns
+
 
 class LowRankOnGpu(OnDevice):
     """Matrices of any sizes in a few launches."""
@@ -21,7 +23,7 @@ class LowRankOnGpu(OnDevice):
 
     def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
         kernels = _kernels("orthonormal")
-        if not factors or max(factor.shape[2] for factor in factors) > kernels.HIGHEST:
+        if not factors or max(factor.shape[2] for factor in factors) > HIGHEST:
             return super().orthonormalise(factors, passes)
         longest = max(factor[0].numel() for factor in factors)
         fixed = orthonormal.fixed_numbers(longest, torch.float64, factors[0].device)

@@ -25,10 +25,10 @@ from accordion_bench.codecs.coding import LEVELS, Coding
 from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.engines import OnDevice
 from accordion_bench.codecs.layout import Layout, Message
+from accordion_bench.codecs.low_rank_on_gpu import HIGHEST
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
-HIGHEST = 8  # rank of which a kernel makes orthonormal columns
 
 # operations whose size of result is read from the device; an index by booleans is among them
 SIZED_BY_DATA = {"nonzero", "masked_select", "bincount", "unique_dim", "_unique2", "unique_consecutive"}

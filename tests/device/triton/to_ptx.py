@@ -85,14 +85,14 @@ def main() -> None:
     room.write_headers(scales, table, message)
     room.read_headers(message, table, 0.5)
     factors.factors(scales, 1.5)
-    for rank in (1, 2, 4, 8, 16):
+    for rank in (2, 8):
         M_W, L, R = torch.zeros(2, 1, 300, 600), torch.zeros(1, 300, rank), torch.zeros(1, 600, rank)
         products.multiply([M_W, M_W.mT], [R, L])
         batch = products.Batch(M_W, L.mT.expand(2, 1, -1, -1), R.mT.expand(2, 1, -1, -1))
         products.fill([batch])
         products.subtract([batch], 0.5)
     numbers = orthonormal.Numbers(1e-12, 1e-15, 1e-300, 1e-8, torch.zeros(2400, dtype=torch.float64))
-    for rank in (1, 2, 4, 8):
+    for rank in (2, 8):
         for passes in (1, 2):
             orthonormal.orthonormalise([torch.zeros(1, 300, rank)], passes, numbers)
     orthonormal.renewed([L], [L])

@@ -16,7 +16,6 @@ from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.products import rooms
 from accordion_bench.tensors.upload import upload
 
-HIGHEST = 8  # rank: X^T X is kept in registers
 WARPS = 8
 NUMBERS = 4096  # of all vectors together that a program reads at a time
 GIVEN, ENTRY, VECTOR, N, RANK, OUT, OTHER, OTHER_ENTRY, OTHER_VECTOR, WIDTH = (
@@ -62,7 +61,7 @@ def orthonormalise(factors: Sequence[Tensor], passes: int, numbers: Numbers) -> 
     """See `Engine.orthonormalise`; the columns lie in rows. One launch.
 
     Args:
-        factors: batches [G, n, r], r at most HIGHEST.
+        factors: batches [G, n, r], r at most 8: X^T X is kept in registers.
         passes: 1 or 2.
         numbers: how.
     """

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-SIZES = [(1, 1), (1, 70), (70, 1), (3, 5), (64, 27), (130, 72), (33, 1000), (300, 129)]
+SIZES = [(1, 1), (1, 70), (70, 1), (3, 5), (64, 27), (130, 72), (33, 1000), (300, 129), (3, 1100)]
 
 
 def batches(rank: int, workers: int, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], list[Tensor]]:

@@ -23,8 +23,8 @@ MOST = {
     "distefblocksgd": 30,
     "terngrad": 30,
     # low rank
-    "powersgd": 19,
-    "acpsgd": 14,
+    "powersgd": 18,
+    "acpsgd": 13,
 }
 WORKERS = 4  # of more, messages of 8 bits and beyond cost more than a dense all-reduce
 

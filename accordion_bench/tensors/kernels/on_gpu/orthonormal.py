@@ -75,7 +75,7 @@ def orthonormalise(factors: Sequence[Tensor], passes: int, numbers: Numbers) -> 
         TYPE=TYPES[factors[0].dtype],
         R=highest,
         PASSES=passes,
-        BLOCK=NUMBERS // triton.next_power_of_2(highest),
+        BLOCK=NUMBERS // triton.next_power_of_2(highest) // (2 if highest > 4 else 1),  # in registers
         SHIFT=numbers.shift,
         LAST_SHIFT=numbers.last_shift,
         TINY=numbers.tiny,

@@ -24,9 +24,9 @@ from accordion_bench.tensors.upload import table, upload
 HIGHEST = 16  # rank
 LARGEST = 1 << 24  # side of a matrix: numbers of a tile are counted in 32 bits
 WARPS = 8
-WIDE = tl.constexpr(128)  # columns of a tile
+TALL, WIDE = tl.constexpr(32), tl.constexpr(128)  # a tile of a matrix: four loads of each thread
 GROUP = tl.constexpr(4)  # coordinates that a thread loads at once
-SPAN_OF_ROWS, SPAN_OF_COLUMNS = 256, 512  # of a part of a sum
+SPAN_OF_ROWS, SPAN_OF_COLUMNS = 256, 1024  # of a part of a sum
 TOGETHER = tl.constexpr(128)  # sums of a program that joins parts
 SLOTS = tl.constexpr(16)  # parts at a time
 EDGE = 32  # results begin at multiples of so many numbers
@@ -132,8 +132,7 @@ def _multiplied(kernel: triton.JITFunction, batches: Sequence[Batch], column: in
     if not batches:
         return []
     like, left = batches[0].matrices_W, column == LEFT.value
-    height = 64 if max(batch.rank for batch in batches) <= 2 else 32  # so that sums stay in registers
-    spans = (height, SPAN_OF_COLUMNS) if left else (SPAN_OF_ROWS, WIDE.value)
+    spans = (TALL.value, SPAN_OF_COLUMNS) if left else (SPAN_OF_ROWS, WIDE.value)
     span, axis = (SPAN_OF_COLUMNS, 3) if left else (SPAN_OF_ROWS, 2)
     split = [-(-batch.matrices_W.shape[axis] // span) for batch in batches]
     sides = [b.lefts_W if left else b.rights_W for b in batches]
@@ -144,7 +143,7 @@ def _multiplied(kernel: triton.JITFunction, batches: Sequence[Batch], column: in
     for b, place in zip(many, places, strict=True):
         tables[b][:, column] = place.data_ptr() + np.arange(place.shape[1]) * (place.stride(1) * place.element_size())
         tables[b][:, column + 1] = place.stride(0)
-    _start(kernel, batches, np.concatenate(tables), spans, SPAN=span, HEIGHT=height)
+    _start(kernel, batches, np.concatenate(tables), spans, SPAN=span)
     return sums
 
 
@@ -160,7 +159,7 @@ def subtract(batches: Sequence[Batch], alpha: float) -> None:
 
 def _start_outer(batches: Sequence[Batch], alpha: float, subtracts: bool) -> None:
     tables, spans = np.concatenate([batch.rows() for batch in batches]), (SPAN_OF_ROWS, WIDE.value)
-    _start(_outer, batches, tables, spans, float(alpha), SPAN=SPAN_OF_ROWS, HEIGHT=32, SUBTRACTS=subtracts)
+    _start(_outer, batches, tables, spans, float(alpha), SPAN=SPAN_OF_ROWS, SUBTRACTS=subtracts)
 
 
 def _start(
@@ -221,23 +220,23 @@ def _join(sums: Sequence[Sums], like: Tensor) -> None:
 
 @triton.jit
 def _tile(  # type: ignore[no-untyped-def]
-    matrix, at, stride, rows, columns, TYPE: tl.constexpr, HEIGHT: tl.constexpr, EVEN: tl.constexpr
+    matrix, at, stride, rows, columns, TYPE: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Where the numbers of a tile [HEIGHT, WIDE] are that begins at a number of a matrix, and which of them exist."""
-    i, j, first = tl.arange(0, HEIGHT), tl.arange(0, WIDE), matrix.to(tl.pointer_type(TYPE)) + at
+    """Where the numbers of a tile [TALL, WIDE] are that begins at a number of a matrix, and which of them exist."""
+    i, j, first = tl.arange(0, TALL), tl.arange(0, WIDE), matrix.to(tl.pointer_type(TYPE)) + at
     if EVEN:  # the same numbers; the compiler sees that they are multiples of 4
         first, stride, columns = tl.multiple_of(first, 16), (stride >> 2) * 4, (columns >> 2) * 4
     return (first + i.to(tl.int64) * stride)[:, None] + j[None], (i < rows)[:, None] & (j < columns)[None]
 
 
 @triton.jit
-def _load_tile(matrix, at, stride, rows, columns, even, TYPE: tl.constexpr, HEIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_tile(matrix, at, stride, rows, columns, even, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile; numbers that do not exist are 0. However it is loaded, threads hold the same of its numbers."""
     if even != 0:
-        where, exists = _tile(matrix, at, stride, rows, columns, TYPE, HEIGHT, True)
+        where, exists = _tile(matrix, at, stride, rows, columns, TYPE, True)
         x = tl.load(where, mask=exists, other=0)
     else:
-        where, exists = _tile(matrix, at, stride, rows, columns, TYPE, HEIGHT, False)
+        where, exists = _tile(matrix, at, stride, rows, columns, TYPE, False)
         x = tl.load(where, mask=exists, other=0)
     return x
 
@@ -259,7 +258,7 @@ def _side(row, WHERE: tl.constexpr, TYPE: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit
 def _times_right(  # type: ignore[no-untyped-def]
-    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, HEIGHT: tl.constexpr
+    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr
 ):
     row, first, begin, n, m, r = _piece_of(table, pieces)
     matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
@@ -268,16 +267,16 @@ def _times_right(  # type: ignore[no-untyped-def]
     j = tl.arange(0, WIDE // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     sums = ()
     for _ in tl.static_range(R):
-        sums += (tl.zeros([HEIGHT, WIDE // GROUP], TYPE),)  # type: ignore[assignment]
+        sums += (tl.zeros([TALL, WIDE // GROUP], TYPE),)  # type: ignore[assignment]
     for c in range(begin, tl.minimum(begin + SPAN, m), WIDE):
-        x = _load_tile(matrix, at + c, stride, n - first, m - c, aligned, TYPE, HEIGHT)
-        x = tl.reshape(x, [HEIGHT, WIDE // GROUP, GROUP])
+        x = _load_tile(matrix, at + c, stride, n - first, m - c, aligned, TYPE)
+        x = tl.reshape(x, [TALL, WIDE // GROUP, GROUP])
         more = ()
         for k in tl.static_range(R):
             own = tl.load(right + k * m + c + j, mask=j < tl.where(r > k, m - c, 0), other=0)
             more += (sums[k] + tl.sum(x * own[None], axis=2),)  # type: ignore[assignment]
         sums = more
-    i = first + tl.arange(0, HEIGHT)
+    i = first + tl.arange(0, TALL)
     out = _side(row, LEFT, TYPE) + (begin // SPAN).to(tl.int64) * r * n
     for k in tl.static_range(R):
         tl.store(out + k * n + i, tl.sum(sums[k], axis=1), mask=i < tl.where(r > k, n, 0))
@@ -285,20 +284,20 @@ def _times_right(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _times_left(  # type: ignore[no-untyped-def]
-    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, HEIGHT: tl.constexpr
+    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr
 ):
     TIMES: tl.constexpr = 8  # warps: each has a row of a tile, and the next one after so many
     row, first, begin, n, m, r = _piece_of(table, pieces)
     matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
     left = _side(row, LEFT, TYPE)
     at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + begin
-    i = tl.arange(0, HEIGHT // TIMES)[:, None] * TIMES + tl.arange(0, TIMES)[None, :]
+    i = tl.arange(0, TALL // TIMES)[:, None] * TIMES + tl.arange(0, TIMES)[None, :]
     sums = ()
     for _ in tl.static_range(R):
         sums += (tl.zeros([TIMES, WIDE], TYPE),)  # type: ignore[assignment]
-    for top in range(first, tl.minimum(first + SPAN, n), HEIGHT):
-        x = _load_tile(matrix, at + tl.cast(top, tl.int64) * stride, stride, n - top, m - begin, aligned, TYPE, HEIGHT)
-        x = tl.reshape(x, [HEIGHT // TIMES, TIMES, WIDE])
+    for top in range(first, tl.minimum(first + SPAN, n), TALL):
+        x = _load_tile(matrix, at + tl.cast(top, tl.int64) * stride, stride, n - top, m - begin, aligned, TYPE)
+        x = tl.reshape(x, [TALL // TIMES, TIMES, WIDE])
         more = ()
         for k in tl.static_range(R):
             own = tl.load(left + k * n + top + i, mask=i < tl.where(r > k, n - top, 0), other=0)
@@ -312,19 +311,19 @@ def _times_left(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _outer(  # type: ignore[no-untyped-def]
-    table, pieces, alpha, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, HEIGHT: tl.constexpr,
+    table, pieces, alpha, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr,
     SUBTRACTS: tl.constexpr,
 ):  # fmt: skip
     row, first, begin, n, m, r = _piece_of(table, pieces)
     if tl.load(row + ALIGNED) != 0:
-        _outer_of(row, first, begin, n, m, r, alpha, TYPE, R, SPAN, HEIGHT, SUBTRACTS, True)
+        _outer_of(row, first, begin, n, m, r, alpha, TYPE, R, SPAN, SUBTRACTS, True)
     else:
-        _outer_of(row, first, begin, n, m, r, alpha, TYPE, R, SPAN, HEIGHT, SUBTRACTS, False)
+        _outer_of(row, first, begin, n, m, r, alpha, TYPE, R, SPAN, SUBTRACTS, False)
 
 
 @triton.jit
 def _outer_of(  # type: ignore[no-untyped-def]
-    row, first, begin, n, m, r, alpha, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, HEIGHT: tl.constexpr,
+    row, first, begin, n, m, r, alpha, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr,
     SUBTRACTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     matrix, stride = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32)
@@ -334,13 +333,13 @@ def _outer_of(  # type: ignore[no-untyped-def]
     rights = ()
     for k in tl.static_range(R):
         rights += (tl.load(right + k * m + begin + j, mask=j < tl.where(r > k, m - begin, 0), other=0),)  # type: ignore[assignment]
-    for top in range(first, tl.minimum(first + SPAN, n), HEIGHT):
-        i = top + tl.arange(0, HEIGHT)
-        total = tl.zeros([HEIGHT, WIDE], TYPE)
+    for top in range(first, tl.minimum(first + SPAN, n), TALL):
+        i = top + tl.arange(0, TALL)
+        total = tl.zeros([TALL, WIDE], TYPE)
         for k in tl.static_range(R):
             total += tl.load(left + k * n + i, mask=i < tl.where(r > k, n, 0), other=0)[:, None] * rights[k][None]
         here = at + tl.cast(top, tl.int64) * stride
-        where, exists = _tile(matrix, here, stride, n - top, m - begin, TYPE, HEIGHT, EVEN)
+        where, exists = _tile(matrix, here, stride, n - top, m - begin, TYPE, EVEN)
         if SUBTRACTS:
             total = tl.load(where, mask=exists, other=0) - total * alpha
         tl.store(where, total, mask=exists)

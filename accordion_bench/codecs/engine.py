@@ -9,7 +9,7 @@ Tensor suffixes: W local workers, S senders, T tensors, M blocks of all tensors.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -54,11 +54,13 @@ class Engine(ABC):
         looks: whether input that is not finite is refused. On a device it is not looked at, since the host would wait:
             it shows in the sum.
         copies: whether a copy that puts tensors side by side costs less than work on each by itself.
+        one_by_one: whether products of matrices of different sizes cost no more than those of equal ones.
     """
 
     name: str
     looks: bool = True
     copies: bool = False
+    one_by_one: bool = False
 
     # ---- dense codes: a code for every coordinate
 
@@ -195,6 +197,42 @@ class Engine(ABC):
             factors: the batches.
             passes: 2; or 1 where only the span matters, which a device then has more quickly.
         """
+
+    @abstractmethod
+    def multiply(self, matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
+        """The products M F of each batch as rows, (M F)^T [W, G, r, n].
+
+        Sums are within rounding; they do not hang on how many workers there are.
+
+        Args:
+            matrices_W: batches of M [W, G, n, m], which may be transposed views.
+            factors: F [G, m, r] of each batch.
+        """
+
+    @abstractmethod
+    def products(self, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> list[Tensor]:
+        """The products L R [G, n, m] of each batch of L [G, n, r] and R [G, r, m]."""
+
+    @abstractmethod
+    def subtract_products(
+        self,
+        targets_W: Sequence[Mapping[int, Tensor]],
+        lefts_W: Sequence[Tensor],
+        rights_W: Sequence[Tensor],
+        alpha: float = 1.0,
+    ) -> None:
+        """Subtract alpha L R from matrices of each batch.
+
+        Args:
+            targets_W: contiguous tensors [W, ...] that hold them, by place in the batch; some may be missing.
+            lefts_W: L [W, G, n, r] of each batch.
+            rights_W: R [W, G, r, m].
+            alpha: factor.
+        """
+
+    @abstractmethod
+    def renewed(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
+        """The new matrices [G, n, r] of each batch, but the old ones [G or 1, n, r] where a new one is zero or NaN."""
 
     # ---- tiles of matrices
 

@@ -1,4 +1,4 @@
-"""The engine of a GPU: Triton's kernels for dense codes, the largest entries and drawn ones, torch for other codes.
+"""The engine of a GPU: Triton's kernels for dense codes, thin factors, largest and drawn entries; else torch.
 
 This module needs Triton; `engines` imports it where Triton is installed.
 
@@ -17,7 +17,7 @@ from accordion_bench.codecs.compiled import Compiled, contiguous, table_of, tile
 from accordion_bench.codecs.device_selection import POSITIONS, Part, magnitude_bits
 from accordion_bench.codecs.engine import Selection, header_of
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
-from accordion_bench.codecs.on_device import OnDevice
+from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
 from accordion_bench.tensors.kernels.on_gpu import room, selection, sparse
 from accordion_bench.tensors.kernels.on_gpu.encode import Measured
 from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
@@ -37,7 +37,7 @@ class Picked(selection.Entries):
         raise NotImplementedError("entries are as many as were asked for")
 
 
-class OnGpu(Compiled, OnDevice):
+class OnGpu(Compiled, LowRankOnGpu):
     """Triton's kernels where there are any. Of small blocks, scales and codes are made in one read of coordinates."""
 
     name = "triton"

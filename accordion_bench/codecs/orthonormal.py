@@ -5,11 +5,14 @@ one batch of Cholesky factors serves all of them; X times the inverse factor is 
 condition number times 1e-16, and a second pass makes that good.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
+
+from accordion_bench.tensors.upload import table
 
 # share of the diagonal of X^T X that is added to it in the first pass: above rounding errors, so that a matrix of lower
 # rank has a factor, too; a vector that is independent by less than a millionth comes out shorter, until the second pass
@@ -37,10 +40,10 @@ def orthonormal(flat: Tensor, batches: Batches, columns: bool = False, passes: i
     Returns:
         as `flat`.
     """
-    wide = flat.double()
+    wide, longest = flat.double(), max(r * n for _, r, n in batches)
     for number in range(passes):
         given, found = list(vectors(wide, batches, columns)), torch.empty_like(wide)
-        fill = _fill(batches, flat.device) if number + 1 < passes else None
+        fill = fixed_numbers(longest, torch.float64, flat.device) if number + 1 < passes else None
         factors = _factors(given, SHIFT if number == 0 else LAST_SHIFT)
         for x, out, factor in zip(given, vectors(found, batches, columns), factors, strict=True):
             if fill is not None and x.shape[1] > 1:
@@ -71,10 +74,11 @@ def _factors(given: Sequence[Tensor], shift: float) -> list[Tensor]:
     return [part[:, : x.shape[1], : x.shape[1]] for x, part in zip(given, inverse.split(counts), strict=True)]
 
 
-def _fill(batches: Batches, device: torch.device) -> Tensor:
-    """Numbers in [-1, 1] of which any rows are independent, the same for every matrix of a size."""
-    largest = max(r * n for _, r, n in batches)
-    return torch.arange(1, largest + 1, dtype=torch.float64, device=device).square_().sin_()
+@functools.lru_cache(maxsize=16)
+def fixed_numbers(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """So many numbers in [-1, 1] of which any rows are independent; kept."""
+    numbers = torch.arange(1, count + 1, dtype=torch.float64).square_().sin_()
+    return table(numbers.to(dtype), device)
 
 
 def unit_columns(P: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ Tensor suffixes: W local workers, S senders, R rows, M blocks of all tensors, N 
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from accordion_bench.codecs.layout import Layout, Message, whole_layout
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.orthonormal import unit_columns
 from accordion_bench.codecs.packed_codes import look_up, pack_codes
+from accordion_bench.codecs.products import multiply, renewed, subtract_products
 from accordion_bench.codecs.rounding import round_to_levels, rounding_to
 from accordion_bench.codecs.selection import at_least, sampled_top, top_indices
 from accordion_bench.codecs.tiles import TileForm, add_largest_, encode_largest
@@ -230,6 +231,26 @@ class Reference(Engine):
 
     def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
         return [unit_columns(factor) for factor in factors]
+
+    def multiply(self, matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
+        return multiply(matrices_W, factors)
+
+    def products(self, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> list[Tensor]:
+        return [left @ right for left, right in zip(lefts, rights, strict=True)]
+
+    def subtract_products(
+        self,
+        targets_W: Sequence[Mapping[int, Tensor]],
+        lefts_W: Sequence[Tensor],
+        rights_W: Sequence[Tensor],
+        alpha: float = 1.0,
+    ) -> None:
+        for own_W, left_W, right_W in zip(targets_W, lefts_W, rights_W, strict=True):
+            if own_W:
+                subtract_products(own_W, left_W, right_W, alpha, self.copies)
+
+    def renewed(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
+        return renewed(news, olds)
 
     # ---- tiles
 

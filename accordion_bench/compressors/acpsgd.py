@@ -12,9 +12,10 @@ from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
+from accordion_bench.codecs.orthonormal import fixed_numbers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
-from accordion_bench.compressors.low_rank import LowRank, batches, subtract_products_, together, with_columns
+from accordion_bench.compressors.low_rank import LowRank, batches, together, with_columns
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
@@ -69,9 +70,10 @@ class ACPSGD(LowRank):
         kept = together(
             [[self._kept(ctx, i, rank, even, state, xs_W[i]) for i in ids] for ids, (rank, even), _ in stacks]
         )
-        Ks = engine_for(xs_W).orthonormalise(kept)  # Q [G, m, r] in odd, P [G, n, r] in even exchanges
-        # the other factor as rows, which MKL multiplies faster: (M_w Q)^T [W, G, r, n], or (M_w^T P)^T [W, G, r, m]
-        Fts_W = [K.mT @ (Ms_W if even else Ms_W.mT) for (_, (_, even), Ms_W), K in zip(stacks, Ks, strict=True)]
+        engine = engine_for(xs_W)
+        Ks = engine.orthonormalise(kept)  # Q [G, m, r] in odd, P [G, n, r] in even exchanges
+        # the other factor: (M_w Q)^T [W, G, r, n], or (M_w^T P)^T [W, G, r, m]
+        Fts_W = engine.multiply([Ms_W.mT if even else Ms_W for _, (_, even), Ms_W in stacks], Ks)
         means = comm.all_reduce_mean([*Fts_W, *(xs_W[i] for i in dense)])
 
         update: list[Tensor] = list(xs_W)
@@ -79,27 +81,31 @@ class ACPSGD(LowRank):
             update[i] = mean
         place: dict[int, tuple[int, int]] = {}
         news: dict[str, tuple[str, Tensor]] = {}
-        for number, ((ids, (_, even), _), K, Ft) in enumerate(zip(stacks, Ks, means, strict=False)):
-            left, right = (K, Ft) if even else (Ft.mT, K.mT)
-            new = _alive(Ft.mT)
-            for g, (i, approximation) in enumerate(zip(ids, left @ right, strict=True)):
-                update[i] = approximation.view(ctx.specs[i].shape)
+        made = means[: len(stacks)]
+        pairs = [(K, Ft) if even else (Ft.mT, K.mT) for (_, (_, even), _), K, Ft in zip(stacks, Ks, made, strict=True)]
+        found = engine.products([left for left, _ in pairs], [right for _, right in pairs])
+        news_of = engine.renewed([Ft.mT for Ft in made], [_fixed(Ft.mT) for Ft in made])
+        for number, ((ids, (_, even), _), M, new) in enumerate(zip(stacks, found, news_of, strict=True)):
+            for g, i in enumerate(ids):
+                update[i] = M[g].view(ctx.specs[i].shape)
                 place[i] = number, g
                 news[ctx.specs[i].name] = ("q" if even else "p", new[g])
         take_turns(state, news, comm)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
-            own_W: dict[int, dict[int, Tensor]] = {}
+            own_W: list[dict[int, Tensor]] = [{} for _ in stacks]
             for i, target_W in targets_W.items():
                 if i in place:
                     number, g = place[i]
-                    own_W.setdefault(number, {})[g] = target_W
+                    own_W[number][g] = target_W
                 else:
                     target_W.sub_(xs_W[i])
-            for number, members_W in own_W.items():
-                (_, (_, even), _), K, Ft_W = stacks[number], Ks[number], Fts_W[number]
+            lefts_W, rights_W = [], []
+            for (_, (_, even), _), K, Ft_W in zip(stacks, Ks, Fts_W, strict=True):
                 K_W = K.expand(len(Ft_W), -1, -1, -1)
-                subtract_products_(members_W, *((K_W, Ft_W) if even else (Ft_W.mT, K_W.mT)))
+                lefts_W.append(K_W if even else Ft_W.mT)
+                rights_W.append(Ft_W if even else K_W.mT)
+            engine.subtract_products(own_W, lefts_W, rights_W)
 
         return Exchanged(update, subtract_sent_)
 
@@ -145,8 +151,7 @@ def is_even(state: State, spec: TensorSpec) -> bool:
     return "p" in state.get(spec.name, {})
 
 
-def _alive(factors: Tensor) -> Tensor:
-    """Factors [G, n, r], those that are zero replaced by numbers in [-1, 1] with independent columns."""
-    fixed = torch.arange(1, factors[0].numel() + 1, dtype=torch.float64, device=factors.device).square_().sin_()
-    zero = factors.abs().amax(dim=(-2, -1), keepdim=True) == 0
-    return torch.where(zero, fixed.to(factors.dtype).view(factors.shape[1:]), factors)
+def _fixed(like: Tensor) -> Tensor:
+    """Fixed numbers with independent columns in the place of factors [G, n, r], the same for all: [1, n, r]."""
+    shape = like.shape[1:]
+    return fixed_numbers(shape.numel(), like.dtype, like.device).view(1, *shape)

@@ -15,7 +15,7 @@ from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense
-from accordion_bench.compressors.low_rank import batches, keep_queries, subtract_products_, together, with_columns
+from accordion_bench.compressors.low_rank import batches, keep_queries, together, with_columns
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -57,11 +57,9 @@ class Stack(NamedTuple):
         """Matrices [..., n, m] as [..., k, l] with k >= l, or back."""
         return matrices.mT if self.wide else matrices
 
-    def subtract_(self, targets_W: Mapping[int, Tensor], P: Tensor, Rt_W: Tensor, alpha: float = 1.0) -> None:
-        """target [W, ...] -= alpha P R_w^T, by index of the tensor, for P [G, k, r] and R_w^T [W, G, r, l]."""
-        P_W = P.expand(len(Rt_W), -1, -1, -1)
-        by_place = {g: targets_W[i] for g, i in enumerate(self.ids) if i in targets_W}
-        subtract_products_(by_place, *((Rt_W.mT, P_W.mT) if self.wide else (P_W, Rt_W)), alpha)
+    def sides(self, tall: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors L [..., n, r] and R [..., r, m] of matrices as they are, from [..., k, r] and [..., r, l]."""
+        return (short.mT, tall.mT) if self.wide else (tall, short)
 
 
 class Dion(Compressor):
@@ -160,10 +158,13 @@ class Dion(Compressor):
         engine = engine_for(xs_W)
         Qs = engine.orthonormalise(olds)  # only the span of leading columns matters, and this one conditions better
 
-        # as rows, which MKL multiplies faster: (M_w Q)^T [W, G, r, k]; or M_w itself
-        firsts_W = [
-            stack.Ms_W if stack.whole else Q.mT @ stack.tall(stack.Ms_W).mT for stack, Q in zip(stacks, Qs, strict=True)
-        ]
+        # (M_w Q)^T [W, G, r, k]; or M_w itself
+        sent = [number for number, stack in enumerate(stacks) if not stack.whole]
+        firsts_W = [stack.Ms_W for stack in stacks]
+        talls_W = [stack.tall(stack.Ms_W) for stack in stacks]
+        found_W = engine.multiply([talls_W[number] for number in sent], [Qs[number] for number in sent])
+        for number, product_W in zip(sent, found_W, strict=True):
+            firsts_W[number] = product_W
         means = comm.all_reduce_mean([*firsts_W, *(xs_W[i] for i in dense)])
         of_stacks, of_dense = means[: len(stacks)], means[len(stacks) :]
         products = [  # mean_w M_w Q [G, k, r]
@@ -173,7 +174,7 @@ class Dion(Compressor):
         alive = [product.abs().amax(dim=(-2, -1), keepdim=True) > 0 for product in products]
         Ps = [torch.where(some, P, 0) for some, P in zip(alive, engine.orthonormalise(products), strict=True)]
 
-        Rts_W = [P.mT @ stack.tall(stack.Ms_W) for stack, P in zip(stacks, Ps, strict=True)]  # [W, G, r, l]
+        Rts_W = engine.multiply([tall_W.mT for tall_W in talls_W], Ps)  # [W, G, r, l]
         reduced = iter(
             comm.all_reduce_mean([Rt_W for stack, Rt_W in zip(stacks, Rts_W, strict=True) if not stack.whole])
         )
@@ -185,23 +186,30 @@ class Dion(Compressor):
         update: list[Tensor] = list(xs_W)
         for i, mean in zip(dense, of_dense, strict=True):
             update[i] = mean
-        for stack, P, Rt, some, old in zip(stacks, Ps, Rts, alive, olds, strict=True):
-            Qt = unit_rows(Rt)
-            kept = torch.where(some, Qt.mT, old)
+        Qts = [unit_rows(Rt) for Rt in Rts]
+        kept = engine.renewed([Qt.mT for Qt in Qts], olds)
+        directions = engine.products(Ps, Qts)  # [G, k, l]
+        for stack, direction, P, new in zip(stacks, directions, Ps, kept, strict=True):
             n, m = stack.Ms_W.shape[2:]
-            steps = dict(zip(stack.ids, stack.tall(P @ Qt).unbind(), strict=True))
+            steps = dict(zip(stack.ids, stack.tall(direction).unbind(), strict=True))
             for rate, ids in rates_of(ctx, stack.ids, P):
                 scaled = torch._foreach_mul([steps[i] for i in ids], self.lr_factor * math.sqrt(n / m) * rate)
                 for i, step in zip(ids, scaled, strict=True):
                     update[i] = step.reshape(ctx.specs[i].shape)
-            keep_queries(state, {ctx.specs[i].name: kept[g] for g, i in enumerate(stack.ids)})
-            common_W = Rt.expand(comm.local_workers, -1, -1, -1)
-            stack.subtract_({i: momenta_W[i] for i in stack.ids}, P, common_W, 1 - self.momentum)
+            keep_queries(state, {ctx.specs[i].name: new[g] for g, i in enumerate(stack.ids)})
+
+        def subtract_(targets_W: Mapping[int, Tensor], Rts_W: Sequence[Tensor], alpha: float = 1.0) -> None:
+            """target [W, ...] -= alpha P R_w^T, by index of the tensor."""
+            own_W = [{g: targets_W[i] for g, i in enumerate(stack.ids) if i in targets_W} for stack in stacks]
+            Ps_W = [P.expand(comm.local_workers, -1, -1, -1) for P in Ps]
+            pairs_W = [stack.sides(P_W, Rt_W) for stack, P_W, Rt_W in zip(stacks, Ps_W, Rts_W, strict=True)]
+            engine.subtract_products(own_W, [left for left, _ in pairs_W], [right for _, right in pairs_W], alpha)
+
+        subtract_(momenta_W, [Rt.expand(comm.local_workers, -1, -1, -1) for Rt in Rts], 1 - self.momentum)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             """Of a matrix, what the factors hold of the worker's momentum."""
-            for stack, P, Rt_W in zip(stacks, Ps, Rts_W, strict=True):
-                stack.subtract_({i: targets_W[i] for i in stack.ids if i in targets_W}, P, Rt_W)
+            subtract_(targets_W, Rts_W)
             for i in dense:
                 if i in targets_W:
                     targets_W[i].sub_(xs_W[i])

@@ -62,6 +62,8 @@ class LowRank(Compressor):
 def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence[Hashable | None]) -> list[Batch]:
     """Matrices of equal shape and kind together, where they lie side by side or copies cost little.
 
+    Each is by itself where that costs nothing.
+
     Args:
         xs_W: tensors [W, ...].
         specs: of each.
@@ -72,13 +74,13 @@ def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence
         if kind is not None:
             alike.setdefault((spec.shape, kind), []).append(i)
     found: list[Batch] = []
-    copies = engine_for(xs_W).copies
+    engine = engine_for(xs_W)
     for (_, kind), ids in alike.items():
         matrix = specs[ids[0]].matrix
         together = as_matrices([xs_W[i] for i in ids], matrix)
         if together is not None:
             found.append((ids, kind, together.unflatten(0, (-1, len(ids)))))
-        elif copies:
+        elif engine.copies and not engine.one_by_one:
             found.append((ids, kind, torch.stack([xs_W[i].reshape(-1, *matrix) for i in ids], dim=1)))
         else:
             found.extend(([i], kind, xs_W[i].reshape(-1, 1, *matrix)) for i in ids)
@@ -111,28 +113,6 @@ def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor]) 
     engine = engine_for([kept])
     old = engine.orthonormalise([kept[None]])[0][0] if engine.copies else torch.linalg.qr(kept).Q
     return torch.cat([old, fresh / fresh.norm(dim=0)], dim=1)
-
-
-def subtract_products_(targets_W: Mapping[int, Tensor], left_W: Tensor, right_W: Tensor, alpha: float = 1.0) -> None:
-    """target -= alpha x left right for matrices of a batch, at once where they lie side by side or copies cost little.
-
-    Args:
-        targets_W: tensors [W, ...], by place in the batch.
-        left_W: [W, G, n, r].
-        right_W: [W, G, r, m].
-        alpha: factor.
-    """
-    W, G, n, m = *left_W.shape[:3], right_W.shape[3]
-    together = as_matrices(list(targets_W.values()), (n, m)) if len(targets_W) == G > 1 else None
-    if together is not None:
-        together.baddbmm_(left_W.reshape(W * G, n, -1), right_W.reshape(W * G, -1, m), alpha=-alpha)
-        return
-    if len(targets_W) == G > 1 and engine_for(list(targets_W.values())).copies:
-        products = (left_W @ right_W).unbind(1)
-        torch._foreach_sub_([x_W.view(W, n, m) for x_W in targets_W.values()], list(products), alpha=alpha)
-        return
-    for g, target_W in targets_W.items():
-        target_W.view(W, n, m).baddbmm_(left_W[:, g], right_W[:, g], alpha=-alpha)
 
 
 def keep_queries(state: State, queries: Mapping[str, Tensor]) -> None:

@@ -16,7 +16,6 @@ from accordion_bench.compressors.low_rank import (
     LowRank,
     batches,
     keep_queries,
-    subtract_products_,
     together,
     with_columns,
 )
@@ -93,36 +92,32 @@ class PowerSGD(LowRank):
         queries = together([[self._query(ctx, i, rank, state, xs_W[i]) for i in ids] for ids, rank, _ in stacks])
         engine = engine_for(xs_W)
 
-        # Factors are multiplied and sent as rows, [r, n]: with two columns a product is 3 to 5 times slower (MKL).
         # Only the span of Q matters; orthonormal columns keep M_w Q as well conditioned as M_w.
         Qs = self._orthonormal(engine, queries, passes=1)
-        Pts_W = [Q.mT @ Ms_W.mT for (_, _, Ms_W), Q in zip(stacks, Qs, strict=True)]  # (M_w Q)^T, [W, G, r, n]
+        Pts_W = engine.multiply([Ms_W for _, _, Ms_W in stacks], Qs)  # (M_w Q)^T, [W, G, r, n]
         means = comm.all_reduce_mean([*Pts_W, *(xs_W[i] for i in dense)])
         Ps = self._orthonormal(engine, [Pt.mT for Pt in means[: len(stacks)]])
 
-        Qts_W = [P.mT @ Ms_W for (_, _, Ms_W), P in zip(stacks, Ps, strict=True)]  # (M_w^T P)^T, [W, G, r, m]
+        Qts_W = engine.multiply([Ms_W.mT for _, _, Ms_W in stacks], Ps)  # (M_w^T P)^T, [W, G, r, m]
         Qts = comm.all_reduce_mean(Qts_W)
 
         update: list[Tensor] = list(xs_W)
         for i, mean in zip(dense, means[len(stacks) :], strict=True):
             update[i] = mean
         # a zero gradient would leave Q = 0, from which no later step could recover: keep the old query instead
-        alive = _not_zero([Qt for own in Qts for Qt in own]).split([len(ids) for ids, _, _ in stacks]) if stacks else ()
+        kept = engine.renewed([Qt.mT for Qt in Qts], queries)
         found: dict[str, Tensor] = {}
         place: dict[int, tuple[int, int]] = {}
-        for number, ((ids, _, _), P, Qt, Q_old) in enumerate(zip(stacks, Ps, Qts, queries, strict=True)):
-            kept = torch.where(alive[number][:, None, None], Qt.mT, Q_old)
-            for g, (i, approximation) in enumerate(zip(ids, P @ Qt, strict=True)):
-                update[i] = approximation.view(ctx.specs[i].shape)
-                found[ctx.specs[i].name], place[i] = kept[g], (number, g)
+        for number, ((ids, _, _), M, Q) in enumerate(zip(stacks, engine.products(Ps, Qts), kept, strict=True)):
+            for g, i in enumerate(ids):
+                update[i] = M[g].view(ctx.specs[i].shape)
+                found[ctx.specs[i].name], place[i] = Q[g], (number, g)
         keep_queries(state, found)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in place}, xs_W)
-            for (ids, _, _), P, Qt_W in zip(stacks, Ps, Qts_W, strict=True):  # M_w - P Q_w^T
-                own_W = {g: targets_W[i] for g, i in enumerate(ids) if i in targets_W}
-                if own_W:
-                    subtract_products_(own_W, P.expand(comm.local_workers, -1, -1, -1), Qt_W)
+            own_W = [{g: targets_W[i] for g, i in enumerate(ids) if i in targets_W} for ids, _, _ in stacks]
+            engine.subtract_products(own_W, [P.expand(comm.local_workers, -1, -1, -1) for P in Ps], Qts_W)
 
         return Exchanged(update, subtract_sent_)
 
@@ -145,11 +140,6 @@ class PowerSGD(LowRank):
         if self.orthonormalisation == "gramschmidt":
             return [_gram_schmidt(factor, self.eps) for factor in factors]
         return engine.orthonormalise(factors, passes)
-
-
-def _not_zero(matrices: Sequence[Tensor]) -> Tensor:
-    """Whether each has an entry that is not zero, bool [G]; one with NaN counts as zero."""
-    return torch.stack(torch._foreach_norm(list(matrices), torch.inf)) > 0
 
 
 def _gram_schmidt(P: Tensor, eps: float) -> Tensor:

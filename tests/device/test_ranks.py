@@ -53,9 +53,11 @@ def test_a_dozen_launches_however_many_tensors(name, network, together):
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_powersgd_launches_by_shape(network, together):
+def test_powersgd_starts_a_few_however_many_shapes(network, together):
+    """Beside copies that put tensors side by side for torch, which stands in for kernels that need none."""
     launches, waits = counted("powersgd", network, together)
-    assert launches <= 20 + 9 * len({spec.shape for spec in NETWORKS[network]()}) and not waits
+    copies = 0 if together else len({spec.shape for spec in NETWORKS[network]()})
+    assert launches <= 20 + copies and not waits
 
 
 @pytest.mark.sample(2)

@@ -21,5 +21,6 @@ def test_no_product_is_fused_with_a_sum_and_no_division_is_approximate(tmp_path)
     names |= {"_draw", "_gather", "_scatter"}
     names |= {"_narrow_in_sample", "_put_aside", "_narrow", "_tally", "_gather"}
     names |= {"_write_entries", "_write_codes", "_count_ones", "_add_entries"}
+    names |= {"_times_right", "_times_left", "_outer", "_join_parts", "_orthonormalise", "_renew"}
     assert {name for name, _, _ in found} == names
     assert [one for one in found if one[2]] == []

@@ -15,7 +15,17 @@ from triton.compiler import ASTSource
 from accordion_bench.codecs.index_codes import code_shapes
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.on_gpu import casts, encode, factors, launch, room, selection, sparse
+from accordion_bench.tensors.kernels.on_gpu import (
+    casts,
+    encode,
+    factors,
+    launch,
+    orthonormal,
+    products,
+    room,
+    selection,
+    sparse,
+)
 from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.kernels.table import LONGEST, Table, addresses
 from accordion_bench.tensors.permutations import Draws
@@ -31,6 +41,8 @@ TYPES = {
 }
 INEXACT = re.compile(r"fma\.rn\S*\.f32|\S*\.approx\S*|\S*\.ftz\S*|div\.full\S*")
 
+OPTIONS = {"enable_fp_fusion": False}
+
 
 def kind_of(x: object) -> str:
     """As Triton itself would tell the type of an argument."""
@@ -42,12 +54,12 @@ def kind_of(x: object) -> str:
 
 
 def start(kernel, grid, device, args, constants):
-    names = kernel.arg_names
+    names, warps = kernel.arg_names, constants.pop("num_warps", 4)
     signature = dict.fromkeys(constants, "constexpr") | dict(zip(names, map(kind_of, args), strict=False))
     values = constants | {n: x for n, x in zip(names, args, strict=False) if signature[n] == "constexpr"}
     source = ASTSource(kernel, {n: signature[n] for n in names}, {(names.index(n),): x for n, x in values.items()})
     for architecture in (80, 90):
-        made = compiled(source, target=GPUTarget("cuda", architecture, 32), options={"enable_fp_fusion": False})
+        made = compiled(source, target=GPUTarget("cuda", architecture, 32), options=OPTIONS | {"num_warps": warps})
         found.append([kernel.__name__, architecture, INEXACT.findall(made.asm["ptx"])])
 
 
@@ -107,6 +119,17 @@ def main() -> None:
         sections = sparse.Sections(n, few, 0 * n, 4 * few, code_shapes(n, few))
         sparse.write_entries(entries, sections, message)
         sparse.add_entries(np.zeros((2, 1), np.int64), sections, message, 0.5, x)
+    for rank in (2, 8):
+        M_W, L, R = torch.zeros(2, 1, 300, 600), torch.zeros(1, 300, rank), torch.zeros(1, 600, rank)
+        products.multiply([M_W, M_W.mT], [R, L])
+        batch = products.Batch(M_W, L.mT.expand(2, 1, -1, -1), R.mT.expand(2, 1, -1, -1))
+        products.fill([batch])
+        products.subtract([batch], 0.5)
+    numbers = orthonormal.Numbers(1e-12, 1e-15, 1e-300, 1e-8, torch.zeros(2400, dtype=torch.float64))
+    for rank in (2, 8):
+        for passes in (1, 2):
+            orthonormal.orthonormalise([torch.zeros(1, 300, rank)], passes, numbers)
+    orthonormal.renewed([L], [L])
 
 
 if __name__ == "__main__":

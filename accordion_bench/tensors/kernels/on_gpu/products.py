@@ -1,0 +1,359 @@
+"""Products of matrices with thin factors: of all matrices at once, each of which is read or written once.
+
+Beside a matrix M [n, m] stand rows L [r, n] and R [r, m]. Made are L from M R^T, R from L M, and M from L^T R. Sums are
+parts of fixed spans, which are added in a fixed order: they hang neither on how many workers there are nor on where a
+matrix lies.
+
+Tensor suffixes: W local workers, G matrices of one size.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.kernels.on_gpu.table import KEPT
+from accordion_bench.tensors.upload import table, upload
+
+HIGHEST = 16  # rank
+LARGEST = 1 << 24  # side of a matrix: numbers of a tile are counted in 32 bits
+WARPS = 8
+TALL, WIDE = tl.constexpr(32), tl.constexpr(128)  # a tile of a matrix: four loads of each thread
+GROUP = tl.constexpr(4)  # coordinates that a thread loads at once
+SPAN_OF_ROWS, SPAN_OF_COLUMNS = 256, 1024  # of a part of a sum
+TOGETHER = tl.constexpr(128)  # sums of a program that joins parts
+SLOTS = tl.constexpr(16)  # parts at a time
+EDGE = 32  # results begin at multiples of so many numbers
+
+MATRIX, STEP, STRIDE, ROWS, COLUMNS, LEFT, LEFT_STEP, RIGHT, RIGHT_STEP, RANK, ALIGNED, WIDTH = (
+    tl.constexpr(column) for column in range(12)
+)
+"""Columns of a table: where a matrix is, numbers from worker to worker and from row to row, rows, columns; where L and
+R are, each with numbers from worker to worker; rank; whether 16 bytes can be loaded at once. And how many these are."""
+SIZE, PARTS, JOINED = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
+"""The same of sums: where parts are, from worker to worker, where the sum is, from worker to worker, numbers, parts."""
+
+
+class Batch(NamedTuple):
+    """Matrices of one size and their factors.
+
+    matrices_W: M [W, G, n, m], numbers of a row side by side.
+    lefts_W: L [W, G, r, n], each contiguous.
+    rights_W: R [W, G, r, m], each contiguous.
+    """
+
+    matrices_W: Tensor
+    lefts_W: Tensor
+    rights_W: Tensor
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.lefts_W.shape[2]
+
+    def rows(self) -> np.ndarray:
+        """Of a table, int64 [G, WIDTH]."""
+        (W, G, n, m), size = self.matrices_W.shape, self.matrices_W.element_size()
+        rows, numbers = np.zeros((G, WIDTH.value), np.int64), np.arange(G)
+        columns = ((MATRIX, STEP), (LEFT, LEFT_STEP), (RIGHT, RIGHT_STEP))
+        for x_W, (where, step) in zip(self, columns, strict=True):
+            rows[:, where.value] = x_W.data_ptr() + numbers * (x_W.stride(1) * size)
+            rows[:, step.value] = x_W.stride(0)
+        stride = self.matrices_W.stride(2) if n > 1 else m
+        shape = {STRIDE: stride, ROWS: n, COLUMNS: m, RANK: self.rank}
+        for column, number in shape.items():
+            rows[:, column.value] = number
+        steps = [m, stride] + [self.matrices_W.stride(0)] * (W > 1)
+        even = all(step % GROUP.value == 0 for step in steps)
+        rows[:, ALIGNED.value] = (rows[:, MATRIX.value] % 16 == 0) & even
+        return rows
+
+
+def fits(shapes: Sequence[Sequence[int]], ranks: Sequence[int]) -> bool:
+    """Whether these kernels take matrices [..., n, m] of such ranks."""
+    return bool(shapes) and max(ranks) <= HIGHEST and max(side for shape in shapes for side in shape[-2:]) < LARGEST
+
+
+def in_rows(factors: Tensor) -> Tensor:
+    """Columns [..., n, r] as rows [..., r, n], each matrix contiguous; copied only where they are not."""
+    rows = factors.mT
+    apart = rows.stride(-1) != 1 or rows.stride(-2) != rows.shape[-1]
+    return rows.contiguous() if apart else rows
+
+
+def rooms(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
+    """Uninitialised tensors in one allocation."""
+    sizes = [-(-int(np.prod(shape)) // EDGE) * EDGE for shape in shapes]
+    parts = torch.empty(sum(sizes), dtype=like.dtype, device=like.device).split(sizes)
+    return [part[: int(np.prod(shape))].view(*shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def multiply(matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
+    """See `Engine.multiply`. One launch; one more for sums in parts, one more where only some are transposed."""
+    shapes = [(*M_W.shape[:2], F.shape[2], M_W.shape[2]) for M_W, F in zip(matrices_W, factors, strict=True)]
+    found = rooms(shapes, matrices_W[0])
+    lying: list[tuple[Batch, Tensor]] = []
+    standing: list[tuple[Batch, Tensor]] = []
+    for M_W, F, out_W in zip(matrices_W, factors, found, strict=True):
+        F_W = in_rows(F).expand(len(M_W), -1, -1, -1)
+        if M_W.stride(3) != 1 and M_W.stride(2) == 1:
+            standing.append((Batch(M_W.mT, F_W, out_W), out_W))
+        else:
+            lying.append((Batch(M_W if M_W.stride(3) == 1 else M_W.contiguous(), out_W, F_W), out_W))
+    sums = [
+        *_multiplied(_times_right, [batch for batch, _ in lying], LEFT.value),
+        *_multiplied(_times_left, [batch for batch, _ in standing], RIGHT.value),
+    ]
+    _join(sums, matrices_W[0])
+    return found
+
+
+class Sums(NamedTuple):
+    """Parts of sums: parts_W [W, G, parts, numbers], what they are parts of [W, G, ...]."""
+
+    parts_W: Tensor
+    sums_W: Tensor
+
+
+def _multiplied(kernel: triton.JITFunction, batches: Sequence[Batch], column: int) -> list[Sums]:
+    """Fill one side of batches; gives what is left to be added.
+
+    Args:
+        kernel: `_times_right`, which fills the left side, or `_times_left`.
+        batches: where.
+        column: of a table, that says where the side is.
+    """
+    if not batches:
+        return []
+    like, left = batches[0].matrices_W, column == LEFT.value
+    spans = (TALL.value, SPAN_OF_COLUMNS) if left else (SPAN_OF_ROWS, WIDE.value)
+    span, axis = (SPAN_OF_COLUMNS, 3) if left else (SPAN_OF_ROWS, 2)
+    split = [-(-batch.matrices_W.shape[axis] // span) for batch in batches]
+    sides = [b.lefts_W if left else b.rights_W for b in batches]
+    many = [number for number, parts in enumerate(split) if parts > 1]
+    places = rooms([(*sides[b].shape[:2], split[b], sides[b][0, 0].numel()) for b in many], like) if many else []
+    sums = [Sums(place, sides[b]) for b, place in zip(many, places, strict=True)]
+    tables = [batch.rows() for batch in batches]
+    for b, place in zip(many, places, strict=True):
+        tables[b][:, column] = place.data_ptr() + np.arange(place.shape[1]) * (place.stride(1) * place.element_size())
+        tables[b][:, column + 1] = place.stride(0)
+    _start(kernel, batches, np.concatenate(tables), spans, SPAN=span)
+    return sums
+
+
+def fill(batches: Sequence[Batch]) -> None:
+    """M <- L^T R. One launch."""
+    _start_outer(batches, 1.0, False)
+
+
+def subtract(batches: Sequence[Batch], alpha: float) -> None:
+    """M <- M - alpha L^T R. One launch."""
+    _start_outer(batches, alpha, True)
+
+
+def _start_outer(batches: Sequence[Batch], alpha: float, subtracts: bool) -> None:
+    tables, spans = np.concatenate([batch.rows() for batch in batches]), (SPAN_OF_ROWS, WIDE.value)
+    _start(_outer, batches, tables, spans, float(alpha), SPAN=SPAN_OF_ROWS, SUBTRACTS=subtracts)
+
+
+def _start(
+    kernel: triton.JITFunction,
+    batches: Sequence[Batch],
+    rows: np.ndarray,
+    spans: tuple[int, int],
+    *args: float,
+    **constants: int,
+) -> None:
+    like = batches[0].matrices_W
+    there, sizes = like.device, tuple(map(tuple, rows[:, ROWS.value : COLUMNS.value + 1].tolist()))
+    pieces = pieces_on(sizes, spans, there)
+    launch(
+        kernel,
+        (len(pieces), len(like)),
+        there,
+        *(upload(torch.from_numpy(rows), there), pieces, *args),
+        TYPE=TYPES[like.dtype],
+        R=max(batch.rank for batch in batches),
+        **constants,
+        num_warps=WARPS,
+    )
+
+
+@functools.lru_cache(maxsize=KEPT)
+def pieces_on(sizes: tuple[tuple[int, int], ...], spans: tuple[int, int], device: torch.device) -> Tensor:
+    """Pieces of so many rows and columns of matrices, int32 [programs, 3]: the matrix, its first row and column."""
+    found = []
+    for t, (n, m) in enumerate(sizes):
+        i, j = np.meshgrid(np.arange(0, n, spans[0]), np.arange(0, m, spans[1]), indexing="ij")
+        found.append(np.stack([np.full(i.size, t), i.ravel(), j.ravel()], axis=1))
+    return table(torch.from_numpy(np.concatenate(found).astype(np.int32)), device)
+
+
+def _join(sums: Sequence[Sums], like: Tensor) -> None:
+    rows = []
+    for parts_W, sums_W in sums:
+        numbers, size = np.arange(parts_W.shape[1]), parts_W.element_size()
+        own = np.zeros((len(numbers), JOINED.value), np.int64)
+        for column, x_W in ((0, parts_W), (2, sums_W)):
+            own[:, column] = x_W.data_ptr() + numbers * (x_W.stride(1) * size)
+            own[:, column + 1] = x_W.stride(0)
+        own[:, SIZE.value], own[:, PARTS.value] = parts_W.shape[3], parts_W.shape[2]
+        rows.append(own)
+    if not rows:
+        return
+    joined, there = np.concatenate(rows), like.device
+    pieces = pieces_on(tuple((1, size) for size in joined[:, SIZE.value].tolist()), (1, TOGETHER.value), there)
+    launch(
+        _join_parts,
+        (len(pieces), len(like)),
+        there,
+        *(upload(torch.from_numpy(joined), there), pieces),
+        TYPE=TYPES[like.dtype],
+    )
+
+
+@triton.jit
+def _tile(  # type: ignore[no-untyped-def]
+    matrix, at, stride, rows, columns, TYPE: tl.constexpr, EVEN: tl.constexpr
+):
+    """Where the numbers of a tile [TALL, WIDE] are that begins at a number of a matrix, and which of them exist."""
+    i, j, first = tl.arange(0, TALL), tl.arange(0, WIDE), matrix.to(tl.pointer_type(TYPE)) + at
+    if EVEN:  # the same numbers; the compiler sees that they are multiples of 4
+        first, stride, columns = tl.multiple_of(first, 16), (stride >> 2) * 4, (columns >> 2) * 4
+    return (first + i.to(tl.int64) * stride)[:, None] + j[None], (i < rows)[:, None] & (j < columns)[None]
+
+
+@triton.jit
+def _load_tile(matrix, at, stride, rows, columns, even, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile; numbers that do not exist are 0. However it is loaded, threads hold the same of its numbers."""
+    if even != 0:
+        where, exists = _tile(matrix, at, stride, rows, columns, TYPE, True)
+        x = tl.load(where, mask=exists, other=0)
+    else:
+        where, exists = _tile(matrix, at, stride, rows, columns, TYPE, False)
+        x = tl.load(where, mask=exists, other=0)
+    return x
+
+
+@triton.jit
+def _piece_of(table, pieces):  # type: ignore[no-untyped-def]
+    """A program's row of a table, first row and column; rows, columns and rank of its matrix."""
+    piece = pieces + 3 * tl.program_id(0)
+    row = table + tl.load(piece) * WIDTH
+    n, m = tl.load(row + ROWS).to(tl.int32), tl.load(row + COLUMNS).to(tl.int32)
+    return row, tl.load(piece + 1), tl.load(piece + 2), n, m, tl.load(row + RANK).to(tl.int32)
+
+
+@triton.jit
+def _side(row, WHERE: tl.constexpr, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The worker's L or R."""
+    return tl.load(row + WHERE).to(tl.pointer_type(TYPE)) + tl.program_id(1).to(tl.int64) * tl.load(row + WHERE + 1)
+
+
+@triton.jit
+def _times_right(  # type: ignore[no-untyped-def]
+    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr
+):
+    row, first, begin, n, m, r = _piece_of(table, pieces)
+    matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
+    right = _side(row, RIGHT, TYPE)
+    at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + first.to(tl.int64) * stride
+    j = tl.arange(0, WIDE // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    sums = ()
+    for _ in tl.static_range(R):
+        sums += (tl.zeros([TALL, WIDE // GROUP], TYPE),)  # type: ignore[assignment]
+    for c in range(begin, tl.minimum(begin + SPAN, m), WIDE):
+        x = _load_tile(matrix, at + c, stride, n - first, m - c, aligned, TYPE)
+        x = tl.reshape(x, [TALL, WIDE // GROUP, GROUP])
+        more = ()
+        for k in tl.static_range(R):
+            own = tl.load(right + k * m + c + j, mask=j < tl.where(r > k, m - c, 0), other=0)
+            more += (sums[k] + tl.sum(x * own[None], axis=2),)  # type: ignore[assignment]
+        sums = more
+    i = first + tl.arange(0, TALL)
+    out = _side(row, LEFT, TYPE) + (begin // SPAN).to(tl.int64) * r * n
+    for k in tl.static_range(R):
+        tl.store(out + k * n + i, tl.sum(sums[k], axis=1), mask=i < tl.where(r > k, n, 0))
+
+
+@triton.jit
+def _times_left(  # type: ignore[no-untyped-def]
+    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr
+):
+    TIMES: tl.constexpr = 8  # warps: each has a row of a tile, and the next one after so many
+    row, first, begin, n, m, r = _piece_of(table, pieces)
+    matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
+    left = _side(row, LEFT, TYPE)
+    at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + begin
+    i = tl.arange(0, TALL // TIMES)[:, None] * TIMES + tl.arange(0, TIMES)[None, :]
+    sums = ()
+    for _ in tl.static_range(R):
+        sums += (tl.zeros([TIMES, WIDE], TYPE),)  # type: ignore[assignment]
+    for top in range(first, tl.minimum(first + SPAN, n), TALL):
+        x = _load_tile(matrix, at + tl.cast(top, tl.int64) * stride, stride, n - top, m - begin, aligned, TYPE)
+        x = tl.reshape(x, [TALL // TIMES, TIMES, WIDE])
+        more = ()
+        for k in tl.static_range(R):
+            own = tl.load(left + k * n + top + i, mask=i < tl.where(r > k, n - top, 0), other=0)
+            more += (sums[k] + tl.sum(x * own[:, :, None], axis=0),)  # type: ignore[assignment]
+        sums = more
+    j = begin + tl.arange(0, WIDE)
+    out = _side(row, RIGHT, TYPE) + (first // SPAN).to(tl.int64) * r * m
+    for k in tl.static_range(R):
+        tl.store(out + k * m + j, tl.sum(sums[k], axis=0), mask=j < tl.where(r > k, m, 0))
+
+
+@triton.jit
+def _outer(  # type: ignore[no-untyped-def]
+    table, pieces, alpha, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr,
+    SUBTRACTS: tl.constexpr,
+):  # fmt: skip
+    row, first, begin, n, m, r = _piece_of(table, pieces)
+    if tl.load(row + ALIGNED) != 0:
+        _outer_of(row, first, begin, n, m, r, alpha, TYPE, R, SPAN, SUBTRACTS, True)
+    else:
+        _outer_of(row, first, begin, n, m, r, alpha, TYPE, R, SPAN, SUBTRACTS, False)
+
+
+@triton.jit
+def _outer_of(  # type: ignore[no-untyped-def]
+    row, first, begin, n, m, r, alpha, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr,
+    SUBTRACTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    matrix, stride = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32)
+    left, right = _side(row, LEFT, TYPE), _side(row, RIGHT, TYPE)
+    at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + begin
+    j = tl.arange(0, WIDE)
+    rights = ()
+    for k in tl.static_range(R):
+        rights += (tl.load(right + k * m + begin + j, mask=j < tl.where(r > k, m - begin, 0), other=0),)  # type: ignore[assignment]
+    for top in range(first, tl.minimum(first + SPAN, n), TALL):
+        i = top + tl.arange(0, TALL)
+        total = tl.zeros([TALL, WIDE], TYPE)
+        for k in tl.static_range(R):
+            total += tl.load(left + k * n + i, mask=i < tl.where(r > k, n, 0), other=0)[:, None] * rights[k][None]
+        here = at + tl.cast(top, tl.int64) * stride
+        where, exists = _tile(matrix, here, stride, n - top, m - begin, TYPE, EVEN)
+        if SUBTRACTS:
+            total = tl.load(where, mask=exists, other=0) - total * alpha
+        tl.store(where, total, mask=exists)
+
+
+@triton.jit
+def _join_parts(table, pieces, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    piece, w = pieces + 3 * tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = table + tl.load(piece) * JOINED
+    size, count = tl.load(row + SIZE).to(tl.int32), tl.load(row + PARTS).to(tl.int32)
+    e, s = tl.load(piece + 2) + tl.arange(0, TOGETHER), tl.arange(0, SLOTS)
+    parts = tl.load(row).to(tl.pointer_type(TYPE)) + w * tl.load(row + 1)
+    total = tl.zeros([TOGETHER], TYPE)
+    for begin in range(0, count, SLOTS):
+        own = parts + (begin + s).to(tl.int64)[:, None] * size + e[None]
+        total += tl.sum(tl.load(own, mask=(begin + s < count)[:, None] & (e < size)[None], other=0), axis=0)
+    tl.store(tl.load(row + 2).to(tl.pointer_type(TYPE)) + w * tl.load(row + 3) + e, total, mask=e < size)

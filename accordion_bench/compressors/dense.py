@@ -30,6 +30,7 @@ class Dense(Gathered):
     """
 
     balanced: bool = False  # whether the blocks of a tensor are of equal size
+    takes_empty = True
 
     # ---- what a subclass writes
 

@@ -40,6 +40,7 @@ class Gathered(Compressor):
     traits = Traits(collectives=("all_gather", "two_way"), collective_reason="its messages do not add up")
     entropy: str = "none"  # how entropy_bytes counts the codes, see `entropy.coded_bytes`
     stream: str = ""  # of its random draws; a name that never changes
+    takes_empty: bool = False  # whether `add_bucket_` takes targets that are empty
 
     # ---- what a subclass writes
 
@@ -130,7 +131,7 @@ class Gathered(Compressor):
             first = range(len(gathered))
             part = sent.bucket.take(first)
             everyones = self.gather(sent.message.take(first), part, comm)
-            target = for_means([xs_W[i][0] for i in gathered], comm.workers)
+            target = for_means([xs_W[i][0] for i in gathered], comm.workers, self.takes_empty)
             self.add_bucket_(target, everyones, part)
             for i, mean in zip(gathered, target.rows_R, strict=True):
                 update[i] = mean.view(xs_W[i][0].shape)
@@ -195,10 +196,10 @@ class Sent:
             self.compressor.add_bucket_(target, self.message.take(ks), self.bucket.take(ks))
 
 
-def for_means(xs: Sequence[Tensor], divisor: int = 1) -> Target:
+def for_means(xs: Sequence[Tensor], divisor: int, may_be_empty: bool) -> Target:
     """Rows [1, N] for the means of tensors, side by side; on a CPU of zeros, whose memory costs no pass over it."""
     sizes, device = [x.numel() for x in xs], xs[0].device
-    empty = device.type != "cpu"
+    empty = may_be_empty and device.type != "cpu"
     make = torch.empty if empty else large_pages.zeros
     flat = make(1, sum(sizes), device=device, dtype=xs[0].dtype)
     return Target(flat.split(sizes, dim=1), divisor=divisor, empty=empty)

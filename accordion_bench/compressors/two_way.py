@@ -266,7 +266,9 @@ class TwoWay(Wrapper):
             if not entries:
                 answers.append(message_A.new_empty(0))
                 continue
-            target = for_means([flat_W[i][0, piece.start : piece.stop] for piece, i in entries], comm.workers)
+            target = for_means(
+                [flat_W[i][0, piece.start : piece.stop] for piece, i in entries], comm.workers, self.inner.takes_empty
+            )
             means = list(target.rows_R)
             shard = replace(self._bucket(entries, ctx, means, [owner]), purpose="server")
             of_everyone = Message(message_A, [layouts[owner]] * comm.workers)
@@ -284,7 +286,7 @@ class TwoWay(Wrapper):
 
         # 4 everybody gets all pieces
         if levels:
-            target = for_means([xs_W[i][0] for i in levels])
+            target = for_means([xs_W[i][0] for i in levels], 1, self.inner.takes_empty)
             for i, sums in zip(levels, target.rows_R, strict=True):
                 update[i] = sums.view(xs_W[i][0].shape)
             everyones = Message(torch.cat(comm.all_gather_uneven(answers, sizes))[None], sent.layouts[:1])

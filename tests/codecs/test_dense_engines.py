@@ -89,7 +89,8 @@ class Dense(NamedTuple):
         zeros = Target([there.to(torch.zeros_like(x_R)) for x_R in sums_R], alpha, divisor)
         for other in (empty, zeros):
             there.engine.add_dense(other, message, self.coding, there.to(self.shared()))
-        assert all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(empty.rows_R, zeros.rows_R, strict=True))
+        for x_R, y_R in zip(empty.rows_R, zeros.rows_R, strict=True):
+            torch.testing.assert_close(x_R.cpu(), y_R.cpu(), rtol=0, atol=0, equal_nan=True)
         return [x_R.cpu() for x_R in target.rows_R]
 
 

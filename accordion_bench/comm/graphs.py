@@ -6,6 +6,7 @@ Work may go to lanes, which a device works at side by side: streams, each with a
 """
 
 import contextlib
+import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -209,6 +210,7 @@ class CudaGraphs(Graphs):
         marks = self._marks = []
         try:
             with (
+                _nothing_collected(),
                 noting(_elsewhere) as cells,
                 torch.cuda.graph(graph, shared, stream, capture_error_mode="thread_local"),
             ):
@@ -241,6 +243,18 @@ class CudaGraphs(Graphs):
         event.record()
         self._marks.append(event)
         return ReplayedMark(event)
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Inside, Python looks for no garbage: a graph of before that is destroyed would end the capture."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _elsewhere(x: Tensor, to: torch.device) -> Tensor:

@@ -55,6 +55,24 @@ def test_marks_that_nobody_keeps_live_as_long_as_their_graph(graphs):
     assert torch.equal(total.cpu(), torch.full((N,), 20.0)) and others[0].elapsed_time(others[-1]) >= 0
 
 
+def test_a_graph_that_is_garbage_ends_no_capture(graphs):
+    total = torch.zeros(N, device="cuda")
+    circle = [graphs.capture(lambda: total.add_(1), "exchange")]
+    circle.append(circle)
+    del circle
+
+    def run():
+        for _ in range(100_000):
+            own = []
+            own.append(own)
+        total.add_(2)
+
+    replay, _ = graphs.capture(run, "exchange")
+    replay()
+    torch.cuda.synchronize()
+    assert torch.equal(total.cpu(), torch.full((N,), 2.0))
+
+
 @pytest.mark.parametrize("name", yaml_names("compressor"))
 def test_replayed_exchanges_have_the_bits_of_eager_ones(name):
     given = [x_W.cuda() for x_W in gradients(workers=1, dtype=torch.float32)]

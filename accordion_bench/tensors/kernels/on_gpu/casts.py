@@ -68,17 +68,19 @@ def _add_up(  # type: ignore[no-untyped-def]
     begin, n = tl.multiple_of(begin, 16), tl.load(rows + t * COLUMNS + N)
     start = tl.multiple_of(tl.load(rows + t * COLUMNS + CODES) // 2, 8 if ALIGNED else 1)
     j = tl.arange(0, SLICE)
-    total = tl.full([SLICE], -0.0 if ALONE else 0.0, tl.float32)  # -0 plus x is x, of one worker -0 as well
+    total = tl.zeros([SLICE], tl.float32)
     if begin + SLICE <= n:
         for w in range(W):
             x = tl.multiple_of(tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)), 16 if ALIGNED else 4)
-            total += _share(tl.load(x + begin + j), workers, most, HALF, DIVIDED)
+            share = _share(tl.load(x + begin + j), workers, most, HALF, DIVIDED)
+            total = share if ALONE else total + share  # of one worker -0 as well
         tl.store(out + start + begin + j, _narrow(total, HALF))
     else:
         exists = begin + j < n
         for w in range(W):
             x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE))
-            total += _share(tl.load(x + begin + j, mask=exists, other=0), workers, most, HALF, DIVIDED)
+            share = _share(tl.load(x + begin + j, mask=exists, other=0), workers, most, HALF, DIVIDED)
+            total = share if ALONE else total + share
         tl.store(out + start + begin + j, _narrow(total, HALF), mask=exists)
 
 

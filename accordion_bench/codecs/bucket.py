@@ -95,10 +95,14 @@ class Bucket(Context):
         Args:
             stream: name of the random stream. The results of every run depend on it: it must never change.
         """
-        return [
-            [keyed_rng.key(self.seed, stream, self.purpose, spec.name, self.step, worker) for spec in self.specs]
-            for worker in self.workers
-        ]
+        beginnings = _beginnings(self.seed, stream, self.purpose, tuple(spec.name for spec in self.specs))
+        return [keyed_rng.closed(beginnings, self.step, worker) for worker in self.workers]
+
+
+@functools.lru_cache(maxsize=64)
+def _beginnings(seed: int, stream: str, purpose: str, names: tuple[str, ...]) -> list[bytes]:
+    """Of the keys of these tensors, which are the same in every step."""
+    return [keyed_rng.opened(seed, stream, purpose, name) for name in names]
 
 
 @dataclass(frozen=True)

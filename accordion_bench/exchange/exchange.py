@@ -89,6 +89,7 @@ class Exchange:
         self.seed, self.scope, self.start_step = seed, scope, start_step
         self.units = sent_units(specs, scope, block_size)
         self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
+        self._indices: tuple[Plan | None, list[int | None]] = None, []  # of the ladder, for each sent tensor
         least = compressor.traits.min_ndim
         self.exempt = frozenset(exempt)
         compressed = [spec.numel and spec.ndim >= least and spec.name not in self.exempt for spec in self.sent]
@@ -170,13 +171,11 @@ class Exchange:
         if not self.compressor.traits.knob:
             return list(self._without_knob)
 
-        def level(spec: TensorSpec) -> float | None:
-            index = info.plan.levels.get(spec.name)
-            if index is None or not spec.numel:
-                return None
-            return self.compressor.scheduled(self.ladder.values[index], info.epoch)
-
-        return [level(spec) for spec in self.sent]
+        if self._indices[0] is not info.plan:  # which lasts for many steps
+            indices = [info.plan.levels.get(spec.name) if spec.numel else None for spec in self.sent]
+            self._indices = info.plan, indices
+        values = [self.compressor.scheduled(value, info.epoch) for value in self.ladder.values]
+        return [None if index is None else values[index] for index in self._indices[1]]
 
     def predicted_bytes(self, info: StepInfo) -> int:
         """Payload that this step will hand to the collectives, from sizes and from whose turn it is.
@@ -267,12 +266,11 @@ class Exchange:
 
     def work(self, xs_W: Sequence[Tensor], info: StepInfo) -> Work:
         """`unread` as work that may be captured; what it writes is the compressor's state."""
-        levels, books = tuple(self.levels(info)), tuple(sorted(info.plan.codebooks.items()))
-        ctx = self.context(info)
+        ctx, books = self.context(info), tuple(sorted(info.plan.codebooks.items()))
         own, clock = [x for number in range(len(self.buckets)) for x in self.state_of(number)], self.comm.clock
         where = tuple(x.data_ptr() for x in (*xs_W, *own))
         stage = Stage(lambda: None, lambda: self.unread(xs_W, info))
-        key = id(self), levels, books, pattern(ctx), where, clock.plan, clock.warm
+        key = id(self), tuple(ctx.levels), books, pattern(ctx), where, clock.plan, clock.warm
         return Work(EXCHANGE, key, [stage], lambda: own, moment=ctx)
 
     def begin(self, info: StepInfo) -> Context:

@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -11,6 +11,18 @@ def key(*parts: object) -> int:
     """A 63-bit seed from the parts, e.g. `key(seed, "dropout", step, worker)`; equal on every machine."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def opened(*parts: object) -> bytes:
+    """The beginning of keys whose first parts are these, at least two; see `closed`."""
+    return repr(parts)[:-1].encode()
+
+
+def closed(beginnings: Sequence[bytes], *parts: object) -> list[int]:
+    """The keys of some beginnings and the same last parts: `key(*first, *parts)` of each."""
+    end = f", {', '.join(map(repr, parts))})".encode()
+    digests = [hashlib.blake2b(first + end, digest_size=8).digest() for first in beginnings]
+    return [int.from_bytes(digest, "little") >> 1 for digest in digests]
 
 
 def generator(*parts: object) -> torch.Generator:

@@ -9,15 +9,49 @@ import pytest
 
 from tests.kit.paths import ROOT
 
+# instructions for each coordinate, of sm_90 with Triton 3.6, both ends of a slice included; other versions differ
+MOST = {
+    ("sign", "_encode"): 30,
+    ("sign", "_add_values"): 30,
+    ("4 bits", "_encode"): 55,
+    ("4 bits", "_add_values"): 45,
+    ("3 bits", "_encode"): 65,
+    ("3 bits", "_add_values"): 55,
+    ("e4m3", "_encode"): 65,
+    ("e4m3", "_add_values"): 55,
+    ("e3m0", "_encode"): 60,
+    ("e3m0", "_add_values"): 45,
+    ("4 bits, measured", "_encode"): 75,
+    ("e4m3, measured", "_encode"): 65,
+    ("float16", "_add_up"): 40,
+    ("float16", "_widen"): 40,
+    ("bfloat16", "_add_up"): 45,
+    ("bfloat16", "_widen"): 40,
+}
+
+
+def printed(module: str, cache) -> list:
+    """What a module of this folder prints, by a process that compiles for a GPU."""
+    pytest.importorskip("triton")
+    environ = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-m", f"tests.device.triton.{module}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_coordinates_are_read_16_bytes_at_once_and_nothing_is_divided(tmp_path):
+    found = {(one["case"], one["kernel"]): one for one in printed("counts", tmp_path)}
+    assert found.keys() == MOST.keys()
+    assert not [key for key, one in found.items() if not one["wide"] or one["divided"] or one["local"]]
+    assert {key: one["each"] for key, one in found.items() if one["each"] > MOST[key]} == {}
+
 
 @pytest.mark.slow
 def test_no_product_is_fused_with_a_sum_and_no_division_is_approximate(tmp_path):
-    pytest.importorskip("triton")
-    environ = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.device.triton.to_ptx"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = printed("to_ptx", tmp_path)
     names = {"_encode", "_add_values", "_sum_pieces", "_join_pieces", "_write_headers", "_read_headers", "_factors"}
+    names |= {"_add_up", "_widen"}
     names |= {"_draw", "_gather", "_scatter"}
     names |= {"_narrow_in_sample", "_put_aside", "_narrow", "_tally", "_gather"}
     names |= {"_write_entries", "_write_codes", "_count_ones", "_add_entries"}

@@ -54,7 +54,7 @@ LINKS = {
     "validate_simulation": ["--hosts", "2", *ONCE, "--seconds", "0.2"],
 }
 OF_ADVICE = {f"advice_{part}" for part in ("cells", "measure", "trial", "predict", "compare", "break_even")}
-PARTS = {*OF_ADVICE, "bench_arms", "golden_runs", "gpu_sections", "gpu_steps", "grace_codecs"}  # of others
+PARTS = {*OF_ADVICE, *("bench_arms", "golden_runs", "gpu_exchange", "gpu_sections", "gpu_steps", "grace_codecs")}
 SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
 SHOWN = {"demo_report", "draw_kept"}  # from what is kept here: tested below
 # make install; demo and compressors, one after another; make wheel; a package index; test_try_cases

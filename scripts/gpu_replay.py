@@ -26,6 +26,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.conformance.tape import TapeGraphs
+from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.report.compare.markdown import folded
 from accordion_bench.training import trainer as training
 from accordion_bench.training.trainer import Trainer
@@ -258,7 +259,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--compressors", nargs="+", default=[], metavar="NAME", help="of exchanges; default: all")
+    names = sorted(yaml_files("compressor"))
+    parser.add_argument(
+        "--compressors", nargs="+", default=[], choices=names, metavar="NAME", help="of exchanges; default: all"
+    )
     parser.add_argument("--seconds", type=float, default=150.0, help="of `exchange` and of `workers`, about")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results") / "gpu" / "replay")
@@ -267,6 +271,10 @@ def main() -> int:
         parser.error("--device cuda needs CUDA, and this machine has none; type --device cpu --out FOLDER")
     if typed.device == "cpu" and typed.out == parser.get_default("out"):
         parser.error("results/gpu/replay is for measurements on a GPU; type --out FOLDER")
+    if typed.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {typed.rounds}; type --rounds 3")
+    if typed.seconds <= 0:
+        parser.error(f"--seconds must be above 0, got {typed.seconds:g}; type --seconds 150")
     typed.out.mkdir(parents=True, exist_ok=True)
     asked = Asked(typed.device, typed.rounds, typed.out, typed.compressors, typed.seconds)
     facts = header(Setting(typed.device, asked.tiny, typed.rounds, 0, typed.out, []))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.streams import CudaStreams, Streams
-from accordion_bench.tensors.upload import Cell, filled, noting
+from accordion_bench.tensors.upload import Cell, filled, noting, tables
 
 T = TypeVar("T")
 WORKERS, EXCHANGE, UPDATE, EVALUATION = "workers", "exchange", "update", "evaluation"  # kinds of work
@@ -163,12 +163,12 @@ class CudaReplay:
     Args:
         graph: of torch.cuda.
         cells: whose numbers it reads.
-        marks: events that it records; it would write to where one had been that was destroyed.
+        kept: what it would read or write where it had been: events that it records, and tables that caches may drop.
     """
 
     graph: Any
     cells: list[Cell]
-    marks: list[Any]
+    kept: list[Any]
 
     def __call__(self, moment: Any = None) -> None:
         filled(self.cells, self.graph.replay, moment)
@@ -221,7 +221,7 @@ class CudaGraphs(Graphs):
             self._marks = None
         for cell in cells:
             cell.place.record_stream(stream)
-        return CudaReplay(graph, cells, marks), out
+        return CudaReplay(graph, cells, [*marks, *tables()]), out
 
     def new_generator(self) -> torch.Generator:
         return torch.Generator(self.device)

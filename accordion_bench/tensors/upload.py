@@ -5,7 +5,9 @@ memory on the device, and whoever repeats it fills them before.
 """
 
 import contextlib
+import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,8 @@ from torch import Tensor, device
 from torch.utils._python_dispatch import _disable_current_modes
 
 _noting = threading.local()
+_tables: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 class Cell:
@@ -94,4 +98,11 @@ def _uploaded(x: Tensor, make: Callable[[Any], Tensor], to: device, once: bool) 
 
 def table(x: Tensor, to: device) -> Tensor:
     """The same for a tensor that is kept: the host waits, once, since any stream may read it from now on."""
-    return x.to(to)
+    made = x.to(to)
+    _tables[next(_numbers)] = made
+    return made
+
+
+def tables() -> list[Tensor]:
+    """The tables that somebody keeps now: whoever captures work that reads them must keep them as long."""
+    return list(_tables.values())

@@ -6,7 +6,7 @@ from accordion_bench.codecs.bucket import Bucket, Context
 from accordion_bench.codecs.rates import pattern, rates_of
 from accordion_bench.conformance.pretend_device import DEVICE, pretended, real
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.upload import filled, fresh, noting, upload
+from accordion_bench.tensors.upload import filled, fresh, noting, table, tables, upload
 
 SPECS = [TensorSpec(name, (2, 3)) for name in "abc"]
 
@@ -69,3 +69,11 @@ def test_a_bucket_in_another_step_has_its_draws_and_rates():
     later = bucket.at(context(5, 10.0, 20.0, 30.0))
     assert (later.step, later.lrs) == (5, [30.0, 10.0])
     assert later.keys("x") != bucket.keys("x") and later.at(context(4, 1.0, 2.0, 3.0)).keys("x") == bucket.keys("x")
+
+
+def test_tables_are_told_as_long_as_somebody_keeps_them():
+    before = len(tables())
+    kept = table(torch.arange(3), torch.device("meta"))
+    assert any(kept is one for one in tables()) and len(tables()) == before + 1
+    del kept
+    assert len(tables()) == before

@@ -190,7 +190,9 @@ def unfinished_summary(folder: RunFolder, error: BaseException) -> dict[str, Any
 def header(config: RunConfig, where: Placement, parts: Components) -> str:
     """One line: what runs where; another where the optimizer splits the parameters, and where it could be faster."""
     choices, compressor = config.choices, parts.wrapped.compressor
-    momentum = "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.owns else ""
+    momentum = (
+        "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.optimizer.owns else ""
+    )
     local = ""
     composed = config.to_dict()
     if parts.sync.local:

@@ -30,6 +30,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.conformance.subject import with_optimizer
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
@@ -183,7 +184,7 @@ def codec(
     plan = Plan(dict.fromkeys(levelled(compressor, exchange.sent), 0))
     ctx = exchange.context(StepInfo(plan, 1000, 0.1, 1000.0))
     pairs = list(zip(ctx.specs, ctx.levels, strict=True))
-    payload = sum(compressor.payload_bytes(s, level, 1) for s, level in pairs)
+    payload = sum(payload_bytes(compressor, s, level, 1) for s, level in pairs)
     if not any(level is not None and compressor.compresses(s, level) for s, level in pairs):
         return None
     if isinstance(compressor, OneShot) and compressor.traits.fixed_size:

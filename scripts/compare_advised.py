@@ -31,6 +31,7 @@ from accordion_bench import train
 from accordion_bench.adaptive.advised import Advised, meanwhile, turns_of
 from accordion_bench.adaptive.level_choice import Turn, choose, end, total
 from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.sizes import wire_bytes
 from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose
 from accordion_bench.network.timeline_file import RecordedStep, read_timeline
@@ -157,7 +158,7 @@ def tensors_of(setting: Setting, step: RecordedStep, names: list[str]) -> Tensor
     compressor: Compressor = build_components(config, WORKERS).wrapped.compressor
     specs = {spec.name: spec for spec in step.specs}
     levels = sorted({*setting.levels, *setting.accordion})
-    wire = [[compressor.wire_bytes(specs[name], level, WORKERS) for level in levels] for name in names]
+    wire = [[wire_bytes(compressor, specs[name], level, WORKERS) for level in levels] for name in names]
     return Tensors(names, levels, np.array(wire), step)
 
 

@@ -1,11 +1,18 @@
 """Accordion: weak compression in critical regimes, strong compression elsewhere."""
 
+from dataclasses import replace
 from typing import Any
 
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.options import checks
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    # a codebook is fitted for every number of bits that may be chosen, and that of 8 takes seconds
+    few = {"strong": 2, "weak": 3} if knob == "bits" else {}
+    return Detecting.description.smoke_options(options, knob) | few
 
 
 class Accordion(Detecting):
@@ -17,17 +24,13 @@ class Accordion(Detecting):
         options: the detector's, see `Detecting`.
     """
 
+    description = replace(Detecting.description, smoke_options=_smoke_options)
+
     drives = "level"
 
     def __init__(self, weak: float | None = None, strong: float | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.weak, self.strong = weak, strong
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        # a codebook is fitted for every number of bits that may be chosen, and that of 8 takes seconds
-        few = {"strong": 2, "weak": 3} if knob == "bits" else {}
-        return super().short(options, knob) | few
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         strong = pair[0] if self.strong is None else self.strong

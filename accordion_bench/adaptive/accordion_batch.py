@@ -13,6 +13,19 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Detecting.description.idle(cls, options, context)
+    if options.get("large_batch") is not None:
+        yield "factor", "large_batch is set"
+    if options.get("fixed_switch") is not None:
+        for key in ("statistic", "eta", "interval", "lr_drop_ratio", "min_hold"):
+            yield key, "fixed_switch is set"
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return Detecting.description.smoke_options(options, knob) | {"factor": 2}
+
+
 class AccordionBatch(Detecting):
     """One critical-regime test for the whole model, s = sqrt(sum_l s_l^2); not critical -> the large batch, for good.
 
@@ -30,6 +43,8 @@ class AccordionBatch(Detecting):
 
     Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248).
     """
+
+    description = replace(Detecting.description, idle=_idle, smoke_options=_smoke_options)
 
     drives = "batch"
 
@@ -55,19 +70,6 @@ class AccordionBatch(Detecting):
         if fixed_switch is not None:
             checks.integer("fixed_switch", fixed_switch, at_least=1, instead=20)
         self.switched = False
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("large_batch") is not None:
-            yield "factor", "large_batch is set"
-        if options.get("fixed_switch") is not None:
-            for key in ("statistic", "eta", "interval", "lr_drop_ratio", "min_hold"):
-                yield key, "fixed_switch is set"
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return super().short(options, knob) | {"factor": 2}
 
     def needs(self, epoch: int) -> frozenset[str]:
         return frozenset() if self.switched or self.fixed_switch is not None else super().needs(epoch)

@@ -10,6 +10,11 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Detecting.description.idle(cls, options, context)
+    yield "sync.period", f"{context.group} sets the first one"
+
+
 class AccordionSync(Detecting):
     """Accordion's detector on the whole model chooses between two periods of a local method.
 
@@ -22,6 +27,8 @@ class AccordionSync(Detecting):
             parameters.
     """
 
+    description = replace(Detecting.description, idle=_idle)
+
     drives = "period"
 
     def __init__(self, weak: int = 2, strong: int = 16, **options: Any) -> None:
@@ -30,11 +37,6 @@ class AccordionSync(Detecting):
         self.strong = checks.integer("strong", strong, at_least=1, instead=16)
         if strong <= weak:
             raise checks.ValueRefused("strong", f"a period above weak={weak}", strong, 8 * weak)
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        yield "sync.period", f"{around.group} sets the first one"
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         return replace(plan, period=self.weak)

@@ -16,6 +16,16 @@ from accordion_bench.options.units import counted
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Policy.description.idle(cls, options, context)
+    if options.get("freq", 0) >= context.epochs:
+        yield "freq", f"the run has {counted(context.epochs, 'epoch')}"
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"freq": 1}
+
+
 class AdaBatch(Policy):
     """Every `freq` epochs B <- beta B and LR <- gamma LR; B is capped at the data set.
 
@@ -34,24 +44,17 @@ class AdaBatch(Policy):
     Source: Devarakonda et al. 2017 (arXiv 1712.02029); that 0.375 and 0.75 go with freq 20 is as recalled.
     """
 
+    description = replace(
+        Policy.description, requires={"schedule": {"milestones": []}}, idle=_idle, smoke_options=_smoke_options
+    )
+
     drives = "batch"
-    beside = {"schedule": {"milestones": []}}  # it lowers the learning rate itself
 
     def __init__(self, freq: int = 20, beta: float = 2.0, gamma: float = 0.75) -> None:
         self.freq = checks.integer("freq", freq, at_least=1, instead=20)
         self.beta = checks.number("beta", beta, above=1, instead=2)
         self.gamma = checks.number("gamma", gamma, above=0, instead=0.75)
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("freq", 0) >= around.epochs:
-            yield "freq", f"the run has {counted(around.epochs, 'epoch')}"
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"freq": 1}
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         refuse_full("adabatch", run)

@@ -14,6 +14,16 @@ from accordion_bench.requests import Request, TrainingLoss
 EXACT = 1 - 1e-9  # a root that is an integer may come out a rounding error above it
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Policy.description.idle(cls, options, context)
+    if options.get("initial") is not None:
+        yield "sync.period", f"{context.group}.initial sets the first one"
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"every": 1}
+
+
 class AdaComm(Policy):
     """tau_l = ceil(sqrt(eta_0 / eta_l x F_l / F_0) tau_0), in [1, max_period]; else half of the last one.
 
@@ -37,6 +47,8 @@ class AdaComm(Policy):
     Source: Wang and Joshi 2019 (arXiv 1810.08313); the learning rates in the root, and the halving, as recalled.
     """
 
+    description = replace(Policy.description, idle=_idle, smoke_options=_smoke_options)
+
     drives = "period"
     plans_with = frozenset({"epochs", "steps_per_epoch", "loss"})
     when = "exchange"
@@ -52,16 +64,6 @@ class AdaComm(Policy):
         self.loss_sum = 0.0  # over the steps of the interval that is running
         self.begun = self.read = 0  # steps taken when it began, and when the loss was last read
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("initial") is not None:
-            yield "sync.period", f"{around.group}.initial sets the first one"
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"every": 1}
 
     def due(self, exchange: int) -> bool:
         return True  # when an interval ends is known in steps, which are not known here

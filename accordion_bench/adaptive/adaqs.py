@@ -1,6 +1,7 @@
 """AdaQS-style: one more bit whenever the gradients' mean has become small against their spread."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from accordion_bench.adaptive.base import Policy
@@ -10,6 +11,17 @@ from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Policy.description.idle(cls, options, context)
+    if options.get("initial", 2) == options.get("cap", 8):
+        for key in ("initial", "cap", "factor", "interval"):
+            yield key, "initial = cap leaves no bit to add"
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"interval": 1, "factor": 2, "cap": 4}
 
 
 class AdaQS(Policy):
@@ -29,6 +41,8 @@ class AdaQS(Policy):
 
     Source: as recalled from Guo et al., ICASSP 2020; its text was not at hand.
     """
+
+    description = replace(Policy.description, idle=_idle, smoke_options=_smoke_options)
 
     knobs = ("bits",)
     intervals = 2  # the first look decides nothing
@@ -52,17 +66,6 @@ class AdaQS(Policy):
         self.saved: dict[str, float] = {}
         self.steps = 0  # of the epochs of `saved`
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("initial", 2) == options.get("cap", 8):
-            for key in ("initial", "cap", "factor", "interval"):
-                yield key, "initial = cap leaves no bit to add"
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"interval": 1, "factor": 2, "cap": 4}
 
     def needs(self, epoch: int) -> frozenset[str]:
         return frozenset([self.signal]) if (epoch + 1) % self.interval == 0 else frozenset()

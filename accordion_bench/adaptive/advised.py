@@ -1,6 +1,7 @@
 """Advised: the level of each tensor, or dense, with which a step ends first at a given error."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,13 @@ from accordion_bench.plan import BLOCK, WHOLE_MODEL, Ladder, Plan, RunFacts
 
 GRAIN = 1024  # parts of a byte, the unit of modelled times
 RULE = "null or a file that comm.timeline() has written"
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from LGreCo.description.idle(cls, options, context)
+    if options.get("timeline") is None:
+        for key in ("bandwidth", "latency"):
+            yield key, "without a timeline nothing is hidden, and the fewest bytes are fastest on every link"
 
 
 class Advised(LGreCo):
@@ -53,6 +61,8 @@ class Advised(LGreCo):
     weighed against it Tyagi and Swany 2023 (arXiv 2305.12201). The step as objective and its solution are ours.
     """
 
+    description = replace(LGreCo.description, idle=_idle)
+
     def __init__(
         self,
         bandwidth: float | None = None,
@@ -70,13 +80,6 @@ class Advised(LGreCo):
         self.tolerance = checks.number("tolerance", tolerance, at_least=0, instead=0.01)
         self.turns: list[Turn] = []
         self.wait, self.rate = 0.0, 1.0  # in what the link sends meanwhile, bit/s
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("timeline") is None:
-            for key in ("bandwidth", "latency"):
-                yield key, "without a timeline nothing is hidden, and the fewest bytes are fastest on every link"
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         own = super().ladder(knob, pair)

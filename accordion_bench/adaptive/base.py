@@ -15,6 +15,12 @@ from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Request
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    interval = options.get("interval", 0)
+    if cls.intervals and cls.intervals * interval >= context.epochs:
+        yield "interval", f"the run has {counted(context.epochs, 'epoch')}"
+
+
 class Policy(Component):
     """A policy edits the plan at the end of an epoch or after an exchange; it sees signals, never a compressor.
 
@@ -41,6 +47,8 @@ class Policy(Component):
         intervals: how many times its option `interval`, in epochs, must pass before it can decide; 0 = has none.
     """
 
+    description = replace(Component.description, idle=_idle)
+
     drives: str = "level"
     refines: bool = False
     when: str = "epoch"
@@ -51,12 +59,6 @@ class Policy(Component):
     detects: bool = False
     plans_with: frozenset[str] = frozenset()
     intervals: int = 0
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        interval = options.get("interval", 0)
-        if cls.intervals and cls.intervals * interval >= around.epochs:
-            yield "interval", f"the run has {counted(around.epochs, 'epoch')}"
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         """The values that this policy chooses from, strong first; `pair` is the compressor's own (strong, weak).

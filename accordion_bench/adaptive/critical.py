@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from accordion_bench.adaptive.base import Policy
@@ -104,6 +105,10 @@ class CriticalRegime:
         self.saved, self.steps, self.last_drop = state["saved"], state["steps"], state["last_drop"]
 
 
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"interval": 1}
+
+
 class Detecting(Policy):
     """A policy that asks the detector at the ends of epochs; what follows from the answer is the subclass's.
 
@@ -112,6 +117,8 @@ class Detecting(Policy):
             over workers (one dense all-reduce per check, in control_bytes); `update`: the decoded updates (free).
         eta, interval, lr_drop_ratio, min_hold: the detector's, see `CriticalRegime`.
     """
+
+    description = replace(Policy.description, smoke_options=_smoke_options)
 
     detects = True
     intervals = 1
@@ -127,10 +134,6 @@ class Detecting(Policy):
         self.signal = f"norm_of_sum_{checks.choice('statistic', statistic, STATISTICS)}"
         self.detector = CriticalRegime(eta, interval, lr_drop_ratio, min_hold)
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"interval": 1}
 
     def needs(self, epoch: int) -> frozenset[str]:
         return frozenset([self.signal]) if self.detector.due(epoch) else frozenset()

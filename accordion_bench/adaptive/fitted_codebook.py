@@ -21,6 +21,19 @@ from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateH
 FITS = ["mixture", "single", "empirical"]
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Policy.description.idle(cls, options, context)
+    fit = options.get("fit")
+    if fit in ("single", "empirical"):
+        yield "num_components", f"{context.group}.fit is {fit}"
+    if fit == "single":
+        yield "norm_weight", f"{context.group}.fit is {fit}"
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"stat_samples": 1, "update_at": [0], "num_components": 2}
+
+
 class FittedCodebook(Policy):
     """L = argmin psi(L), psi(L) = sum_j integral of (L_(j+1) - r)(r - L_j) dF, for every number of bits in the ladder.
 
@@ -48,7 +61,13 @@ class FittedCodebook(Policy):
     Source: Faghri et al. 2020 (arXiv 2010.12460) and its official code.
     """
 
-    spelled = {"alq": "ALQ", "alqn": "ALQ-N", "alqg": "ALQ-G", "amq": "AMQ", "amqn": "AMQ-N"}
+    description = replace(
+        Policy.description,
+        display_names={"alq": "ALQ", "alqn": "ALQ-N", "alqg": "ALQ-G", "amq": "AMQ", "amqn": "AMQ-N"},
+        idle=_idle,
+        smoke_options=_smoke_options,
+    )
+
     drives = "codebook"
     when = "exchange"
 
@@ -80,19 +99,6 @@ class FittedCodebook(Policy):
         if solver == "official" and method == "alqg":
             raise checks.ValueRefused("solver", "exact where method is alqg", solver, "exact")
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        fit = options.get("fit")
-        if fit in ("single", "empirical"):
-            yield "num_components", f"{around.group}.fit is {fit}"
-        if fit == "single":
-            yield "norm_weight", f"{around.group}.fit is {fit}"
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"stat_samples": 1, "update_at": [0], "num_components": 2}
 
     def due(self, exchange: int) -> bool:
         return exchange in self.update_at or bool(self.update_every and exchange and exchange % self.update_every == 0)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from accordion_bench.adaptive.base import Policy
@@ -11,6 +12,10 @@ from accordion_bench.plan import Ladder, Measured, Plan, RunFacts, Signals
 from accordion_bench.requests import Probe, Request
 
 DENSE = 1.0
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"interval": 1, "every": 1, "smallest": 0.02}
 
 
 class GraVAC(Policy):
@@ -45,6 +50,8 @@ class GraVAC(Policy):
     Source: Tyagi and Swany, CLOUD 2023, as recalled; not the published code, whose search never moves on and whose
     current gain is the mildest compressor's.
     """
+
+    description = replace(Policy.description, smoke_options=_smoke_options)
 
     when = "exchange"
     knobs = ("density",)
@@ -85,10 +92,6 @@ class GraVAC(Policy):
         self.scores: dict[int, float] = {}
         self.sums: dict[int, tuple[float, float]] = {}  # per density smoothed norms, of what is sent and of all
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"interval": 1, "every": 1, "smallest": 0.02}
 
     def due(self, exchange: int) -> bool:
         return (exchange + 1) % self.every == 0

@@ -14,6 +14,10 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"cap": 8}
+
+
 class GrowBatch(Policy):
     """Where the schedule divides the learning rate by f, multiply the batch by f and keep the learning rate.
 
@@ -30,6 +34,8 @@ class GrowBatch(Policy):
     Source: Smith et al., ICLR 2018 (arXiv 1711.00489).
     """
 
+    description = replace(Policy.description, smoke_options=_smoke_options)
+
     drives = "batch"
 
     def __init__(self, cap: int | None = None) -> None:
@@ -38,10 +44,6 @@ class GrowBatch(Policy):
         self.cap = cap
         self.wanted = 0.0
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"cap": 8}
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         refuse_full("grow_batch", run)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,11 @@ from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Probe, RecentMean, Request
 
 MOST = 9  # levels that are looked at where none are given
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    few = {"levels": [2, 3]} if knob == "bits" else {}  # codebooks of many bits take seconds to fit
+    return {"samples": 1, "every": 1, **few}
 
 
 class LGreCo(Policy):
@@ -45,7 +51,8 @@ class LGreCo(Policy):
     Source: Alimohammadi et al. 2022 (arXiv 2210.17357) and its published code.
     """
 
-    spelled = {"lgreco": "L-GreCo"}
+    description = replace(Policy.description, display_names={"lgreco": "L-GreCo"}, smoke_options=_smoke_options)
+
     refines = True
     when = "exchange"
 
@@ -74,11 +81,6 @@ class LGreCo(Policy):
         self.begun = 0  # exchanges before this epoch
         self.first, self.last = 0, samples - 1  # exchanges that count in this epoch, without `every`
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        few = {"levels": [2, 3]} if knob == "bits" else {}  # codebooks of many bits take seconds to fit
-        return {"samples": 1, "every": 1, **few}
 
     # ---- before the run
 

@@ -14,6 +14,10 @@ from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
 from accordion_bench.requests import GradientNoise, Request
 
 
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"every": 1}
+
+
 class NoiseScale(Policy):
     """B_simple = tr Sigma / |G|^2, both estimated from the workers' gradients; B_simple > threshold x A B -> B <- 2 B.
 
@@ -36,6 +40,8 @@ class NoiseScale(Policy):
     Source: McCandlish et al. 2018 (arXiv 1812.06162) for the noise scale; the rule of growth is ours.
     """
 
+    description = replace(Policy.description, smoke_options=_smoke_options)
+
     drives = "batch"
     needs_gradients = True
 
@@ -57,10 +63,6 @@ class NoiseScale(Policy):
         self.noise = self.signal = 0.0  # averages, which start at 0 ...
         self.weight = 0.0  # ... and are divided by this
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"every": 1}
 
     def needs_at(self, exchange: int) -> frozenset[Request]:
         return frozenset([GradientNoise()]) if self.due(exchange) else frozenset()

@@ -15,6 +15,12 @@ from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 EXACT = 1 + 1e-9  # a power that is an integer may come out a rounding error below it: (0.3 / 0.1)^2
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Policy.description.idle(cls, options, context)
+    if options.get("base_period") is not None:
+        yield "sync.period", f"{context.group}.base_period sets the first one"
+
+
 class QSR(Policy):
     """H = max(H_base, floor((alpha / eta)^exponent)), at most the steps left, at least 1.
 
@@ -30,6 +36,8 @@ class QSR(Policy):
 
     Source: Gu et al., ICLR 2024 (arXiv 2310.14423) and its official code.
     """
+
+    description = replace(Policy.description, idle=_idle)
 
     drives = "period"
     plans_with = frozenset({"epochs", "steps_per_epoch", "schedule"})
@@ -49,12 +57,6 @@ class QSR(Policy):
         self.base_period, self.warmup_period = base_period, warmup_period
         self.exponent = checks.number("exponent", exponent, above=0, instead=2.0)
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("base_period") is not None:
-            yield "sync.period", f"{around.group}.base_period sets the first one"
 
     def due(self, exchange: int) -> bool:
         return True

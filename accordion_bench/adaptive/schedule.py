@@ -1,6 +1,7 @@
 """Levels by the calendar: a table from epochs to levels, for ablations and for replaying what another run has found."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from accordion_bench.adaptive.base import Policy
@@ -12,6 +13,11 @@ from accordion_bench.options.units import counted
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 WORDS = ("weak", "strong", "dense")
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    # codebooks of many bits take seconds to fit
+    return {"inside": 3, "outside": 2} if knob == "bits" else {}
 
 
 class LevelSchedule(Policy):
@@ -34,6 +40,8 @@ class LevelSchedule(Policy):
     Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248), figure 2.
     """
 
+    description = replace(Policy.description, smoke_options=_smoke_options)
+
     def __init__(self, critical: Any = None, inside: Any = None, outside: Any = None, ranges: Any = None) -> None:
         for key, level in (("inside", inside), ("outside", outside)):
             if level is not None and not is_level(level):
@@ -54,11 +62,6 @@ class LevelSchedule(Policy):
         self._values: list[float] = []
         self._indices: list[int] = []
         self._decision: dict[str, Any] = {}
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        # codebooks of many bits take seconds to fit
-        return {"inside": 3, "outside": 2} if knob == "bits" else {}
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         used = [("ranges", r[2]) for r in self.ranges or []] or [("inside", self.inside), ("outside", self.outside)]

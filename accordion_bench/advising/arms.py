@@ -50,9 +50,11 @@ def considered(optimizer: Config | None = None) -> list[Arm]:
 def at_levels(name: str, optimizer: Config | None = None) -> list[Arm]:
     """One compressor at its configured level, and at those that it wants tried."""
     node = _options("compressor", name)
-    traits = declared_by(target(node, "compressor"))
+    cls = target(node, "compressor")
+    traits = declared_by(cls)
     knob = traits.knob if traits else None
-    levels = [{knob: value} for value in (traits.tried if traits else ()) if knob and value != node.get(knob)]
+    advised = cls.description.advised_levels if traits else ()
+    levels = [{knob: value} for value in advised if knob and value != node.get(knob)]
     return [arm_of(name, options=options, optimizer=optimizer) for options in ({}, *levels)]
 
 
@@ -101,7 +103,7 @@ def _needed(chosen: Chosen) -> Config:
     """What must be otherwise in the optimizer for the choices to run."""
     wanted: Config = {}
     for group, node in (("sync", chosen.sync), ("compressor", chosen.compressor)):
-        own = target(node, group).beside.get("optimizer", {})
+        own = target(node, group).description.requires.get("optimizer", {})
         wanted |= {} if isinstance(own, str) else own
     return {key: value for key, value in wanted.items() if chosen.optimizer.get(key, value) != value}
 
@@ -113,7 +115,7 @@ def _class_name(node: Config) -> str:
 def _optimizer_beside(compressor: str, sync: str) -> str:
     """The optimizer without which one of the choices is refused; "" = none."""
     nodes = {group: _options(group, name) for group, name in (("sync", sync), ("compressor", compressor))}
-    wanted = [target(node, group).beside.get("optimizer") for group, node in nodes.items() if node]
+    wanted = [target(node, group).description.requires.get("optimizer") for group, node in nodes.items() if node]
     return next((name for name in wanted if isinstance(name, str)), "")
 
 

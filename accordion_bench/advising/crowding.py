@@ -2,6 +2,7 @@
 
 import math
 
+from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.position import StepInfo
 
@@ -23,7 +24,7 @@ def crowded_from(exchange: Exchange, info: StepInfo) -> float:
 
     def declared(workers: int) -> float:
         pairs = zip(exchange.sent, levels, strict=True)
-        return sum(compressor.payload_bytes(spec, level, workers) for spec, level in pairs)
+        return sum(payload_bytes(compressor, spec, level, workers) for spec, level in pairs)
 
     two, three = declared(2), declared(3)
     shared = 6 * (two - three)  # of fixed + shared / A, from both

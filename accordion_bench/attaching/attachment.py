@@ -545,7 +545,7 @@ class Attachment:
 
     def _warn_of_lost_updates(self) -> None:
         """Once, where a compressor has been to take a step that nobody takes."""
-        if self._told_of_updates or not self.exchange.compressor.traits.owns:
+        if self._told_of_updates or not self.exchange.compressor.traits.optimizer.owns:
             return
         self._told_of_updates = True
         if self.comm.leader:

@@ -173,8 +173,8 @@ def attach_to_shards(
 def _refuse_compressor(wrapped: Wrapped) -> None:
     """Refuse what needs more than the gradient shards of one FSDP group."""
     traits = wrapped.compressor.traits
-    if traits.owns or traits.units != "gradient":
-        owned = ", ".join(sorted(traits.owns)) or "the step"
+    if traits.optimizer.owns or traits.optimizer.units != "gradient":
+        owned = ", ".join(sorted(traits.optimizer.owns)) or "the step"
         raise ConfigError(
             f"compressor must leave {owned} to the optimizer where an FSDP2 model is attached, got one that applies it "
             "itself, which the optimizer of the shards would do again; type compressor=topk or compressor=powersgd"

@@ -7,7 +7,7 @@ from accordion_bench.compressors import assemble
 from accordion_bench.methods.build import Methods
 from accordion_bench.methods.chosen import Chosen
 from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.component import Surroundings
+from accordion_bench.options.component import Surroundings, idle_options
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.options.instantiate import Config, target
 
@@ -19,7 +19,7 @@ def without_effect(chosen: Chosen, methods: Methods) -> list[str]:
         chosen: names and options.
         methods: built of them.
     """
-    around = Surroundings(
+    context = Surroundings(
         epochs=methods.run.epochs,
         workers=methods.run.workers,
         gradients=methods.sync.gradient_exchange,
@@ -28,7 +28,7 @@ def without_effect(chosen: Chosen, methods: Methods) -> list[str]:
         weight_decay=chosen.optimizer.get("weight_decay", 0.0),
     )
     return list(
-        dict.fromkeys(told for group, name, node in _nodes(chosen) for told in _idle(group, name, node, around))
+        dict.fromkeys(told for group, name, node in _nodes(chosen) for told in _idle(group, name, node, context))
     )
 
 
@@ -39,10 +39,10 @@ def _nodes(chosen: Chosen) -> Iterator[tuple[str, str, Config]]:
     yield from (("adaptive", name, node) for name, node in chosen.adaptive.items())
 
 
-def _idle(group: str, name: str, node: Config, around: Surroundings) -> Iterator[str]:
+def _idle(group: str, name: str, node: Config, context: Surroundings) -> Iterator[str]:
     default = read_options(yaml_files(group)[name])
-    here = replace(around, group=f"{group}.{name}" if group == "adaptive" else group, choice=name)
-    idle = assemble.idle if group == "compressor" else target(node, group).idle
-    for key, why in idle(node, here):
+    here = replace(context, group=f"{group}.{name}" if group == "adaptive" else group, choice=name)
+    found = assemble.idle(node, here) if group == "compressor" else idle_options(target(node, group), node, here)
+    for key, why in found:
         if key in node and node[key] != default.get(key):
             yield f"{key}={node[key]!r} of {name} has no effect here: {why}"

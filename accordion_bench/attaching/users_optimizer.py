@@ -144,10 +144,10 @@ def hand_over(optimizer: Stepping, compressor: Compressor) -> Config:
     Raises:
         ConfigError: parameter groups differ in one of them, or one has what the compressor's step would leave out.
     """
-    if not compressor.traits.owns:
+    if not compressor.traits.optimizer.owns:
         return {}
     _refuse_unread(optimizer)
-    if compressor.traits.shares_steps:
+    if compressor.traits.optimizer.shares_steps:
         return {}
     before = options_of(optimizer)
     left = optimizer_node(before, compressor)

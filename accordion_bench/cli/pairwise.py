@@ -52,7 +52,7 @@ def cell(base: Config, compressor: str, sync: str, adaptive: Iterable[str]) -> C
 
 def _set_beside(cfg: Config, node: Config, group: str) -> None:
     """Set what must stand in other groups, or a component is refused."""
-    for other, wanted in target(node, group).beside.items():
+    for other, wanted in target(node, group).description.requires.items():
         if isinstance(wanted, str):
             cfg[other] = dict(_node(other, wanted))
             cfg["choices"][other] = wanted
@@ -65,7 +65,7 @@ def shortened(cfg: Config) -> Config:
     knob = wrapped_compressor(cfg["compressor"]).compressor.traits.knob or ""
 
     def short(node: Config, group: str) -> Config:
-        return node | target(node, group).short(node, knob)
+        return node | target(node, group).description.smoke_options(node, knob)
 
     return {
         **cfg,

@@ -43,7 +43,8 @@ class ACPSGD(LowRank):
     Distributed Deep Learning".
     """
 
-    spelled = {"acpsgd": "ACP-SGD"}
+    description = replace(LowRank.description, display_names={"acpsgd": "ACP-SGD"})
+
     traits = replace(PowerSGD.traits, cycle=2)
 
     def __init__(self, rank: int = 2, min_compression_rate: float = 2) -> None:

@@ -15,8 +15,9 @@ from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, SparseLayout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Exchanged, Probe, State, alone
+from accordion_bench.compressors.base import Exchanged, State
 from accordion_bench.compressors.gathered import non_finite
+from accordion_bench.compressors.probe import Probe, alone, probe_of
 from accordion_bench.compressors.sparse import Uneven
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
@@ -30,15 +31,15 @@ class SparseSigns(Uneven):
     The numbers 2 i + (x_i > 0) below 2 N are in the smaller code of `index_codes`: a sign costs one bit.
     """
 
-    signs = True
-    traits = replace(
-        Uneven.traits,
+    description = replace(
+        Uneven.description,
         kernels=("cpu",),
-        min_ndim=2,
-        whole_model=True,
         collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
         "and a server must know the size",
     )
+
+    signs = True
+    traits = replace(Uneven.traits, min_ndim=2, whole_model=True)
 
     def layout(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> Layout:
         numels = tuple(spec.numel for spec in specs)
@@ -46,6 +47,22 @@ class SparseSigns(Uneven):
 
     def choose(self, engine: Engine, bucket: Bucket) -> Selection:
         return engine.nonzero(bucket.rows_W)
+
+
+def _probe(compressor: "AdaComp", xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    """Of e + g; what would be lost is the next e."""
+    after, ps_W = copy.deepcopy(state), compressor.compressor_input(xs_W, ctx, state, workers)
+    compressor.exchange(xs_W, ctx, after, alone(xs_W))
+
+    def lost(i: int) -> Tensor:
+        name = ctx.specs[i].name
+        return after[name]["residual_W"] if name in state else torch.zeros_like(ps_W[i])
+
+    return probe_of(compressor, ps_W, lost, ctx, workers)
+
+
+def _probe_input(compressor: "AdaComp", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    raise NotImplementedError("which entries are sent depends on the newest gradient, too")
 
 
 class AdaComp(Wrapper):
@@ -68,14 +85,19 @@ class AdaComp(Wrapper):
     from its abstract; G, H, the scale (the mean over the tensor's bins) and the two defaults are from memory.
     """
 
-    traits = replace(
-        SparseSigns.traits,
+    description = replace(
+        Wrapper.description,
+        kernels=SparseSigns.description.kernels,
+        collective_reason=SparseSigns.description.collective_reason,
+        probe=_probe,
+        probe_input=_probe_input,
         no_error_feedback="e, what was not sent, is kept inside: around it, the same would be counted twice",
     )
 
+    traits = SparseSigns.traits
+
     def __init__(self, bin_conv: int = 50, bin_dense: int = 500) -> None:
         super().__init__(SparseSigns())
-        self.traits = type(self).traits
         self.bin_conv = checks.integer("bin_conv", bin_conv, at_least=1, instead=50)
         self.bin_dense = checks.integer("bin_dense", bin_dense, at_least=1, instead=500)
 
@@ -115,21 +137,6 @@ class AdaComp(Wrapper):
             torch._foreach_sub_(grown_W, [sent_W[i] for i in lossy])  # as decoded: the message loses nothing
         return out
 
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         residuals_W = [state.get(spec.name, {}).get("residual_W", 0) for spec in ctx.specs]
         return [x_W + e_W for x_W, e_W in zip(xs_W, residuals_W, strict=True)]
-
-    @torch.no_grad()
-    def probe(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        """Of e + g; what would be lost is the next e."""
-        after, ps_W = copy.deepcopy(state), self.fed(xs_W, ctx, state, workers)
-        self.exchange(xs_W, ctx, after, alone(xs_W))
-
-        def lost(i: int) -> Tensor:
-            name = ctx.specs[i].name
-            return after[name]["residual_W"] if name in state else torch.zeros_like(ps_W[i])
-
-        return self.probe_of(ps_W, lost, ctx, workers)
-
-    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        raise NotImplementedError("which entries are sent depends on the newest gradient, too")

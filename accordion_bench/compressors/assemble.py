@@ -4,15 +4,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.description import OF_COMPRESSORS
 from accordion_bench.compressors.ef21 import EF21, check_rate
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.compressors.momentum import WorkerMomentum
-from accordion_bench.compressors.traits import COLLECTIVES, Traits, declared_by
+from accordion_bench.compressors.traits import COLLECTIVES, OptimizerPart, Traits, declared_by
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, Surroundings, idle_options
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import WHOLE_MODEL, RunFacts
 
@@ -84,7 +85,7 @@ def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
     if compressor.traits.reduces == "estimate":
         rule = "true or false where workers take local steps, because ef21 has a momentum of its own"
         raise ValueRefused("compressor.error_feedback", rule, "ef21", True)
-    if compressor.traits.owns:
+    if compressor.traits.optimizer.owns:
         raise ConfigError(
             f"compressor must leave momentum and step to the optimizer where workers take local steps, got {name}, "
             f"which has a momentum of its own; {instead}"
@@ -125,19 +126,21 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
     block_size = options.get("block_size") if options.get("block") == "bucket" else None
     chosen = take("collective", None)
     momentum = _momentum_of(optimizer)
-    declared = declared_by(target(options, "compressor")) or Traits()
-    if "momentum" in declared.takes:
+    cls = target(options, "compressor")
+    declared = declared_by(cls) or Traits()
+    reasons = getattr(cls, "description", OF_COMPRESSORS)
+    if "momentum" in declared.optimizer.takes:
         options |= momentum
-    if "betas" in declared.takes:
+    if "betas" in declared.optimizer.takes:
         options |= {key: optimizer[key] for key in ("betas", "eps") if key in optimizer}
-    if "error_feedback" in declared.takes:
+    if "error_feedback" in declared.optimizer.takes:
         options["error_feedback"] = bool(error_feedback)
-    if error_feedback and declared.no_error_feedback:
-        rule = f"false, because {declared.no_error_feedback}"
+    if error_feedback and reasons.no_error_feedback:
+        rule = f"false, because {reasons.no_error_feedback}"
         raise ValueRefused("compressor.error_feedback", rule, error_feedback, False)
     compressor: Compressor = build(options, "compressor")
     try:
-        collective = check_collective(compressor.traits, chosen or compressor.traits.collectives[0])
+        collective = check_collective(compressor, chosen or compressor.traits.collectives[0])
         if scope == WHOLE_MODEL and not compressor.traits.whole_model:
             rule = "tensor: this compressor works on matrices, and a whole model is none"
             raise ValueRefused("scope", rule, scope, "tensor")
@@ -153,7 +156,7 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
             compressor = EF21(compressor, feedback_rate)
         elif error_feedback:
             compressor = ErrorFeedback(compressor, **feedback)
-        if moves_momentum and "momentum" in compressor.traits.owns:
+        if moves_momentum and "momentum" in compressor.traits.optimizer.owns:
             rule = "false, because this compressor has a momentum of its own"
             raise ValueRefused("worker_momentum", rule, True, False)
         if moves_momentum:
@@ -176,25 +179,25 @@ def check_feedback(value: Any) -> bool | str:
     return value
 
 
-def check_collective(traits: Traits, value: str) -> str:
+def check_collective(compressor: Compressor, value: str) -> str:
     """Refuse a collective that cannot carry a compressor's messages.
 
     Raises:
         ValueRefused: with the reason.
     """
+    traits = compressor.traits
     if value not in COLLECTIVES:
         raise ValueRefused("collective", " or ".join(traits.collectives), value, traits.collectives[0])
     if value not in traits.collectives:
-        rule = f"{' or '.join(traits.collectives)}, because {traits.collective_reason}"
+        rule = f"{' or '.join(traits.collectives)}, because {compressor.description.collective_reason}"
         raise ValueRefused("collective", rule, value, traits.collectives[0])
     return value
 
 
-def idle(node: Config, around: Surroundings) -> Idle:
+def idle(node: Config, context: Surroundings) -> Idle:
     """Options that change nothing: the compressor's own, and those of the wrappers, which stand beside them."""
-    yield from target(node, "compressor").idle(node, around)
-    for wrapper in (ErrorFeedback, EF21, TwoWay, WorkerMomentum):
-        yield from wrapper.idle(node, around)
+    for cls in (target(node, "compressor"), ErrorFeedback, EF21, TwoWay, WorkerMomentum):
+        yield from idle_options(cls, node, context)
 
 
 def _momentum_of(optimizer: Config) -> Config:
@@ -215,18 +218,18 @@ def check_optimizer(
     Raises:
         ConfigError: with the one that fits.
     """
-    if not compressor.traits.owns or not optimizer:
+    if not compressor.traits.optimizer.owns or not optimizer:
         return
-    fits = compressor.traits.fits
+    fits = compressor.traits.optimizer.fits
     if str(optimizer.get("_target_")).rpartition(".")[2] not in fits:
         name = fits[0].lower()
         how = "takes the step itself and leaves the optimizer no gradient"
-        if compressor.traits.shares_steps:
+        if compressor.traits.optimizer.shares_steps:
             how = "takes the step of some tensors itself, beside that one"
         raise ConfigError(
             f"optimizer must be {name}, because {who} {how}, got {optimizer.get('_target_')}; type optimizer={name}"
         )
-    takes = moves_momentum or "momentum" in compressor.traits.takes
+    takes = moves_momentum or "momentum" in compressor.traits.optimizer.takes
     if optimizer.get("momentum") and not takes:
         rule = "0, because this compressor has a momentum of its own or takes the step itself"
         raise ValueRefused("optimizer.momentum", rule, optimizer["momentum"], 0)
@@ -234,14 +237,17 @@ def check_optimizer(
 
 def optimizer_node(optimizer: Config, compressor: Compressor) -> Config:
     """The optimizer's options without what the compressor applies itself; whole where it has tensors of its own."""
-    if not compressor.traits.owns or compressor.traits.shares_steps:
+    if not compressor.traits.optimizer.owns or compressor.traits.optimizer.shares_steps:
         return optimizer
     node = dict(optimizer)
     decaying = getattr(target(optimizer, "optimizer"), "decaying", "")
     if decaying:
         return node | {"_target_": decaying}
-    if compressor.traits.weight_decay_mode != "after_decode" and compressor.traits.fits == Traits().fits:
+    if (
+        compressor.traits.optimizer.weight_decay_mode != "after_decode"
+        and compressor.traits.optimizer.fits == OptimizerPart().fits
+    ):
         node |= {"momentum": 0.0, "nesterov": False}
-    if compressor.traits.weight_decay_mode == "in_gradient":
+    if compressor.traits.optimizer.weight_decay_mode == "in_gradient":
         node |= {"weight_decay": 0.0}
     return node

@@ -9,14 +9,29 @@ from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.non_finite import refuse_non_finite
-from accordion_bench.compressors.base import Context, WhyDense, dense_bytes
+from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.oneshot import OneShot
+from accordion_bench.compressors.sizes import dense_bytes
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.upload import upload
 
 TINY = torch.finfo(torch.float64).tiny
+
+
+def _why_dense(compressor: "ATOMO", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+    if spec.ndim < compressor.traits.min_ndim or compressor.compresses(spec, level):
+        return OneShot.description.why_dense(compressor, spec, level, workers)
+    if level >= min(spec.matrix):
+        return WhyDense(f"rank {level:g} is beyond the matrix", shorter_messages(compressor))
+    return WhyDense(f"{level:g} triples would be no smaller than the matrix", shorter_messages(compressor))
+
+
+def _variance(compressor: "ATOMO", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
+    sigma = torch.linalg.svdvals(x_R.view(-1, *spec.matrix)).double()
+    return (sigma.square() * (1 / inclusion(sigma, int(level)) - 1)).sum(1)
 
 
 class ATOMO(OneShot):
@@ -40,18 +55,16 @@ class ATOMO(OneShot):
     Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral atoms.
     """
 
-    stream = "ATOMO"
-    traits = replace(
-        OneShot.traits,
-        knob="rank",
-        pair=(1, 2),
-        min_ndim=2,
-        unbiased=True,
-        collectives=("all_gather",),
+    description = replace(
+        OneShot.description,
         collective_reason="every worker sends other triples, of whole matrices",
         no_error_feedback="a message is no contraction (sigma_i / p_i exceeds sigma_i), and the residual would grow",
+        why_dense=_why_dense,
+        claims=replace(OneShot.description.claims, draws="worker", variance=_variance),
     )
-    draws = "worker"
+
+    stream = "ATOMO"
+    traits = replace(OneShot.traits, knob="rank", pair=(1, 2), min_ndim=2, unbiased=True, collectives=("all_gather",))
 
     def __init__(self, rank: int = 2) -> None:
         self.rank = self.check_level("rank", rank)
@@ -63,13 +76,6 @@ class ATOMO(OneShot):
         if level is None or spec.ndim < self.traits.min_ndim:
             return False
         return self.message_bytes(spec, level) < dense_bytes(spec)
-
-    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        if spec.ndim < self.traits.min_ndim or self.compresses(spec, level):
-            return super().why_dense(spec, level, workers)
-        if level >= min(spec.matrix):
-            return WhyDense(f"rank {level:g} is beyond the matrix", self._lower_knob())
-        return WhyDense(f"{level:g} triples would be no smaller than the matrix", self._lower_knob())
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         return 4 * int(level) * (sum(spec.matrix) + 1)
@@ -103,10 +109,6 @@ class ATOMO(OneShot):
             left, right = left.permute(1, 2, 0, 3).flatten(2)[None], right.permute(1, 0, 2, 3).flatten(1, 2)[None]
         for own_left, own_right in zip(left, right, strict=True):  # one worker at a time: a fixed order of summation
             total_R.view(-1, *spec.matrix).baddbmm_(own_left, own_right, alpha=alpha)
-
-    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        sigma = torch.linalg.svdvals(x_R.view(-1, *spec.matrix)).double()
-        return (sigma.square() * (1 / inclusion(sigma, int(level)) - 1)).sum(1)
 
 
 class Spectrum(NamedTuple):

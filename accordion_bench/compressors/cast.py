@@ -1,6 +1,7 @@
 """Casts: the gradient in 16 bits."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,10 +10,16 @@ from torch import Tensor
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.description import with_claims
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.casts import subtract_shares_
+
+
+def _paper_floats(compressor: "Cast", spec: TensorSpec, level: float | None, workers: int) -> int:
+    """One per entry: the paper counts numbers, whatever their width (an index of 64 bits is one, too)."""
+    return spec.numel
 
 
 class Cast(Compressor):
@@ -24,12 +31,14 @@ class Cast(Compressor):
         dtype: `float16` or `bfloat16`.
     """
 
-    traits = Traits(whole_model=True, kernels=("cpu",), by_coordinate=True, replays=True)
+    description = replace(Compressor.description, kernels=("cpu",), paper_floats=_paper_floats)
+
+    traits = Traits(whole_model=True, grouping="alone", replays=True)
 
     def __init__(self, dtype: str) -> None:
         checks.choice("dtype", dtype, ["float16", "bfloat16"])
         self.dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
-        self.sum_eps = torch.finfo(self.dtype).eps
+        self.description = with_claims(self.description, sum_eps=torch.finfo(self.dtype).eps)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         cast = [level is not None for level in ctx.levels]
@@ -47,7 +56,3 @@ class Cast(Compressor):
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
     ) -> Sequence[Transfer]:
         return [Transfer("all_reduce", 2 * spec.numel)]
-
-    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
-        """One per entry: the paper counts numbers, whatever their width (an index of 64 bits is one, too)."""
-        return spec.numel

@@ -21,9 +21,11 @@ from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.codecs.tiles import Tiles
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import non_finite
-from accordion_bench.compressors.traits import Traits
+from accordion_bench.compressors.probe import Probe, probe_exchanged
+from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
@@ -122,6 +124,19 @@ class Sent(NamedTuple):
     values: Tensor
 
 
+def _why_dense(compressor: "DeMo", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+    if not spec.numel or compressor.compresses(spec, level):
+        return None
+    return WhyDense(
+        f"{level:g} values with their positions would be no smaller than a chunk", shorter_messages(compressor)
+    )
+
+
+def _probe_input(compressor: "DeMo", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    empty = {spec.name: {"delta_W": torch.zeros_like(state[spec.name]["delta_W"])} for spec in ctx.specs}
+    return probe_exchanged(compressor, ps_W, replace(ctx, lrs=[1.0] * len(ps_W)), empty, workers)
+
+
 class DeMo(Compressor):
     """d_w <- decay d_w + lr g_w;  q_w = the k largest of T d_w, per chunk;  d_w <- d_w - T^-1 q_w;
     update = sign( T^-1 (mean of q_w over the workers that sent the coefficient) );  x <- x - lr update.
@@ -148,18 +163,23 @@ class DeMo(Compressor):
     Source: Peng, Quesnelle, Kingma 2024 (arXiv 2411.19870), Algorithm 1.
     """
 
+    description = replace(
+        Compressor.description,
+        collective_reason="a coefficient is averaged over the workers that sent it, "
+        "and that is not a sum over all workers",
+        requires={"optimizer": {"momentum": 0.0}},
+        why_dense=_why_dense,
+        probe_input=_probe_input,
+    )
+
     traits = Traits(
         knob="k",
         pair=(8, 32),
         reduces="other",
         collectives=("all_gather",),
-        collective_reason="a coefficient is averaged over the workers that sent it, "
-        "and that is not a sum over all workers",
-        owns=frozenset({"momentum"}),
-        weight_decay_mode="decoupled",
+        optimizer=OptimizerPart(frozenset({"momentum"})),
         replays=True,
     )
-    beside = {"optimizer": {"momentum": 0.0}}  # it has a momentum of its own
 
     def __init__(self, k: int = 32, decay: float = 0.999, chunk: int = 64, value_dtype: str = "float32") -> None:
         self.k = self.check_level("k", k)
@@ -187,11 +207,6 @@ class DeMo(Compressor):
             return False
         chunks = self.chunks(spec)
         return level < chunks.numel and self.chunk_bytes(chunks, int(level)) < 4 * chunks.numel
-
-    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        if not spec.numel or self.compresses(spec, level):
-            return None
-        return WhyDense(f"{level:g} values with their positions would be no smaller than a chunk", self._lower_knob())
 
     def gathers(self, chunks: Chunks, k: int, workers: int) -> bool:
         """Whether an all-gather costs less wire than a dense all-reduce: (A-1) B < 2 (A-1)/A 4N."""
@@ -346,18 +361,13 @@ class DeMo(Compressor):
             mean.scatter_add_(1, positions, values / senders.gather(1, positions))
         return mean
 
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """decay d + lr g."""
         moved_W = []
         for spec, x_W, lr in zip(ctx.specs, xs_W, ctx.lrs, strict=True):
             d_W = self.chunks(spec).inverse(state[spec.name]["delta_W"]).view(x_W.shape)
             moved_W.append(self.decay * d_W + lr * x_W)
         return moved_W
-
-    @torch.no_grad()
-    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        empty = {spec.name: {"delta_W": torch.zeros_like(state[spec.name]["delta_W"])} for spec in ctx.specs}
-        return super().probe_fed(xs_W, replace(ctx, lrs=[1.0] * len(xs_W)), empty, workers)
 
 
 def _of_equal_sides(cut: Sequence[Chunks], ks: Sequence[int | None] = ()) -> list[list[int]]:

@@ -11,6 +11,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.threshold import Threshold
+from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -39,13 +40,19 @@ class DGC(Wrapper):
     Source: Lin, Han, Mao, Wang, Dally 2018 (arXiv 1712.01887).
     """
 
+    description = replace(
+        Wrapper.description,
+        kernels=Threshold.description.kernels,
+        collective_reason=Threshold.description.collective_reason,
+        no_error_feedback="v, what was not sent, is kept inside: around it, the same would be counted twice",
+    )
+
     traits = replace(
         Threshold.traits,
         pair=(0.001, 0.1),
-        owns=frozenset({"momentum"}),
-        weight_decay_mode="after_decode",
-        takes=frozenset({"momentum"}),
-        no_error_feedback="v, what was not sent, is kept inside: around it, the same would be counted twice",
+        optimizer=OptimizerPart(
+            frozenset({"momentum"}), weight_decay_mode="after_decode", takes=frozenset({"momentum"})
+        ),
     )
     inner: Threshold
 
@@ -61,7 +68,8 @@ class DGC(Wrapper):
         super().__init__(Threshold(density, sample_share=sample_share))
         self.momentum = checks.number("momentum", momentum, at_least=0, below=1, instead=0.9)
         self.nesterov = checks.boolean("nesterov", nesterov)
-        self.traits = replace(type(self).traits, needs_all=clip is not None)  # for the norm
+        if clip is not None:
+            self.traits = replace(self.traits, grouping="all")  # for the norm
         self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=1.0)
         self.warmup_epochs = checks.integer("warmup_epochs", warmup_epochs, at_least=0)
         self.plans_with = frozenset({"steps_per_epoch"}) if self.warmup_epochs else frozenset()
@@ -114,7 +122,7 @@ class DGC(Wrapper):
                 torch._foreach_add_(vs, us)
 
     @torch.no_grad()
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """v, after this gradient."""
         us_W, vs_W = ([state[spec.name][key].clone() for spec in ctx.specs] for key in ("u_W", "v_W"))
         self._accumulate(clipped(xs_W, self.clip, workers), us_W, vs_W)

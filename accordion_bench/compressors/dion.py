@@ -5,6 +5,7 @@ Tensor suffixes: W local workers.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +15,11 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, Probe, State, WhyDense
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keep_queries, together, with_columns
-from accordion_bench.compressors.traits import Traits
+from accordion_bench.compressors.probe import Probe, probe_exchanged
+from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
@@ -62,6 +65,20 @@ class Stack(NamedTuple):
         return (short.mT, tall.mT) if self.wide else (tall, short)
 
 
+def _why_dense(compressor: "Dion", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+    kind = compressor.kind(spec, level)
+    if kind is None or not kind.whole:
+        return None
+    return WhyDense(f"factors of rank {level:g} would be no smaller than the matrix", shorter_messages(compressor))
+
+
+def _probe_input(compressor: "Dion", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    """The momenta are in `ps_W` already."""
+    pairs = list(zip(ctx.specs, ps_W, strict=True))
+    empty = {spec.name: {**state.get(spec.name, {}), "momentum_W": torch.zeros_like(x_W)} for spec, x_W in pairs}
+    return probe_exchanged(compressor, ps_W, ctx, empty, workers)
+
+
 class Dion(Compressor):
     """M_w <- M_w + g_w;  P = orth(mean_w M_w Q);  R = mean_w M_w^T P;  M_w <- M_w - (1 - mu) P R^T;
     Q <- R / norms of its columns;  x <- x - eta sqrt(n/m) P Q^T, for each hidden matrix [n, m].
@@ -83,21 +100,24 @@ class Dion(Compressor):
     Source: Ahn, Xu, Abreu, Langford 2025 (arXiv 2504.05295).
     """
 
+    description = replace(
+        Compressor.description,
+        advised_levels=(4, 16, 64),
+        no_error_feedback="the momentum keeps what was not sent",
+        requires={"optimizer": "adamw"},
+        why_dense=_why_dense,
+        probe_input=_probe_input,
+    )
+
     traits = Traits(
         knob="rank",
         pair=(4, 16),
-        tried=(4, 16, 64),
         min_ndim=2,
         tables=False,
         reduces="other",
-        units="parameter",
-        owns=frozenset({"momentum", "lr"}),
-        shares_steps=True,
-        fits=("AdamW",),
-        no_error_feedback="the momentum keeps what was not sent",
+        optimizer=OptimizerPart(frozenset({"momentum", "lr"}), "parameter", shares_steps=True, fits=("AdamW",)),
         replays=True,
     )
-    beside = {"optimizer": "adamw"}
 
     def __init__(self, rank: int = 16, momentum: float = 0.95, lr_factor: float = 10.0) -> None:
         self.rank = self.check_level("rank", rank)
@@ -121,12 +141,6 @@ class Dion(Compressor):
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return self.kind(spec, level) is not None
-
-    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        kind = self.kind(spec, level)
-        if kind is None or not kind.whole:
-            return None
-        return WhyDense(f"factors of rank {level:g} would be no smaller than the matrix", self._lower_knob())
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
@@ -229,18 +243,11 @@ class Dion(Compressor):
 
     # ---- looking
 
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """M + g of the matrices."""
         kinds = [self.kind(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
         pairs = zip(xs_W, ctx.specs, kinds, strict=True)
         return [x_W if kind is None else state[spec.name]["momentum_W"] + x_W for x_W, spec, kind in pairs]
-
-    @torch.no_grad()
-    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        """The momenta are in `xs_W` already."""
-        pairs = list(zip(ctx.specs, xs_W, strict=True))
-        empty = {spec.name: {**state.get(spec.name, {}), "momentum_W": torch.zeros_like(x_W)} for spec, x_W in pairs}
-        return super().probe_fed(xs_W, ctx, empty, workers)
 
 
 def unit_rows(rows: Tensor) -> Tensor:

@@ -20,6 +20,11 @@ from accordion_bench.tensors.same_shape import Blocks
 EF21_RATE = 0.1
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    if options.get("error_feedback") != "ef21":
+        yield "feedback_rate", "compressor.error_feedback is not ef21"
+
+
 class EF21(Wrapper):
     """v_w <- (1 - a) v_w + a g_w; c_w = C(v_w - h_w); h_w <- h_w + c_w; h <- h + mean_w c_w; the update is h.
 
@@ -41,6 +46,8 @@ class EF21(Wrapper):
     step (here `start_step=1`).
     """
 
+    description = replace(Wrapper.description, idle=_idle)
+
     def __init__(self, inner: Compressor, feedback_rate: float | None = None) -> None:
         super().__init__(inner)
         self.feedback_rate = check_rate("feedback_rate", feedback_rate)
@@ -53,15 +60,14 @@ class EF21(Wrapper):
             inner.traits,
             reduces="estimate",
             collectives=tuple(way for way in inner.traits.collectives if way != "two_way"),
-            collective_reason="EF21 needs the mean of what was sent as it is",
-            owns=inner.traits.owns | {"momentum"},
-            weight_decay_mode="decoupled",
+            optimizer=replace(
+                inner.traits.optimizer,
+                owns=inner.traits.optimizer.owns | {"momentum"},
+                weight_decay_mode="decoupled",
+            ),
         )
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        if options.get("error_feedback") != "ef21":
-            yield "feedback_rate", "compressor.error_feedback is not ef21"
+        reason = "EF21 needs the mean of what was sent as it is"
+        self.description = replace(self.description, collective_reason=reason)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
@@ -75,7 +81,7 @@ class EF21(Wrapper):
         return state
 
     @torch.no_grad()
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """v_w - h_w, after this gradient."""
         ps_W = []
         for spec, x_W in zip(ctx.specs, xs_W, strict=True):
@@ -83,7 +89,7 @@ class EF21(Wrapper):
             v_W: Tensor = kept["momentum_W"]
             behind_W: Tensor = kept.get("residual_W", v_W)
             ps_W.append(behind_W.add(x_W - v_W, alpha=self.feedback_rate))
-        return self.inner.fed(ps_W, ctx, state, workers)
+        return self.inner.compressor_input(ps_W, ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         kept = [state[spec.name] for spec in ctx.specs]
@@ -131,6 +137,6 @@ def unfit(inner: Compressor) -> str:
         return "EF21 adds up means, and this compressor's update is none"
     if not traits.is_contraction:
         return "EF21 needs a contraction, and what this compressor loses may be more than there was"
-    if inner.sum_eps:
+    if inner.description.claims.sum_eps:
         return "EF21 adds up what was sent, and sums that are rounded on the wire would leave the workers' own behind"
     return ""

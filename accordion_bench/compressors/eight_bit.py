@@ -17,6 +17,19 @@ from accordion_bench.plan import TensorSpec
 RANDOM_BITS = 24
 
 
+def _variance(compressor: "Blockwise", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
+    """E||C(v) - v||^2 of each row, the closed form, where rounding is random."""
+    if not compressor.traits.unbiased:
+        return None
+    size = compressor.blocks(spec)
+    norms_R = torch.linalg.vector_norm(in_blocks(x_R.float(), size), math.inf, dim=2, dtype=torch.float64)
+    scales_R = (
+        compressor.coding(level).scales(norms_R, norms_R).double().repeat_interleave(size, dim=1)[:, : spec.numel]
+    )
+    steps = torch.where(scales_R > 0, x_R.double() / scales_R, 0)
+    return (scales_R.square() * (steps.ceil() - steps) * (steps - steps.floor())).sum(1)
+
+
 class Blockwise(Dense):
     """C(v) = s_b round(v / s_b) on each bucket b, s_b = max |v_b| / the format's largest number.
 
@@ -32,14 +45,15 @@ class Blockwise(Dense):
     Dettmers 2016 (arXiv 1511.04561).
     """
 
-    stream = "Blockwise"
-    traits = replace(
-        Dense.traits,
+    description = replace(
+        Dense.description,
         kernels=("cpu", "cuda"),
-        whole_model=True,
-        replays=True,
         collective_reason="8-bit numbers with different scales do not add up",
+        claims=replace(Dense.description.claims, variance=_variance),
     )
+
+    stream = "Blockwise"
+    traits = replace(Dense.traits, whole_model=True, replays=True)
 
     def __init__(self, format: str = "e4m3", bucket_size: int | None = 1024, rounding: str = "nearest") -> None:
         self.format = checks.choice("format", format, list(FORMATS))
@@ -48,16 +62,6 @@ class Blockwise(Dense):
         if rounding == "random" and format != "int8":
             raise checks.ValueRefused("rounding", "nearest where format is not int8", rounding, "nearest")
         self.traits = replace(self.traits, unbiased=rounding == "random")
-
-    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
-        """E||C(v) - v||^2 of each row, the closed form, where rounding is random."""
-        if not self.traits.unbiased:
-            return None
-        size = self.blocks(spec)
-        norms_R = torch.linalg.vector_norm(in_blocks(x_R.float(), size), math.inf, dim=2, dtype=torch.float64)
-        scales_R = self.coding(level).scales(norms_R, norms_R).double().repeat_interleave(size, dim=1)[:, : spec.numel]
-        steps = torch.where(scales_R > 0, x_R.double() / scales_R, 0)
-        return (scales_R.square() * (steps.ceil() - steps) * (steps - steps.floor())).sum(1)
 
     def block_size(self, spec: TensorSpec) -> int | None:
         return self.bucket_size

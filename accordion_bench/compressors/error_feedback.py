@@ -24,6 +24,17 @@ GROWS = (
 )
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    if (chosen := options.get("error_feedback") or False) is not True:
+        for key in ("residual", "residual_units", "zero_lr", "residual_decay"):
+            yield key, f"compressor.error_feedback is {checks.show(chosen)}"
+    if not context.gradients:
+        yield "residual_units", "no gradients are exchanged"
+        yield "zero_lr", "no gradients are exchanged"
+    if options.get("residual_units") == "gradient":
+        yield "zero_lr", "compressor.residual_units is gradient"
+
+
 class ErrorFeedback(Wrapper):
     """Wraps a compressor C: p_w = g_w + e_w; send C(p_w); e_w <- p_w - sent_w.
 
@@ -42,6 +53,8 @@ class ErrorFeedback(Wrapper):
 
     Source: Karimireddy et al. 2019; Vogels et al. 2019, Algorithm 2 (aggregate); Zheng, Huang, Kwok 2019 (parameter).
     """
+
+    description = replace(Wrapper.description, idle=_idle)
 
     def __init__(
         self,
@@ -66,18 +79,8 @@ class ErrorFeedback(Wrapper):
             rule = "local with collective=two_way, because the update holds what the owners have kept, too"
             raise checks.ValueRefused("residual", rule, residual, "local")
         if self.residual_units == "parameter":
-            self.traits = replace(inner.traits, units="parameter", owns=inner.traits.owns | {"lr"})
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        if (chosen := options.get("error_feedback") or False) is not True:
-            for key in ("residual", "residual_units", "zero_lr", "residual_decay"):
-                yield key, f"compressor.error_feedback is {checks.show(chosen)}"
-        if not around.gradients:
-            yield "residual_units", "no gradients are exchanged"
-            yield "zero_lr", "no gradients are exchanged"
-        if options.get("residual_units") == "gradient":
-            yield "zero_lr", "compressor.residual_units is gradient"
+            part = replace(inner.traits.optimizer, units="parameter", owns=inner.traits.optimizer.owns | {"lr"})
+            self.traits = replace(inner.traits, optimizer=part)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
@@ -89,11 +92,11 @@ class ErrorFeedback(Wrapper):
 
     def scales(self, ctx: Context) -> Sequence[float]:
         """What each tensor is multiplied by before its residual is added."""
-        return ctx.lrs if self.traits.units == "parameter" else [1.0] * len(ctx.specs)
+        return ctx.lrs if self.traits.optimizer.units == "parameter" else [1.0] * len(ctx.specs)
 
     def _scaled(self, ctx: Context, xs_W: Sequence[Tensor]) -> list[tuple[Any, list[int]]]:
         """The same for all tensors that share a number, which may be one of a device."""
-        if self.traits.units == "parameter" and xs_W:
+        if self.traits.optimizer.units == "parameter" and xs_W:
             return rates_of(ctx, range(len(xs_W)), xs_W[0])
         scales = self.scales(ctx)
         return [(scale, [i for i in range(len(xs_W)) if scales[i] == scale]) for scale in dict.fromkeys(scales)]
@@ -103,11 +106,11 @@ class ErrorFeedback(Wrapper):
         return [state.get(spec.name, {}).get("residual_W") for spec in ctx.specs]
 
     @torch.no_grad()
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         terms = zip(xs_W, self._residuals(ctx, state), self.scales(ctx), strict=True)
         decay = self.residual_decay
         ps_W = [x * scale if e is None else torch.add(e * decay, x, alpha=scale) for x, e, scale in terms]
-        return self.inner.fed(ps_W, ctx, state, workers)
+        return self.inner.compressor_input(ps_W, ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         scales = self.scales(ctx)

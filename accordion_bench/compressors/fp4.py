@@ -11,6 +11,12 @@ from accordion_bench.plan import TensorSpec
 CODING = Coding("e3m0", (*E3M0_MAGNITUDES, *(-magnitude for magnitude in E3M0_MAGNITUDES)), "linf", "largest")
 
 
+def _contraction(compressor: "FP4", spec: TensorSpec, level: float) -> float:
+    """The largest of a bucket comes back; each other entry loses v^2 / 9 at most, or (s_b 2^-7)^2."""
+    size = compressor.blocks(spec)
+    return max(1 / size, 1 - 1 / 9 - (size - 1) * 2.0**-14)
+
+
 class FP4(Dense):
     """C(v) = s_b round(v / s_b) on each bucket b, to the nearest of 0, +-2^-6, ..., +-2^0; s_b = max |v_b|.
 
@@ -26,23 +32,19 @@ class FP4(Dense):
     DiLoCo (arXiv 2501.18512), whose outer gradients travel in E3M0.
     """
 
-    spelled = {"fp4": "fp4"}
-    stream = "FP4"
-    traits = replace(
-        Dense.traits,
+    description = replace(
+        Dense.description,
+        display_names={"fp4": "fp4"},
         kernels=("cpu", "cuda"),
-        whole_model=True,
-        replays=True,
         collective_reason="4-bit numbers with different scales do not add up",
+        claims=replace(Dense.description.claims, contraction=_contraction),
     )
+
+    stream = "FP4"
+    traits = replace(Dense.traits, whole_model=True, replays=True)
 
     def __init__(self, bucket_size: int | None = 1024) -> None:
         self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)
-
-    def contraction(self, spec: TensorSpec, level: float) -> float:
-        """The largest of a bucket comes back; each other entry loses v^2 / 9 at most, or (s_b 2^-7)^2."""
-        size = self.blocks(spec)
-        return max(1 / size, 1 - 1 / 9 - (size - 1) * 2.0**-14)
 
     def block_size(self, spec: TensorSpec) -> int | None:
         return self.bucket_size

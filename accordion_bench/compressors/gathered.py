@@ -4,6 +4,7 @@ Tensor suffixes: W local workers, A all workers, R rows of a target, N elements,
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,14 +20,24 @@ from accordion_bench.compressors.base import (
     Exchanged,
     NonFinite,
     State,
-    WhyDense,
-    cheaper_than_dense,
+    compressed_levels,
     subtract_,
 )
+from accordion_bench.compressors.description import WhyDense, shorter_messages
+from accordion_bench.compressors.sizes import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import large_pages
+
+
+def _why_dense(compressor: "Gathered", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+    if not compressor.compresses(spec, level) or compressor.pays(spec, level, workers):
+        return None
+    at = f" at {compressor.traits.knob} {level:g}" if compressor.traits.knob else ""
+    reason = f"messages{at} from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
+    two_way = "compressor.collective=two_way" if "two_way" in compressor.traits.collectives else ""
+    return WhyDense(reason, " or ".join(filter(None, [two_way, shorter_messages(compressor)])) or "fewer workers")
 
 
 class Gathered(Compressor):
@@ -37,7 +48,9 @@ class Gathered(Compressor):
     workers changes the bytes, never the training (up to the order of summation).
     """
 
-    traits = Traits(collectives=("all_gather", "two_way"), collective_reason="its messages do not add up")
+    description = replace(Compressor.description, collective_reason="its messages do not add up", why_dense=_why_dense)
+
+    traits = Traits(collectives=("all_gather", "two_way"))
     entropy: str = "none"  # how entropy_bytes counts the codes, see `entropy.coded_bytes`
     stream: str = ""  # of its random draws; a name that never changes
     takes_empty: bool = False  # whether `add_bucket_` takes targets that are empty
@@ -94,14 +107,6 @@ class Gathered(Compressor):
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
-    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        if not self.compresses(spec, level) or self.pays(spec, level, workers):
-            return None
-        at = f" at {self.traits.knob} {level:g}" if self.traits.knob else ""
-        reason = f"messages{at} from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
-        two_way = "compressor.collective=two_way" if "two_way" in self.traits.collectives else ""
-        return WhyDense(reason, " or ".join(filter(None, [two_way, self._lower_knob()])) or "fewer workers")
-
     def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
         """All workers' messages of the first tensors of a bucket, given those of the local workers.
 
@@ -115,7 +120,7 @@ class Gathered(Compressor):
         return Message(rows, [message.layout] * comm.workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        compressed = self.compressed(ctx)
+        compressed = compressed_levels(self, ctx)
         gathered = [i for i, level in compressed.items() if self.pays(ctx.specs[i], level, comm.workers)]
         decoded_here = [i for i in compressed if i not in gathered]  # what would have been decoded travels, dense
         sent = Sent(self, gathered, decoded_here, xs_W, ctx, comm)

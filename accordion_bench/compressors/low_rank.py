@@ -4,19 +4,30 @@ Tensor suffixes: W local workers.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.compressors.base import Compressor, State, WhyDense
+from accordion_bench.compressors.base import Compressor, State
+from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import as_matrices
 
 Batch = tuple[list[int], Any, Tensor]
 """(indices of G tensors, of which kind, matrices [W, G, n, m])."""
+
+
+def _why_dense(compressor: "LowRank", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+    if spec.ndim < compressor.traits.min_ndim or compressor.compresses(spec, level):
+        return None
+    if level >= min(spec.matrix):
+        return WhyDense(f"rank {level:g} is beyond the matrix", shorter_messages(compressor))
+    rate = f"{compressor.min_compression_rate:g} times smaller than the matrix"
+    return WhyDense(f"factors of rank {level:g} would not be {rate}", shorter_messages(compressor))
 
 
 class LowRank(Compressor):
@@ -27,6 +38,8 @@ class LowRank(Compressor):
         min_compression_rate: a matrix is compressed only if r (n + m) times this is below n m; else it travels dense.
             0 compresses every tensor with two dimensions or more.
     """
+
+    description = replace(Compressor.description, why_dense=_why_dense)
 
     def __init__(self, rank: int, min_compression_rate: float) -> None:
         self.rank = self.check_level("rank", rank)
@@ -49,14 +62,6 @@ class LowRank(Compressor):
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return self.factor_rank(spec, level) is not None
-
-    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        if spec.ndim < self.traits.min_ndim or self.compresses(spec, level):
-            return None
-        if level >= min(spec.matrix):
-            return WhyDense(f"rank {level:g} is beyond the matrix", self._lower_knob())
-        rate = f"{self.min_compression_rate:g} times smaller than the matrix"
-        return WhyDense(f"factors of rank {level:g} would not be {rate}", self._lower_knob())
 
 
 def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence[Hashable | None]) -> list[Batch]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks, one_allocation
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    if not context.gradients:
+        yield "worker_momentum", "no gradients are exchanged"
+        yield "weight_decay_mode", "no gradients are exchanged"
+    if not options.get("worker_momentum"):
+        yield "weight_decay_mode", "compressor.worker_momentum is false"
+    if not context.weight_decay:
+        yield "weight_decay_mode", "optimizer.weight_decay is 0"
 
 
 class WorkerMomentum(Wrapper):
@@ -31,6 +42,8 @@ class WorkerMomentum(Wrapper):
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (Signum).
     """
 
+    description = replace(Wrapper.description, idle=_idle)
+
     def __init__(
         self, inner: Compressor, momentum: float, nesterov: bool = False, weight_decay_mode: str = "after_decode"
     ) -> None:
@@ -39,17 +52,9 @@ class WorkerMomentum(Wrapper):
         self.nesterov = checks.boolean("nesterov", nesterov)
         modes = ["after_decode", "decoupled", "in_gradient"]
         mode = checks.choice("weight_decay_mode", weight_decay_mode, modes)
-        self.traits = replace(inner.traits, owns=inner.traits.owns | {"momentum"}, weight_decay_mode=mode)
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        if not around.gradients:
-            yield "worker_momentum", "no gradients are exchanged"
-            yield "weight_decay_mode", "no gradients are exchanged"
-        if not options.get("worker_momentum"):
-            yield "weight_decay_mode", "compressor.worker_momentum is false"
-        if not around.weight_decay:
-            yield "weight_decay_mode", "optimizer.weight_decay is 0"
+        owns = inner.traits.optimizer.owns | {"momentum"}
+        part = replace(inner.traits.optimizer, owns=owns, weight_decay_mode=mode)
+        self.traits = replace(inner.traits, optimizer=part)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
@@ -58,11 +63,11 @@ class WorkerMomentum(Wrapper):
         return state
 
     @torch.no_grad()
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]
         if ms_W:
             ms_W = list(torch._foreach_add(list(xs_W), torch._foreach_mul(ms_W, self.momentum)))
-        return self.inner.fed(self._sent(xs_W, ms_W), ctx, state, workers)
+        return self.inner.compressor_input(self._sent(xs_W, ms_W), ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]

@@ -13,6 +13,13 @@ from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
+def _variance(compressor: "Natural", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
+    """E||C(v) - v||^2 of each row: sum_i (2^(e+1) - |v_i|)(|v_i| - 2^e)."""
+    size = x_R.abs().double()
+    low = torch.where(size > 0, 2.0 ** torch.floor(torch.log2(size.clamp_min(1e-300))), 0)
+    return ((2 * low - size) * (size - low)).sum(1)
+
+
 class Natural(Dense):
     """C(v)_i = sgn(v_i) 2^e or 2^(e+1), 2^e <= |v_i| < 2^(e+1), up with probability |v_i| / 2^e - 1.
 
@@ -27,28 +34,21 @@ class Natural(Dense):
     et al. 2019 (arXiv 1905.10988).
     """
 
-    spelled = {"natural": "natural compression"}
-    stream = "Natural"
-    traits = replace(
-        Dense.traits,
+    description = replace(
+        Dense.description,
+        display_names={"natural": "natural compression"},
         kernels=("cpu", "cuda"),
-        whole_model=True,
-        unbiased=True,
-        contracts=True,
-        replays=True,
         collective_reason="a sum of powers of two is none",
+        claims=replace(Dense.description.claims, variance=_variance),
     )
+
+    stream = "Natural"
+    traits = replace(Dense.traits, whole_model=True, unbiased=True, contracts=True, replays=True)
 
     def __init__(self, exponent_bits: int = 8) -> None:
         self.exponent_bits = checks.integer("exponent_bits", exponent_bits, at_least=7)
         if exponent_bits > 8:
             raise checks.ValueRefused("exponent_bits", "7 or 8", exponent_bits, 8)
-
-    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        """E||C(v) - v||^2 of each row: sum_i (2^(e+1) - |v_i|)(|v_i| - 2^e)."""
-        size = x_R.abs().double()
-        low = torch.where(size > 0, 2.0 ** torch.floor(torch.log2(size.clamp_min(1e-300))), 0)
-        return ((2 * low - size) * (size - low)).sum(1)
 
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
         return coding_of(self.exponent_bits)

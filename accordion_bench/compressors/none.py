@@ -1,6 +1,8 @@
 """No compression: the dense baseline."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -12,21 +14,24 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Compressor.description.idle(cls, options, context)
+    yield "error_feedback", "nothing is lost"
+
+
+def _paper_floats(compressor: "Dense", spec: TensorSpec, level: float | None, workers: int) -> int:
+    return spec.numel
+
+
 class Dense(Compressor):
     """All-reduce of the gradient as it is: update = mean_w g_w."""
 
-    traits = Traits(whole_model=True, unbiased=True, contracts=True, by_coordinate=True, replays=True)
+    description = replace(Compressor.description, idle=_idle, paper_floats=_paper_floats)
 
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        yield "error_feedback", "nothing is lost"
+    traits = Traits(whole_model=True, unbiased=True, contracts=True, grouping="alone", replays=True)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return False
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         return Exchanged(comm.all_reduce_mean(xs_W, may_alias=True), lambda targets_W: subtract_(targets_W, xs_W))
-
-    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
-        return spec.numel

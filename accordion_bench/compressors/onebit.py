@@ -9,6 +9,10 @@ from accordion_bench.plan import TensorSpec
 CODING = Coding("sign", SIGNS, "means")
 
 
+def _contraction(compressor: "OneBit", spec: TensorSpec, level: float) -> float:
+    return 1 / compressor.blocks(spec)
+
+
 class OneBit(Dense):
     """C(v)_i = c+ if v_i >= 0 else c-, per column: c+ the mean of its non-negative entries, c- of its negative ones.
 
@@ -20,17 +24,19 @@ class OneBit(Dense):
     per column, then the bits (1 = negative). Source: Seide et al. 2014.
     """
 
-    spelled = {"onebit": "1-bit SGD"}
-    stream = "OneBit"
-    traits = replace(
-        Dense.traits, kernels=("cpu", "cuda"), replays=True, collective_reason="signs do not add up in one bit"
+    description = replace(
+        Dense.description,
+        display_names={"onebit": "1-bit SGD"},
+        kernels=("cpu", "cuda"),
+        collective_reason="signs do not add up in one bit",
+        claims=replace(Dense.description.claims, contraction=_contraction),
     )
+
+    stream = "OneBit"
+    traits = replace(Dense.traits, replays=True)
 
     def block_size(self, spec: TensorSpec) -> int:
         return spec.matrix[1] if spec.ndim > 1 else spec.numel
 
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
         return CODING
-
-    def contraction(self, spec: TensorSpec, level: float) -> float:
-        return 1 / self.blocks(spec)

@@ -4,6 +4,7 @@ Tensor suffixes: W local workers.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.adam_signs import AdamSigns, declare_dead, inverse_root
 from accordion_bench.compressors.base import Context, Exchanged, State
-from accordion_bench.compressors.traits import Traits
+from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.instantiate import Config
@@ -21,6 +22,10 @@ from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
 WARM_UP = 0.15  # of the steps of a run
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"freeze_step": 2}
 
 
 class OneBitAdam(Wrapper):
@@ -40,37 +45,36 @@ class OneBitAdam(Wrapper):
     Source: Tang et al. 2021 (arXiv 2102.02888).
     """
 
-    spelled = {"onebitadam": "1-bit Adam"}
+    description = replace(
+        Wrapper.description,
+        display_names={"onebitadam": "1-bit Adam"},
+        collective_reason="its momentum goes to owners, and comes back compressed",
+        no_error_feedback="it keeps what its signs lose already",
+        kernels=("cpu", "cuda"),
+        requires={"optimizer": "adamw"},
+        smoke_options=_smoke_options,
+    )
+
     traits = Traits(
         reduces="other",
         whole_model=True,
         collectives=("two_way",),
-        collective_reason="its momentum goes to owners, and comes back compressed",
-        units="parameter",
-        owns=frozenset({"momentum", "lr"}),
-        fits=("AdamW",),
-        takes=frozenset({"betas"}),
-        no_error_feedback="it keeps what its signs lose already",
-        kernels=("cpu", "cuda"),
+        optimizer=OptimizerPart(
+            frozenset({"momentum", "lr"}), "parameter", fits=("AdamW",), takes=frozenset({"betas"})
+        ),
         replays=True,
     )
-    beside = {"optimizer": "adamw"}
 
     def __init__(
         self, freeze_step: int | None = None, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
         self.betas, self.eps = tuple(betas), eps
         super().__init__(AdamSigns(weight=1 - self.betas[0]))
-        self.traits = type(self).traits
         if freeze_step is not None:
             checks.integer("freeze_step", freeze_step, at_least=1, instead=100)
         self.freeze_step = freeze_step
         self.start_step = freeze_step or 1
         self.plans_with = frozenset() if freeze_step else frozenset({"epochs", "steps_per_epoch"})
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"freeze_step": 2}
 
     def fit_to(self, run: RunFacts) -> None:
         self.start_step = warm_up_steps("freeze_step", self.freeze_step, run)
@@ -83,9 +87,9 @@ class OneBitAdam(Wrapper):
         return state
 
     @torch.no_grad()
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """The gradient while it travels dense, then m_w + e_w."""
-        fed_W = self.inner.fed(xs_W, ctx, state, workers)
+        fed_W = self.inner.compressor_input(xs_W, ctx, state, workers)
         for i, (spec, level) in enumerate(zip(ctx.specs, ctx.levels, strict=True)):
             fed_W[i] = xs_W[i] if level is None else fed_W[i] + self.betas[0] * state[spec.name]["momentum"]
         return fed_W

@@ -28,6 +28,23 @@ from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.upload import upload
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from LowRank.description.idle(cls, options, context)
+    if not context.steered_by:
+        yield "on_switch", "no policy changes the rank"
+    if not options.get("warm_start", True):
+        yield "on_switch", "compressor.warm_start is false"
+    if options.get("orthonormalisation") == "qr":
+        yield "eps", "compressor.orthonormalisation=qr needs none"
+
+
+def _paper_floats(compressor: "PowerSGD", spec: TensorSpec, level: float | None, workers: int) -> int:
+    """(n + m) min(n, m, r), also where this is more than n m; a rank beyond both sides is dense."""
+    if level is None or spec.ndim < compressor.traits.min_ndim or level > max(spec.matrix):
+        return spec.numel
+    return min(*spec.matrix, int(level)) * sum(spec.matrix)
+
+
 class PowerSGD(LowRank):
     """P = orth(mean_w M_w Q);  Q <- mean_w M_w^T P;  update = P Q^T, for each tensor as a matrix M [n, m].
 
@@ -45,7 +62,9 @@ class PowerSGD(LowRank):
     Source: Vogels, Karimireddy, Jaggi 2019 (arXiv 1905.13727), Algorithm 1.
     """
 
-    traits = Traits(knob="rank", pair=(1, 2), tried=(1, 4), min_ndim=2, replays=True)
+    description = replace(LowRank.description, advised_levels=(1, 4), idle=_idle, paper_floats=_paper_floats)
+
+    traits = Traits(knob="rank", pair=(1, 2), min_ndim=2, replays=True)
 
     def __init__(
         self,
@@ -63,27 +82,11 @@ class PowerSGD(LowRank):
         self.orthonormalisation = checks.choice("orthonormalisation", orthonormalisation, ["qr", "gramschmidt"])
         self.eps = checks.number("eps", eps, at_least=0, instead=1e-8)
 
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if not around.steered_by:
-            yield "on_switch", "no policy changes the rank"
-        if not options.get("warm_start", True):
-            yield "on_switch", "compressor.warm_start is false"
-        if options.get("orthonormalisation") == "qr":
-            yield "eps", "compressor.orthonormalisation=qr needs none"
-
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
     ) -> Sequence[Transfer]:
         rank = self.factor_rank(spec, level) or 0
         return [Transfer("all_reduce", 4 * rank * side) for side in spec.matrix]
-
-    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int:
-        """(n + m) min(n, m, r), also where this is more than n m; a rank beyond both sides is dense."""
-        if level is None or spec.ndim < self.traits.min_ndim or level > max(spec.matrix):
-            return spec.numel
-        return min(*spec.matrix, int(level)) * sum(spec.matrix)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]

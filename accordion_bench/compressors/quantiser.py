@@ -22,6 +22,28 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Dense.description.idle(cls, options, context)
+    levels = options.get("levels", "uniform")
+    if levels not in ("uniform", "exponential"):
+        yield "zero_level", "compressor.levels is a list"
+        yield "p", "compressor.levels is a list"
+    if levels == "uniform":
+        yield "p", "compressor.levels is uniform"
+    if options.get("bucket_size", 512) is None:
+        yield "balanced", "compressor.bucket_size is null"
+
+
+def _variance(compressor: "Quantiser", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
+    """E||Q(v) - v||^2 of each row, the closed form."""
+    norms_R, size = compressor.norms(x_R).double(), compressor._size(x_R.shape[1])
+    norm_R = norms_R.repeat_interleave(size, dim=1)[:, : x_R.shape[1]]
+    r_R = torch.where(norm_R > 0, x_R.double() / norm_R, 0).clamp(-1, 1)
+    book = torch.tensor(compressor._in_force(level, ctx.codebooks), dtype=torch.float64, device=x_R.device)
+    upper = torch.bucketize(r_R, book).clamp(1, len(book) - 1)
+    return (norm_R.square() * (book[upper] - r_R) * (r_R - book[upper - 1])).sum(1)
+
+
 class Quantiser(Dense):
     """Q(v)_i = n_b L_(j+1) with probability (r_i - L_j) / (L_(j+1) - L_j), else n_b L_j;  r_i = v_i / n_b.
 
@@ -47,18 +69,17 @@ class Quantiser(Dense):
     Ramezani-Kebrya et al. 2021 (NUQSGD, 1908.06077); Faghri et al. 2020 (ALQ, 2010.12460).
     """
 
-    stream = "Quantiser"
-    spelled = {"qsgd": "QSGD", "qsgdinf": "QSGDinf", "nuqsgd": "NUQSGD", "trn": "TRN"}
-    traits = replace(
-        Dense.traits,
-        knob="bits",
-        pair=(3, 8),
+    description = replace(
+        Dense.description,
+        display_names={"qsgd": "QSGD", "qsgdinf": "QSGDinf", "nuqsgd": "NUQSGD", "trn": "TRN"},
         kernels=("cpu", "cuda"),
-        whole_model=True,
-        unbiased=True,
-        replays=True,
         collective_reason="codes of different norms do not add up",
+        idle=_idle,
+        claims=replace(Dense.description.claims, variance=_variance),
     )
+
+    stream = "Quantiser"
+    traits = replace(Dense.traits, knob="bits", pair=(3, 8), whole_model=True, unbiased=True, replays=True)
 
     def __init__(
         self,
@@ -77,25 +98,15 @@ class Quantiser(Dense):
         self.p = checks.number("p", p, above=0, below=1, instead=0.5)
         if self.custom:
             typed = " compressor.bits=4" if bits in (None, 2) else ""  # of 2 bits with a level 0 none is free
-            self.traits = replace(self.traits, knob=None, knob_with=("bits", f"compressor.levels=uniform{typed}"))
+            self.traits = replace(self.traits, knob=None)
+            knob_with = ("bits", f"compressor.levels=uniform{typed}")
+            self.description = replace(self.description, knob_with=knob_with)
             bits = codebooks.bits_of(self.custom) if bits is None else bits
         self.bits = self.check_level("bits", bits)
         self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)
         self.norm = checks.choice("norm", norm, ["l2", "linf"])
         self.balanced = checks.boolean("balanced", balanced)
         self.entropy = check_entropy(entropy)
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        levels = options.get("levels", "uniform")
-        if levels not in ("uniform", "exponential"):
-            yield "zero_level", "compressor.levels is a list"
-            yield "p", "compressor.levels is a list"
-        if levels == "uniform":
-            yield "p", "compressor.levels is uniform"
-        if options.get("bucket_size", 512) is None:
-            yield "balanced", "compressor.bucket_size is null"
 
     def check_level(self, key: str, value: Any) -> int:
         if self.custom:
@@ -159,15 +170,6 @@ class Quantiser(Dense):
             for table, rows, norms in zip(tables, padded_W, norms_W, strict=True):
                 table.append(Buckets(norms, torch.where(norms > 0, 1 / norms, 0)[:, None] * rows, exists))
         return tables
-
-    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        """E||Q(v) - v||^2 of each row, the closed form."""
-        norms_R, size = self.norms(x_R).double(), self._size(x_R.shape[1])
-        norm_R = norms_R.repeat_interleave(size, dim=1)[:, : x_R.shape[1]]
-        r_R = torch.where(norm_R > 0, x_R.double() / norm_R, 0).clamp(-1, 1)
-        book = torch.tensor(self._in_force(level, ctx.codebooks), dtype=torch.float64, device=x_R.device)
-        upper = torch.bucketize(r_R, book).clamp(1, len(book) - 1)
-        return (norm_R.square() * (book[upper] - r_R) * (r_R - book[upper - 1])).sum(1)
 
 
 @functools.lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Exchanged, State, subtract_
 from accordion_bench.compressors.gathered import zeros_like
-from accordion_bench.compressors.traits import Traits
+from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
@@ -24,6 +24,14 @@ from accordion_bench.tensors import keyed_rng
 def keys_of(bucket: Bucket) -> list[int]:
     """Of the draws of a bucket's tensors, equal on all workers."""
     return [keyed_rng.key(bucket.seed, "randomk", spec.name, bucket.step) for spec in bucket.specs]
+
+
+def _contraction(compressor: "RandomK", spec: TensorSpec, level: float) -> float | None:
+    return None if compressor.traits.unbiased else compressor.kept(spec, level) / max(1, spec.numel)
+
+
+def _variance(compressor: "RandomK", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
+    return (compressor.factor(spec, level) - 1) * x_R.double().square().sum(1) if compressor.traits.unbiased else None
 
 
 class RandomK(Compressor):
@@ -41,16 +49,20 @@ class RandomK(Compressor):
     Source: Stich et al. 2018 (arXiv 1809.07599); unbiased: Wangni et al. 2018 (arXiv 1710.09854).
     """
 
+    description = replace(
+        Compressor.description,
+        kernels=("cpu", "cuda"),
+        claims=replace(Compressor.description.claims, draws="shared", contraction=_contraction, variance=_variance),
+    )
+
     traits = Traits(
         knob="density",
         pair=(0.10, 0.99),
         min_ndim=2,
         whole_model=True,
-        takes=frozenset({"error_feedback"}),
-        kernels=("cpu", "cuda"),
+        optimizer=OptimizerPart(takes=frozenset({"error_feedback"})),
         replays=True,
     )
-    draws = "shared"
 
     def __init__(self, density: float = 0.1, error_feedback: bool = True) -> None:
         self.density = self.check_level("density", density)
@@ -66,12 +78,6 @@ class RandomK(Compressor):
     def factor(self, spec: TensorSpec, level: float) -> float:
         """c, by which an exchanged entry is multiplied."""
         return spec.numel / max(1, self.kept(spec, level)) if self.traits.unbiased else 1.0
-
-    def contraction(self, spec: TensorSpec, level: float) -> float | None:
-        return None if self.traits.unbiased else self.kept(spec, level) / max(1, spec.numel)
-
-    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
-        return (self.factor(spec, level) - 1) * x_R.double().square().sum(1) if self.traits.unbiased else None
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None

@@ -9,6 +9,13 @@ from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
 
+def _contraction(compressor: "Sign", spec: TensorSpec, level: float) -> float | None:
+    size = min(spec.numel, compressor.chunk or spec.numel)
+    if not compressor.traits.scaled or not size:
+        return None
+    return 1 / size if compressor.scale == "l1" else 2 / math.sqrt(size) - 1
+
+
 class Sign(Dense):
     """C(v) = s_b sgn(v) on each block b of d_b coordinates, sgn(v) = +1 if v >= 0 else -1.
 
@@ -32,20 +39,21 @@ class Sign(Dense):
     et al. 2021 (2102.02888).
     """
 
-    spelled = {
-        "signsgd": "signSGD",
-        "signum": "Signum",
-        "efsignsgd": "EF-signSGD",
-        "distefblocksgd": "dist-EF-blockSGD",
-    }
-    stream = "Sign"
-    traits = replace(
-        Dense.traits,
+    description = replace(
+        Dense.description,
+        display_names={
+            "signsgd": "signSGD",
+            "signum": "Signum",
+            "efsignsgd": "EF-signSGD",
+            "distefblocksgd": "dist-EF-blockSGD",
+        },
         kernels=("cpu", "cuda"),
-        whole_model=True,
-        replays=True,
         collective_reason="signs do not add up in one bit",
+        claims=replace(Dense.description.claims, contraction=_contraction),
     )
+
+    stream = "Sign"
+    traits = replace(Dense.traits, whole_model=True, replays=True)
 
     def __init__(
         self, scale: str = "none", block: str = "tensor", block_size: int | None = None, min_numel: int = 0
@@ -63,12 +71,6 @@ class Sign(Dense):
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return level is not None and spec.numel >= self.min_numel
-
-    def contraction(self, spec: TensorSpec, level: float) -> float | None:
-        size = min(spec.numel, self.chunk or spec.numel)
-        if not self.traits.scaled or not size:
-            return None
-        return 1 / size if self.scale == "l1" else 2 / math.sqrt(size) - 1
 
     def block_size(self, spec: TensorSpec) -> int | None:
         return self.chunk

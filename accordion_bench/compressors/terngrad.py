@@ -13,17 +13,11 @@ from accordion_bench.codecs.coding import Coding, to_levels
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import (
-    Compressor,
-    Context,
-    Exchanged,
-    NonFinite,
-    State,
-    WhyDense,
-    cheaper_than_dense,
-)
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, compressed_levels
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
+from accordion_bench.compressors.description import WhyDense
 from accordion_bench.compressors.entropy import check_entropy
+from accordion_bench.compressors.sizes import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.options.units import counted
@@ -58,6 +52,13 @@ class TernaryCodes(Dense):
         return torch.stack([self.known[spec.name] for spec in bucket.specs])
 
 
+def _why_dense(compressor: "TernGrad", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+    if compressor.pays(spec, level, workers):
+        return None
+    reason = f"codes from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
+    return WhyDense(reason, "fewer workers")
+
+
 class TernGrad(Compressor):
     """C(v)_i = s sgn(v_i) with probability |v_i| / s, else 0;  s = max over workers of min(max |v_w|, clip sigma_w).
 
@@ -73,15 +74,15 @@ class TernGrad(Compressor):
     is never less. Source: Wen et al. 2017 (arXiv 1705.07878).
     """
 
-    traits = Traits(
-        contracts=False,
-        replays=True,
+    description = replace(
+        Compressor.description,
         kernels=("cpu", "cuda"),
-        whole_model=True,
-        collectives=("all_gather",),
         collective_reason="all workers share one scale, with which an owner's mean could not be told from a code",
+        why_dense=_why_dense,
+        claims=replace(Compressor.description.claims, draws="worker"),
     )
-    draws = "worker"
+
+    traits = Traits(contracts=False, replays=True, whole_model=True, collectives=("all_gather",))
 
     def __init__(self, clip: float | None = 2.5, entropy: str = "none") -> None:
         self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=2.5)
@@ -95,12 +96,6 @@ class TernGrad(Compressor):
 
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
-
-    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        if self.pays(spec, level, workers):
-            return None
-        reason = f"codes from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
-        return WhyDense(reason, "fewer workers")
 
     def largest_of(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
         """min(max |v_w|, clip sigma_w) of the local workers, the largest of them, for each tensor."""
@@ -123,7 +118,7 @@ class TernGrad(Compressor):
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         specs = ctx.specs
-        sent = [i for i, level in self.compressed(ctx).items() if self.pays(specs[i], level, comm.workers)]
+        sent = [i for i, level in compressed_levels(self, ctx).items() if self.pays(specs[i], level, comm.workers)]
         shared = comm.all_reduce_max(self.largest_of([xs_W[i] for i in sent]))
         looks = engine_for(xs_W).looks
         for i, scale in zip(sent, shared, strict=True):

@@ -14,6 +14,19 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Uneven.description.idle(cls, options, context)
+    if options.get("threshold") is not None:
+        yield "sample_share", "compressor.threshold is set"
+        yield "least", "compressor.threshold is set"
+
+
+def _contraction(compressor: "Threshold", spec: TensorSpec, level: float) -> float | None:
+    if compressor.threshold is not None:
+        return None
+    return math.ceil(compressor.least * kept_entries(spec.numel, level)) / max(1, spec.numel)
+
+
 class Threshold(Uneven):
     """update = mean_w T(g_w), T(x)_i = x_i where |x_i| >= tau, else 0; tau for each worker and tensor.
 
@@ -32,17 +45,17 @@ class Threshold(Uneven):
     Source: Strom 2015 (absolute); Lin et al. 2018 (arXiv 1712.01887; sampled).
     """
 
-    spelled = {"threshold": "threshold"}
-    traits = replace(
-        Uneven.traits,
+    description = replace(
+        Uneven.description,
+        display_names={"threshold": "threshold"},
         kernels=("cpu",),
-        knob="density",
-        pair=(0.10, 0.99),
-        min_ndim=2,
-        whole_model=True,
         collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
         "and a server must know the size",
+        idle=_idle,
+        claims=replace(Uneven.description.claims, contraction=_contraction),
     )
+
+    traits = replace(Uneven.traits, knob="density", pair=(0.10, 0.99), min_ndim=2, whole_model=True)
 
     def __init__(
         self,
@@ -58,23 +71,11 @@ class Threshold(Uneven):
         self.least = checks.number("least", least, at_least=0, at_most=1, instead=0.8)
         self.most = checks.number("most", most, at_least=1, instead=1.3)
 
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("threshold") is not None:
-            yield "sample_share", "compressor.threshold is set"
-            yield "least", "compressor.threshold is set"
-
     def check_level(self, key: str, value: Any) -> float:
         return checks.number(key, value, above=0, at_most=1, instead=0.1)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return super().compresses(spec, level) and (self.threshold is not None or level != 1)
-
-    def contraction(self, spec: TensorSpec, level: float) -> float | None:
-        if self.threshold is not None:
-            return None
-        return math.ceil(self.least * kept_entries(spec.numel, level)) / max(1, spec.numel)
 
     def most_entries(self, spec: TensorSpec, level: float) -> int:
         """The largest number of entries that a message may hold."""

@@ -116,6 +116,37 @@ def tiled_layout(numels: tuple[int, ...], forms: tuple[TileForm, ...]) -> Layout
     return Layout(numels, [max(1, n) for n in numels], fields)
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Sparse.description.idle(cls, options, context)
+    if context.workers == 1:
+        yield "reduce", "one worker's mean is its sum"
+        yield "clip", "there is one worker"
+    if options.get("chunk") is not None:
+        yield "count", "compressor.chunk is set: at least one entry of each tile is kept"
+
+
+def _label_suffix(options: Config) -> str:
+    if options.get("chunk") is None:
+        return ""
+    bits = f", {options['value_bits']} bits" if options.get("value_bits") else ""
+    return f" of tiles{bits}{', clipped' if options.get('clip') == 'median' else ''}"
+
+
+def _contraction(compressor: "TopK", spec: TensorSpec, level: float) -> float | None:
+    if compressor.tiles is not None:
+        return compressor.tiles.contraction(spec, level)
+    return compressor.kept(spec, level) / max(1, spec.numel)
+
+
+def _paper_floats(compressor: "TopK", spec: TensorSpec, level: float | None, workers: int) -> int | None:
+    """2 A floor(K numel): an index counts as one float, and every worker's message; tiles are not in the paper."""
+    if level is None or spec.ndim < compressor.traits.min_ndim:
+        return spec.numel
+    if compressor.tiles is not None:
+        return None
+    return 2 * workers * kept_entries(spec.numel, level, 0)
+
+
 class TopK(Sparse):
     """update = mean_w TopK(g_w): of each tensor the k = density x numel entries of largest magnitude.
 
@@ -134,18 +165,26 @@ class TopK(Sparse):
     Ties go to the lower index. Source: Aji and Heafield 2017; Stich et al. 2018; tiles: Sarfi et al. 2025 (SparseLoCo).
     """
 
-    traits = replace(
-        Sparse.traits,
+    description = replace(
+        Sparse.description,
         kernels=("cpu",),
-        knob="density",
-        pair=(0.10, 0.99),
-        tried=(0.01, 0.001),
-        min_ndim=2,
-        whole_model=True,
-        replays=True,
+        advised_levels=(0.01, 0.001),
         collective_reason="every worker keeps other entries, and a sum of sparse tensors is not sparse",
+        idle=_idle,
+        label_suffix=_label_suffix,
+        paper_floats=_paper_floats,
+        claims=replace(
+            Sparse.description.claims,
+            other_options=(
+                {"chunk": 64},
+                {"chunk": 64, "value_bits": 2},
+                {"chunk": 64, "value_bits": 2, "clip": "median"},
+            ),
+            contraction=_contraction,
+        ),
     )
-    also = ({"chunk": 64}, {"chunk": 64, "value_bits": 2}, {"chunk": 64, "value_bits": 2, "clip": "median"})
+
+    traits = replace(Sparse.traits, knob="density", pair=(0.10, 0.99), min_ndim=2, whole_model=True, replays=True)
 
     def __init__(
         self,
@@ -168,27 +207,12 @@ class TopK(Sparse):
         if chunk is not None:
             self.tiles = TiledMessages(checks.integer("chunk", chunk, at_least=1, instead=64), value_bits)
             reason = "a worker of two_way owns pieces of vectors, which have no tiles"
-            self.traits = replace(self.traits, collectives=("all_gather",), collective_reason=reason, whole_model=False)
+            self.traits = replace(self.traits, collectives=("all_gather",), whole_model=False)
+            self.description = replace(self.description, collective_reason=reason)
         elif value_bits is not None:
             raise checks.ValueRefused("value_bits", "null where chunk is null", value_bits, None)
         elif self.clip != "none":
             raise checks.ValueRefused("clip", "none where chunk is null", clip, "none")
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if around.workers == 1:
-            yield "reduce", "one worker's mean is its sum"
-            yield "clip", "there is one worker"
-        if options.get("chunk") is not None:
-            yield "count", "compressor.chunk is set: at least one entry of each tile is kept"
-
-    @classmethod
-    def told(cls, options: Config) -> str:
-        if options.get("chunk") is None:
-            return ""
-        bits = f", {options['value_bits']} bits" if options.get("value_bits") else ""
-        return f" of tiles{bits}{', clipped' if options.get('clip') == 'median' else ''}"
 
     def check_level(self, key: str, value: Any) -> float:
         return checks.number(key, value, above=0, at_most=1, instead=0.1)
@@ -199,11 +223,6 @@ class TopK(Sparse):
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return super().compresses(spec, level) and (self.tiles is None or spec.numel > 0)
-
-    def contraction(self, spec: TensorSpec, level: float) -> float | None:
-        if self.tiles is not None:
-            return self.tiles.contraction(spec, level)
-        return self.kept(spec, level) / max(1, spec.numel)
 
     def most_entries(self, spec: TensorSpec, level: float) -> int:
         return self.kept(spec, level)
@@ -226,14 +245,6 @@ class TopK(Sparse):
 
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return self.clip == "median" or super().pays(spec, level, workers)
-
-    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int | None:
-        """2 A floor(K numel): an index counts as one float, and every worker's message; tiles are not in the paper."""
-        if level is None or spec.ndim < self.traits.min_ndim:
-            return spec.numel
-        if self.tiles is not None:
-            return None
-        return 2 * workers * kept_entries(spec.numel, level, 0)
 
     def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
         everyones = super().gather(message, bucket, comm)

@@ -15,17 +15,11 @@ from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import (
-    Compressor,
-    Context,
-    Exchanged,
-    Probe,
-    State,
-    WhyDense,
-    cheaper_than_dense,
-    subtract_,
-)
+from accordion_bench.compressors.base import Context, Exchanged, State, compressed_levels, subtract_
+from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import Gathered, for_means, non_finite
+from accordion_bench.compressors.probe import Probe, probe_exchanged
+from accordion_bench.compressors.sizes import cheaper_than_dense, payload_bytes, wire_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -108,6 +102,36 @@ def break_ties_(votes: Sequence[Tensor], shard: Bucket, stream: str) -> None:
         torch._foreach_copy_(list(votes), [own[:, :size] for own, size in zip(decided, sizes, strict=True)])
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    if options.get("collective") != "two_way":
+        for key in ("server", "align", "ties"):
+            yield key, "compressor.collective is not two_way"
+    if options.get("scale") != "none":
+        yield "ties", "there is no vote"
+    if options.get("server") == "literal":
+        yield "align", "compressor.server=literal has one shard"
+
+
+def _why_dense(compressor: "TwoWay", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+    if not compressor.compresses(spec, level) or compressor.pays(spec, level, workers):
+        return None
+    at = f" at {compressor.traits.knob} {level:g}" if compressor.traits.knob else ""
+    return WhyDense(
+        f"messages{at} would be no shorter than the tensors", shorter_messages(compressor) or "compressor=none"
+    )
+
+
+def _probe_input(compressor: "TwoWay", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    """As the local workers alone would exchange, with pieces for so many owners, cut from all tensors at once."""
+    alone = TwoWay(compressor.inner, False, compressor.server, compressor.align, compressor.ties)
+    alone.pieces = alone._by_name(ctx.specs, len(ps_W[0]) if ps_W else 1)
+    pairs = zip(ctx.specs, ctx.levels, strict=True)
+    sizes = [[f(compressor, s, level, workers) for f in (payload_bytes, wire_bytes)] for s, level in pairs]
+    probe = probe_exchanged(alone, ps_W, ctx, {}, workers)
+    measured = [m._replace(wire_bytes=wire) for m, (_, wire) in zip(probe.measured, sizes, strict=True)]
+    return probe._replace(payload_bytes=[payload for payload, _ in sizes], measured=measured)
+
+
 class TwoWay(Wrapper):
     """update = C( mean_w C(x_w) + e~ ),  e~ <- its argument - update: workers to owner to workers, both compressed.
 
@@ -126,6 +150,8 @@ class TwoWay(Wrapper):
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (majority vote).
     """
 
+    description = replace(Wrapper.description, idle=_idle, why_dense=_why_dense, probe_input=_probe_input)
+
     inner: Gathered
 
     def __init__(
@@ -137,7 +163,6 @@ class TwoWay(Wrapper):
         ties: str = "random",
     ) -> None:
         super().__init__(inner)
-        self.traits = inner.traits
         if not inner.traits.scaled:
             self.traits = replace(self.traits, reduces="vote")
         self.residual = residual
@@ -147,32 +172,11 @@ class TwoWay(Wrapper):
         self.pieces: dict[str, list[Piece]] = {}
         self.kept_in: dict[str, str] = {}  # per tensor, the key of its owners' residuals
 
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        if options.get("collective") != "two_way":
-            for key in ("server", "align", "ties"):
-                yield key, "compressor.collective is not two_way"
-        if options.get("scale") != "none":
-            yield "ties", "there is no vote"
-        if options.get("server") == "literal":
-            yield "align", "compressor.server=literal has one shard"
-
     def _by_name(self, specs: Sequence[TensorSpec], workers: int) -> dict[str, list[Piece]]:
         by_name: dict[str, list[Piece]] = {}
         for piece in cut_shards([s for s in specs if self.compresses(s, 1)], workers, self.server, self.align):
             by_name.setdefault(piece.name, []).append(piece)
         return by_name
-
-    @torch.no_grad()
-    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        """As the local workers alone would exchange, with pieces for so many owners, cut from all tensors at once."""
-        alone = TwoWay(self.inner, False, self.server, self.align, self.ties)
-        alone.pieces = alone._by_name(ctx.specs, len(xs_W[0]) if xs_W else 1)
-        pairs = zip(ctx.specs, ctx.levels, strict=True)
-        sizes = [[f(s, level, workers) for f in (self.payload_bytes, self.wire_bytes)] for s, level in pairs]
-        probe = Compressor.probe_fed(alone, xs_W, ctx, {}, workers)
-        measured = [m._replace(wire_bytes=wire) for m, (_, wire) in zip(probe.measured, sizes, strict=True)]
-        return probe._replace(payload_bytes=[payload for payload, _ in sizes], measured=measured)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
@@ -228,16 +232,14 @@ class TwoWay(Wrapper):
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
-    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        if not self.compresses(spec, level) or self.pays(spec, level, workers):
-            return None
-        at = f" at {self.traits.knob} {level:g}" if self.traits.knob else ""
-        return WhyDense(f"messages{at} would be no shorter than the tensors", self._lower_knob() or "compressor=none")
-
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         W, first, named = comm.local_workers, comm.first_worker, comm.first_named
         index = {spec.name: i for i, spec in enumerate(ctx.specs)}
-        levels = {i: level for i, level in self.compressed(ctx).items() if self.pays(ctx.specs[i], level, comm.workers)}
+        levels = {
+            i: level
+            for i, level in compressed_levels(self, ctx).items()
+            if self.pays(ctx.specs[i], level, comm.workers)
+        }
         dense = [i for i in range(len(xs_W)) if i not in levels]
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
         for i, mean in zip(dense, comm.all_reduce_mean([xs_W[i] for i in dense]), strict=True):

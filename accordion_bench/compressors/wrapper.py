@@ -1,28 +1,65 @@
 """Wrapper: a compressor around another one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Probe, State, WhyDense
+from accordion_bench.compressors.base import Compressor, Context, State
 from accordion_bench.compressors.buckets import Buckets
+from accordion_bench.compressors.description import Claims, WhyDense, paper_floats, why_dense_of, with_claims
+from accordion_bench.compressors.probe import Probe, probe_input
 from accordion_bench.plan import TensorSpec
+
+
+def _paper_floats(compressor: "Wrapper", spec: TensorSpec, level: float | None, workers: int) -> int | None:
+    return paper_floats(compressor.inner, spec, level, workers)
+
+
+def _why_dense(compressor: "Wrapper", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+    return why_dense_of(compressor.inner, spec, level, workers)
+
+
+def _contraction(compressor: "Wrapper", spec: TensorSpec, level: float) -> float | None:
+    return compressor.inner.description.claims.contraction(compressor.inner, spec, level)
+
+
+def _variance(compressor: "Wrapper", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
+    found: Tensor | None = compressor.inner.description.claims.variance(compressor.inner, x_R, spec, level, ctx)
+    return found
+
+
+def _probe_input(compressor: "Wrapper", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    return probe_input(compressor.inner, ps_W, ctx, state, workers)
 
 
 class Wrapper(Compressor):
     """A compressor around another one; what it does not change is the inner one's.
 
     Args:
-        inner: the wrapped compressor.
+        inner: the wrapped compressor. A subclass that declares traits of its own keeps them, and its description.
     """
+
+    description = replace(
+        Compressor.description,
+        paper_floats=_paper_floats,
+        why_dense=_why_dense,
+        probe_input=_probe_input,
+        claims=Claims(contraction=_contraction, variance=_variance),
+    )
 
     def __init__(self, inner: Compressor) -> None:
         self.inner = inner
-        self.traits = inner.traits
-        self.draws, self.sum_eps = inner.draws, inner.sum_eps
+        claims = inner.description.claims
+        own = with_claims(type(self).description, draws=claims.draws, sum_eps=claims.sum_eps)
+        if type(self).traits is Compressor.traits:
+            self.traits = inner.traits
+            inherited = ("knob_with", "collective_reason", "no_error_feedback", "kernels")
+            own = replace(own, **{key: getattr(inner.description, key) for key in inherited})
+        self.description = own
 
     @property
     def level(self) -> float | None:
@@ -40,9 +77,6 @@ class Wrapper(Compressor):
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return self.inner.compresses(spec, level)
 
-    def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-        return self.inner.why_dense(spec, level, workers)
-
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         return self.inner.init(specs, comm, like)
 
@@ -54,12 +88,6 @@ class Wrapper(Compressor):
     def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
         return self.inner.buckets_of(xs_W, ctx)
 
-    def contraction(self, spec: TensorSpec, level: float) -> float | None:
-        return self.inner.contraction(spec, level)
-
-    def variance(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
-        return self.inner.variance(x_R, spec, level, ctx)
-
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
     ) -> Sequence[Transfer]:
@@ -68,11 +96,5 @@ class Wrapper(Compressor):
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return self.inner.pays(spec, level, workers)
 
-    def paper_floats(self, spec: TensorSpec, level: float | None, workers: int) -> int | None:
-        return self.inner.paper_floats(spec, level, workers)
-
-    def fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        return self.inner.fed(xs_W, ctx, state, workers)
-
-    def probe_fed(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
-        return self.inner.probe_fed(xs_W, ctx, state, workers)
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+        return self.inner.compressor_input(xs_W, ctx, state, workers)

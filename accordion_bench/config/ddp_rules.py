@@ -158,7 +158,7 @@ def _refuse_options(config: RunConfig, where: Placement, wrapped: Compressor) ->
     must: list[tuple[str, bool, str, Any]] = [  # option, whether it fits, rule, what to type instead
         ("worker_momentum", not node.get("worker_momentum"), "false", False),
         ("error_feedback", feeds_back != "ef21", "true or false: torch's hooks have no EF21", True),
-        ("residual_units", "lr" not in wrapped.traits.owns, "gradient", "gradient"),
+        ("residual_units", "lr" not in wrapped.traits.optimizer.owns, "gradient", "gradient"),
         ("residual_decay", not isinstance(wrapped, ErrorFeedback) or wrapped.residual_decay == 1, "1", 1),
         ("scope", node.get("scope", "tensor") == "tensor", "tensor", "tensor"),
     ]

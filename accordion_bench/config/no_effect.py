@@ -8,7 +8,7 @@ from accordion_bench.compressors.error_feedback import GROWS
 from accordion_bench.config import ddp_rules
 from accordion_bench.config.components import Components
 from accordion_bench.forward.trial import PATIENCE
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, Surroundings, idle_options
 from accordion_bench.options.instantiate import target
 from accordion_bench.options.units import counted
 from accordion_bench.plan import WHOLE_MODEL
@@ -37,7 +37,7 @@ def without_effect(config: RunConfig, typed: set[str], parts: Components) -> lis
 
 def _of_components(config: RunConfig, parts: Components) -> Idle:
     """What the components of a run declare idle in it, under full keys."""
-    around = Surroundings(
+    context = Surroundings(
         epochs=config.epochs,
         workers=parts.run.workers,
         gradients=parts.sync.gradient_exchange,
@@ -48,9 +48,9 @@ def _of_components(config: RunConfig, parts: Components) -> Idle:
     groups = {group: getattr(config, group) for group in ("compressor", "sync", "dataset", "schedule")}
     groups |= {f"adaptive.{name}": node for name, node in config.adaptive.items()}
     for group, node in groups.items():
-        here = replace(around, group=group, choice=config.choices.get(group, ""))
-        idle = assemble.idle if group == "compressor" else target(node, group).idle
-        for key, why in idle(node, here):
+        here = replace(context, group=group, choice=config.choices.get(group, ""))
+        found = assemble.idle(node, here) if group == "compressor" else idle_options(target(node, group), node, here)
+        for key, why in found:
             yield key if "." in key else f"{group}.{key}", why
 
 
@@ -94,7 +94,11 @@ def _unheard(parts: Components, key: str) -> str:
     wrapped = parts.wrapped
     if key == "overlap":
         return parts.exchange.after_backward(wrapped, 2)
-    return "all tensors travel as one" if wrapped.scope == WHOLE_MODEL or wrapped.compressor.traits.needs_all else ""
+    return (
+        "all tensors travel as one"
+        if wrapped.scope == WHOLE_MODEL or wrapped.compressor.traits.grouping == "all"
+        else ""
+    )
 
 
 def _seldom(config: RunConfig, typed: set[str], parts: Components) -> list[str]:

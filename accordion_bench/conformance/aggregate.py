@@ -46,7 +46,7 @@ def check_mean(make: Maker, level: float | None = None) -> str:
                 demand(update.shape == spec.shape, said)
                 off = furthest([update], [sent.mean(0)])
                 demand(
-                    off <= workers * wrapped.compressor.sum_eps + ROUNDING,
+                    off <= workers * wrapped.compressor.description.claims.sum_eps + ROUNDING,
                     f"the update of {spec.name} is {off:.2g} of its largest entry away from the mean of what "
                     f"{workers} workers have sent (norms {float(update.norm()):.4g} and "
                     f"{float(sent.mean(0).norm()):.4g})",
@@ -60,7 +60,7 @@ def check_identical(make: Maker, level: float | None = None) -> str:
     wrapped = plain(make)
     compressor = wrapped.compressor
     _reduces_by_mean(wrapped)
-    rounding = 4 * compressor.sum_eps + 1e-6
+    rounding = 4 * compressor.description.claims.sum_eps + 1e-6
     alike = draws(compressor) != "worker" and wrapped.collective != "two_way"
     told = []
     for kind, xs in (("gradient", [x[0] for x in gradients()]), ("of rank 1", _rank_one())):
@@ -126,7 +126,7 @@ def _telescope(setup: Setup, make: Maker, level: float | None) -> float:
         updates, _ = setup.contributions(gradients(step=step), step, lr)
         for i, x_W in enumerate(exchange.as_sent(gradients(step=step))):
             total[i] += updates[i]
-            target[i] += x_W.mean(0) * (lr if setup.compressor.traits.units == "parameter" else 1)
+            target[i] += x_W.mean(0) * (lr if setup.compressor.traits.optimizer.units == "parameter" else 1)
             largest = max(largest, float(target[i].abs().max()))
     owners, worst = owners_residuals(setup), 0.0
     for i, spec in enumerate(exchange.sent):
@@ -137,7 +137,9 @@ def _telescope(setup: Setup, make: Maker, level: float | None) -> float:
             total[i] += owners[spec.name].view(spec.shape)
         off = float((total[i] - target[i]).abs().max()) / largest
         said = f"sum of updates + residuals of {spec.name} differs from the sum of mean gradients by {off:.2g}"
-        demand(off <= len(LRS) * 4 * setup.compressor.sum_eps + ROUNDING, f"{said} of the largest entry")
+        demand(
+            off <= len(LRS) * 4 * setup.compressor.description.claims.sum_eps + ROUNDING, f"{said} of the largest entry"
+        )
         worst = max(worst, off)
     return worst
 

@@ -18,7 +18,7 @@ def compile_for(names: Iterable[str]) -> None:
     """Let each compressor exchange a small network at each of its levels: that compiles every kernel it calls."""
     xs_W = gradients(workers=2, dtype=torch.float32)
     for name in names:
-        for options in ({}, *bare(from_yaml(name)().compressor).also):
+        for options in ({}, *bare(from_yaml(name)().compressor).description.claims.other_options):
             make = from_yaml(name, **options)
             for level in levels_of(make):
                 setup = Setup(make(), level, workers=2, dtype=torch.float32)

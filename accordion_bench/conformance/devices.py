@@ -21,7 +21,7 @@ def check_devices(make: Maker, level: float | None = None, device: str = "cuda")
         xs_W = gradients(step=step, dtype=torch.float32)
         ours, theirs = flat(here(xs_W, step)), flat([u.cpu() for u in there([x.to(device) for x in xs_W], step)])
         allowed = 0.01 if draws(here.compressor) else 0.0  # rounding at random may fall otherwise
-        rounding = 1e-4 + 4 * (step + 1) * here.compressor.sum_eps
+        rounding = 1e-4 + 4 * (step + 1) * here.compressor.description.claims.sum_eps
         apart = float(((ours - theirs).abs() > rounding * ours.abs().max()).double().mean())
         demand(apart <= allowed, f"{apart:.2%} of the entries differ between CPU and {device} in step {step}")
         worst = max(worst, apart)

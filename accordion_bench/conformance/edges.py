@@ -103,7 +103,9 @@ def check_dtypes(make: Maker, level: float | None = None) -> str:
                 # rounding at random may fall otherwise where the arithmetic is wider
                 allowed = 0.01 if draws(setup.compressor) else 0.0
                 largest = float(flat(expected).abs().max())
-                apart = (flat(updates) - flat(expected)).abs() > (1e-4 + setup.compressor.sum_eps) * largest
+                apart = (flat(updates) - flat(expected)).abs() > (
+                    1e-4 + setup.compressor.description.claims.sum_eps
+                ) * largest
                 said = f"{float(apart.double().mean()):.2%} of the entries differ between float64 and float32"
                 demand(float(apart.double().mean()) <= allowed, f"{said} (allowed {allowed:.0%})")
             else:

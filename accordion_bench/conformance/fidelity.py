@@ -35,13 +35,15 @@ def check_fidelity(make: Maker, level: float | None = None) -> str:
 
 def _limits(setup: Setup, xs_W: tuple[torch.Tensor, ...], norm: float) -> tuple[float, float]:
     inner, ctx = bare(setup.compressor), setup.context()
+    claims = inner.description.claims
     deltas, square = [], 0.0
     for spec, level, x_W in zip(ctx.specs, ctx.levels, setup.exchange.as_sent(xs_W), strict=True):
         rows_W = x_W.flatten(1).double()
         square += float(rows_W.square().sum(1).mean())
         if level is None or not setup.compressor.compresses(spec, level):
             continue
-        delta, variance = inner.contraction(spec, level), inner.variance(rows_W, spec, level, ctx)
+        delta = claims.contraction(inner, spec, level)
+        variance = claims.variance(inner, rows_W, spec, level, ctx)
         if delta is not None:
             deltas.append(delta)
         if variance is not None:

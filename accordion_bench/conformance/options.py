@@ -3,6 +3,7 @@
 import torch
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.compressors.traits import COLLECTIVES
 from accordion_bench.conformance.subject import Maker, NotApplicable, Setup, demand, flat
 from accordion_bench.conformance.tensors import SPECS, gradients
@@ -21,7 +22,7 @@ def check_levels(make: Maker, level: float | None = None) -> str:
     if compressor.traits.knob is None:
         return "no levels"
     strong, weak = (compressor.check_level("level", value) for value in compressor.traits.pair)
-    costs = [sum(compressor.payload_bytes(spec, at, 4) for spec in SPECS) for at in (strong, weak)]
+    costs = [sum(payload_bytes(compressor, spec, at, 4) for spec in SPECS) for at in (strong, weak)]
     knob = compressor.traits.knob
     said = f"{knob}={strong:g} costs {costs[0]:.0f} B and {knob}={weak:g} {costs[1]:.0f} B"
     demand(strong < weak and costs[0] <= costs[1], f"{said}: the pair must be (strong, weak)")
@@ -31,7 +32,7 @@ def check_levels(make: Maker, level: float | None = None) -> str:
 def check_start_step(make: Maker, level: float | None = None) -> str:
     """Before `start_step` the update is that of a dense all-reduce, for its bytes, and no residual is kept."""
     wrapped = make(worker_momentum=False)
-    if "momentum" in wrapped.compressor.traits.owns:
+    if "momentum" in wrapped.compressor.traits.optimizer.owns:
         raise NotApplicable("the momentum is the compressor's own")
     setup, dense = Setup(wrapped, level, dtype=torch.float32, start_step=2), Comm(4)
     for step in range(2):

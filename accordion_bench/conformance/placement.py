@@ -124,7 +124,7 @@ def _result(comm: Comm, make: Maker, level: float | None) -> Result:
         "ledger": comm.ledger.columns(),
         "rows": {key: value for key, value in state.items() if key.endswith(PER_WORKER)},
         "shared": {key: value for key, value in state.items() if not key.endswith(PER_WORKER)},
-        "sum_eps": setup.compressor.sum_eps,
+        "sum_eps": setup.compressor.description.claims.sum_eps,
     }
 
 

@@ -187,6 +187,6 @@ def check_permutation(make: Maker, level: float | None = None) -> str:
         xs_W = gradients(step=step)
         updates, again = setup(xs_W, step), permuted([x[[2, 0, 3, 1]] for x in xs_W], step)
         worst = furthest(again, updates)
-        rounding = 4 * (step + 1) * setup.compressor.sum_eps + 1e-9
+        rounding = 4 * (step + 1) * setup.compressor.description.claims.sum_eps + 1e-9
         demand(worst <= rounding, f"with the workers in another order the update is off by {worst:.2g} in step {step}")
     return f"off by {worst:.1e}, norm {float(flat(updates).norm()):.3g}"

@@ -124,7 +124,7 @@ def check_variance(make: Maker, level: float | None = None) -> str:
         start += spec.numel
         if at is None or not outside.compresses(spec, at):
             continue
-        formula = compressor.variance(x_W.view(1, -1), spec, at, ctx)
+        formula = compressor.description.claims.variance(compressor, x_W.view(1, -1), spec, at, ctx)
         if formula is None:
             raise NotApplicable("no closed form declared")
         declared, errors_T = float(formula[0]), part_T.square().sum(1)
@@ -146,7 +146,7 @@ def check_contraction(make: Maker, level: float | None = None) -> str:
     """
     traits, outside = plain(make).compressor.traits, [*layers(make().compressor)]
     estimated = any(isinstance(layer, EF21) for layer in outside)
-    if "error_feedback" in traits.takes:
+    if "error_feedback" in traits.optimizer.takes:
         estimated = False  # without it, it is another compressor
     if (traits.unbiased and not estimated) or not traits.scaled:
         raise NotApplicable("unbiased" if traits.unbiased else "its messages do not say how large their input is")
@@ -175,10 +175,12 @@ def _lost(
             whole = x_W.flatten(1).square().sum(1).clamp_min(1e-300)
             lost_T[i].append((x_W - s_W).flatten(1).square().sum(1) / whole)
     ctx, worst = setup.context(), 0.0
+    inner = bare(setup.compressor)
+    claims = inner.description.claims
     for spec, at, steps_T in zip(ctx.specs, ctx.levels, lost_T, strict=True):
         if at is None or not setup.compressor.compresses(spec, at):
             continue
-        lost, delta = torch.stack(steps_T), bare(setup.compressor).contraction(spec, at)
+        lost, delta = torch.stack(steps_T), claims.contraction(inner, spec, at)
         measured, error = float(lost.max()), 0.0
         if steps > 1:  # a bound on the expectation
             measured, error = float(lost.mean()), float(lost.mean(1).std()) / math.sqrt(steps)

@@ -13,6 +13,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
 from accordion_bench.compressors.base import Compressor, Context
+from accordion_bench.compressors.sizes import coming_bytes, payload_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.conformance.tensors import SPECS, gradients, repeated
 from accordion_bench.exchange.exchange import Exchange
@@ -75,7 +76,7 @@ def from_yaml(name: str, **options: Any) -> Make:
 
 def with_optimizer(node: Config) -> Make:
     """With the optimizer that must stand beside it, or SGD; with momentum unless the compressor has one of its own."""
-    beside = target(node, "compressor").beside.get("optimizer")
+    beside = target(node, "compressor").description.requires.get("optimizer")
     if isinstance(beside, str):
         return Make(node, read_options(yaml_files("optimizer")[beside]))
     make = Make(node)
@@ -130,8 +131,8 @@ def bare(compressor: Compressor) -> Compressor:
 
 def draws(compressor: Compressor) -> str:
     """`worker`, `shared` or "": who draws the keyed numbers."""
-    if compressor.draws:
-        return compressor.draws
+    if compressor.description.claims.draws:
+        return compressor.description.claims.draws
     return "worker" if compressor.traits.unbiased else ""
 
 
@@ -208,13 +209,13 @@ class Setup:
         """Payload of the next exchange, summed over the workers, from sizes and whose turn it is."""
         ctx, workers, state = self.context(step), self.comm.workers, self.exchange.state
         pairs = zip(ctx.specs, ctx.levels, strict=True)
-        return round(workers * sum(self.compressor.coming_bytes(spec, level, workers, state) for spec, level in pairs))
+        return round(workers * sum(coming_bytes(self.compressor, spec, level, workers, state) for spec, level in pairs))
 
     def mean_payload(self, step: int = 0) -> int:
         """The same as a mean over all turns."""
         ctx, workers = self.context(step), self.comm.workers
         pairs = zip(ctx.specs, ctx.levels, strict=True)
-        return round(workers * sum(self.compressor.payload_bytes(spec, level, workers) for spec, level in pairs))
+        return round(workers * sum(payload_bytes(self.compressor, spec, level, workers) for spec, level in pairs))
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """A copy of the state."""

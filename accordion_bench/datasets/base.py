@@ -1,6 +1,7 @@
 """What every data set is: checked before it is loaded, then read in batches, in the order asked for."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -54,6 +55,11 @@ class Split(NamedTuple):
     validation: Tensor | None = None
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    if not cls.reads_files:
+        yield "paths.data", f"dataset={context.choice} reads nothing from there"
+
+
 class Dataset(Component):
     """A data set that can be checked before it is loaded.
 
@@ -70,6 +76,8 @@ class Dataset(Component):
         counted: options that are null where the files say what they are, see `count`.
     """
 
+    description = replace(Component.description, idle=_idle)
+
     task: str
     train_size: int
     reads_files: bool = True
@@ -81,11 +89,6 @@ class Dataset(Component):
                 checks.integer(key, value, at_least=1, instead=1000)
         self.subset, self.limit_eval = subset, limit_eval
         self.sharding = checks.choice("sharding", sharding, ["reshuffled", "static"])
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        if not cls.reads_files:
-            yield "paths.data", f"dataset={around.choice} reads nothing from there"
 
     @property
     def whole(self) -> int:

@@ -1,5 +1,6 @@
 """CIFAR-10 and CIFAR-100, from their original files."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ NORMAL = {
 }
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from ImageDataset.description.idle(cls, options, context)
+    if options.get("augment") is False:
+        yield "rotation", "dataset.augment is false"
+
+
 class Cifar(ImageDataset):
     """60,000 colour images of 32x32 pixels (Krizhevsky 2009), 50,000 of them for training.
 
@@ -50,6 +57,8 @@ class Cifar(ImageDataset):
         check: compare the files with the published md5 sums, once; false trains on others, too.
         validation, subset, limit_eval, sharding: see `ImageDataset`.
     """
+
+    description = replace(ImageDataset.description, idle=_idle)
 
     in_channels, image_size = 3, 32
     train_size = 50_000
@@ -73,12 +82,6 @@ class Cifar(ImageDataset):
         self.check = checks.boolean("check", check)
         self.folder = {10: "cifar-10-batches-py", 100: "cifar-100-python"}[classes]
         self.train_files, self.test_files = {10: TENS, 100: (["train"], ["test"])}[classes]
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("augment") is False:
-            yield "rotation", "dataset.augment is false"
 
     def prepare(self, root: str) -> None:
         def sources() -> list[Source]:

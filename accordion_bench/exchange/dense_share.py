@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from accordion_bench.compressors.base import Compressor, WhyDense
+from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.description import WhyDense, why_dense_of
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 
@@ -23,7 +24,7 @@ def why_dense(
     """
     found: dict[WhyDense, list[TensorSpec]] = {}
     for spec, level in zip(sent, levels, strict=True):
-        why = None if level is None else compressor.why_dense(spec, level, workers)
+        why = None if level is None else why_dense_of(compressor, spec, level, workers)
         if why is not None:
             found.setdefault(why, []).append(spec)
     return dict(sorted(found.items(), key=lambda item: -_numel(item[1])))

@@ -15,6 +15,8 @@ from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, Stage, Work
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
+from accordion_bench.compressors.description import paper_floats
+from accordion_bench.compressors.sizes import coming_bytes, payload_bytes
 from accordion_bench.exchange.dense_share import goes_dense
 from accordion_bench.exchange.finite import Finite, Look, all_finite, largest
 from accordion_bench.exchange.partition import bucketed_in_parts, levelled, sent_units, unit_spec
@@ -94,9 +96,9 @@ class Exchange:
         self.exempt = frozenset(exempt)
         compressed = [spec.numel and spec.ndim >= least and spec.name not in self.exempt for spec in self.sent]
         self._without_knob = [1.0 if it_is else None for it_is in compressed]
-        if compressor.traits.needs_all:
+        if compressor.traits.grouping == "all":
             bucket_mb, gradient_mb = (math.inf, math.inf), math.inf
-        if like.device.type == "cpu" and not compressor.traits.by_coordinate:
+        if like.device.type == "cpu" and compressor.traits.grouping != "alone":
             gradient_mb = math.inf
         gradients = [spec.numel * like.element_size() for spec in self.sent]
         as_sizes_say = bucketed_in_parts(self._weakest_bytes(), bucket_mb, gradients, gradient_mb, parts)
@@ -127,7 +129,7 @@ class Exchange:
         """Payload of each sent tensor at the weakest level that a plan may choose."""
         levels = self.levels(StepInfo(self.weakest(), self.start_step, epoch=math.inf))
         pairs = zip(self.sent, levels, strict=True)
-        return [self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs]
+        return [payload_bytes(self.compressor, spec, level, self.comm.workers) for spec, level in pairs]
 
     @property
     def kind(self) -> ExchangeKind:
@@ -185,14 +187,14 @@ class Exchange:
         levels, workers = self.levels(info), self.comm.workers
         if levels != self._predicted[0] or self.compressor.traits.cycle > 1:  # else a plan lasts for many steps
             pairs = zip(self.sent, levels, strict=True)
-            payload = sum(self.compressor.coming_bytes(spec, level, workers, self.state) for spec, level in pairs)
+            payload = sum(coming_bytes(self.compressor, spec, level, workers, self.state) for spec, level in pairs)
             self._predicted = levels, round(payload)
         return self._predicted[1]
 
     def mean_bytes(self, info: StepInfo) -> int:
         """The same as a mean over all turns."""
         pairs = zip(self.sent, self.levels(info), strict=True)
-        return round(sum(self.compressor.payload_bytes(spec, level, self.comm.workers) for spec, level in pairs))
+        return round(sum(payload_bytes(self.compressor, spec, level, self.comm.workers) for spec, level in pairs))
 
     def steps_taken(self, info: StepInfo) -> list[bool]:
         """Of each tensor, whether its update is its step, which the optimizer must not take again."""
@@ -222,7 +224,7 @@ class Exchange:
         asked = levels, self.comm.workers
         if asked != self._counted[0]:
             pairs = zip(self.sent, levels, strict=True)
-            counts = [self.compressor.paper_floats(spec, level, self.comm.workers) for spec, level in pairs]
+            counts = [paper_floats(self.compressor, spec, level, self.comm.workers) for spec, level in pairs]
             known = [count for count in counts if count is not None]
             self._counted = asked, sum(known) if len(known) == len(counts) else None
         return self._counted[1]

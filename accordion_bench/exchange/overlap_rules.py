@@ -50,7 +50,7 @@ class ExchangeOptions:
         if self.clips:
             return "clip_norm needs all gradients first"
         traits = wrapped.compressor.traits
-        if "momentum" in traits.owns and traits.weight_decay_mode == "in_gradient":
+        if "momentum" in traits.optimizer.owns and traits.optimizer.weight_decay_mode == "in_gradient":
             return "weight decay enters the gradients first"
         return ""
 

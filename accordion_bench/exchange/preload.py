@@ -31,7 +31,7 @@ def preload(wrapped: Wrapped, ladder: Ladder, codebooks: Mapping[int, tuple[floa
         codebooks: of the plan.
         like: a tensor of the type and on the device of what will be exchanged.
     """
-    if like.device.type not in wrapped.compressor.traits.kernels:
+    if like.device.type not in wrapped.compressor.description.kernels:
         return
     comm = Comm(2, device=str(like.device))
     for specs in BUCKETS:

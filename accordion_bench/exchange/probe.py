@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.non_finite import NonFiniteRow
-from accordion_bench.compressors.base import NonFinite, Probe, State
+from accordion_bench.compressors.base import NonFinite, State
 from accordion_bench.compressors.buckets import Buckets
+from accordion_bench.compressors.probe import Probe, probe, probe_input
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import Measured
 from accordion_bench.position import StepInfo
@@ -26,14 +27,14 @@ def probe_exchange(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo, f
     state = exchange.state
     if first:
         xs_W, state = [x_W[:1] for x_W in xs_W], state_of_first(exchange)
-    return exchange.compressor.probe(exchange.as_sent(xs_W), exchange.context(info), state, exchange.comm.workers)
+    return probe(exchange.compressor, exchange.as_sent(xs_W), exchange.context(info), state, exchange.comm.workers)
 
 
 @torch.no_grad()
 def compressor_input(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
     """What the first local worker would compress, with its residual and momentum, [1, ...] as it travels."""
     own, ctx = exchange.as_sent([x_W[:1] for x_W in xs_W]), exchange.context(info)
-    found = exchange.compressor.fed(own, ctx, state_of_first(exchange), exchange.comm.workers)
+    found = exchange.compressor.compressor_input(own, ctx, state_of_first(exchange), exchange.comm.workers)
     # not a view of gradients that the next step overwrites
     return [p.clone() if p.data_ptr() == x.data_ptr() else p for p, x in zip(found, own, strict=True)]
 
@@ -48,23 +49,21 @@ def state_of_first(exchange: Exchange) -> State:
 
 @torch.no_grad()
 def measure_level(
-    exchange: Exchange, xs_W: Sequence[Tensor], level: int, info: StepInfo, fed: bool = False
+    exchange: Exchange, xs_W: Sequence[Tensor], level: int, info: StepInfo, is_input: bool = False
 ) -> dict[str, Measured]:
     """What one level of the ladder would cost and lose on the first local worker, per tensor that has levels.
 
     Args:
         exchange: that would be made.
-        xs_W: what is to be exchanged, or, where `fed`, what `compressor_input` has made of it.
+        xs_W: what is to be exchanged, or, where `is_input`, what `compressor_input` has made of it.
         level: index into the ladder.
         info: as for an exchange.
-        fed: residual, momentum and learning rate are in `xs_W`.
+        is_input: residual, momentum and learning rate are in `xs_W`.
     """
     plan = info.plan
     ctx = exchange.context(replace(info, plan=plan.with_levels(dict.fromkeys(plan.levels, level))))
-    own, probe_of = list(xs_W), exchange.compressor.probe_fed
-    if not fed:
-        own, probe_of = exchange.as_sent([x_W[:1] for x_W in xs_W]), exchange.compressor.probe
-    found = probe_of(own, ctx, state_of_first(exchange), exchange.comm.workers)
+    own, look = (list(xs_W), probe_input) if is_input else (exchange.as_sent([x_W[:1] for x_W in xs_W]), probe)
+    found = look(exchange.compressor, own, ctx, state_of_first(exchange), exchange.comm.workers)
     named = zip(exchange.sent, found.measured, strict=True)
     return {spec.name: measure for spec, measure in named if spec.name in plan.levels}
 

@@ -40,7 +40,7 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
         differences = pseudo_gradient_compressor(chosen.compressor, name)
         if sync.quorum is not None:
             among_some(differences, name)
-        if sync.gradient_exchange and compressor.traits.owns:
+        if sync.gradient_exchange and compressor.traits.optimizer.owns:
             instead = "sync.phase1=model" if "phase1" in chosen.sync else "sync.switch_step=0"
             raise ConfigError(
                 f"compressor must leave the momentum to the optimizer in synchronous steps before local ones, got "
@@ -54,7 +54,7 @@ def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
     Raises:
         ValueRefused: it is none.
     """
-    if sync.local or compressor.traits.owns:
+    if sync.local or compressor.traits.optimizer.owns:
         what = "workers take local steps" if sync.local else "the compressor takes the step itself"
         raise ValueRefused("clip_at", f"before where {what}, because the update is no gradient", "after", "before")
 
@@ -184,7 +184,7 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
     traits = compressor.traits
     if traits.knob is None or (policy.knobs and traits.knob not in policy.knobs):
         kind = f"the knob {' or '.join(policy.knobs)}" if policy.knobs else "levels"
-        knob, instead = traits.knob_with
+        knob, instead = compressor.description.knob_with
         if knob and (not policy.knobs or knob in policy.knobs):
             raise ConfigError(
                 f"adaptive={name} needs a compressor with {kind} to choose from, got one whose fixed levels leave "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from accordion_bench.compressors.traits import Traits, declared_by
+from accordion_bench.options.component import Description
 from accordion_bench.options.instantiate import Config, target
 from accordion_bench.options.trusted import is_trusted
 
@@ -14,20 +15,20 @@ from accordion_bench.options.trusted import is_trusted
 class Declared(NamedTuple):
     """What a class declares.
 
-    spelled: how reports write its choices.
+    display_names: how reports write its choices.
     shares: how they write options of a scheme that are shares.
     drives: what a policy steers.
     detects: whether a policy tells critical epochs from others.
     traits: of a compressor; None of others.
-    told: what reports say of its options behind name and level; None where these are too strange.
+    label_suffix: what reports say of its options behind name and level; None where these are too strange.
     """
 
-    spelled: Mapping[str, str]
+    display_names: Mapping[str, str]
     shares: Mapping[str, str]
     drives: str
     detects: bool
     traits: Traits | None
-    told: str | None
+    label_suffix: str | None
 
 
 def of_class(node: Config) -> Declared | None:
@@ -36,13 +37,13 @@ def of_class(node: Config) -> Declared | None:
         cls = target(node, "")
     except ValueError:  # its sentence says why
         return None
+    own: Description = getattr(cls, "description", Description())
     try:
-        told = getattr(cls, "told", lambda options: "")(node)
+        suffix: str | None = own.label_suffix(node)
     except Exception:  # options of whatever kind, of a run of somebody's
-        told = None
-    spelled, shares = getattr(cls, "spelled", {}), getattr(cls, "shares", {})
+        suffix = None
     drives, detects = getattr(cls, "drives", "level"), getattr(cls, "detects", False)
-    return Declared(spelled, shares, drives, detects, declared_by(cls), told)
+    return Declared(own.display_names, own.shares, drives, detects, declared_by(cls), suffix)
 
 
 look: Callable[[Config], Declared | None] = of_class  # who looks at classes: reports that are served have another do it

@@ -29,9 +29,9 @@ def label(config: Config) -> str:
     levels = levels_of(config, knob) if knob else []
     text = f"{name} {show_level(knob, *levels)}" if levels else name
     if own := declared(node):
-        if own.told is None:
+        if own.label_suffix is None:
             raise ValueError(f"options of {name} cannot be understood")
-        text += own.told
+        text += own.label_suffix
     ef21 = node.get("error_feedback") == "ef21"
     text += ", EF21" if ef21 else ""
     text += _in_brackets(beside, (*KNOBS, *(["error_feedback"] if ef21 else [])))
@@ -162,8 +162,8 @@ def _name(node: Config, choice: str) -> str:
     if choice == "none":
         return "dense"
     own = declared(node)
-    if own and (spelled := own.spelled.get(choice)) is not None:
-        return str(spelled)
+    if own and (name := own.display_names.get(choice)) is not None:
+        return str(name)
     of_class = str(node.get("_target_", "")).rpartition(".")[2]
     return of_class if of_class.lower() == choice.replace("_", "") else choice.replace("_", " ")
 

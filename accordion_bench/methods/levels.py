@@ -43,7 +43,7 @@ def codebooks_of(
     own = {b: compressor.codebook(b) for b in bits}
     books = {b: tuple(torch.tensor(levels).tolist()) for b, levels in own.items() if levels is not None}
     if not books:
-        knob, instead = compressor.traits.knob_with
+        knob, instead = compressor.description.knob_with
         if knob == "bits":
             raise ConfigError(
                 f"adaptive={driver} needs a compressor with a codebook to replace, got one whose levels are fixed; "

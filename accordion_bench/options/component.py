@@ -1,7 +1,7 @@
 """What every component says of itself, so that nothing elsewhere needs to know its name."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from accordion_bench.options.instantiate import Config
@@ -34,37 +34,54 @@ class Surroundings:
     weight_decay: float = 0.0
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from ()
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {}
+
+
+@dataclass(frozen=True)
+class Description:
+    """What checks, help, labels and small runs know of a component; it stands beside the class, as its `description`.
+
+    A subclass writes `description = replace(Base.description, idle=_idle, ...)`, with functions of its module.
+
+    Args:
+        display_names: how reports write it, as its paper does, by the name of its YAML. Others have the name of the
+            class, where the YAML has the same, else that of the YAML without underscores.
+        requires: what must be chosen in other groups, or it is refused, for runs that look at every component: by
+            group its options, or the name of another choice.
+        of_several_kinds: options that take more kinds of values than that of their default; who uses them checks them.
+        shares: options that are a share of the coordinates, and how reports write them behind the name.
+        label_suffix: called with the options; returns what reports say of them behind name and level; "" = nothing.
+        idle: called with the class, its options as configured (one that is missing has the constructor's default) and
+            the run; yields the options that change nothing there. The user who has typed one is warned.
+        smoke_options: called with the options and the compressor's knob ("" where it has none); returns options with
+            which it averages, or decides, within six steps of a run, see +experiment=smoke.
+    """
+
+    display_names: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, Mapping[str, Any] | str] = field(default_factory=dict)
+    of_several_kinds: frozenset[str] = frozenset()
+    shares: Mapping[str, str] = field(default_factory=dict)
+    label_suffix: Callable[[Config], str] = lambda options: ""
+    idle: Callable[[Any, Config, Surroundings], Idle] = _idle
+    smoke_options: Callable[[Config, str], Config] = _smoke_options
+
+
 class Component:
     """The base of compressors, policies, synchronisation schemes, schedules and data sets.
 
     Class attributes:
-        beside: what must stand in other groups, or it is refused, for runs that look at every component: by group its
-            options, or the name of another choice.
-        of_several_kinds: options that take more kinds of values than that of their default; who uses them checks them.
-        spelled: how reports write it, as its paper does, by the name of its YAML. Others have the name of the class,
-            where the YAML has the same, else that of the YAML without underscores.
+        description: see `Description`.
     """
 
-    beside: Mapping[str, Mapping[str, Any] | str] = {}
-    of_several_kinds: frozenset[str] = frozenset()
-    spelled: Mapping[str, str] = {}
+    description: Description = Description()
 
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        """The options that change nothing in this run, each with why; the user who has typed one is warned.
 
-        Args:
-            options: as configured; what is not there has the constructor's default.
-            around: the run.
-        """
-        yield from ()
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        """Options with which it averages, or decides, within six steps of a run; see +experiment=smoke.
-
-        Args:
-            options: as configured.
-            knob: the compressor's, "" where it has none.
-        """
-        return {}
+def idle_options(cls: Any, options: Config, context: Surroundings) -> Idle:
+    """The options of a component's class that change nothing in a run, each with why; see `Description.idle`."""
+    description: Description = cls.description
+    return description.idle(cls, options, context)

@@ -6,6 +6,7 @@ from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.component import Description
 from accordion_bench.options.instantiate import Config, target
 
 
@@ -34,8 +35,8 @@ def same_kinds(declared: Config, given: Config, prefix: str) -> None:
 def _said_of_several_kinds(path: str | None) -> frozenset[str]:
     """The options that a class itself says are of several kinds."""
     cls = target({"_target_": path}, "") if path else None
-    said: frozenset[str] = getattr(cls, "of_several_kinds", frozenset())
-    return said
+    description: Description = getattr(cls, "description", Description())
+    return description.of_several_kinds
 
 
 @functools.cache

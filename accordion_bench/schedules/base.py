@@ -1,10 +1,20 @@
 """Linear warm-up and scaling with the number of workers, shared by all schedules."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.component import Component, Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    if options.get("lr_scaling") == "none":
+        yield "warmup_epochs", "schedule.lr_scaling=none warms up to 1"
+    if context.workers == 1:
+        yield "warmup_epochs", "one worker has nothing to warm up to"
+        yield "lr_scaling", "one worker's learning rate is not scaled"
 
 
 class Schedule(Component):
@@ -17,19 +27,13 @@ class Schedule(Component):
         lr_scaling: s for A workers: `linear` A, `sqrt` sqrt(A), `none` 1.
     """
 
+    description = replace(Component.description, idle=_idle)
+
     def __init__(self, epochs: int, workers: int, warmup_epochs: int = 5, lr_scaling: str = "linear") -> None:
         self.epochs = epochs
         self.warmup_epochs = checks.integer("warmup_epochs", warmup_epochs, at_least=0)
         checks.choice("lr_scaling", lr_scaling, ["linear", "sqrt", "none"])
         self.scale = {"linear": float(workers), "sqrt": math.sqrt(workers), "none": 1.0}[lr_scaling]
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        if options.get("lr_scaling") == "none":
-            yield "warmup_epochs", "schedule.lr_scaling=none warms up to 1"
-        if around.workers == 1:
-            yield "warmup_epochs", "one worker has nothing to warm up to"
-            yield "lr_scaling", "one worker's learning rate is not scaled"
 
     @property
     def rises_until(self) -> float:

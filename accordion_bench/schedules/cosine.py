@@ -1,11 +1,19 @@
 """Cosine decay, with linear warm-up."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.schedules.base import Schedule
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    for key, why in Schedule.description.idle(cls, options, context):
+        if key != "warmup_epochs":  # the cosine begins after them, however flat they are
+            yield key, why
 
 
 class Cosine(Schedule):
@@ -16,15 +24,11 @@ class Cosine(Schedule):
         epochs, workers, warmup_epochs, lr_scaling: see `Schedule`.
     """
 
+    description = replace(Schedule.description, idle=_idle)
+
     def __init__(self, epochs: int, workers: int, final: float = 0.0, **warmup) -> None:
         super().__init__(epochs, workers, **warmup)
         self.final = checks.number("final", final, at_least=0, at_most=1, instead=0)
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        for key, why in super().idle(options, around):
-            if key != "warmup_epochs":  # the cosine begins after them, however flat they are
-                yield key, why
 
     def __call__(self, epoch: float) -> float:
         if epoch < self.warmup_epochs:

@@ -1,12 +1,25 @@
 """Step decay at milestones, with linear warm-up."""
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted
 from accordion_bench.schedules.base import Schedule
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Schedule.description.idle(cls, options, context)
+    milestones = options.get("milestones")
+    if milestones == []:
+        yield "gamma", "schedule.milestones is empty"
+    if options.get("gamma") == 1:
+        yield "milestones", "schedule.gamma is 1"
+    if milestones and min(milestones) >= context.epochs:
+        yield "milestones", f"the run has {counted(context.epochs, 'epoch')}"
 
 
 class MultiStep(Schedule):
@@ -20,6 +33,8 @@ class MultiStep(Schedule):
         lag: the timing of Accordion's code: warm-up one epoch late, decays two epochs late (152 and 252 of 300).
         epochs, workers, warmup_epochs, lr_scaling: see `Schedule`.
     """
+
+    description = replace(Schedule.description, idle=_idle)
 
     def __init__(
         self,
@@ -46,17 +61,6 @@ class MultiStep(Schedule):
         self.milestones = [max(round(m * epochs), 1) if m < 1 else m for m in milestones]
         self.gamma = checks.number("gamma", gamma, above=0, at_most=1, instead=0.1)
         self.lag = checks.boolean("lag", lag, instead=False)
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        milestones = options.get("milestones")
-        if milestones == []:
-            yield "gamma", "schedule.milestones is empty"
-        if options.get("gamma") == 1:
-            yield "milestones", "schedule.gamma is 1"
-        if milestones and min(milestones) >= around.epochs:
-            yield "milestones", f"the run has {counted(around.epochs, 'epoch')}"
 
     @property
     def rises_until(self) -> float:

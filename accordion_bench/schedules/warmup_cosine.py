@@ -1,11 +1,20 @@
 """Linear warm-up from almost nothing, then cosine decay: the schedule of transformers."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.schedules.base import Schedule
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    if context.workers == 1:
+        yield "lr_scaling", "one worker's learning rate is not scaled"
+    if options.get("warmup") == 0:
+        yield "start", "schedule.warmup is 0"
 
 
 class WarmupCosine(Schedule):
@@ -19,6 +28,8 @@ class WarmupCosine(Schedule):
         start: share of the peak learning rate in the first step.
         final: share of the peak learning rate at the end of the run.
     """
+
+    description = replace(Schedule.description, idle=_idle)
 
     def __init__(
         self,
@@ -36,13 +47,6 @@ class WarmupCosine(Schedule):
         self.until = warmup * epochs if warmup < 1 else warmup
         self.start = checks.number("start", start, above=0, at_most=1, instead=0.01)
         self.final = checks.number("final", final, at_least=0, at_most=1, instead=0.1)
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        if around.workers == 1:
-            yield "lr_scaling", "one worker's learning rate is not scaled"
-        if options.get("warmup") == 0:
-            yield "start", "schedule.warmup is 0"
 
     @property
     def rises_until(self) -> float:

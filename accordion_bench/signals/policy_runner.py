@@ -158,7 +158,7 @@ class PolicyRunner:
         if mean and wanted:
             xs_W = [total / self.recent_count for total in self.recent]
             self.recent, self.recent_count = [], 0
-        found = {level: measure_level(exchange, xs_W, level, info, fed=mean) for level in wanted}
+        found = {level: measure_level(exchange, xs_W, level, info, is_input=mean) for level in wanted}
         return {name: {level: found[level] for level in own} for name, own in levels.items()}
 
     def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:

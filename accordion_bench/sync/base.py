@@ -1,7 +1,7 @@
 """What every synchronisation scheme is."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -76,12 +76,13 @@ class Sync(Component):
         split: the tensors, by index, of each averaging of a round; None = all of them.
     """
 
+    description = replace(Component.description, shares={})
+
     local: bool = False
     late: bool = False
     grows: bool = False
     every_local_step: bool = False
     without_averages: str = ""
-    shares: Mapping[str, str] = {}
     gradient_exchange: bool = True
     period: int | None = None
     groups: Sequence[tuple[int, int]] | None = None

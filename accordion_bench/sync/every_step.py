@@ -38,7 +38,7 @@ class EveryStep(Sync):
 
     def before_step(self, lr: Rate) -> CompletedExchange:
         axis, traits, decay = self.axis, self.exchange.compressor.traits, self.context.weight_decay
-        if decay and traits.owns and traits.weight_decay_mode == "in_gradient":
+        if decay and traits.optimizer.owns and traits.optimizer.weight_decay_mode == "in_gradient":
             for param, gradient_W in zip(axis.params, axis.gradients_W, strict=True):
                 gradient_W.add_(as_real(param.detach()), alpha=decay)
         completed = self.runner.run([self.exchange], [axis.gradients_W], lr)
@@ -47,7 +47,7 @@ class EveryStep(Sync):
             factor = clip_factor(self._updates, self.context.clip_mean)
             self._updates = list(torch._foreach_mul(self._updates, factor))
         gradients = self._updates
-        if traits.owns:
+        if traits.optimizer.owns:
             self._taken = self.exchange.steps_taken(self.position.info(lr))
             gradients = self._without_taken(self._updates)
         axis.apply(gradients)
@@ -70,7 +70,7 @@ class EveryStep(Sync):
     def after_step(self, lr: Rate) -> None:
         taken, updates, self._updates = [i for i, it_is in enumerate(self._taken) if it_is], self._updates, []
         if taken:
-            rate: Rate = 1.0 if self.exchange.compressor.traits.units == "parameter" else lr
+            rate: Rate = 1.0 if self.exchange.compressor.traits.optimizer.units == "parameter" else lr
             params: list[Tensor] = [as_real(self.axis.params[i]) for i in taken]
             updates = [updates[i] for i in taken]
             if isinstance(rate, int | float):

@@ -36,6 +36,29 @@ from accordion_bench.sync.quorum import Quorum, refuse_in_run, refuse_quorum
 from accordion_bench.sync.sparse_average import SparseAverage
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Sync.description.idle(cls, options, context)
+    if options.get("switch_step") == 0:
+        yield "phase1", "sync.switch_step is 0"
+    if context.workers == 1:
+        yield "sparta", "a lone worker has nobody to average with"
+    quorum = options.get("quorum")
+    if quorum is None:
+        for key in ("grace", "lateness"):
+            yield key, "sync.quorum is null"
+    elif quorum == context.workers:
+        for key in ("quorum", "grace", "lateness"):
+            yield key, f"all {quorum} workers are waited for anyway"
+    elif options.get("lateness") is not None:
+        yield "grace", "sync.lateness draws who is late"
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    if options.get("groups"):
+        return {"groups": [[1, 2], [2, 4]]}
+    return {"period": 2}
+
+
 class LocalSGD(Sync):
     """Each worker takes H steps of the inner optimizer; then z <- outer(z, mean(z - x_w)) and x_w <- z.
 
@@ -68,15 +91,21 @@ class LocalSGD(Sync):
     Source: Stich 2019 (arXiv 1805.09767); Lin et al. 2020 (arXiv 1808.07217); Zhou and Cong 2019 (hierarchical).
     """
 
+    description = replace(
+        Sync.description,
+        display_names={
+            "local_sgd": "local SGD",
+            "post_local_sgd": "post-local SGD",
+            "slowmo": "SlowMo",
+            "diloco": "DiLoCo",
+            "hierarchical": "hierarchical local SGD",
+        },
+        shares={"sparta": "SPARTA"},
+        idle=_idle,
+        smoke_options=_smoke_options,
+    )
+
     local = True
-    spelled = {
-        "local_sgd": "local SGD",
-        "post_local_sgd": "post-local SGD",
-        "slowmo": "SlowMo",
-        "diloco": "DiLoCo",
-        "hierarchical": "hierarchical local SGD",
-    }
-    shares = {"sparta": "SPARTA"}
 
     def __init__(
         self,
@@ -128,29 +157,6 @@ class LocalSGD(Sync):
         self.round_lr = 0.0  # the inner learning rate at the start of this round
         self.tiers: list[Tier] = []
         self.forked = False
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("switch_step") == 0:
-            yield "phase1", "sync.switch_step is 0"
-        if around.workers == 1:
-            yield "sparta", "a lone worker has nobody to average with"
-        quorum = options.get("quorum")
-        if quorum is None:
-            for key in ("grace", "lateness"):
-                yield key, "sync.quorum is null"
-        elif quorum == around.workers:
-            for key in ("quorum", "grace", "lateness"):
-                yield key, f"all {quorum} workers are waited for anyway"
-        elif options.get("lateness") is not None:
-            yield "grace", "sync.lateness draws who is late"
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        if options.get("groups"):
-            return {"groups": [[1, 2], [2, 4]]}
-        return {"period": 2}
 
     # ---- before the run
 

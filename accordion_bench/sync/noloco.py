@@ -1,5 +1,6 @@
 """NoLoCo: local steps, and outer steps towards the mean of two workers; no collective of all of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ class NoLoCo(LocalSGD):
     Source: Kolehmainen et al. 2025 (arXiv 2506.10911) and its official code.
     """
 
-    spelled = {"noloco": "NoLoCo"}
+    description = replace(LocalSGD.description, display_names={"noloco": "NoLoCo"})
+
     without_averages = "whose workers meet in pairs and never have one mean of all"
 
     def __init__(

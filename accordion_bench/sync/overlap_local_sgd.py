@@ -1,6 +1,7 @@
 """Overlap Local-SGD and CoCoD-SGD: averages are used some steps late, to travel behind the computation."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,12 @@ from accordion_bench.sync.exact_average import exact_average
 from accordion_bench.sync.in_flight import InFlight
 from accordion_bench.sync.local_sgd import LocalSGD
 from accordion_bench.tensors.same_shape import Blocks
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from LocalSGD.description.idle(cls, options, context)
+    if options.get("merge") == "cocod":
+        yield "merge_alpha", "sync.merge is cocod"
 
 
 class OverlapLocalSGD(LocalSGD):
@@ -41,8 +48,9 @@ class OverlapLocalSGD(LocalSGD):
     Source: Wang, Liang, Joshi 2020 (arXiv 2002.09539) and its official code; Shen et al. 2019 (CoCoD).
     """
 
+    description = replace(LocalSGD.description, display_names={"overlap_local_sgd": "overlap local SGD"}, idle=_idle)
+
     late = True
-    spelled = {"overlap_local_sgd": "overlap local SGD"}
 
     def __init__(
         self,
@@ -73,12 +81,6 @@ class OverlapLocalSGD(LocalSGD):
         self.momentum_W: list[Tensor] = []
         self.launched_W: list[Tensor] = []
         self.finished = False
-
-    @classmethod
-    def idle(cls, options: Config, around: Surroundings) -> Idle:
-        yield from super().idle(options, around)
-        if options.get("merge") == "cocod":
-            yield "merge_alpha", "sync.merge is cocod"
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
         if "period" in drivers and self.merge == "pull_back" and self.merge_alpha == 1:

@@ -1,11 +1,17 @@
 """SPARTA: in every step the workers average a few of their parameters."""
 
+from dataclasses import replace
+
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options import checks
 from accordion_bench.options.instantiate import Config
 from accordion_bench.sync.base import Placed
 from accordion_bench.sync.local_sgd import LocalSGD
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {}
 
 
 class Sparta(LocalSGD):
@@ -23,17 +29,14 @@ class Sparta(LocalSGD):
     and EXO Gym.
     """
 
-    spelled = {"sparta": "SPARTA"}
+    description = replace(LocalSGD.description, display_names={"sparta": "SPARTA"}, smoke_options=_smoke_options)
+
     every_local_step = True
     without_averages = "which averages a share of the parameters in every step, as they are"
 
     def __init__(self, sparta: float = 0.005, switch_step: int | None = 0, final: bool = True) -> None:
         checks.number("sparta", sparta, above=0, at_most=1, instead=0.005)  # null, too, is refused here
         super().__init__(1, switch_step, final=final, sparta=sparta)
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {}
 
     def ends_apart(self, steps: int, period: int) -> bool:
         return self.final and steps > 0

@@ -1,6 +1,7 @@
 """Streaming DiLoCo: a fragment of the model at a time, averaged while the workers go on."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ from accordion_bench.sync.fragments import layers_of
 from accordion_bench.sync.in_flight import InFlight
 from accordion_bench.sync.local_sgd import LocalSGD
 from accordion_bench.sync.outer import OUTER
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"period": 4, "fragments": 2, "delay": 1}
 
 
 class StreamingDiLoCo(LocalSGD):
@@ -47,8 +52,11 @@ class StreamingDiLoCo(LocalSGD):
     Source: Douillard et al. 2025 (arXiv 2501.18512).
     """
 
+    description = replace(
+        LocalSGD.description, display_names={"streaming_diloco": "Streaming DiLoCo"}, smoke_options=_smoke_options
+    )
+
     late = True
-    spelled = {"streaming_diloco": "Streaming DiLoCo"}
 
     def __init__(
         self,
@@ -79,10 +87,6 @@ class StreamingDiLoCo(LocalSGD):
         self.outers = [self.outer, *(OUTER["sgd"](**outer) for _ in range(1, fragments))]
         self.tensors: list[list[int]] = []  # of each fragment, by index
         self.finished = False
-
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"period": 4, "fragments": 2, "delay": 1}
 
     @classmethod
     def in_every_step(cls, options: Config) -> Config:

@@ -17,6 +17,7 @@ from accordion_bench.compressors.adam_signs import AdamSigns, declare_dead, inve
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.onebitadam import OneBitAdam, warm_up_steps
+from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
@@ -26,6 +27,10 @@ from accordion_bench.position import Rate
 from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.exact_average import exact_average
 from accordion_bench.tensors.same_shape import Blocks
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    return {"freeze_step": 3, "refreshes": 1, "doubling_steps": 1, "longest_period": 2}
 
 
 class ZeroOneAdam(Sync):
@@ -50,10 +55,15 @@ class ZeroOneAdam(Sync):
     Source: Lu et al. 2022 (arXiv 2202.06009) and its official code.
     """
 
+    description = replace(
+        Sync.description,
+        display_names={"zerooneadam": "0/1 Adam"},
+        requires={"optimizer": "adamw"},
+        smoke_options=_smoke_options,
+    )
+
     local = True
     grows = True
-    spelled = {"zerooneadam": "0/1 Adam"}
-    beside = {"optimizer": "adamw"}
 
     def __init__(
         self,
@@ -78,15 +88,12 @@ class ZeroOneAdam(Sync):
         self.sums: list[float] = []  # S, per tensor
         self.forked = False
 
-    @classmethod
-    def short(cls, options: Config, knob: str) -> Config:
-        return {"freeze_step": 3, "refreshes": 1, "doubling_steps": 1, "longest_period": 2}
-
     # ---- before the run
 
     def messages(self) -> Wrapped:
         signs = AdamSigns()
-        signs.traits = replace(signs.traits, owns=frozenset({"momentum", "lr"}), fits=OneBitAdam.traits.fits)
+        part = OptimizerPart(frozenset({"momentum", "lr"}), fits=OneBitAdam.traits.optimizer.fits)
+        signs.traits = replace(signs.traits, optimizer=part)
         return Wrapped(signs, collective="two_way")
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:

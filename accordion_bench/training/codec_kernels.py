@@ -30,7 +30,7 @@ def computed_with(device: str, parts: Components) -> str:
         parts: its components.
     """
     compiler = COMPILERS.get(device)
-    own = parts.wrapped.compressor.traits.kernels
+    own = parts.wrapped.compressor.description.kernels
     if compiler is None or parts.exchange.engine == "ddp" or device not in own:
         return ""
     return compiler.name if compiler.installed() else "torch"

@@ -15,6 +15,8 @@ from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.gravac import GraVAC
 from accordion_bench.adaptive.lgreco import LGreCo
 from accordion_bench.adaptive.schedule import LevelSchedule
+from accordion_bench.compressors.probe import probe, probe_input
+from accordion_bench.compressors.sizes import wire_bytes
 from accordion_bench.exchange.probe import compressor_input, measure_level, state_of_first
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Signals
@@ -49,7 +51,7 @@ def test_wire_bytes_are_the_ledgers(name, options, workers):
     for step in range(turns):
         exchange(gradients(workers=workers, dtype=torch.float32).tensors, StepInfo(plan, step, 0.1))
     levels = zip(exchange.sent, exchange.levels(StepInfo(plan, 0)), strict=True)
-    said = sum(exchange.compressor.wire_bytes(spec, level, workers) for spec, level in levels)
+    said = sum(wire_bytes(exchange.compressor, spec, level, workers) for spec, level in levels)
     assert said * workers * turns == pytest.approx(exchange.comm.ledger.counts["wire"], rel=1e-12)
     if exchange.compressor.traits.knob:
         probed = measure_level(exchange, gradients(workers=workers, dtype=torch.float32).tensors, 0, StepInfo(plan, 1))
@@ -78,16 +80,20 @@ def test_what_is_measured_is_what_would_be_sent(name):
     xs_W = gradients(step=3).tensors
     before = copy.deepcopy(exchange.state)
     fed = compressor_input(exchange, xs_W, StepInfo(plan, 3, 0.3))
-    direct = exchange.compressor.probe(
-        [x_W[:1] for x_W in xs_W], exchange.context(StepInfo(plan, 3, 0.3)), state_of_first(exchange), 4
+    direct = probe(
+        exchange.compressor,
+        [x_W[:1] for x_W in xs_W],
+        exchange.context(StepInfo(plan, 3, 0.3)),
+        state_of_first(exchange),
+        4,
     ).measured
-    again = exchange.compressor.probe_fed(
-        fed, exchange.context(StepInfo(plan, 3, 1.0)), state_of_first(exchange), 4
+    again = probe_input(
+        exchange.compressor, fed, exchange.context(StepInfo(plan, 3, 1.0)), state_of_first(exchange), 4
     ).measured
     assert again == direct
     assert [found.norm for found in again] == pytest.approx([float(p.norm()) for p in fed])
     if exchange.compressor.traits.knob:
-        assert measure_level(exchange, fed, 0, StepInfo(plan, 3), fed=True) == measure_level(
+        assert measure_level(exchange, fed, 0, StepInfo(plan, 3), is_input=True) == measure_level(
             exchange, xs_W, 0, StepInfo(plan, 3, 0.3, 0)
         )
     for name_, entries in before.items():

@@ -56,8 +56,9 @@ def test_two_files_from_outside_are_looked_at(tmp_path, monkeypatch):
     (tmp_path / "compressor").mkdir()
     (tmp_path / "looked_at.py").write_text(
         "from dataclasses import replace\n\nfrom accordion_bench.compressors.none import Dense\n\n\n"
-        'class Outside(Dense):\n    traits = replace(Dense.traits, knob="strength", tried=(1, 5))\n'
-        '    beside = {"optimizer": {"momentum": 0.0}}\n\n'
+        'class Outside(Dense):\n    traits = replace(Dense.traits, knob="strength")\n'
+        "    description = replace(Dense.description, advised_levels=(1, 5),\n"
+        '        requires={"optimizer": {"momentum": 0.0}})\n\n'
         "    def __init__(self, strength=2):\n        self.strength = strength\n"
     )
     (tmp_path / "compressor" / "outside.yaml").write_text("_target_: looked_at.Outside\nstrength: 2\n")

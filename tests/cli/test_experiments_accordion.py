@@ -13,6 +13,8 @@ from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.description import paper_floats
+from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.config import validate
 from accordion_bench.config.components import build_model
 from accordion_bench.config.compose import compose, resolve
@@ -352,8 +354,8 @@ def test_floats_per_step(preset, ones, powersgd, topk, dense):
     specs = model_specs(f"accordion/{preset}")
     assert sum(spec.numel for spec in specs if spec.ndim == 1) == ones
     low, kept = compressor("powersgd"), compressor("topk")
-    assert tuple(sum(low.paper_floats(spec, rank, 4) for spec in specs) for rank in (1, 2, 4)) == powersgd
-    run = [29_400 * sum(kept.paper_floats(spec, density, 4) for spec in specs) for density in (0.10, 0.25, 0.99)]
+    assert tuple(sum(paper_floats(low, spec, rank, 4) for spec in specs) for rank in (1, 2, 4)) == powersgd
+    run = [29_400 * sum(paper_floats(kept, spec, density, 4) for spec in specs) for density in (0.10, 0.25, 0.99)]
     assert [floats / 1e9 for floats in run] == pytest.approx(topk, abs=0.005)
     assert floats_per_step(f"accordion/{preset}") * 29_400 / 1e9 == pytest.approx(dense, abs=0.005)
 
@@ -490,7 +492,7 @@ def trained(runs: Path, preset: str, arm: str, *overrides: str) -> RunFolder:
 def test_a_preset_trains(tmp_path, arms):
     """Arms of table 1, () = all, with a small network; paper_floats is the formula, summed over the levels in force."""
     preset = "accordion/table1_resnet18"
-    count, floats = compressor("powersgd").paper_floats, {}
+    count, floats = functools.partial(paper_floats, compressor("powersgd")), {}
     for arm in arms or swept(preset, "tiny")["+arm"]:
         folder = trained(tmp_path, preset, arm)
         rows, summary = folder.read_metrics(), folder.read_json("summary.json")
@@ -517,7 +519,7 @@ def resnet8_specs() -> list[TensorSpec]:
 
 def test_topk_and_batches_train(tmp_path):
     folder = trained(tmp_path, "accordion/table4_resnet18", "topk_strong")
-    kept = compressor("topk").paper_floats
+    kept = functools.partial(paper_floats, compressor("topk"))
     assert folder.read_json("summary.json")["paper_floats"] == 12 * sum(kept(s, 0.25, 4) for s in resnet8_specs())
     faithful = "+experiment=[accordion/table5_resnet18,accordion/faithful]"
     cfg = compose([faithful, "+arm=accordion_batch", f"paths.runs={tmp_path / 'batch'}", *QUICK])
@@ -544,15 +546,17 @@ def test_the_count_is_the_paper_s_whatever_is_sent():
     """Small matrices go dense, indices are packed, 16 workers' TopK falls back to dense: the count does not know."""
     spec = TensorSpec("w", (4, 64))
     low = compressor("powersgd")
-    assert low.paper_floats(spec, 4, 4) == (4 + 64) * 4 > spec.numel and low.payload_bytes(spec, 4, 4) == 4 * spec.numel
-    assert low.paper_floats(spec, 1_000_000, 4) == low.paper_floats(spec, None, 4) == spec.numel
-    assert low.paper_floats(TensorSpec("b", (7,)), 1, 4) == 7
+    assert (
+        paper_floats(low, spec, 4, 4) == (4 + 64) * 4 > spec.numel and payload_bytes(low, spec, 4, 4) == 4 * spec.numel
+    )
+    assert paper_floats(low, spec, 1_000_000, 4) == paper_floats(low, spec, None, 4) == spec.numel
+    assert paper_floats(low, TensorSpec("b", (7,)), 1, 4) == 7
     kept = compressor("topk")
-    assert kept.paper_floats(spec, 0.1, 16) == 2 * 25 * 16 and kept.paper_floats(spec, 0.001, 4) == 0
+    assert paper_floats(kept, spec, 0.1, 16) == 2 * 25 * 16 and paper_floats(kept, spec, 0.001, 4) == 0
     for name in yaml_names("compressor"):
-        counted = compressor(name).paper_floats(spec, compressor(name).level or 1, 4)
+        counted = paper_floats(compressor(name), spec, compressor(name).level or 1, 4)
         assert (counted is None) is (name not in ("none", "fp16", "bf16", "powersgd", "topk"))
-        assert compressor(name).paper_floats(spec, None, 4) == spec.numel  # dense, before its start
+        assert paper_floats(compressor(name), spec, None, 4) == spec.numel  # dense, before its start
 
 
 def test_the_count_passes_through_wrappers():
@@ -561,12 +565,12 @@ def test_the_count_passes_through_wrappers():
     for options in ({"error_feedback": True}, {"collective": "two_way"}):
         around = compressor("topk", **options)
         assert type(around) is not type(bare)
-        assert [around.paper_floats(s, 0.5, 4) for s in specs] == [bare.paper_floats(s, 0.5, 4) for s in specs]
+        assert [paper_floats(around, s, 0.5, 4) for s in specs] == [paper_floats(bare, s, 0.5, 4) for s in specs]
 
 
 def test_one_exchange_is_counted_once():
     exchange, plan = exchange_for("powersgd", level=1)
-    once = sum(compressor("powersgd").paper_floats(s, 1 if s.name in plan.levels else None, 4) for s in exchange.specs)
+    once = sum(paper_floats(compressor("powersgd"), s, 1 if s.name in plan.levels else None, 4) for s in exchange.specs)
     for step in range(3):
         exchange(gradients(step=step).tensors, StepInfo(plan, step, 0.1))
         probe_exchange(exchange, gradients().tensors, StepInfo(plan, step))

@@ -11,6 +11,7 @@ from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.tiles import Tiles, in_order, pack_numbers, quantised, unpack_numbers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.present import Present
+from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.compressors.topk import TopK, form_of
 from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
@@ -133,7 +134,7 @@ def test_density_says_how_many_of_a_tile(density, k):
 def test_vectors_travel_dense():
     topk = compressor("topk", **TWO_BITS).compressor
     assert not topk.compresses(TensorSpec("bias", (4096,)), 1 / 64)
-    assert topk.payload_bytes(TensorSpec("bias", (4096,)), None, 4) == 4 * 4096
+    assert payload_bytes(topk, TensorSpec("bias", (4096,)), None, 4) == 4 * 4096
 
 
 @pytest.mark.parametrize("width", [0, 1, 2, 5, 8, 12, 13])
@@ -237,21 +238,21 @@ HERE = [check for check in CHECKS if conformance.name_of(check) != "placement"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", TopK.also, ids=str)
+@pytest.mark.parametrize("options", TopK.description.claims.other_options, ids=str)
 def test_placements_do_not_matter(options):
     (check,) = set(CHECKS) - set(HERE)
     owed(conformance.run(check, from_yaml("topk", **options), levels=[None]))
 
 
 @pytest.mark.parametrize("check", HERE, ids=conformance.name_of)
-@pytest.mark.parametrize("options", TopK.also, ids=str)
+@pytest.mark.parametrize("options", TopK.description.claims.other_options, ids=str)
 def test_the_kit(options, check):
     if "clip" in options and conformance.name_of(check) == "wire":
         pytest.skip("everybody must see all norms: gathered whatever it costs")
     owed(conformance.run(check, from_yaml("topk", **options), levels=[None]))
 
 
-@pytest.mark.parametrize("options", TopK.also, ids=str)
+@pytest.mark.parametrize("options", TopK.description.claims.other_options, ids=str)
 def test_a_device_takes_the_same_entries(options):
     with pretended():
         check_devices(from_yaml("topk", **options), device=str(DEVICE))

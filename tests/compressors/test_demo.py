@@ -19,6 +19,7 @@ from accordion_bench.compressors.demo import (
     pack_signs,
     unpack_signs,
 )
+from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.config.components import build_components
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.options.checks import ConfigError
@@ -186,8 +187,8 @@ def test_bytes_of_full_chunks(value_dtype, values):
     spec = TensorSpec("conv", (128, 64, 3, 3))
     demo = DeMo(value_dtype=value_dtype)
     assert index_codes.index_bytes(4096, 32) == ("elias-fano", 36)
-    assert demo.payload_bytes(spec, 32, 4) == 18 * (values + 36)
-    assert 8 * demo.payload_bytes(spec, 32, 4) / spec.numel <= (0.3204 if value_dtype == "float32" else 0.1954)
+    assert payload_bytes(demo, spec, 32, 4) == 18 * (values + 36)
+    assert 8 * payload_bytes(demo, spec, 32, 4) / spec.numel <= (0.3204 if value_dtype == "float32" else 0.1954)
 
 
 @pytest.mark.parametrize("workers", [1, 4, 16])

@@ -271,7 +271,7 @@ def test_a_run_that_was_stopped_and_resumed_is_the_straight_one(tmp_path, stop_a
 def test_momentum_is_the_optimizers_own():
     built = compressor("dgc").compressor
     assert isinstance(built, DGC)
-    assert (built.momentum, built.nesterov, built.traits.owns) == (0.9, True, {"momentum"})
+    assert (built.momentum, built.nesterov, built.traits.optimizer.owns) == (0.9, True, {"momentum"})
 
 
 def test_error_feedback_around_it_is_refused():

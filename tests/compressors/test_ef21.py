@@ -6,6 +6,7 @@ import torch
 import accordion_bench as ab
 from accordion_bench import conformance
 from accordion_bench.compressors.assemble import Wrapped, pseudo_gradient_compressor, wrapped_compressor
+from accordion_bench.compressors.probe import probe, probe_input
 from accordion_bench.conformance import aggregate, placement, randomness
 from accordion_bench.conformance.subject import LATE, Setup, bare
 from accordion_bench.exchange.probe import compressor_input, state_of_first
@@ -165,7 +166,7 @@ def test_on_a_gradient_that_stays_the_gap_shrinks_by_the_contraction(name, optio
                 continue
             last = before.get(spec.name, x_W.flatten(1).square().sum(1))
             before[spec.name] = gaps.flatten(1).square().sum(1)
-            delta = inner.contraction(spec, level) or 0.0
+            delta = inner.description.claims.contraction(inner, spec, level) or 0.0
             rounding = 1e-12 * x_W.flatten(1).square().sum(1)  # values travel in float32
             assert (before[spec.name] <= (1 - delta) * last + rounding).all(), (spec.name, step)
     assert len(before) > 5
@@ -346,8 +347,8 @@ def test_what_is_measured_is_what_would_be_sent(name):
         behind = kept["momentum_W"] - kept["residual_W"] if "residual_W" in kept else 0
         torch.testing.assert_close(p, v_W - behind, rtol=1e-12, atol=1e-12)
     ctx = setup.context(3)
-    direct = setup.compressor.probe([x_W[:1] for x_W in xs_W], ctx, first, WORKERS).measured
-    assert setup.compressor.probe_fed(fed, ctx, first, WORKERS).measured == direct
+    direct = probe(setup.compressor, [x_W[:1] for x_W in xs_W], ctx, first, WORKERS).measured
+    assert probe_input(setup.compressor, fed, ctx, first, WORKERS).measured == direct
 
 
 @pytest.mark.parametrize("policy", ["accordion", "gravac", "lgreco", "schedule", "advised"])

@@ -10,6 +10,7 @@ from accordion_bench.compressors.eight_bit import Blockwise, coding_of
 from accordion_bench.compressors.natural import Natural
 from accordion_bench.compressors.onebit import OneBit
 from accordion_bench.compressors.sign import Sign
+from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.compressors.terngrad import TernGrad
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
@@ -140,7 +141,7 @@ def test_terngrad_shares_one_scale_and_sends_five_to_a_byte():
         if exchange.compressor.pays(spec, 1, 4):
             steps = update * 4 / x_W.abs().max()
             torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-5)
-            assert exchange.compressor.payload_bytes(spec, 1, 4) == math.ceil(spec.numel / 5) + 4
+            assert payload_bytes(exchange.compressor, spec, 1, 4) == math.ceil(spec.numel / 5) + 4
 
 
 def test_terngrad_clips_at_so_many_standard_deviations():

@@ -8,6 +8,7 @@ import torch
 from accordion_bench.codecs.reference import E3M0_MAGNITUDES as MAGNITUDES
 from accordion_bench.codecs.reference import in_blocks
 from accordion_bench.compressors.fp4 import FP4
+from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from tests.kit.coded import coded
@@ -78,10 +79,10 @@ def test_a_message_has_four_bits_for_each_and_a_scale_per_bucket(n, bucket, nbyt
 def test_it_travels_gathered_up_to_fifteen_workers():
     """From 16 on a dense all-reduce is less, as with all codes of four bits."""
     fp4, spec = compressor("fp4").compressor, TensorSpec("x", (64, 1024))
-    assert fp4.payload_bytes(spec, 1, 15) == 64 * 1024 // 2 + 4 * 64
-    assert fp4.payload_bytes(spec, 1, 16) == 4 * 64 * 1024
+    assert payload_bytes(fp4, spec, 1, 15) == 64 * 1024 // 2 + 4 * 64
+    assert payload_bytes(fp4, spec, 1, 16) == 4 * 64 * 1024
     two_way = compressor("fp4", collective="two_way").compressor
-    assert two_way.payload_bytes(spec, 1, 16) == (64 * 1024 // 2 + 4 * 64) * 17 / 16
+    assert payload_bytes(two_way, spec, 1, 16) == (64 * 1024 // 2 + 4 * 64) * 17 / 16
 
 
 def test_sums_are_those_of_decoded_values_in_float32():

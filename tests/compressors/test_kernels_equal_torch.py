@@ -75,7 +75,7 @@ def named(case: Case) -> str:
 
 
 MADE = [(case, case.wrapped().compressor) for name in yaml_files("compressor") for case in cases_of(name)]
-every_case = parametrized([case for case, made in MADE if "cpu" in made.traits.kernels])
+every_case = parametrized([case for case, made in MADE if "cpu" in made.description.kernels])
 
 
 @pytest.fixture(autouse=True)
@@ -145,4 +145,4 @@ def test_the_trait_says_whether_kernels_are_asked_for(name, monkeypatch):
     monkeypatch.setattr(casts, "_usable", lambda *given: bool(asked.append("casts")))
     setup = Case(name, {}, None).setup()
     setup.contributions([whole_numbers(spec, WORKERS) for spec in SPECS])
-    assert bool(asked) == ("cpu" in setup.compressor.traits.kernels), asked
+    assert bool(asked) == ("cpu" in setup.compressor.description.kernels), asked

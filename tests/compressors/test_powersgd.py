@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.models.resnet import ResNet18
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
@@ -219,7 +220,7 @@ def test_min_compression_rate_is_strict_and_on_the_matrix_view():
     exchange, _ = exchange_for("powersgd")
     inner = exchange.compressor.inner
     conv = TensorSpec("conv", (64, 64, 3, 3))
-    assert inner.payload_bytes(conv, 4, 4) == 4 * 4 * (64 + 576)
+    assert payload_bytes(inner, conv, 4, 4) == 4 * 4 * (64 + 576)
     square = TensorSpec("square", (8, 8))  # 2 (8 + 8) 2 = 64 is not below 64
     assert inner.factor_rank(square, 2) is None and inner.factor_rank(square, 1) == 1
 

@@ -39,6 +39,10 @@ BOOKS = {
 }
 
 
+def variance(quantiser, *args):
+    return quantiser.description.claims.variance(quantiser, *args)
+
+
 def decoded(quantiser, x, step, codebooks=None):
     return coded(quantiser, x, level=quantiser.level or 1, step=step, codebooks=codebooks)[1]
 
@@ -52,7 +56,7 @@ def test_predicted_variance_is_the_measured_one(book, norm):
     x = torch.randn(1, 5000, generator=torch.Generator().manual_seed(1))
     measured = torch.stack([(decoded(quantiser, x, step) - x).double().square().sum() for step in range(400)]).mean()
     spec = TensorSpec("x", (1, 5000))
-    predicted = quantiser.variance(x, spec, quantiser.level or 1, Context(0, [spec], [1]))
+    predicted = variance(quantiser, x, spec, quantiser.level or 1, Context(0, [spec], [1]))
     assert float(measured / predicted[0]) == pytest.approx(1, abs=0.02)
 
 
@@ -218,7 +222,11 @@ def test_fitted_levels_lose_less(method, fit, zero_level):
         fitted = policy.update(Signals(0, 0.1, 0.1, step=0, statistics=statistics), plan)
         spec = TensorSpec("x", tuple(x.shape[1:]))
         lost = [
-            float(quantiser.variance(x, spec, 3, Context(0, [spec], [3], codebooks=books)).sum())
+            float(
+                quantiser.description.claims.variance(
+                    quantiser, x, spec, 3, Context(0, [spec], [3], codebooks=books)
+                ).sum()
+            )
             for books in (fitted.codebooks, own, plan.codebooks)
         ]
         assert lost[0] < min(lost[1:])
@@ -286,7 +294,11 @@ def expected_error(quantiser, xs, levels):
     lost = 0.0
     for x in xs:
         spec = TensorSpec("x", (x.shape[1],))
-        lost += float(quantiser.variance(x, spec, 3, Context(0, [spec], [3], codebooks={3: levels})).sum())
+        lost += float(
+            quantiser.description.claims.variance(
+                quantiser, x, spec, 3, Context(0, [spec], [3], codebooks={3: levels})
+            ).sum()
+        )
     return lost / sum(float(x.square().sum()) for x in xs)
 
 

@@ -32,11 +32,22 @@ from accordion_bench.datasets.synthetic import Synthetic
 from accordion_bench.sync.local_sgd import LocalSGD
 
 
+def _idle_of_dithered(cls, options, context):
+    yield from Dense.description.idle(cls, options, context)
+    if not options.get("table", True):
+        yield "entries", "compressor.table is false"
+
+
 class Dithered(Dense):
     """A compressor with a knob of its own kind, which wants no momentum beside it."""
 
     traits = replace(Dense.traits, knob="strength", pair=(1, 2))
-    beside = {"optimizer": {"momentum": 0.0, "nesterov": False}}
+    description = replace(
+        Dense.description,
+        requires={"optimizer": {"momentum": 0.0, "nesterov": False}},
+        idle=_idle_of_dithered,
+        smoke_options=lambda options, knob: {"entries": 16},
+    )
 
     def __init__(self, strength=2, table=True, entries=4096):
         self.strength = self.check_level("strength", strength)
@@ -44,15 +55,11 @@ class Dithered(Dense):
     def check_level(self, key, value):
         return int(value)
 
-    @classmethod
-    def idle(cls, options, around):
-        yield from super().idle(options, around)
-        if not options.get("table", True):
-            yield "entries", "compressor.table is false"
 
-    @classmethod
-    def short(cls, options, knob):
-        return {"entries": 16}
+def _idle_of_seldom(cls, options, context):
+    yield from Policy.description.idle(cls, options, context)
+    if options.get("most") is not None:
+        yield "sync.period", f"{context.group}.most sets it for {context.workers} workers"
 
 
 class Seldom(Policy):
@@ -60,28 +67,23 @@ class Seldom(Policy):
 
     drives = "batch"
     intervals = 2
-    beside = {"schedule": {"milestones": []}}
+    description = replace(
+        Policy.description,
+        requires={"schedule": {"milestones": []}},
+        idle=_idle_of_seldom,
+        smoke_options=lambda options, knob: {"interval": 1, "most": {"strength": 3}.get(knob)},
+    )
 
     def __init__(self, interval=7, most=None):
         self.interval = interval
 
-    @classmethod
-    def idle(cls, options, around):
-        yield from super().idle(options, around)
-        if options.get("most") is not None:
-            yield "sync.period", f"{around.group}.most sets it for {around.workers} workers"
-
-    @classmethod
-    def short(cls, options, knob):
-        return {"interval": 1, "most": {"strength": 3}.get(knob)}
-
 
 class Gossip(LocalSGD):
-    spelled = {"gossip": "Gossip SGD"}
-
-    @classmethod
-    def short(cls, options, knob):
-        return {"period": 3}
+    description = replace(
+        LocalSGD.description,
+        display_names={"gossip": "Gossip SGD"},
+        smoke_options=lambda options, knob: {"period": 3},
+    )
 
 
 class Dots(Synthetic):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from accordion_bench import conformance
 from accordion_bench.codecs import index_codes
 from accordion_bench.compressors.base import Exchanged, subtract_
+from accordion_bench.compressors.description import with_claims
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.conformance import __main__ as command
 from accordion_bench.conformance import randomness
@@ -29,7 +30,7 @@ def owed(outcome: conformance.Outcome) -> None:
 class EverySecond(OneShot):
     """Keeps entries 0, 2, 4, ... of every tensor, as float32."""
 
-    traits = replace(OneShot.traits, collective_reason="its author has not thought about sums")
+    description = replace(OneShot.description, collective_reason="its author has not thought about sums")
 
     def message_bytes(self, spec, level):
         return 4 * ((spec.numel + 1) // 2)
@@ -59,9 +60,16 @@ class Never(EverySecond):
         raise ValueError("boom")
 
 
+def _variance_of_rounded(compressor, x_R, spec, level, ctx):
+    step_R = x_R.abs().amax(1, keepdim=True) / 4
+    share_R = (x_R / step_R).frac().abs()
+    return (step_R.square() * share_R * (1 - share_R)).sum(1)
+
+
 class Rounded(OneShot):
     """Rounds to a multiple of the tensor's largest entry / 4, at random: unbiased."""
 
+    description = with_claims(OneShot.description, variance=_variance_of_rounded)
     traits = replace(OneShot.traits, unbiased=True)
 
     def message_bytes(self, spec, level):
@@ -81,11 +89,6 @@ class Rounded(OneShot):
     def decode(self, message_R, spec, level, ctx):
         step_R = message_R[:, :4].clone(memory_format=torch.contiguous_format).view(torch.float32)
         return message_R[:, 4:].contiguous().view(torch.int8) * step_R
-
-    def variance(self, x_R, spec, level, ctx):
-        step_R = x_R.abs().amax(1, keepdim=True) / 4
-        share_R = (x_R / step_R).frac().abs()
-        return (step_R.square() * share_R * (1 - share_R)).sum(1)
 
 
 THIRD_PARTY = [EverySecond, Rounded]
@@ -210,13 +213,11 @@ class TheSameNoiseAgain(Rounded):
 
 
 class Optimistic(Rounded):
-    def variance(self, x_R, spec, level, ctx):
-        return 0.8 * super().variance(x_R, spec, level, ctx)
+    description = with_claims(Rounded.description, variance=lambda *args: 0.8 * _variance_of_rounded(*args))
 
 
 class Promising(EverySecond):
-    def contraction(self, spec, level):
-        return 0.75
+    description = with_claims(EverySecond.description, contraction=lambda compressor, spec, level: 0.75)
 
 
 class Remembers(EverySecond):

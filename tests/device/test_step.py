@@ -81,7 +81,7 @@ class TestBuckets:
 
     def test_what_needs_all_tensors_has_one_bucket(self):
         compressor = PowerSGD()
-        compressor.traits = replace(compressor.traits, needs_all=True)
+        compressor.traits = replace(compressor.traits, grouping="all")
         assert len(self.exchange("meta", ExchangeOptions(), compressor).buckets) == 1
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from accordion_bench import train
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.compressors.base import dense_bytes
+from accordion_bench.compressors.description import why_dense_of
+from accordion_bench.compressors.sizes import dense_bytes, payload_bytes
 from accordion_bench.exchange.dense_share import goes_dense, why_dense
 from accordion_bench.plan import TensorSpec
 from accordion_bench.report.compare.grouping import group
@@ -38,7 +39,10 @@ def test_every_compressor_knows_what_it_sends_dense(name):
         for spec in SPECS:
             if spec.ndim < compressor.traits.min_ndim:
                 continue
-            why, payload = compressor.why_dense(spec, level, workers), compressor.payload_bytes(spec, level, workers)
+            why, payload = (
+                why_dense_of(compressor, spec, level, workers),
+                payload_bytes(compressor, spec, level, workers),
+            )
             assert why is None or payload == dense_bytes(spec)
             assert why is not None or not compressor.compresses(spec, level) or payload != dense_bytes(spec)
 

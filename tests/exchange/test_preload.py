@@ -22,7 +22,7 @@ from accordion_bench.training import trainer
 from tests.kit import composed
 
 XS_W = gradients(workers=2, dtype=torch.float32)
-WITH_KERNELS = [name for name in yaml_files("compressor") if "cpu" in from_yaml(name)().compressor.traits.kernels]
+WITH_KERNELS = [name for name in yaml_files("compressor") if "cpu" in from_yaml(name)().compressor.description.kernels]
 
 # a process that has loaded nothing yet; it says what is loaded by the preloading, and what by exchanges after it
 LOADED = """

@@ -14,7 +14,7 @@ TRIED_ON_DEVICE = {"signsgd"}  # of those that Triton's interpreter computes, wh
 
 
 def _marked(method: str):
-    interpreted = "cuda" in from_yaml(method)().compressor.traits.kernels and method not in TRIED_ON_DEVICE
+    interpreted = "cuda" in from_yaml(method)().compressor.description.kernels and method not in TRIED_ON_DEVICE
     return pytest.param(method, marks=pytest.mark.slow) if interpreted else method
 
 

@@ -211,7 +211,7 @@ def cases(method: str, device: str = "cpu") -> list[Case]:
         axes["books"] = [False, True]
     if device == "device":
         axes |= {key: values for key, values in ON_DEVICE.items() if key in axes} | {"levels": axes["levels"][-1:]}
-        if "cuda" in make().compressor.traits.kernels:
+        if "cuda" in make().compressor.description.kernels:
             axes |= {"options": axes["options"][:1], "books": [False]}
     return [_case(method, device, chosen) for chosen in paired(axes, lambda chosen: _stands(method, chosen))]
 

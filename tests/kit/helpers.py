@@ -39,7 +39,7 @@ def _parsed(file: Path) -> dict:
 
 def optimizer_for(group: str, name: str) -> dict:
     """The optimizer that a choice wants beside it; else SGD with momentum."""
-    beside = target(yaml_node(group, name), group).beside.get("optimizer", {})
+    beside = target(yaml_node(group, name), group).description.requires.get("optimizer", {})
     if isinstance(beside, str):
         return yaml_node("optimizer", beside)
     return {**SGD, **beside} if beside.get("momentum") != 0 else {**SGD, **beside, "nesterov": False}
@@ -47,7 +47,7 @@ def optimizer_for(group: str, name: str) -> dict:
 
 def typed_beside(group: str, name: str) -> list[str]:
     """What must be typed beside a choice."""
-    beside = target(yaml_node(group, name), group).beside.get("optimizer", {})
+    beside = target(yaml_node(group, name), group).description.requires.get("optimizer", {})
     return [f"optimizer={beside}"] if isinstance(beside, str) else [f"optimizer.{k}={v}" for k, v in beside.items()]
 
 

@@ -153,9 +153,9 @@ class ByHand:
         """The optimizer's step, and that of a compressor that takes it itself."""
         self.optimizer.step()
         self.steps += 1
-        if self.compressor is None or not self.compressor.traits.owns:
+        if self.compressor is None or not self.compressor.traits.optimizer.owns:
             return
-        lrs = [1.0 for _ in self.named] if self.compressor.traits.units == "parameter" else self._rates()
+        lrs = [1.0 for _ in self.named] if self.compressor.traits.optimizer.units == "parameter" else self._rates()
         for (_, param), update, lr, taken in zip(self.named, self.updates, lrs, self.taken, strict=True):
             if not taken:
                 continue

@@ -67,14 +67,14 @@ def _replicas(trainer):
 
 def takes_the_step(name: str) -> bool:
     """Whether a compressor leaves the optimizer no gradient, or not all of them."""
-    return bool(compressor(name).compressor.traits.owns)
+    return bool(compressor(name).compressor.traits.optimizer.owns)
 
 
 @pytest.mark.parametrize("name", yaml_names("compressor"))
 def test_every_compressor_runs_or_is_refused_because_it_takes_the_step(name):
     said = pairwise.refusal(composed.cfg(f"compressor={name}", MUON), 4)
     if takes_the_step(name):
-        fits = compressor(name).compressor.traits.fits[0].lower()
+        fits = compressor(name).compressor.traits.optimizer.fits[0].lower()
         assert said is not None and f"optimizer must be {fits}, because this compressor takes the step " in said
     else:
         assert said is None

@@ -1,6 +1,6 @@
 """Half a cosine behind the warm-up, which delays it even where it is flat."""
 
-from accordion_bench.options.component import Surroundings
+from accordion_bench.options.component import Surroundings, idle_options
 from accordion_bench.schedules.cosine import Cosine
 
 
@@ -11,5 +11,5 @@ def test_a_warm_up_to_one_delays_the_cosine():
 
 
 def test_so_it_has_an_effect_with_one_worker():
-    told = dict(Cosine.idle({"warmup_epochs": 5, "lr_scaling": "none"}, Surroundings(workers=1, epochs=10)))
+    told = dict(idle_options(Cosine, {"warmup_epochs": 5, "lr_scaling": "none"}, Surroundings(workers=1, epochs=10)))
     assert list(told) == ["lr_scaling"]

@@ -55,9 +55,9 @@ def test_a_probe_of_the_present_exchange_leaves_the_mean_to_the_policy_that_asks
     looked = []
     measure = policy_runner.measure_level
 
-    def watched(exchange, xs_W, level, info, fed=False):
-        looked.append((info.step, fed))
-        return measure(exchange, xs_W, level, info, fed=fed)
+    def watched(exchange, xs_W, level, info, is_input=False):
+        looked.append((info.step, is_input))
+        return measure(exchange, xs_W, level, info, is_input=is_input)
 
     monkeypatch.setattr(policy_runner, "measure_level", watched)
     counts = []

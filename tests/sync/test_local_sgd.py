@@ -200,7 +200,7 @@ def test_sums_of_gradients_do_not_go_on_with_differences(tmp_path):
 def test_a_compressor_with_momentum_leaves_it_to_any_inner_optimizer(tmp_path, sync):
     """Where no gradients are exchanged; dist-EF's own momentum is taken out, and its step."""
     run = trained(tmp_path, f"sync={sync}", "sync.period=4", "compressor=distefblocksgd", "optimizer=adamw", "epochs=1")
-    assert run.runner.gradients.compressor.traits.owns == frozenset()
+    assert run.runner.gradients.compressor.traits.optimizer.owns == frozenset()
     assert "exp_avg" in run.inner.of_replicas[0].state[run.axis.replicas[0][0]]
     plain = trained(tmp_path, f"sync={sync}", "sync.period=4", "compressor=distefblocksgd")
     assert plain.inner.common.param_groups[0]["momentum"] == 0.9

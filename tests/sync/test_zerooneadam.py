@@ -7,6 +7,8 @@ import torch
 
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.compressors.none import Dense
+from accordion_bench.compressors.sizes import payload_bytes
+from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import RunFacts
@@ -35,7 +37,7 @@ def identity(monkeypatch):
 
     def messages(self) -> Wrapped:
         dense = Dense()
-        dense.traits = replace(dense.traits, owns=frozenset({"momentum", "lr"}), fits=("AdamW",))
+        dense.traits = replace(dense.traits, optimizer=OptimizerPart(frozenset({"momentum", "lr"}), fits=("AdamW",)))
         return Wrapped(dense)
 
     monkeypatch.setattr(ZeroOneAdam, "messages", messages)
@@ -123,7 +125,7 @@ def test_it_refreshes_and_averages_ever_more_seldom(tmp_path):
     local.fitted(run, watch)
     assert refreshed == REFRESHED and averaged == AVERAGED
     signs = run.sync.signs
-    told = sum(signs.compressor.payload_bytes(spec, 1.0, 4) for spec in run.axis.specs)
+    told = sum(payload_bytes(signs.compressor, spec, 1.0, 4) for spec in run.axis.specs)
     assert all(paid == pytest.approx(told) for step, paid in enumerate(payload, 1) if paid and step not in REFRESHED)
     makes = [(exchange.what, times) for exchange, times in run.sync.makes(RunFacts(train_size=24))]
     assert makes == [("exact gradient", 5), ("gradient", 4), ("difference", 7)]

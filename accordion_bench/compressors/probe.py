@@ -1,0 +1,108 @@
+"""What a level would cost and lose, without sending anything."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from accordion_bench.codecs.bucket import Context
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.base import Compressor, State
+from accordion_bench.compressors.buckets import moments
+from accordion_bench.compressors.sizes import payload_bytes, wire_bytes
+from accordion_bench.plan import Measured
+from accordion_bench.tensors.same_shape import in_rows
+
+
+class Probe(NamedTuple):
+    """What a level would cost and lose, without sending anything.
+
+    error: per tensor, ||p - C(p)||^2 / ||p||^2, mean over the local workers; 0 for a zero tensor. p is what would be
+        sent: the gradient, with residual and momentum where there are any.
+    total_error: the same of all tensors together.
+    payload_bytes: per tensor, of one worker; an upper bound where `fixed_size` is false.
+    buckets: per local worker, norm, mean and standard deviation of the normalised coordinates of every bucket, [B, 3];
+        empty for methods without a codebook.
+    measured: per tensor, of the first local worker, its error, norms and bytes.
+    """
+
+    error: list[float]
+    total_error: float
+    payload_bytes: list[float]
+    buckets: list[Tensor]
+    measured: list[Measured]
+
+
+@torch.no_grad()
+def probe(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    """Error and bytes at the levels of `ctx`; touches neither state nor network.
+
+    Args:
+        compressor: in its wrappers.
+        xs_W: tensors [W, ...] of the local workers, whose error is looked at.
+        ctx, state: as for `exchange`; the state is not changed.
+        workers: of the whole run, for the bytes.
+    """
+    if compressor.description.probe:
+        own: Probe = compressor.description.probe(compressor, xs_W, ctx, state, workers)
+        return own
+    ps_W = compressor.compressor_input(xs_W, ctx, state, workers)
+    return probe_input(compressor, ps_W, ctx, state, workers)
+
+
+@torch.no_grad()
+def probe_input(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    """The same of what `compressor_input` has made, or of a mean of several of these."""
+    if compressor.description.probe_input:
+        own: Probe = compressor.description.probe_input(compressor, ps_W, ctx, state, workers)
+        return own
+    return probe_exchanged(compressor, ps_W, ctx, state, workers)
+
+
+def probe_exchanged(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+    """The same by an exchange of the local workers alone, on a copy of the state."""
+    out = compressor.exchange(ps_W, ctx, copy.deepcopy(state), alone(ps_W))
+
+    def lost(i: int) -> Tensor:
+        lost_W = ps_W[i].clone()
+        out.subtract_sent_({i: lost_W})
+        return lost_W
+
+    return probe_of(compressor, ps_W, lost, ctx, workers)
+
+
+def probe_of(
+    compressor: Compressor, ps_W: Sequence[Tensor], lost: Callable[[int], Tensor], ctx: Context, workers: int
+) -> Probe:
+    """The probe of what would be sent, when it is known what is lost.
+
+    Args:
+        compressor: whose messages they are.
+        ps_W: what would be sent [W, ...], per tensor.
+        lost: called with each index, returns p - C(p) [W, ...].
+        ctx: the levels.
+        workers: of the whole run.
+    """
+    pairs = zip(ctx.specs, ctx.levels, strict=True)
+    sizes = [[f(compressor, s, level, workers) for f in (payload_bytes, wire_bytes)] for s, level in pairs]
+    found = []
+    for i, p_W in enumerate(ps_W):
+        lost_W = lost(i)
+        part, whole = (in_rows(x_W).double().square().sum(1) for x_W in (lost_W, p_W))
+        sent_norm = (p_W[0] - lost_W[0]).double().norm()
+        error = torch.where(whole > 0, part / whole.clamp_min(1e-300), 0).mean()
+        found.append(torch.stack([part[0], whole[0].sqrt(), sent_norm, error, part.sum(), whole.sum()]))
+    numbers = torch.stack(found).tolist() if found else []  # of all tensors in one copy to the host
+    measured = [Measured(row[0], row[1], row[2], wire) for row, (_, wire) in zip(numbers, sizes, strict=True)]
+    errors = [row[3] for row in numbers]
+    all_lost, everything = (sum(row[column] for row in numbers) for column in (4, 5))
+    total = all_lost / everything if everything else 0.0
+    buckets = [moments(own) for own in compressor.buckets_of(ps_W, ctx) or []]
+    return Probe(errors, total, [payload for payload, _ in sizes], buckets, measured)
+
+
+def alone(xs_W: Sequence[Tensor]) -> Comm:
+    """The workers whose tensors [W, ...] these are, as if there were no others."""
+    return Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")

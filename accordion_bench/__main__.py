@@ -21,7 +21,7 @@ from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from
 from accordion_bench.options.explain import explain
 from accordion_bench.options.renamed import overrides_in_todays_words
 from accordion_bench.processes.launched import launched
-from accordion_bench.processes.signals import handle, handling
+from accordion_bench.processes.os_signals import handle, handling
 from accordion_bench.processes.threads import sleep_while_waiting
 
 # Hydra is imported inside main: spawned processes import this module, and must not pay for it

@@ -1,6 +1,6 @@
 """What is printed: standard output and error that outlive their readers, say whose lines they are, and know a terminal.
 
-A line of progress must cost no run. `protect` puts streams in the place of Python's that drop what nobody takes: the
+A line of progress must cost no run. `protect` puts streams in the place of Python's that drop what is not taken: the
 reader of a pipe has gone, the terminal has been closed, the disk is full, the descriptor was never open.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TextIO
 
 P = ParamSpec("P")
 STANDARD = {1: "standard output", 2: "standard error"}
-GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)  # nobody is there to read: a pipe's other end, a terminal
+GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)  # the reader is gone: a pipe's other end, a terminal
 DUMB = ("dumb", "unknown")  # values of TERM of a terminal that cannot move its cursor
 # `unread`, as SIGPIPE ends others, and `unwritten`, where what is printed is all that was asked for
 ANSWER = (128 + 13, 1)
@@ -97,7 +97,7 @@ def protect() -> None:
 
 
 def _protected(stream: TextIO | None, number: int) -> TextIO:
-    if stream is None:  # the descriptor was closed when Python started, and may be somebody's file by now
+    if stream is None:  # the descriptor was closed when Python started, and may be another file by now
         return open(os.devnull, "w", encoding="utf-8")
     own = (sys.__stdout__, sys.__stderr__)[number - 1]
     if not isinstance(stream, io.TextIOWrapper):

@@ -31,7 +31,7 @@ class StepInfo:
 
 @dataclass
 class Position:
-    """Where training stands; whoever drives the loop moves it on, schemes and policies read it.
+    """Where training stands; the loop moves it on, schemes and policies read it.
 
     Args:
         plan: in force now; policies replace it.

@@ -1,4 +1,4 @@
-"""What policies may ask of one exchange, see `Policy.needs_at`; nothing that nobody asks for is computed."""
+"""What policies may ask of one exchange, see `Policy.needs_at`; nothing else is computed."""
 
 from dataclasses import dataclass
 

@@ -71,7 +71,7 @@ class Policy(Component):
         """On every process, at the start of every epoch: the exchanges made so far, and the plan that is in force."""
 
     def needs(self, epoch: int) -> frozenset[str]:
-        """The signals to collect in this epoch, see `signals/gradient_sums.py`; what nobody needs is not computed."""
+        """The signals to collect in this epoch, see `signals/gradient_sums.py`; other signals are not computed."""
         return frozenset()
 
     def due(self, exchange: int) -> bool:

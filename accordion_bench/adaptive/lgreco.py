@@ -39,7 +39,7 @@ class LGreCo(Policy):
     Args:
         alpha: share of the error that may be made; above 1 = fewer bytes.
         reference: the uniform level, e.g. rank 4; null = the compressor's weak one; but 4 for bits (8 leave no room
-            above), and the strong one for a density (10 %: nobody sends 99 % without need).
+            above), and the strong one for a density (10 %: 99 % is never sent without need).
         levels: what each tensor may get; null = integers from half to twice the reference; for a density its quarter,
             doubled up to four times the reference or the compressor's weak one; 9 at most. The reference and an earlier
             policy's levels are always among them.

@@ -145,7 +145,7 @@ def trainer_of(config: RunConfig, where: Placement, parts: Components, folder: R
 
 
 def _waits_for_late_processes(sync: Sync) -> bool:
-    """Whether a quorum decides who takes part: in one process nobody is late."""
+    """Whether a quorum decides who takes part: in one process no worker is late."""
     return sync.quorum is not None and getattr(sync, "lateness", None) is None
 
 

@@ -63,7 +63,7 @@ def _plain(word: str) -> str:
 
 
 def _shown(word: str) -> str:
-    """The word, with letters that nobody sees by their numbers."""
+    """The word, with invisible letters as their numbers."""
     return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in word)
 
 

@@ -33,8 +33,8 @@ from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.units import counted
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
 from accordion_bench.processes.launched import launched, leads
+from accordion_bench.processes.os_signals import STOP, WARNINGS, handle, handling
 from accordion_bench.processes.parent import end_with_parent
-from accordion_bench.processes.signals import STOP, WARNINGS, handle, handling
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checksums, durable, untrusted
 

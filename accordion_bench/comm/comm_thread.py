@@ -56,8 +56,8 @@ class Transport:
 
         Args:
             work: returns new tensors.
-            inputs: what it reads and nobody else may keep.
-            state: names the tensors that it changes, and that whoever waits for it may read and change then.
+            inputs: what it reads; no other code may keep it.
+            state: names the tensors that it changes, which may be read and changed once it has been waited for.
         """
         self._last = Future()
         self._work.put(Work(self._last, work, inputs, state, self.streams.record()))

@@ -118,7 +118,7 @@ class Ledger:
         self.counts["coded"] += 1
 
     def add(self, part: "Ledger") -> None:
-        """Add what some of the workers have just spent, known to whoever counts here, and clear it."""
+        """Add what some of the workers have just spent, known to the process that counts here, and clear it."""
         self._add(part)
         part.counts, part.kinds = dict.fromkeys(self.fields, 0), dict.fromkeys(KINDS, (0, 0))
 

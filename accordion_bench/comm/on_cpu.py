@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def copy_on_cpu(x: Tensor) -> Tensor:
-    """A copy that nobody else changes; of a device's tensor without a second one on the device."""
+    """A copy that does not change; of a device's tensor without a second one on the device."""
     return x.detach().to("cpu", copy=True)
 
 

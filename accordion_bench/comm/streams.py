@@ -33,7 +33,7 @@ class Streams:
         """What this thread's stream is told from here on begins after an event; the host does not wait."""
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """This thread's stream uses tensors of another one's memory, which is given to nobody before that is done."""
+        """This thread's stream uses tensors of another one's memory, which is not given away before that is done."""
 
 
 class CudaStreams(Streams):

@@ -55,7 +55,7 @@ class ACPSGD(LowRank):
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
     ) -> Sequence[Transfer]:
-        """Where nobody asks whose turn it is, half of both factors."""
+        """Half of both factors where the turn is not known."""
         rank, sides = self.factor_rank(spec, level) or 0, spec.matrix
         side = sum(sides) / 2 if kept is None else sides[is_even({spec.name: dict(kept)}, spec)]
         return [Transfer("all_reduce", 4 * rank * side)]

@@ -33,7 +33,7 @@ class Exchanged(NamedTuple):
 
     update: tensors [...], what every worker applies; identical on all workers.
     subtract_sent_: called with tensors [W, ...] by index, subtracts in place from each of them the local workers'
-        contributions to it, as the others decode them. A function, so that it costs nothing where nobody asks, and
+        contributions to it, as the others decode them. A function, so that it costs nothing where it is not called, and
         touches only what was sent where error feedback does; of many tensors, so that a device is asked once.
     """
 
@@ -59,7 +59,7 @@ class Compressor(Component):
     plans_with: frozenset[str] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        """Refuse a trait that is written as an attribute of the class, where nobody would read it."""
+        """Refuse a trait that is written as an attribute of the class, where it would not be read."""
         for name in (field.name for field in dataclasses.fields(Traits)):
             if name in vars(cls):
                 raise TypeError(f"{cls.__name__}.{name} is a trait; write traits = replace(..., {name}=...)")

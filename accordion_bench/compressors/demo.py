@@ -400,7 +400,7 @@ def side_by_side(parts_W: Sequence[Tensor]) -> Tensor | None:
 
 
 def signs_of(x: Tensor) -> Tensor:
-    """-1, 0, 1, and where nobody has looked NaN for what is not finite, so that it shows; x is overwritten."""
+    """-1, 0, 1, and NaN for non-finite input that has not been refused before; x is overwritten."""
     return x.sign_() if engine_for([x]).looks else x.sign().add_(x.sub_(x))
 
 

@@ -1,4 +1,4 @@
-"""Traits: what a compressor is, said once and for all by its class; instances may refine it. Read without torch."""
+"""Static properties of a compressor class, which its instances may refine. Read without torch."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -93,7 +93,7 @@ def _as_counted(dataset: Any, saved: Any) -> Any:
 
 
 def refuse_foreign_code(saved: Config, cfg: Config, folder: RunFolder) -> None:
-    """Refuse a run folder that names classes which are not ours: to build them is to run somebody's code.
+    """Refuse a run folder that names classes which are not ours: to build them is to run foreign code.
 
     Args:
         saved: what stands in the folder.

@@ -30,7 +30,7 @@ def foreign_hook(config: RunConfig) -> ForeignHook | None:
 
 
 def warnings(config: RunConfig) -> list[str]:
-    """What is done that nobody has asked for."""
+    """What is done without having been asked for."""
     if config.comm.engine != "ddp":
         return []
     hook, compressor = foreign_hook(config), bare(config.compressor)

@@ -43,7 +43,7 @@ class Counts:
 
     launches: operations that start a kernel, by name.
     waits: of the host for the device, by what it waited for.
-    uploads: copies from the host that nobody waits for.
+    uploads: asynchronous copies from the host.
     """
 
     launches: Counter[str] = field(default_factory=Counter)

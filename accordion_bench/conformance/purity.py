@@ -82,7 +82,7 @@ def check_probe(make: Maker, level: float | None = None) -> str:
     demand(cost == promised, f"probe() prices a step at {cost} bytes, payload_bytes at {promised}")
     same = all(same_bits(a, b) for a, b in zip(setup(xs_W, 1), twin(xs_W, 1), strict=True))
     demand(same, "after probe() the next update is another one")
-    # as one of two processes: nobody would answer
+    # as one of two processes, where the other would not answer
     part = Setup(make(), level, comm=Comm(2, processes=2, rank=1))
     probe_exchange(part.exchange, [x[2:] for x in xs_W], StepInfo(part.plan, 0, epoch=1000.0))
     return f"error up to {max(probe.error):.3g}"

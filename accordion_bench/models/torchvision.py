@@ -33,7 +33,7 @@ class Torchvision(nn.Module):
 
     Attributes:
         min_size: pixels of the smallest image side.
-        usual_data: the data set that is assumed where nobody names one.
+        usual_data: the data set that is assumed where none is named.
     """
 
     min_size = 1

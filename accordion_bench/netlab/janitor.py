@@ -1,7 +1,7 @@
 """python -m accordion_bench.netlab.janitor LAB: waits until its owner is gone, then removes the owner's hosts.
 
 The owner holds the other end of this process's standard input. However the owner ends, the operating system closes it.
-It also holds the lab's lock, which the system releases then: who finds a lab whose lock is free knows that nobody has
+It also holds the lab's lock, which the system releases then: who finds a lab whose lock is free knows that nothing has
 cleared up. Process numbers would not tell, since containers number theirs apart and may share namespaces.
 """
 

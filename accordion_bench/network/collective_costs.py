@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 KINDS = ("all_reduce", "all_gather", "all_to_all")  # of which links differ
 UNEVEN = "all_gather_uneven"
-PAIRS = "send_receive"  # two workers wait for each other, and for nobody else
+PAIRS = "send_receive"  # two workers wait for each other alone
 DIRECT = ("all_to_all", UNEVEN, PAIRS)  # messages go to their receiver, not to a neighbour
 
 
@@ -80,7 +80,7 @@ def link_share(kind: str, workers: int, per_machine: int) -> float:
 def inner_share(kind: str, workers: int, per_machine: int) -> float:
     """Which part of what one worker sends stays in its machine, or may, of flat collectives.
 
-    A worker of a ring may have its neighbour there, and one of a pair its partner; nobody waits for the mean one.
+    A worker of a ring may have its neighbour there, and one of a pair its partner; none waits for the mean one.
     """
     return (per_machine - 1) / (workers - 1) if kind in ("all_to_all", UNEVEN) else 1.0
 

@@ -190,7 +190,7 @@ def _repetitions(
 
 
 def _sent(interface: Interface | None, before: int, took: float) -> float:
-    """Bytes since `before`; 0 where nobody counts."""
+    """Bytes since `before`; 0 where they are not counted."""
     if interface is None:
         return 0.0
     time.sleep(SETTLE + took)  # others may still be sending

@@ -16,7 +16,7 @@ class Surroundings:
 
     Args:
         group: where its options stand: `compressor`, `adaptive.adaqs`.
-        choice: the name under which it was chosen; "" where nobody has given it one.
+        choice: the name under which it was chosen; "" where it has none.
         epochs, workers: of the run.
         gradients: whether gradients are exchanged at any time of the run.
         knob: the option of the compressor that policies may steer; "" where it has none.

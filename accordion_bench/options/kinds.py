@@ -22,7 +22,7 @@ def same_kinds(declared: Config, given: Config, prefix: str) -> None:
         kinds: Any = next(kind for kind in (bool, (int, float), str, list, dict) if isinstance(default, kind))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
             if name in _said_of_several_kinds(declared.get("_target_")):
-                continue  # whoever uses it checks it
+                continue  # the code that uses it checks it
             rule = checks.kind_of(default)
             if isinstance(default, dict):
                 option = f"{key}.{next(iter(default), 'OPTION')}=VALUE"

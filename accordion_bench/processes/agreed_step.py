@@ -11,7 +11,7 @@ GO, LAST = "go", "last"
 
 
 class AgreedStep:
-    """Whoever wants it asks in the store that all read a few times per second; nobody foresees how long steps take.
+    """A process asks in the store, which all read a few times per second; how long steps take is not foreseen.
 
     The store holds the highest step that any process has gone on to since it was asked. Nobody goes on without reading
     it, and raising it where it is lower. When all have read the question, that step is declared the last one, in one
@@ -64,7 +64,7 @@ class AgreedStep:
 
     def _go_on(self, store: SealedStore, step: int) -> None:
         """Go on to the next step with the others' knowledge, or learn which one is the last."""
-        found = store.replace(self._key, "", f"{GO} {step + 1}", _state)  # asks, where nobody has
+        found = store.replace(self._key, "", f"{GO} {step + 1}", _state)  # asks, unless another process has
         while found is not None and found[0] == GO and found[1] <= step:
             found = store.replace(self._key, f"{GO} {found[1]}", f"{GO} {step + 1}", _state)
         if not self._asked:

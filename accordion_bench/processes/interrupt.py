@@ -8,8 +8,8 @@ import time
 from types import FrameType
 
 from accordion_bench.processes.agreed_step import AgreedStep
+from accordion_bench.processes.os_signals import ANYWHERE, WARNINGS
 from accordion_bench.processes.sealed_store import SealedStore, whole_number
-from accordion_bench.processes.signals import ANYWHERE, WARNINGS
 
 AT_ONCE = 1.0  # seconds after which a second signal is meant: launchers and `timeout` deliver one of them twice
 

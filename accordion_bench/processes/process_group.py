@@ -100,7 +100,7 @@ def settings(interface: str | None, environ: Mapping[str, str]) -> dict[str, str
 
     Args:
         interface: its name; None: what the environment says, else the loopback where all processes are on this machine,
-            so that nobody listens to the network for nothing, else what gloo and NCCL choose.
+            so that no port is open to the network without need, else what gloo and NCCL choose.
         environ: of this process.
 
     Raises:

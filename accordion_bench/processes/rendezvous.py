@@ -119,7 +119,7 @@ def _ask_to_join(store: SealedStore, rank: int, patience: float) -> str | None:
         patience: seconds to wait for an answer.
 
     Returns:
-        the number; None where nobody has answered, or another process has come as this rank.
+        the number; None without an answer, or another process has come as this rank.
     """
     me, until, pauses = secrets.token_hex(8), time.monotonic() + patience, growing_pauses()
     with contextlib.suppress(RuntimeError):  # the run has gone on without this process, and is over
@@ -155,7 +155,7 @@ def _let_all_in(watch: Watch) -> None:
 
 
 def _answer(store: SealedStore, launch: str, ticket: int) -> bool:
-    """Tell whoever has drawn this ticket the number of the launch; false where nobody has said yet who did."""
+    """Tell the holder of this ticket the number of the launch; false while the holder is not known."""
     asked = store.read(f"ask-{ticket}", _asked)
     if asked is not None:
         store.set(f"answer-{asked}", launch)

@@ -15,10 +15,10 @@ from typing import Any
 from accordion_bench import output
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
+from accordion_bench.processes.os_signals import ANSWERED_LATER, WARNINGS, handling
 from accordion_bench.processes.parent import end_with_parent
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.sealed_store import SealedStore
-from accordion_bench.processes.signals import ANSWERED_LATER, WARNINGS, handling
 from accordion_bench.processes.watchdog import (
     DIED,
     GRACE,
@@ -160,7 +160,9 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
     output.protect()
     end_with_parent()
     try:
-        store = SealedStore(dist.FileStore(store_file, where.processes), where.processes)  # nobody else reads the file
+        store = SealedStore(
+            dist.FileStore(store_file, where.processes), where.processes
+        )  # the file is read by these processes alone
         watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
         with process_group.use_settings(interface):
             process_group.join(where, store, timeout)

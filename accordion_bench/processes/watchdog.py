@@ -211,7 +211,7 @@ class Watch:
 
         Raises:
             ChildRefused, RankFailed: another process has failed meanwhile.
-            RuntimeError: nobody has set it.
+            RuntimeError: it is not set.
         """
         return self._wait(lambda: self.store.read(key, meaning), key)
 

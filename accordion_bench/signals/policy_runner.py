@@ -37,7 +37,7 @@ BEFORE_EXCHANGE = (BucketStatistic, Probe, RecentMean)  # look at what is to be 
 
 
 class PolicyRunner:
-    """Asks the policies of a run and does what they decide; what nobody wants to know costs nothing.
+    """Asks the policies of a run and does what they decide; signals that no policy needs cost nothing.
 
     Args:
         policies: by name, in order.

@@ -1,6 +1,6 @@
 """Memory for gradient-sized results on a CPU, which touches it for the first time at the price of a whole pass.
 
-NumPy asks the system for large pages, torch does not. What `empty` has handed out is used again once nobody holds it
+NumPy asks the system for large pages, torch does not. What `empty` has handed out is used again once it is no longer held
 any more: a step asks for the same sizes as the one before.
 """
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 SMALL = 1 << 20  # bytes; less than that the C library keeps itself
-RECENT = 1000  # requests, after which memory that nobody has asked for is given back
+RECENT = 1000  # requests, after which unused memory is given back
 
 
 class Piece(NamedTuple):
-    """Memory, who holds it (nobody, when the reference is dead), and when it was handed out: a number of requests."""
+    """Memory, who holds it (a dead reference: it is free), and when it was handed out: a number of requests."""
 
     memory: np.ndarray
     holder: weakref.ref
@@ -38,7 +38,7 @@ def empty(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _handed_out(nbytes: int) -> np.ndarray:
-    """Bytes that nobody else holds; they are held for as long as this array is."""
+    """Bytes that are not held elsewhere; they are held for as long as this array is."""
     global _requests
     with _lock:
         _requests += 1

@@ -1,7 +1,7 @@
 """Numbers of the host on a device.
 
 While work is captured nothing is uploaded, since a graph would repeat the copy of that moment: the work is given cells,
-memory on the device, and whoever repeats it fills them before.
+memory on the device, and they are filled before every repetition.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Cell:
         self.place, self.make, self.once, self._filled = place, make, once, False
 
     def fill(self, moment: Any) -> None:
-        """Bring the numbers of a moment to the device; nobody waits."""
+        """Bring the numbers of a moment to the device, asynchronously."""
         if not (self.once and self._filled):
             self.place.copy_(self.make(moment).pin_memory(), non_blocking=True)
             self._filled = True
@@ -65,7 +65,7 @@ def noting(place: Callable[[Tensor, device], Tensor] = _empty) -> Iterator[list[
 
 
 def upload(x: Tensor, to: device) -> Tensor:
-    """A tensor of the CPU on a device; on the CPU itself, uncopied. Nobody waits: it goes through pinned memory."""
+    """A tensor of the CPU on a device; on the CPU itself, uncopied. Asynchronous, through pinned memory."""
     return _uploaded(x, lambda _: x, to, once=True)
 
 
@@ -104,5 +104,5 @@ def table(x: Tensor, to: device) -> Tensor:
 
 
 def tables() -> list[Tensor]:
-    """The tables that somebody keeps now: whoever captures work that reads them must keep them as long."""
+    """The tables that are kept now: a capture of work that reads them must keep them as long."""
     return list(_tables.values())

@@ -18,8 +18,8 @@ from accordion_bench.datasets.base import Dataset
 from accordion_bench.processes import gpus, process_group
 from accordion_bench.processes.computing import as_in_a_run
 from accordion_bench.processes.interrupt import Stopper
+from accordion_bench.processes.os_signals import handling
 from accordion_bench.processes.placement import Placement, with_placement
-from accordion_bench.processes.signals import handling
 from accordion_bench.processes.spawn import spawn
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig

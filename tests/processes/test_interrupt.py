@@ -17,8 +17,8 @@ from accordion_bench.options import explain
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import agreed_step, interrupt, spawn
 from accordion_bench.processes.interrupt import Interrupted, Stopper
+from accordion_bench.processes.os_signals import handling
 from accordion_bench.processes.sealed_store import SealedStore
-from accordion_bench.processes.signals import handling
 from accordion_bench.processes.watchdog import ChildRefused
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
@@ -176,7 +176,7 @@ def test_nohup(ignored):
     """Deaf to a terminal that closes where nohup has it ignored, in the processes that are started, too."""
     code = (
         "import signal, subprocess, sys\n"
-        "from accordion_bench.processes import signals\n"
+        "from accordion_bench.processes import os_signals\n"
         "with signals.handling(signal.SIG_IGN, signals.ANSWERED_LATER):\n"
         "    if sys.argv[1:]: print(subprocess.check_output([sys.executable, *sys.argv[1:]], text=True).strip())\n"
         "print(signal.SIGHUP in signals.STOP, signal.SIGHUP in signals.ANYWHERE)"

@@ -60,6 +60,6 @@ def search(r, v, starts, widths, codes):  # type: ignore[no-untyped-def]
     ends[: starts.size] = starts
     for i in range(codes.size):
         low = 0
-        for k in range(8):  # no branch, which nobody could foresee
+        for k in range(8):  # no branch, which would not be predictable
             low += i64(ends[low + (128 >> k)] < r[i]) << (7 - k)
         codes[i] = u8(low) + u8(r[i] > starts[low] + v[i] * widths[low])

@@ -129,7 +129,7 @@ def _result(comm: Comm, make: Maker, level: float | None) -> Result:
 
 
 def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
-    """One process: first of two, if it is one of these, then of four; the process that waits for it tells why it has stopped.
+    """One process: first of two, if it is one of these, then of four; its parent tells why it has stopped.
 
     Where it stops before its end, it leaves a sentence in the folder and ends with 1.
     """

@@ -1,4 +1,4 @@
-"""A process ends with its parent, whatever has ended that: nothing else would wait for it, stop it or read its output."""
+"""A process ends with its parent, whatever has ended that: nothing else would stop it or read its output."""
 
 import multiprocessing
 import os

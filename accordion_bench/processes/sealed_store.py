@@ -1,7 +1,7 @@
-"""The store of a run: what processes tell each other there, sealed where they share a secret, never believed blindly.
+"""The store of a run: what processes tell each other there; its values are authenticated and validated.
 
-Every program that reaches the port of one of torch's stores may read and write in it. So a value counts only if it has the seal of
-the run's secret, where there is one, and if it can be what its key says. Any other one counts as absent.
+Every program that reaches the port of one of torch's stores may read and write in it. So a value counts only if it has
+the seal of the run's secret, where there is one, and if it can be what its key says. Any other one counts as absent.
 """
 
 import hmac

@@ -162,7 +162,7 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
     try:
         store = SealedStore(
             dist.FileStore(store_file, where.processes), where.processes
-        )  # the file is read by these processes alone
+        )  # read by them alone
         watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
         with process_group.use_settings(interface):
             process_group.join(where, store, timeout)

@@ -1,7 +1,7 @@
 """Memory for gradient-sized results on a CPU, which touches it for the first time at the price of a whole pass.
 
-NumPy asks the system for large pages, torch does not. What `empty` has handed out is used again once it is no longer held
-any more: a step asks for the same sizes as the one before.
+NumPy asks the system for large pages, torch does not. What `empty` has handed out is used again once it is no longer
+held: a step asks for the same sizes as the one before.
 """
 
 import threading

@@ -177,9 +177,9 @@ def test_nohup(ignored):
     code = (
         "import signal, subprocess, sys\n"
         "from accordion_bench.processes import os_signals\n"
-        "with signals.handling(signal.SIG_IGN, signals.ANSWERED_LATER):\n"
+        "with os_signals.handling(signal.SIG_IGN, os_signals.ANSWERED_LATER):\n"
         "    if sys.argv[1:]: print(subprocess.check_output([sys.executable, *sys.argv[1:]], text=True).strip())\n"
-        "print(signal.SIGHUP in signals.STOP, signal.SIGHUP in signals.ANYWHERE)"
+        "print(signal.SIGHUP in os_signals.STOP, signal.SIGHUP in os_signals.ANYWHERE)"
     )
     words = ["nohup"] * ignored + [sys.executable, "-c", code, "-c", code]
     done = subprocess.run(words, cwd=conf_dir().parent, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -54,12 +54,14 @@ class Engine(ABC):
         looks: whether input that is not finite is refused. On a device it is not looked at, since the host would wait:
             it shows in the sum.
         copies: whether a copy that puts tensors side by side costs less than work on each by itself.
+        overwrites: whether writing a sum into an empty target costs less than adding it to one of zeros.
         one_by_one: whether products of matrices of different sizes cost no more than those of equal ones.
     """
 
     name: str
     looks: bool = True
     copies: bool = False
+    overwrites: bool = False
     one_by_one: bool = False
 
     # ---- dense codes: a code for every coordinate

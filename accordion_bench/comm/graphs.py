@@ -2,7 +2,7 @@
 
 The only room that captures with torch.cuda. A CPU is told everything each time: there nothing is captured.
 
-Work may go to lanes, which a device works at side by side: streams, each with a random generator of its own.
+CapturedWork may go to lanes, which a device works at side by side: streams, each with a random generator of its own.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class ReplayedMark(NamedTuple):
     event: Any
 
 
-class Stage(NamedTuple):
+class CaptureStage(NamedTuple):
     """A stretch of work that becomes one graph.
 
     prepare: what the host does each time before the device begins: it seeds generators, writes rates.
@@ -44,7 +44,7 @@ class Stage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class CapturedWork:
     """What is done once in a step, or for one batch of an evaluation, and may be captured.
 
     Args:
@@ -58,13 +58,13 @@ class Work:
 
     name: str
     key: Hashable
-    stages: Sequence[Stage]
+    stages: Sequence[CaptureStage]
     changes: Callable[[], Sequence[Tensor]]
     lane: int = 0
     moment: Any = None
 
 
-def eagerly(work: Work) -> Any:
+def eagerly(work: CapturedWork) -> Any:
     """Do the work operation by operation; returns what its last stage returns."""
     out = None
     for stage in work.stages:

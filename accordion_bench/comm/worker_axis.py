@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.graphs import WORKERS, Stage, Work, eagerly
+from accordion_bench.comm.graphs import WORKERS, CapturedWork, CaptureStage, eagerly
 from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.comm.pooled_buffers import pooled_buffers
 from accordion_bench.comm.replicas import Replicas
@@ -120,7 +120,7 @@ class WorkerAxis(Replicas):
         self.replicas = [[nn.Parameter(as_kind_of(x_W[row], param)) for x_W, param in paired] for row in range(self._W)]
         self._current = None
 
-    def backward(self, row: int, step: int, batch: Batch, do: Callable[[Work], Passed] = eagerly) -> Tensor:
+    def backward(self, row: int, step: int, batch: Batch, do: Callable[[CapturedWork], Passed] = eagerly) -> Tensor:
         """Put the gradients of one worker's step into its row.
 
         Args:
@@ -135,13 +135,15 @@ class WorkerAxis(Replicas):
         if self.comm.local_workers == 1:
             self.gradients_W = []  # or the last step's would live beside the new ones
 
-        def stage(micro: int) -> Stage:
-            return Stage(lambda: self.seed_dropout("dropout", step, row, micro), lambda: self._pass(row, micro, batch))
+        def stage(micro: int) -> CaptureStage:
+            return CaptureStage(
+                lambda: self.seed_dropout("dropout", step, row, micro), lambda: self._pass(row, micro, batch)
+            )
 
         key = (row, batch.key, batch.micro_batches, batch.scale, bool(self.replicas))
         stages = [stage(micro) for micro in range(batch.micro_batches)]
         changes = [*self._buffers[row].values(), *self._rows[row], self._loss_sums[row]]
-        passed = do(Work(WORKERS, key, stages, lambda: changes, batch.lane))
+        passed = do(CapturedWork(WORKERS, key, stages, lambda: changes, batch.lane))
         self.gradients_W = self._storage or passed.gradients_W
         return passed.loss
 

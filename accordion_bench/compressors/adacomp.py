@@ -17,7 +17,7 @@ from accordion_bench.codecs.layout import Layout, SparseLayout
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Exchanged, State
 from accordion_bench.compressors.gathered import non_finite
-from accordion_bench.compressors.probe import Probe, alone, probe_of
+from accordion_bench.compressors.probe import Probed, alone, probe_of
 from accordion_bench.compressors.sparse import Uneven
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
@@ -49,7 +49,7 @@ class SparseSigns(Uneven):
         return engine.nonzero(bucket.rows_W)
 
 
-def _probe(compressor: "AdaComp", xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+def _probe(compressor: "AdaComp", xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     """Of e + g; what would be lost is the next e."""
     after, ps_W = copy.deepcopy(state), compressor.compressor_input(xs_W, ctx, state, workers)
     compressor.exchange(xs_W, ctx, after, alone(xs_W))
@@ -61,7 +61,7 @@ def _probe(compressor: "AdaComp", xs_W: Sequence[Tensor], ctx: Context, state: S
     return probe_of(compressor, ps_W, lost, ctx, workers)
 
 
-def _probe_input(compressor: "AdaComp", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+def _probe_input(compressor: "AdaComp", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     raise NotImplementedError("which entries are sent depends on the newest gradient, too")
 
 

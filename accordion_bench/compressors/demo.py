@@ -24,7 +24,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import non_finite
-from accordion_bench.compressors.probe import Probe, probe_exchanged
+from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -71,7 +71,7 @@ def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Group:
+class ChunkGroup:
     """Tensors whose chunks have equal sides, whatever their shapes.
 
     Args:
@@ -114,7 +114,7 @@ class Group:
         return dict(zip(self.ids, views_W, strict=True))
 
 
-class Sent(NamedTuple):
+class SentChunks(NamedTuple):
     """What the workers send of a group: positions and values [W, C, K], or no positions and T d whole [W, C, N].
 
     Values are as the others decode them.
@@ -132,7 +132,7 @@ def _why_dense(compressor: "DeMo", spec: TensorSpec, level: float, workers: int)
     )
 
 
-def _probe_input(compressor: "DeMo", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+def _probe_input(compressor: "DeMo", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     empty = {spec.name: {"delta_W": torch.zeros_like(state[spec.name]["delta_W"])} for spec in ctx.specs}
     return probe_exchanged(compressor, ps_W, replace(ctx, lrs=[1.0] * len(ps_W)), empty, workers)
 
@@ -258,13 +258,13 @@ class DeMo(Compressor):
 
         return Exchanged(update, subtract_sent_)
 
-    def _groups(self, ctx: Context) -> list[Group]:
+    def _groups(self, ctx: Context) -> list[ChunkGroup]:
         cut = [self.chunks(spec) for spec in ctx.specs]
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         ks = [int(level) if level is not None and self.compresses(spec, level) else None for spec, level in pairs]
-        return [Group(ids, [cut[i] for i in ids], ks[ids[0]]) for ids in _of_equal_sides(cut, ks)]
+        return [ChunkGroup(ids, [cut[i] for i in ids], ks[ids[0]]) for ids in _of_equal_sides(cut, ks)]
 
-    def _take(self, group: Group, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Sent:
+    def _take(self, group: ChunkGroup, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> SentChunks:
         """Move d of a group's tensors, and take out of it what is to be sent."""
         deltas_W = [state[ctx.specs[i].name]["delta_W"] for i in group.ids]
         beside_W = side_by_side(deltas_W)
@@ -279,7 +279,7 @@ class DeMo(Compressor):
                 torch._foreach_mul_([parts_W[i] for i in ids], rate)
             rows_W.add_(new_W)
         if group.k is None:
-            sent = Sent(None, rows_W.clone())
+            sent = SentChunks(None, rows_W.clone())
             rows_W.zero_()
         else:
             # ascending, as index codes need them
@@ -288,14 +288,14 @@ class DeMo(Compressor):
             self._refuse_non_finite(values_W, group, ctx, comm)
             limit = torch.finfo(self.value_dtype).max
             cut_W = torch.where(values_W.isfinite(), values_W.clamp(-limit, limit), values_W)
-            sent = Sent(positions_W, cut_W.to(self.value_dtype).to(values_W.dtype))
+            sent = SentChunks(positions_W, cut_W.to(self.value_dtype).to(values_W.dtype))
             rows_W.scatter_add_(2, positions_W, -sent.values)
         if beside_W is None:
             torch._foreach_copy_(deltas_W, list(rows_W.split(group.counts, dim=1)))
         return sent
 
     @staticmethod
-    def _refuse_non_finite(values_W: Tensor, group: Group, ctx: Context, comm: Comm) -> None:
+    def _refuse_non_finite(values_W: Tensor, group: ChunkGroup, ctx: Context, comm: Comm) -> None:
         try:
             refuse_non_finite(values_W.flatten(0, 1))
         except NonFiniteRow as bad:
@@ -303,7 +303,7 @@ class DeMo(Compressor):
             g = bisect.bisect_right(list(itertools.accumulate(group.counts)), chunk)
             raise non_finite(ctx, group.ids[g], comm.first_named + worker) from None
 
-    def _signs(self, groups: Sequence[Group], sent: Sequence[Sent], comm: Comm) -> list[Tensor]:
+    def _signs(self, groups: Sequence[ChunkGroup], sent: Sequence[SentChunks], comm: Comm) -> list[Tensor]:
         """Per group the common signs, chunk by chunk: [C, N]."""
         signs: list[Tensor] = [own.values for own in sent]
         whole = [number for number, group in enumerate(groups) if group.k is None]
@@ -323,7 +323,7 @@ class DeMo(Compressor):
                 signs[number] = self._by_owners(self._pack(own, group), group, own.values.dtype, comm)
         return signs
 
-    def _by_owners(self, message_W: Tensor, group: Group, dtype: torch.dtype, comm: Comm) -> Tensor:
+    def _by_owners(self, message_W: Tensor, group: ChunkGroup, dtype: torch.dtype, comm: Comm) -> Tensor:
         """Signs [C, N] of chunks with messages [W, C, B]: each worker averages its share of them for all."""
         cuts = [w * message_W.shape[1] // comm.workers for w in range(comm.workers + 1)]
         shares = list(itertools.pairwise(cuts))
@@ -332,7 +332,7 @@ class DeMo(Compressor):
         sizes_A = [(stop - start) * answer_bytes(group.shape) for start, stop in shares]
         return unpack_signs(torch.cat(comm.all_gather_uneven(answers, sizes_A)), group.shape, dtype)
 
-    def _pack(self, sent: Sent, group: Group) -> Tensor:
+    def _pack(self, sent: SentChunks, group: ChunkGroup) -> Tensor:
         """Messages [W, C, B] of a group: per chunk values, then positions."""
         assert sent.positions is not None
         (W, _, k), N = sent.values.shape, group.shape.numel
@@ -340,11 +340,11 @@ class DeMo(Compressor):
         packed = torch.cat([values, index_codes.encode_indices(sent.positions.view(-1, k), N)], dim=1)
         return packed.view(W, -1, packed.shape[1])
 
-    def _sign_of_mean(self, message_A: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
+    def _sign_of_mean(self, message_A: Tensor, group: ChunkGroup, dtype: torch.dtype) -> Tensor:
         """Signs of some chunks [.., N] from all workers' messages [A, .. B]."""
         return signs_of(group.shape.chunks_from(self._mean_over_senders(message_A, group, dtype)))
 
-    def _mean_over_senders(self, message_A: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
+    def _mean_over_senders(self, message_A: Tensor, group: ChunkGroup, dtype: torch.dtype) -> Tensor:
         """Coefficients of some chunks [.., N], each averaged over the workers that sent it."""
         chunks, k, A = group.shape, group.k, len(message_A)
         assert k is not None

@@ -23,7 +23,7 @@ Codebooks = Mapping[int, tuple[float, ...]]
 NONE_FITTED: Codebooks = {}
 
 
-class Dense(Gathered):
+class DenseCodes(Gathered):
     """C(v)_i = s_b value(code(v_i, s_b)), s_b the scale of the block b that i lies in.
 
     A subclass says how coordinates become codes (`coding`), and how many of them share a scale (`block_size`).

@@ -18,7 +18,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keep_queries, together, with_columns
-from accordion_bench.compressors.probe import Probe, probe_exchanged
+from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
@@ -27,7 +27,7 @@ from accordion_bench.tensors.same_shape import Blocks
 from accordion_bench.tensors.upload import upload
 
 
-class Kind(NamedTuple):
+class MatrixKind(NamedTuple):
     """What matrices of a batch have in common.
 
     rank: r.
@@ -72,7 +72,7 @@ def _why_dense(compressor: "Dion", spec: TensorSpec, level: float, workers: int)
     return WhyDense(f"factors of rank {level:g} would be no smaller than the matrix", shorter_messages(compressor))
 
 
-def _probe_input(compressor: "Dion", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+def _probe_input(compressor: "Dion", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     """The momenta are in `ps_W` already."""
     pairs = list(zip(ctx.specs, ps_W, strict=True))
     empty = {spec.name: {**state.get(spec.name, {}), "momentum_W": torch.zeros_like(x_W)} for spec, x_W in pairs}
@@ -129,12 +129,12 @@ class Dion(Compressor):
 
     # ---- which matrices, and their bytes
 
-    def kind(self, spec: TensorSpec, level: float | None) -> Kind | None:
+    def kind(self, spec: TensorSpec, level: float | None) -> MatrixKind | None:
         """How a matrix is exchanged; None = it is the optimizer's."""
         if level is None or spec.ndim < self.traits.min_ndim or min(spec.matrix) < 2:
             return None
         rank = min(*spec.matrix, int(level))
-        return Kind(rank, rank * sum(spec.matrix) >= spec.numel)
+        return MatrixKind(rank, rank * sum(spec.matrix) >= spec.numel)
 
     def takes_step(self, spec: TensorSpec, level: float | None) -> bool:
         return self.kind(spec, level) is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.reference import FORMATS, in_blocks
-from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
@@ -30,7 +30,7 @@ def _variance(compressor: "Blockwise", x_R: Tensor, spec: TensorSpec, level: flo
     return (scales_R.square() * (steps.ceil() - steps) * (steps - steps.floor())).sum(1)
 
 
-class Blockwise(Dense):
+class Blockwise(DenseCodes):
     """C(v) = s_b round(v / s_b) on each bucket b, s_b = max |v_b| / the format's largest number.
 
     fp8: an entry is off by at most 2^-4 (e4m3) or 2^-3 (e5m2) of itself, unless it is far below the bucket's largest.
@@ -46,14 +46,14 @@ class Blockwise(Dense):
     """
 
     description = replace(
-        Dense.description,
+        DenseCodes.description,
         kernels=("cpu", "cuda"),
         collective_reason="8-bit numbers with different scales do not add up",
-        claims=replace(Dense.description.claims, variance=_variance),
+        claims=replace(DenseCodes.description.claims, variance=_variance),
     )
 
     stream = "Blockwise"
-    traits = replace(Dense.traits, whole_model=True, replays=True)
+    traits = replace(DenseCodes.traits, whole_model=True, replays=True)
 
     def __init__(self, format: str = "e4m3", bucket_size: int | None = 1024, rounding: str = "nearest") -> None:
         self.format = checks.choice("format", format, list(FORMATS))

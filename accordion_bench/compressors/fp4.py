@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.reference import E3M0_MAGNITUDES
-from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
@@ -17,7 +17,7 @@ def _contraction(compressor: "FP4", spec: TensorSpec, level: float) -> float:
     return max(1 / size, 1 - 1 / 9 - (size - 1) * 2.0**-14)
 
 
-class FP4(Dense):
+class FP4(DenseCodes):
     """C(v) = s_b round(v / s_b) on each bucket b, to the nearest of 0, +-2^-6, ..., +-2^0; s_b = max |v_b|.
 
     The format is E3M0: a sign, three bits of exponent, no mantissa. A tie goes to the even code: 2^-7 becomes 0, and of
@@ -33,15 +33,15 @@ class FP4(Dense):
     """
 
     description = replace(
-        Dense.description,
+        DenseCodes.description,
         display_names={"fp4": "fp4"},
         kernels=("cpu", "cuda"),
         collective_reason="4-bit numbers with different scales do not add up",
-        claims=replace(Dense.description.claims, contraction=_contraction),
+        claims=replace(DenseCodes.description.claims, contraction=_contraction),
     )
 
     stream = "FP4"
-    traits = replace(Dense.traits, whole_model=True, replays=True)
+    traits = replace(DenseCodes.traits, whole_model=True, replays=True)
 
     def __init__(self, bucket_size: int | None = 1024) -> None:
         self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
@@ -202,11 +203,10 @@ class Sent:
 
 
 def for_means(xs: Sequence[Tensor], divisor: int, may_be_empty: bool) -> Target:
-    """Rows [1, N] for the means of tensors, side by side; on a CPU of zeros, whose memory costs no pass over it."""
-    sizes, device = [x.numel() for x in xs], xs[0].device
-    empty = may_be_empty and device.type != "cpu"
+    """Rows [1, N] for the means of tensors, side by side: empty, or of zeros, which cost a CPU no pass."""
+    sizes, empty = [x.numel() for x in xs], may_be_empty and engine_for(xs).overwrites
     make = torch.empty if empty else large_pages.zeros
-    flat = make(1, sum(sizes), device=device, dtype=xs[0].dtype)
+    flat = make(1, sum(sizes), device=xs[0].device, dtype=xs[0].dtype)
     return Target(flat.split(sizes, dim=1), divisor=divisor, empty=empty)
 
 

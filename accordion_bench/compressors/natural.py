@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.coding import MANTISSA, Coding
-from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
@@ -20,7 +20,7 @@ def _variance(compressor: "Natural", x_R: Tensor, spec: TensorSpec, level: float
     return ((2 * low - size) * (size - low)).sum(1)
 
 
-class Natural(Dense):
+class Natural(DenseCodes):
     """C(v)_i = sgn(v_i) 2^e or 2^(e+1), 2^e <= |v_i| < 2^(e+1), up with probability |v_i| / 2^e - 1.
 
     Unbiased; E||C(v) - v||^2 <= ||v||^2 / 8, attained at |v_i| / 2^e = 4/3. The rounding is one addition of 23 random
@@ -35,15 +35,15 @@ class Natural(Dense):
     """
 
     description = replace(
-        Dense.description,
+        DenseCodes.description,
         display_names={"natural": "natural compression"},
         kernels=("cpu", "cuda"),
         collective_reason="a sum of powers of two is none",
-        claims=replace(Dense.description.claims, variance=_variance),
+        claims=replace(DenseCodes.description.claims, variance=_variance),
     )
 
     stream = "Natural"
-    traits = replace(Dense.traits, whole_model=True, unbiased=True, contracts=True, replays=True)
+    traits = replace(DenseCodes.traits, whole_model=True, unbiased=True, contracts=True, replays=True)
 
     def __init__(self, exponent_bits: int = 8) -> None:
         self.exponent_bits = checks.integer("exponent_bits", exponent_bits, at_least=7)

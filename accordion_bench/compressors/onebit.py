@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from accordion_bench.codecs.coding import SIGNS, Coding
-from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.plan import TensorSpec
 
 CODING = Coding("sign", SIGNS, "means")
@@ -13,7 +13,7 @@ def _contraction(compressor: "OneBit", spec: TensorSpec, level: float) -> float:
     return 1 / compressor.blocks(spec)
 
 
-class OneBit(Dense):
+class OneBit(DenseCodes):
     """C(v)_i = c+ if v_i >= 0 else c-, per column: c+ the mean of its non-negative entries, c- of its negative ones.
 
     A column holds the weights of one output unit, which is a row of the matrix view (first dimension by all others); a
@@ -25,15 +25,15 @@ class OneBit(Dense):
     """
 
     description = replace(
-        Dense.description,
+        DenseCodes.description,
         display_names={"onebit": "1-bit SGD"},
         kernels=("cpu", "cuda"),
         collective_reason="signs do not add up in one bit",
-        claims=replace(Dense.description.claims, contraction=_contraction),
+        claims=replace(DenseCodes.description.claims, contraction=_contraction),
     )
 
     stream = "OneBit"
-    traits = replace(Dense.traits, replays=True)
+    traits = replace(DenseCodes.traits, replays=True)
 
     def block_size(self, spec: TensorSpec) -> int:
         return spec.matrix[1] if spec.ndim > 1 else spec.numel

@@ -16,7 +16,7 @@ from accordion_bench.plan import Measured
 from accordion_bench.tensors.same_shape import in_rows
 
 
-class Probe(NamedTuple):
+class Probed(NamedTuple):
     """What a level would cost and lose, without sending anything.
 
     error: per tensor, ||p - C(p)||^2 / ||p||^2, mean over the local workers; 0 for a zero tensor. p is what would be
@@ -36,7 +36,7 @@ class Probe(NamedTuple):
 
 
 @torch.no_grad()
-def probe(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+def probe(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     """Error and bytes at the levels of `ctx`; touches neither state nor network.
 
     Args:
@@ -46,22 +46,22 @@ def probe(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context, state: S
         workers: of the whole run, for the bytes.
     """
     if compressor.description.probe:
-        own: Probe = compressor.description.probe(compressor, xs_W, ctx, state, workers)
+        own: Probed = compressor.description.probe(compressor, xs_W, ctx, state, workers)
         return own
     ps_W = compressor.compressor_input(xs_W, ctx, state, workers)
     return probe_input(compressor, ps_W, ctx, state, workers)
 
 
 @torch.no_grad()
-def probe_input(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+def probe_input(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     """The same of what `compressor_input` has made, or of a mean of several of these."""
     if compressor.description.probe_input:
-        own: Probe = compressor.description.probe_input(compressor, ps_W, ctx, state, workers)
+        own: Probed = compressor.description.probe_input(compressor, ps_W, ctx, state, workers)
         return own
     return probe_exchanged(compressor, ps_W, ctx, state, workers)
 
 
-def probe_exchanged(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+def probe_exchanged(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     """The same by an exchange of the local workers alone, on a copy of the state."""
     out = compressor.exchange(ps_W, ctx, copy.deepcopy(state), alone(ps_W))
 
@@ -75,7 +75,7 @@ def probe_exchanged(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context
 
 def probe_of(
     compressor: Compressor, ps_W: Sequence[Tensor], lost: Callable[[int], Tensor], ctx: Context, workers: int
-) -> Probe:
+) -> Probed:
     """The probe of what would be sent, when it is known what is lost.
 
     Args:
@@ -100,7 +100,7 @@ def probe_of(
     all_lost, everything = (sum(row[column] for row in numbers) for column in (4, 5))
     total = all_lost / everything if everything else 0.0
     buckets = [moments(own) for own in compressor.buckets_of(ps_W, ctx) or []]
-    return Probe(errors, total, [payload for payload, _ in sizes], buckets, measured)
+    return Probed(errors, total, [payload for payload, _ in sizes], buckets, measured)
 
 
 def alone(xs_W: Sequence[Tensor]) -> Comm:

@@ -14,7 +14,7 @@ from accordion_bench.codecs.non_finite import refuse_non_finite
 from accordion_bench.codecs.reference import ORDERS, in_blocks
 from accordion_bench.compressors import codebooks
 from accordion_bench.compressors.buckets import Buckets
-from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -23,7 +23,7 @@ from accordion_bench.plan import TensorSpec
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
-    yield from Dense.description.idle(cls, options, context)
+    yield from DenseCodes.description.idle(cls, options, context)
     levels = options.get("levels", "uniform")
     if levels not in ("uniform", "exponential"):
         yield "zero_level", "compressor.levels is a list"
@@ -44,7 +44,7 @@ def _variance(compressor: "Quantiser", x_R: Tensor, spec: TensorSpec, level: flo
     return (norm_R.square() * (book[upper] - r_R) * (r_R - book[upper - 1])).sum(1)
 
 
-class Quantiser(Dense):
+class Quantiser(DenseCodes):
     """Q(v)_i = n_b L_(j+1) with probability (r_i - L_j) / (L_(j+1) - L_j), else n_b L_j;  r_i = v_i / n_b.
 
     L_j <= r_i <= L_(j+1) are neighbours in the codebook, n_b is the norm of the bucket b that i lies in; a bucket of
@@ -70,16 +70,16 @@ class Quantiser(Dense):
     """
 
     description = replace(
-        Dense.description,
+        DenseCodes.description,
         display_names={"qsgd": "QSGD", "qsgdinf": "QSGDinf", "nuqsgd": "NUQSGD", "trn": "TRN"},
         kernels=("cpu", "cuda"),
         collective_reason="codes of different norms do not add up",
         idle=_idle,
-        claims=replace(Dense.description.claims, variance=_variance),
+        claims=replace(DenseCodes.description.claims, variance=_variance),
     )
 
     stream = "Quantiser"
-    traits = replace(Dense.traits, knob="bits", pair=(3, 8), whole_model=True, unbiased=True, replays=True)
+    traits = replace(DenseCodes.traits, knob="bits", pair=(3, 8), whole_model=True, unbiased=True, replays=True)
 
     def __init__(
         self,

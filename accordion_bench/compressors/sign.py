@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from accordion_bench.codecs.coding import SIGNS, Coding
-from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 
@@ -16,7 +16,7 @@ def _contraction(compressor: "Sign", spec: TensorSpec, level: float) -> float | 
     return 1 / size if compressor.scale == "l1" else 2 / math.sqrt(size) - 1
 
 
-class Sign(Dense):
+class Sign(DenseCodes):
     """C(v) = s_b sgn(v) on each block b of d_b coordinates, sgn(v) = +1 if v >= 0 else -1.
 
     s_b = 1, ||v_b||_1 / d_b, or ||v_b||_2 / sqrt(d_b).
@@ -40,7 +40,7 @@ class Sign(Dense):
     """
 
     description = replace(
-        Dense.description,
+        DenseCodes.description,
         display_names={
             "signsgd": "signSGD",
             "signum": "Signum",
@@ -49,11 +49,11 @@ class Sign(Dense):
         },
         kernels=("cpu", "cuda"),
         collective_reason="signs do not add up in one bit",
-        claims=replace(Dense.description.claims, contraction=_contraction),
+        claims=replace(DenseCodes.description.claims, contraction=_contraction),
     )
 
     stream = "Sign"
-    traits = replace(Dense.traits, whole_model=True, replays=True)
+    traits = replace(DenseCodes.traits, whole_model=True, replays=True)
 
     def __init__(
         self, scale: str = "none", block: str = "tensor", block_size: int | None = None, min_numel: int = 0

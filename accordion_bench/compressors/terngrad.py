@@ -14,7 +14,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, compressed_levels
-from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, Dense
+from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import WhyDense
 from accordion_bench.compressors.entropy import check_entropy
 from accordion_bench.compressors.sizes import cheaper_than_dense
@@ -29,7 +29,7 @@ CODING = to_levels(TERNARY, stream="TernaryCodes")
 ROUNDING = 1e-15  # share of a sum of squares in float64, for each of its terms, that may be rounding
 
 
-class TernaryCodes(Dense):
+class TernaryCodes(DenseCodes):
     """Coordinates rounded at random to -s, 0 or s, those beyond s to that: codes alone, five to a byte.
 
     Args:

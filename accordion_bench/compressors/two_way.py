@@ -18,7 +18,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, compressed_levels, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import Gathered, for_means, non_finite
-from accordion_bench.compressors.probe import Probe, probe_exchanged
+from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.sizes import cheaper_than_dense, payload_bytes, wire_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
@@ -121,7 +121,7 @@ def _why_dense(compressor: "TwoWay", spec: TensorSpec, level: float, workers: in
     )
 
 
-def _probe_input(compressor: "TwoWay", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+def _probe_input(compressor: "TwoWay", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     """As the local workers alone would exchange, with pieces for so many owners, cut from all tensors at once."""
     alone = TwoWay(compressor.inner, False, compressor.server, compressor.align, compressor.ties)
     alone.pieces = alone._by_name(ctx.specs, len(ps_W[0]) if ps_W else 1)

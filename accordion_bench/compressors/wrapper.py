@@ -11,7 +11,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, State
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.description import Claims, WhyDense, paper_floats, why_dense_of, with_claims
-from accordion_bench.compressors.probe import Probe, probe_input
+from accordion_bench.compressors.probe import Probed, probe_input
 from accordion_bench.plan import TensorSpec
 
 
@@ -32,7 +32,7 @@ def _variance(compressor: "Wrapper", x_R: Tensor, spec: TensorSpec, level: float
     return found
 
 
-def _probe_input(compressor: "Wrapper", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probe:
+def _probe_input(compressor: "Wrapper", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     return probe_input(compressor.inner, ps_W, ctx, state, workers)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from accordion_bench.comm.graphs import NotCapturable, Work, eagerly
+from accordion_bench.comm.graphs import CapturedWork, NotCapturable, eagerly
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from accordion_bench.conformance.subject import LATE, Maker, NotApplicable, Setup, demand, same_bits, same_state
 from accordion_bench.conformance.tape import TapeGraphs
@@ -58,7 +58,7 @@ def _compared(make: Maker, level: float | None) -> str:
     return f"{REPLAYED} replays have the bits of eager exchanges"
 
 
-def _captured(setup: Setup, work: Work) -> tuple[Callable[[Any], None], list[torch.Tensor]]:
+def _captured(setup: Setup, work: CapturedWork) -> tuple[Callable[[Any], None], list[torch.Tensor]]:
     """What repeats the work, with what the host counts beside it, and the updates that it leaves."""
     exchange = setup.exchange
     with contextlib.ExitStack() as stack:

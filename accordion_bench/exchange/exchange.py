@@ -13,7 +13,7 @@ from torch import Tensor
 from accordion_bench.codecs.rates import pattern
 from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.graphs import EXCHANGE, Stage, Work
+from accordion_bench.comm.graphs import EXCHANGE, CapturedWork, CaptureStage
 from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
 from accordion_bench.compressors.description import paper_floats
 from accordion_bench.compressors.sizes import coming_bytes, payload_bytes
@@ -266,14 +266,14 @@ class Exchange:
         """Whether a device may repeat an exchange by itself: nobody reads before it is over."""
         return self.alike and self.finite.late and self.compressor.traits.replays
 
-    def work(self, xs_W: Sequence[Tensor], info: StepInfo) -> Work:
+    def work(self, xs_W: Sequence[Tensor], info: StepInfo) -> CapturedWork:
         """`unread` as work that may be captured; what it writes is the compressor's state."""
         ctx, books = self.context(info), tuple(sorted(info.plan.codebooks.items()))
         own, clock = [x for number in range(len(self.buckets)) for x in self.state_of(number)], self.comm.clock
         where = tuple(x.data_ptr() for x in (*xs_W, *own))
-        stage = Stage(lambda: None, lambda: self.unread(xs_W, info))
+        stage = CaptureStage(lambda: None, lambda: self.unread(xs_W, info))
         key = id(self), tuple(ctx.levels), books, pattern(ctx), where, clock.plan, clock.warm
-        return Work(EXCHANGE, key, [stage], lambda: own, moment=ctx)
+        return CapturedWork(EXCHANGE, key, [stage], lambda: own, moment=ctx)
 
     def begin(self, info: StepInfo) -> Context:
         """What the compressor may know of this step; the exchange of all buckets is counted with it."""

@@ -9,14 +9,14 @@ from torch import Tensor
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.compressors.base import NonFinite, State
 from accordion_bench.compressors.buckets import Buckets
-from accordion_bench.compressors.probe import Probe, probe, probe_input
+from accordion_bench.compressors.probe import Probed, probe, probe_input
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import Measured
 from accordion_bench.position import StepInfo
 
 
 @torch.no_grad()
-def probe_exchange(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo, first: bool = False) -> Probe:
+def probe_exchange(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo, first: bool = False) -> Probed:
     """Error and bytes per sent tensor as under the plan.
 
     Args:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.graphs import Work, eagerly
+from accordion_bench.comm.graphs import CapturedWork, eagerly
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.exchange.ddp import DDPExchange
@@ -91,7 +91,7 @@ class ExchangeRunner:
         self.seed, self.bucket_mb, self.gradient_mb, self.ddp = seed, bucket_mb, gradient_mb, ddp
         self.finite = Finite(self.comm.device)
         self.together: Sequence[Sequence[int]] | None = None
-        self.do: Callable[[Work], list[Tensor]] = eagerly
+        self.do: Callable[[CapturedWork], list[Tensor]] = eagerly
 
     def new_exchange(
         self,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.comm.graphs import UPDATE, Stage, Work, eagerly
+from accordion_bench.comm.graphs import UPDATE, CapturedWork, CaptureStage, eagerly
 from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.tensors.real_view import as_kind_of
@@ -85,7 +85,7 @@ class InnerOptimizers:
             self.of_replicas.append(optimizer)
         self.common.state.clear()
 
-    def step(self, lr: float, do: Callable[[Work], object] | None = None) -> None:
+    def step(self, lr: float, do: Callable[[CapturedWork], object] | None = None) -> None:
         """x <- optimizer(x, g) of the shared parameters; since `fork`, of each local worker's.
 
         Args:
@@ -105,7 +105,7 @@ class InnerOptimizers:
         for optimizer in optimizers:
             optimizer.step()
 
-    def _step_fused(self, optimizers: Sequence[Optimizer], lr: float, do: Callable[[Work], object]) -> None:
+    def _step_fused(self, optimizers: Sequence[Optimizer], lr: float, do: Callable[[CapturedWork], object]) -> None:
         """A step that may be captured, unless it makes state anew: a capture would make it, and compute nothing."""
         if len(_states(optimizers)) == self._state_count:
             do(self._update(optimizers, lr))
@@ -113,7 +113,7 @@ class InnerOptimizers:
             eagerly(self._update(optimizers, lr))
         self._state_count = len(_states(optimizers))
 
-    def _update(self, optimizers: Sequence[Optimizer], lr: float) -> Work:
+    def _update(self, optimizers: Sequence[Optimizer], lr: float) -> CapturedWork:
         """The step of fused optimizers, which read the learning rate from the device.
 
         Its memory is that of gradients and state: a momentum that has been given up makes it another work.
@@ -138,7 +138,7 @@ class InnerOptimizers:
         trained = [x for optimizer in optimizers for group in optimizer.param_groups for x in group["params"]]
         gradients = [x.grad for x in trained if x.grad is not None]
         where = tuple(x.data_ptr() for x in (*gradients, *changes()))
-        return Work(UPDATE, (bool(self.of_replicas), where), [Stage(prepare, run)], changes)
+        return CapturedWork(UPDATE, (bool(self.of_replicas), where), [CaptureStage(prepare, run)], changes)
 
     @staticmethod
     def _set(optimizers: Sequence[Optimizer], lr: float | Tensor) -> None:

@@ -160,9 +160,7 @@ def _child(task: Task, where: Placement, timeout: float, interface: str | None, 
     output.protect()
     end_with_parent()
     try:
-        store = SealedStore(
-            dist.FileStore(store_file, where.processes), where.processes
-        )  # read by them alone
+        store = SealedStore(dist.FileStore(store_file, where.processes), where.processes)  # read by them alone
         watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
         with process_group.use_settings(interface):
             process_group.join(where, store, timeout)

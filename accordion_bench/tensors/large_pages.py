@@ -16,7 +16,7 @@ SMALL = 1 << 20  # bytes; less than that the C library keeps itself
 RECENT = 1000  # requests, after which unused memory is given back
 
 
-class Piece(NamedTuple):
+class Memory(NamedTuple):
     """Memory, who holds it (a dead reference: it is free), and when it was handed out: a number of requests."""
 
     memory: np.ndarray
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 _lock = threading.Lock()
-_pieces: list[Piece] = []
+_pieces: list[Memory] = []
 _requests = 0
 
 
@@ -48,7 +48,7 @@ def _handed_out(nbytes: int) -> np.ndarray:
         _pieces[:] = [piece for piece in _pieces if not any(piece is other for other in given_back)]
         memory = np.empty(nbytes, np.uint8) if again is None else again.memory
         held = memory[:]
-        _pieces.append(Piece(memory, weakref.ref(held), _requests))
+        _pieces.append(Memory(memory, weakref.ref(held), _requests))
         return held
 
 

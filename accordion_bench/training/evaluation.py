@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.graphs import EVALUATION, Stage, Work
+from accordion_bench.comm.graphs import EVALUATION, CapturedWork, CaptureStage
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.datasets.base import Data
 from accordion_bench.datasets.sampler import Sampler
@@ -111,4 +111,4 @@ class Evaluation:
             return compute(x, y)
 
         key = (x.data_ptr(), y.data_ptr(), x.shape, y.shape, self._where)
-        return self.replayed(Work(EVALUATION, key, [Stage(lambda: None, run)], list))
+        return self.replayed(CapturedWork(EVALUATION, key, [CaptureStage(lambda: None, run)], list))

@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from accordion_bench.comm.graphs import EVALUATION, EXCHANGE, UPDATE, WORKERS, Graphs, NotCapturable, Work, eagerly
+from accordion_bench.comm.graphs import (
+    EVALUATION,
+    EXCHANGE,
+    UPDATE,
+    WORKERS,
+    CapturedWork,
+    Graphs,
+    NotCapturable,
+    eagerly,
+)
 
 WARM = 3  # times that work is done eagerly first: kernels are searched for and compiled, tables are made
 KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8, EVALUATION: 8}  # captures that are kept by kind, the latest used
@@ -70,14 +79,14 @@ class Replayed:
         """Whether work of this kind is captured when it has been done often enough."""
         return self.graphs.captures and name not in self.eager
 
-    def __call__(self, work: Work) -> Any:
+    def __call__(self, work: CapturedWork) -> Any:
         """Do the work; returns what its last stage leaves, the same tensors at every replay."""
         if not self.captures(work.name):
             return eagerly(work)
         with self.graphs.lane(work.lane):
             return self._do(work)
 
-    def _do(self, work: Work) -> Any:
+    def _do(self, work: CapturedWork) -> Any:
         kept = self._kept.setdefault(work.name, OrderedDict())
         found = kept.get(work.key)
         if found is None:
@@ -89,7 +98,7 @@ class Replayed:
         self._again.add(work.name)
         return self._compare(work, found)
 
-    def _often_enough(self, work: Work) -> bool:
+    def _often_enough(self, work: CapturedWork) -> bool:
         seen = self._seen.setdefault(work.name, OrderedDict())
         seen[work.key] = seen.pop(work.key, 0) + 1
         if len(seen) > CHANGING:
@@ -100,7 +109,7 @@ class Replayed:
             return False
         return seen[work.key] > WARM
 
-    def _first(self, work: Work) -> Any:
+    def _first(self, work: CapturedWork) -> Any:
         """Capture the work, and compare its first replay; eagerly where that cannot be."""
         try:
             captured = self._capture(work)
@@ -115,7 +124,7 @@ class Replayed:
             seen.pop(oldest, None)
         return self._compare(work, captured)
 
-    def _capture(self, work: Work) -> Captured:
+    def _capture(self, work: CapturedWork) -> Captured:
         """Note all stages; nothing of them has been done afterwards.
 
         Raises:
@@ -135,7 +144,7 @@ class Replayed:
         return Captured(replays, repeated, out)
 
     @staticmethod
-    def _replay(work: Work, kept: Captured) -> Any:
+    def _replay(work: CapturedWork, kept: Captured) -> Any:
         for stage, replay, repeated in zip(work.stages, kept.replays, kept.repeated, strict=True):
             stage.prepare()
             replay(work.moment)
@@ -144,7 +153,7 @@ class Replayed:
         return kept.out
 
     @torch.no_grad()
-    def _compare(self, work: Work, kept: Captured) -> Any:
+    def _compare(self, work: CapturedWork, kept: Captured) -> Any:
         """Replay the work, take it back, do it eagerly: what the run goes on with, whatever the replay has found."""
         changed = list(work.changes())
         before: list[Tensor] = []

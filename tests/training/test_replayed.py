@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.graphs import Graphs, NotCapturable, Stage, Work, eagerly
+from accordion_bench.comm.graphs import CapturedWork, CaptureStage, Graphs, NotCapturable, eagerly
 from accordion_bench.conformance.tape import TapeGraphs
 from accordion_bench.datasets import byte_windows
 from accordion_bench.forward import task
@@ -223,17 +223,17 @@ class TestStaysEager:
     def test_work_that_never_comes_back_is_given_up(self):
         do = Replayed(TapeGraphs(), [])
         for key in range(replayed.CHANGING + 2):
-            do(Work("update", key, [Stage(lambda: None, lambda: torch.zeros(1))], list))
+            do(CapturedWork("update", key, [CaptureStage(lambda: None, lambda: torch.zeros(1))], list))
         assert "another work 1000 times in a row" in do.eager["update"]
 
 
 class TestWork:
-    def work(self, xs: list[Tensor], begin=lambda: None) -> Work:
+    def work(self, xs: list[Tensor], begin=lambda: None) -> CapturedWork:
         def run() -> Tensor:
             xs[0].mul_(2).add_(1)
             return xs[0].sum()
 
-        return Work("w", 0, [Stage(begin, run)], lambda: xs)
+        return CapturedWork("w", 0, [CaptureStage(begin, run)], lambda: xs)
 
     def test_a_capture_computes_nothing_and_a_replay_what_was_captured(self):
         x, eager = torch.arange(3.0), torch.arange(3.0)
@@ -244,7 +244,7 @@ class TestWork:
 
     def test_what_seeds_within_work_is_not_captured(self):
         do = Replayed(TapeGraphs(), [])
-        work = Work("w", 0, [Stage(lambda: None, lambda: torch.manual_seed(3) and torch.rand(2))], list)
+        work = CapturedWork("w", 0, [CaptureStage(lambda: None, lambda: torch.manual_seed(3) and torch.rand(2))], list)
         first = [do(work) for _ in range(6)]
         assert all(torch.equal(x, first[0]) for x in first) and "it seeds a generator" in do.eager["w"]
 
@@ -258,7 +258,7 @@ class TestWork:
 
         do = Replayed(TapeGraphs(), [ledger])
         for _ in range(6):
-            do(Work("exchange", 0, [Stage(lambda: None, run)], list))
+            do(CapturedWork("exchange", 0, [CaptureStage(lambda: None, run)], list))
         assert ledger.counts["payload"] == 6 * 200 and "reads a number" in do.eager["exchange"]
 
     def test_the_least_used_captures_are_dropped(self, monkeypatch):
@@ -266,7 +266,7 @@ class TestWork:
         do, xs = Replayed(TapeGraphs(), []), [torch.zeros(1)]
         for key in (1, 2, 3, 1):
             for _ in range(4):
-                do(Work("w", key, [Stage(lambda: None, lambda: xs[0].add_(1))], lambda: xs))
+                do(CapturedWork("w", key, [CaptureStage(lambda: None, lambda: xs[0].add_(1))], lambda: xs))
         assert xs[0] == 16 and len(do._kept["w"]) == 2
 
     def test_what_was_seen_is_remembered_of_the_latest_keys(self, monkeypatch):
@@ -274,7 +274,7 @@ class TestWork:
         do, xs = Replayed(TapeGraphs(), []), [torch.zeros(1)]
         for key in range(100):
             for own in (0, 0, key):
-                do(Work("w", own, [Stage(lambda: None, lambda: xs[0].add_(1))], lambda: xs))
+                do(CapturedWork("w", own, [CaptureStage(lambda: None, lambda: xs[0].add_(1))], lambda: xs))
         assert xs[0] == 300 and len(do._seen["w"]) <= 20 and "w" not in do.eager
 
     def test_a_cpu_captures_nothing(self):

@@ -14,12 +14,12 @@ from accordion_bench.config.components import Components, with_counts
 from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config, threads_of
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
-from accordion_bench.network.link_name import link_name
+from accordion_bench.network.link_options import link_name
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.presets import named, typed_beside
 from accordion_bench.options.units import counted, digits, human_bytes
-from accordion_bench.processes import determinism, rendezvous
+from accordion_bench.processes import machine, rendezvous
 from accordion_bench.processes.placement import Placement, place, with_placement
 from accordion_bench.processes.waiting import BUSY
 from accordion_bench.processes.watchdog import Watch
@@ -79,7 +79,7 @@ def _run(
             print(f"warning: {warning}", file=sys.stderr)
     looks = config.resume is None and (config.resume_sweep or bool(once and sweep))
     with contextlib.ExitStack() as held:
-        held.enter_context(determinism.use_variables(config.deterministic))
+        held.enter_context(machine.use_variables(config.deterministic))
         held.enter_context(launch.join_process_group(config, where, watch))
         with reuse.one_at_a_time(config.to_dict()) if looks and leader else contextlib.nullcontext():
             found, done = _find_earlier(config, leader, watch, sweep) if looks else ("", False)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
-from accordion_bench.processes.computing import as_in_a_run
+from accordion_bench.processes.machine import as_in_a_run
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer

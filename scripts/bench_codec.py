@@ -35,8 +35,7 @@ from accordion_bench.conformance.subject import with_optimizer
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir, read_options
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.runs.environment import environment

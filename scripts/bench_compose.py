@@ -10,8 +10,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
-from accordion_bench.config import resolvers
-from accordion_bench.config.compose import compose
+from accordion_bench.config.compose import compose, register_resolvers
 from accordion_bench.options.conf_dir import conf_dir
 
 ROUNDS = 3
@@ -19,7 +18,7 @@ ROUNDS = 3
 
 def composed(experiment: str) -> Any:
     """What Hydra makes of an experiment without its arms, not resolved."""
-    resolvers.register()
+    register_resolvers()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return hydra_compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
 

@@ -67,7 +67,7 @@ def inside(out: Path, chosen: list[str], model: str, rounds: int, seconds: float
     import torch
     import torch.distributed as dist
 
-    from accordion_bench.network.interface import Interface
+    from accordion_bench.network.meter import Interface
 
     warnings.simplefilter("ignore", FutureWarning)
     dist.init_process_group("gloo")

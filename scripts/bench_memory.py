@@ -32,7 +32,7 @@ def measure(model_name: str, what: str, batch: int, images: int, keep: bool) -> 
 
     from accordion_bench.models.resnet import CifarResNet, ResNet18
     from accordion_bench.models.vgg import VGG
-    from accordion_bench.processes.memory import keep_freed_memory
+    from accordion_bench.processes.machine import keep_freed_memory
 
     if keep:
         keep_freed_memory()

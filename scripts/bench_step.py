@@ -20,8 +20,7 @@ import torch.distributed as dist
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components, build_model
-from accordion_bench.conformance.subject import Setup, from_yaml
-from accordion_bench.conformance.tensors import gradients
+from accordion_bench.conformance.subject import Setup, from_yaml, gradients
 from accordion_bench.plan import TensorSpec
 from accordion_bench.runs.environment import environment
 from scripts.bench_arms import our_step, plain_step, ratio, trainer_for

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from accordion_bench.processes.threads import cores
+from accordion_bench.processes.machine import cores
 
 ARMS = {
     "digits": ["epochs=2", "model=resnet8", "dataset=digits"],

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context
-from accordion_bench.conformance import launches
-from accordion_bench.conformance.networks import gpt2, resnet50, small
+from accordion_bench.conformance import devices
+from accordion_bench.conformance.placement import gpt2, resnet50, small
 from accordion_bench.conformance.subject import Setup, from_yaml
 from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.plan import TensorSpec
@@ -195,7 +195,7 @@ def counts(setting: Setting) -> Section:
     rows, failed = [], False
     for name in setting.names:
         for network, specs in networks.items():
-            found = launches.count(from_yaml(name), small(specs()))
+            found = devices.count_launches(from_yaml(name), small(specs()))
             ours = sum(found.launches.values()), sum(found.waits.values())
             allowed = budgets.get((name, network))
             over = allowed is not None and (ours[0] > allowed[0] or ours[1] > allowed[1])
@@ -212,7 +212,7 @@ def _kernels(name: str, setting: Setting) -> str:
     from torch import profiler
 
     once = Once(name, setting)
-    for _ in range(launches.WARM):
+    for _ in range(devices.WARM):
         once.run()
     torch.cuda.synchronize()
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA]) as recorded:

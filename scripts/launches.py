@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from accordion_bench.conformance.launches import WORKERS, count
-from accordion_bench.conformance.networks import gpt2, resnet50, small
+from accordion_bench.conformance.devices import WORKERS, count_launches
+from accordion_bench.conformance.placement import gpt2, resnet50, small
 from accordion_bench.conformance.pretend_device import Counts
 from accordion_bench.conformance.subject import from_yaml
 from accordion_bench.options.conf_dir import yaml_files
@@ -24,7 +24,7 @@ BEGIN, END = "<!-- launches -->", "<!-- end of launches -->"
 
 def row(name: str, network: str) -> Counts:
     """What one exchange of a compressor asks for."""
-    return count(from_yaml(name), small(NETWORKS[network]()))
+    return count_launches(from_yaml(name), small(NETWORKS[network]()))
 
 
 def table(names: Sequence[str]) -> str:

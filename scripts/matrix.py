@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from accordion_bench.cli import pairwise
-from accordion_bench.cli.pairwise import names
+from accordion_bench.cli import smoke
+from accordion_bench.cli.smoke import names
 from accordion_bench.config.compose import compose
 from accordion_bench.options.instantiate import Config
 from accordion_bench.report.compare.markdown import folded
@@ -36,13 +36,13 @@ def cell(compressor: str, sync: str, adaptive: Iterable[str], overrides: tuple[s
         adaptive: names of policies, in order.
         overrides: of the run around it.
     """
-    return pairwise.cell(_base(overrides), compressor, sync, adaptive)
+    return smoke.composed_cell(_base(overrides), compressor, sync, adaptive)
 
 
 @functools.cache
 def refusal(compressor: str, sync: str, adaptive: tuple[str, ...]) -> str | None:
     """Why a cell is refused, or None where it runs."""
-    return pairwise.refusal(cell(compressor, sync, adaptive), WORKERS)
+    return smoke.refusal(cell(compressor, sync, adaptive), WORKERS)
 
 
 @functools.cache

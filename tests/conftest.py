@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from accordion_bench.options import conf_dir, trusted
+from accordion_bench.options import conf_dir, instantiate
 from tests.kit.own_parts import inside  # noqa: F401
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
@@ -55,10 +55,10 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def nothing_added_by_other_tests():
     """What one test adds by --config-dir no other one looks into; what it trusts no other one trusts."""
-    folders, classes = list(conf_dir._own), set(trusted._added)
+    folders, classes = list(conf_dir._own), set(instantiate._added)
     yield
     conf_dir._own[:] = folders
-    trusted._added.intersection_update(classes)
+    instantiate._added.intersection_update(classes)
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from PIL import Image
 from accordion_bench import __main__ as program
 from accordion_bench.advise import arguments, cluster, subject
 from accordion_bench.advising import asked_device
-from accordion_bench.cli import command_line, letters
+from accordion_bench.cli import command_line
 from accordion_bench.cli.help import text as help_text
 from accordion_bench.config.components import with_counts
 from accordion_bench.config.validate import validate
@@ -194,7 +194,9 @@ def _run(rest: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
         assert help_text(rest)
         return
     own = command_line.config_dirs(rest)
-    words = program.in_order(letters.quoted([word for word in rest if not word.startswith("-") and word not in own]))
+    words = program.in_order(
+        command_line.quoted([word for word in rest if not word.startswith("-") and word not in own])
+    )
     if command_line.DRY_RUN in rest:
         _, words = asked_device.split(words)
     if of_hydra := [word for word in words if word.lstrip("+").startswith(("hydra", "search="))]:

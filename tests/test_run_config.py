@@ -9,7 +9,7 @@ from typing import get_args, get_type_hints
 import pytest
 import yaml
 
-from accordion_bench.config.declared import check_kinds
+from accordion_bench.config.validate import check_kinds
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir, package_dir
 from accordion_bench.run_config import GROUPS, PARTS, CommConfig, RunConfig, completed, defaults
@@ -86,14 +86,14 @@ def test_defaults_are_of_the_kind_that_is_declared(part):
 
 
 def test_one_alias_for_a_plain_configuration():
-    """Defined in options/choice_file.py, and nowhere anew."""
+    """Defined in options/conf_dir.py, and nowhere anew."""
     found = []
     for file in sorted(package_dir().rglob("*.py")):
         text = file.read_text()
         for node in ast.walk(ast.parse(text)) if "Config = " in text else ():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "Config":
                 found.append((file.relative_to(package_dir()), ast.unparse(node.value)))
-    assert found == [(Path("options/choice_file.py"), "dict[str, Any]")]
+    assert found == [(Path("options/conf_dir.py"), "dict[str, Any]")]
 
 
 # ---- what is refused, and what older folders lack

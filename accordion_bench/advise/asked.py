@@ -19,9 +19,8 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.options.instantiate import build
-from accordion_bench.options.override import group_of
+from accordion_bench.options.override import group_of, overrides_in_todays_words
 from accordion_bench.options.presets import named
-from accordion_bench.options.renamed import overrides_in_todays_words
 from accordion_bench.run_config import RunConfig
 
 OUT = "results/advice_runs"

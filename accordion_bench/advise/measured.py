@@ -14,8 +14,8 @@ from accordion_bench.advising.basis import Basis, Methods
 from accordion_bench.advising.timeline_file import step_times_from
 from accordion_bench.advising.trial import measured_step
 from accordion_bench.attaching.own_parameters import trained_specs
-from accordion_bench.processes import memory
-from accordion_bench.processes.computing import as_in_a_run, computing_with
+from accordion_bench.processes import machine
+from accordion_bench.processes.machine import as_in_a_run, computing_with
 
 OF_A_STEP = 15.0  # seconds, at most, for timing the step
 OWN_LOOP = (
@@ -66,7 +66,7 @@ def measured(asked: Asked) -> Measured:
 
 def _next(doing: str, method: str) -> None:
     """Another method is looked at: what the one before has freed is no part of it."""
-    memory.give_back()
+    machine.give_back()
     say(f"{doing} {method}")
 
 

@@ -8,11 +8,10 @@ from accordion_bench.advising.method_cost import BF16, FP32
 from accordion_bench.advising.rehearsal import NOTHING, Beside
 from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.compressors.traits import declared_by
-from accordion_bench.methods.chosen import Chosen
+from accordion_bench.methods.compatibility import Chosen
 from accordion_bench.methods.labels import label
 from accordion_bench.options.checks import show
-from accordion_bench.options.choice_file import read_options, read_yaml
-from accordion_bench.options.conf_dir import yaml_file, yaml_files
+from accordion_bench.options.conf_dir import read_options, read_yaml, yaml_file, yaml_files
 from accordion_bench.options.instantiate import Config, target
 
 FIRST: dict[tuple[str, ...], int] = {FP32: 0, BF16: 1}  # all others are compared with them

@@ -22,8 +22,7 @@ from accordion_bench.attaching.python_words import in_python
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import yaml_files
+from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.options.instantiate import build
 from accordion_bench.options.units import without_units
 from accordion_bench.tensors.clip import check_clipping

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accordion_bench.options import checks
-from accordion_bench.options.choice_file import read_yaml
+from accordion_bench.options.conf_dir import read_yaml
 
 HALF = ("bfloat16", "float16")
 

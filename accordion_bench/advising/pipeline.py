@@ -9,8 +9,7 @@ from accordion_bench.advising.method_cost import MethodCost
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.samples import Series
-from accordion_bench.network.link_model import Network, largest_of
-from accordion_bench.network.shared_cores import step_ends
+from accordion_bench.network.link_model import Network, largest_of, step_ends
 
 HIDDEN = 0.05  # of a step, below which what is exposed of a local method counts as little
 LONGEST = 2**14  # steps of a period that is looked for

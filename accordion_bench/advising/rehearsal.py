@@ -19,8 +19,7 @@ from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.runner import ExchangeRunner
 from accordion_bench.exchange.state_bytes import size_of, state_bytes, tensors_in
 from accordion_bench.methods.build import Methods, build_methods
-from accordion_bench.methods.chosen import Chosen
-from accordion_bench.methods.compatibility import refuse_clipping_after
+from accordion_bench.methods.compatibility import Chosen, refuse_clipping_after
 from accordion_bench.network.collective_costs import payload_and_times
 from accordion_bench.optimizers.torch_optim import fused, without_dynamo
 from accordion_bench.options.checks import ConfigError

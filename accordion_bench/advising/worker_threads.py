@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from accordion_bench.advising.random_steps import Array
-from accordion_bench.network.shared_cores import fair_rates
+from accordion_bench.network.link_model import fair_rates
 
 
 class WorkerThreads:

@@ -19,14 +19,14 @@ from accordion_bench.attaching.same_parameters import is_due, refuse_drift
 from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.attaching.users_optimizer import Stepping, UsersOptimizer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.pooled_buffers import is_dense, pooled_buffers
+from accordion_bench.comm.replicas import is_dense, pooled_buffers
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.methods.build import Methods
-from accordion_bench.methods.chosen import Chosen
+from accordion_bench.methods.compatibility import Chosen
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.position import Rate

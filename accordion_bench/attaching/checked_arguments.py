@@ -20,16 +20,14 @@ from accordion_bench.attaching.own_parameters import refuse_tensors, trained_par
 from accordion_bench.attaching.passed import Passed
 from accordion_bench.attaching.same_parameters import checksum
 from accordion_bench.attaching.users_functions import answer
-from accordion_bench.comm.pooled_buffers import dense_parts, is_dense
+from accordion_bench.comm.replicas import dense_parts, is_dense
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.methods.build import Methods, build_methods
-from accordion_bench.methods.chosen import Chosen
-from accordion_bench.methods.compatibility import refuse_clipping_after
+from accordion_bench.methods.compatibility import Chosen, refuse_clipping_after
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import yaml_files
+from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.options.instantiate import build
 from accordion_bench.options.units import without_units
 from accordion_bench.plan import WHOLE_MODEL, RunFacts

@@ -4,12 +4,11 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from accordion_bench.methods.chosen import Chosen
+from accordion_bench.methods.compatibility import Chosen
 from accordion_bench.options import checks
 from accordion_bench.options.advice import ALSO_CALLED
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import yaml_file, yaml_files
+from accordion_bench.options.conf_dir import read_options, yaml_file, yaml_files
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.kinds import same_kinds
 

@@ -23,7 +23,7 @@ from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import Passed
 from accordion_bench.attaching.python_words import in_python
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.pooled_buffers import is_dense
+from accordion_bench.comm.replicas import is_dense
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 

@@ -11,11 +11,11 @@ from accordion_bench.attaching.agreement import refuse_differences
 from accordion_bench.attaching.fsdp_groups import FSDPGroup, groups_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
-from accordion_bench.methods.levels import ladder_of
+from accordion_bench.methods.compatibility import ladder_of
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Ladder, Plan

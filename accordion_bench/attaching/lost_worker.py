@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from accordion_bench.comm.lost_peers import is_timeout, of_communication
+from accordion_bench.comm.members import is_timeout, of_communication
 
 
 class LostWorker(RuntimeError):

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from accordion_bench.compressors import assemble
 from accordion_bench.methods.build import Methods
-from accordion_bench.methods.chosen import Chosen
-from accordion_bench.options.choice_file import read_options
+from accordion_bench.methods.compatibility import Chosen
 from accordion_bench.options.component import Surroundings, idle_options
-from accordion_bench.options.conf_dir import yaml_files
+from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.options.instantiate import Config, target
 
 

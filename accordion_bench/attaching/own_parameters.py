@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import Replicas, Tensors
-from accordion_bench.optimizers.parameter_kinds import EMBEDDINGS, tables_of
+from accordion_bench.optimizers.inner import EMBEDDINGS, tables_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.real_view import as_real

@@ -9,7 +9,7 @@ import torch
 
 from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.attaching.users_optimizer import kind_of
-from accordion_bench.comm import hardware
+from accordion_bench.comm import on_device
 from accordion_bench.comm.clock import EXCLUSIVE
 from accordion_bench.options.units import human_bytes
 from accordion_bench.plan import plan_record
@@ -59,12 +59,12 @@ def description(attachment: Attachment) -> dict[str, Any]:
         "optimizer": kind_of(attachment.optimizer),
         "versions": {name: _version(name) for name in ("accordion-bench", "torch")},
         "host": platform.node(),
-        "processor": hardware.processor(),
+        "processor": on_device.processor(),
         "cpu_cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "started": attachment.started,
         "device": comm.device.type,
-        "gpus": hardware.gpus(),
+        "gpus": on_device.gpus(),
     }
 
 

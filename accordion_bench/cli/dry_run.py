@@ -31,7 +31,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted, human_bytes
 from accordion_bench.plan import Plan
 from accordion_bench.position import StepInfo
-from accordion_bench.processes.computing import as_in_a_run
+from accordion_bench.processes.machine import as_in_a_run
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder

@@ -17,8 +17,8 @@ from accordion_bench.cli.example import Example
 from accordion_bench.config.components import Components, build_optimizer
 from accordion_bench.forward.task import task_of
 from accordion_bench.network.link_model import Network
-from accordion_bench.network.link_name import link_name
-from accordion_bench.optimizers.parameter_kinds import parameter_kinds
+from accordion_bench.network.link_options import link_name
+from accordion_bench.optimizers.inner import parameter_kinds
 from accordion_bench.options.units import duration
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig

@@ -1,22 +1,132 @@
 """+experiment=smoke: every compressor, policy and synchronisation scheme, in all pairs, for a handful of steps each."""
 
 import contextlib
+import copy
 import functools
 import io
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from accordion_bench import train
-from accordion_bench.cli import pairwise, sweep
-from accordion_bench.cli.pairwise import Cell
-from accordion_bench.config.components import with_counts
+from accordion_bench.cli import sweep
+from accordion_bench.compressors.assemble import wrapped_compressor
+from accordion_bench.config.components import build_components, with_counts
+from accordion_bench.config.compose import bring_again
 from accordion_bench.config.validate import validate
-from accordion_bench.options.instantiate import Config
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import read_yaml, yaml_files
+from accordion_bench.options.instantiate import Config, target
 from accordion_bench.options.units import counted
 from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig
+
+Cell = tuple[str, str, tuple[str, ...]]  # compressor, synchronisation, policies in order
+
+
+@functools.cache
+def names(group: str) -> list[str]:
+    """The choices of a config group."""
+    return list(yaml_files(group))
+
+
+@functools.cache
+def _node(group: str, name: str) -> Config:
+    node = read_yaml(yaml_files(group)[name])
+    return {key: value for key, value in node.items() if key != "defaults"}
+
+
+def composed_cell(base: Config, compressor: str, sync: str, adaptive: Iterable[str]) -> Config:
+    """The configuration of one cell.
+
+    Args:
+        base: of the run around it.
+        compressor, sync: names.
+        adaptive: names of policies, in order; `none` is no policy.
+    """
+    cfg = copy.deepcopy(base)
+    policies = [name for name in adaptive if name != "none"]
+    cfg["compressor"], cfg["sync"] = dict(_node("compressor", compressor)), dict(_node("sync", sync))
+    cfg["adaptive"] = {name: dict(_node("adaptive", name)) for name in policies}
+    for group in ("compressor", "sync"):
+        _set_beside(cfg, cfg[group], group)
+    for name in policies:
+        _set_beside(cfg, cfg["adaptive"][name], f"adaptive.{name}")
+    cfg["choices"] |= {"compressor": compressor, "sync": sync, "adaptive": ",".join(policies) or "none"}
+    bring_again(cfg)
+    return cfg
+
+
+def _set_beside(cfg: Config, node: Config, group: str) -> None:
+    """Set what must stand in other groups, or a component is refused."""
+    for other, wanted in target(node, group).description.requires.items():
+        if isinstance(wanted, str):
+            cfg[other] = dict(_node(other, wanted))
+            cfg["choices"][other] = wanted
+        else:
+            cfg[other] |= wanted
+
+
+def shortened(cfg: Config) -> Config:
+    """The configuration with options that let a scheme average, and a policy decide, within six steps of 4 workers."""
+    knob = wrapped_compressor(cfg["compressor"]).compressor.traits.knob or ""
+
+    def short(node: Config, group: str) -> Config:
+        return node | target(node, group).description.smoke_options(node, knob)
+
+    return {
+        **cfg,
+        "compressor": short(cfg["compressor"], "compressor"),
+        "sync": short(cfg["sync"], "sync"),
+        "adaptive": {name: short(node, f"adaptive.{name}") for name, node in cfg["adaptive"].items()},
+    }
+
+
+def refusal(cfg: Config, workers: int) -> str | None:
+    """Why a configuration is refused, or None where it runs."""
+    try:
+        build_components(RunConfig.from_dict(cfg), workers)
+    except ConfigError as refused:
+        return str(refused)
+    return None
+
+
+def pairs(compressor: str, sync: str, policy: str) -> set[tuple[str, str, str]]:
+    """The pairs that occur in a cell."""
+    return {("cs", compressor, sync), ("ca", compressor, policy), ("as", policy, sync)}
+
+
+def cover(
+    runs: Callable[[Cell], bool], compressors: Sequence[str], syncs: Sequence[str], policies: Sequence[str]
+) -> list[Cell]:
+    """Cells that run, so few that every pair that runs with some third choice occurs in one of them.
+
+    Several policies share a cell where they run together. Greedy: the first pair that is missing chooses the cell that
+    brings in most that are.
+
+    Args:
+        runs: whether a cell runs.
+        compressors, syncs, policies: names.
+    """
+    single = [one for one in itertools.product(compressors, syncs, policies) if runs((*one[:2], one[2:]))]
+    missing = set().union(*(pairs(*one) for one in single))
+    cells: list[Cell] = []
+    while missing:
+        first = min(missing)
+        compressor, sync, policy = max(
+            (one for one in single if first in pairs(*one)), key=lambda one: len(pairs(*one) & missing)
+        )
+        together: tuple[str, ...] = (policy,)
+        for more in policies:
+            new = more not in together and "none" not in (policy, more) and pairs(compressor, sync, more) & missing
+            if new and runs((compressor, sync, (*together, more))):
+                together = (*together, more)
+        cells.append((compressor, sync, together))
+        missing -= set().union(*(pairs(compressor, sync, one) for one in together))
+    return cells
+
 
 NAME = "smoke"
 
@@ -31,12 +141,12 @@ def cells(base: Config, typed: Mapping[str, Any]) -> list[Cell]:
 
     @functools.cache
     def runs(cell: Cell) -> bool:
-        return pairwise.refusal(pairwise.cell(base, *cell), base["workers"]) is None
+        return refusal(composed_cell(base, *cell), base["workers"]) is None
 
     chosen = {"adaptive": list(base["adaptive"]) or ["none"]}
     chosen |= {group: [base["choices"][group]] for group in ("compressor", "sync")}
     groups = ("compressor", "sync", "adaptive")
-    return pairwise.cover(runs, *(chosen[group] if group in typed else pairwise.names(group) for group in groups))
+    return cover(runs, *(chosen[group] if group in typed else names(group) for group in groups))
 
 
 def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str], int]) -> float:
@@ -68,7 +178,7 @@ def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str],
 
         def train_cell(note: dict[str, Any], cell: Cell = cell, ended: list[bool] = ended) -> float:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                metric = train.run(pairwise.shortened(pairwise.cell(base, *cell)), {}, note)
+                metric = train.run(shortened(composed_cell(base, *cell)), {}, note)
             ended.append(True)
             return metric
 

@@ -22,19 +22,16 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from accordion_bench import output
-from accordion_bench.cli import launchers
+from accordion_bench.cli import sweep_cells
 from accordion_bench.cli.sweep_cells import Cells, best, cells_of, table
-from accordion_bench.config import run_level
-from accordion_bench.config.compose import resolve
-from accordion_bench.config.writable import refuse_unwritable
+from accordion_bench.config import validate
+from accordion_bench.config.compose import refuse_unwritable, resolve
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.explain import explain
 from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.units import counted
-from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
+from accordion_bench.processes.interrupt import AT_ONCE, STOP, WARNINGS, Interrupted, end_with_parent, handle, handling
 from accordion_bench.processes.launched import launched, leads
-from accordion_bench.processes.os_signals import STOP, WARNINGS, handle, handling
-from accordion_bench.processes.parent import end_with_parent
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checksums, durable, untrusted
 
@@ -175,7 +172,7 @@ def _refuse_before_cells(config: DictConfig, first: Sequence[str], here: bool) -
         here: whether the cells run on this machine.
     """
     try:
-        launchers.refuse(config.hydra.launcher)
+        sweep_cells.refuse_launcher(config.hydra.launcher)
         refuse_unwritable("paths.runs", config.paths.runs)
         _refuse_a_typo(config, first)
         if here and not config.resume_sweep:
@@ -205,7 +202,7 @@ def _refuse_a_typo(config: DictConfig, first: Sequence[str]) -> None:
     except Exception:  # of an experiment without an arm, which the cells have
         return
     if not cfg["resume"]:
-        run_level.refuse_wrong(RunConfig.from_dict(cfg))
+        validate.refuse_wrong(RunConfig.from_dict(cfg))
 
 
 def _prepare_data(config: DictConfig) -> None:

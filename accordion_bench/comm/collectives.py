@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion_bench.comm import nccl
+from accordion_bench.comm import on_device
 from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.ledger import Ledger
@@ -82,7 +82,9 @@ class Comm:
             span = size // W
             spans = [range(first, first + span) for first in range(0, self.processes, span)]
             timeout = None if self.timeout is None else datetime.timedelta(seconds=self.timeout)
-            groups = [dist.new_group(list(ranks), timeout=timeout, **nccl.of_sub_group(timeout)) for ranks in spans]
+            groups = [
+                dist.new_group(list(ranks), timeout=timeout, **on_device.of_sub_group(timeout)) for ranks in spans
+            ]
             comm = Comm(W, span, self.rank % span, str(self.device))
             mine = groups[self.rank // span]
             assert isinstance(mine, dist.ProcessGroup)

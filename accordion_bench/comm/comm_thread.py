@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import streams
+from accordion_bench.comm import on_device
 
 State = Callable[[], Iterable[Tensor]]
 
@@ -41,7 +41,7 @@ class Transport:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.streams = streams.streams_of(device)
+        self.streams = on_device.streams_of(device)
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._last: Future | None = None
         self.failed = False

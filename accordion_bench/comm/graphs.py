@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.streams import CudaStreams, Streams
+from accordion_bench.comm.on_device import CudaStreams, Streams
 from accordion_bench.tensors.upload import Cell, filled, noting, tables
 
 T = TypeVar("T")

@@ -2,6 +2,8 @@
 
 torch names the process group of some processes by how many groups each of them has made, so that processes which have
 not been in the same ones before would wait for each other for ever; messages need no group of their own.
+
+Tensor suffixes: W local workers, A all workers, S those that take part.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +13,48 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.ledger import Ledger
+
+# what gloo, NCCL and the store of torch 2.15 say; older ones say no less
+OF_TIMEOUTS = ("timed out", "timeout", "time out")
+OF_LOST_PEERS = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection was likely closed",
+    "remote process",
+    "communicator was aborted",
+    "nccl async error",
+    "nccl operation failed",
+)
+OF_COMMUNICATION = (
+    "gloo",
+    "nccl",
+    "[c10d]",
+    "wait timeout",
+    "socket",
+    "failed to recv",
+    "broken pipe",
+    "reset by peer",
+)
+
+
+def is_timeout(text: str) -> bool:
+    """Whether what was said is that somebody has waited too long."""
+    return any(words in text.lower() for words in OF_TIMEOUTS)
+
+
+def of_communication(error: BaseException | None) -> str:
+    """The text of gloo, NCCL or the store in this error or in what has caused it; "" where there is none."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        text = str(error)
+        of_both = isinstance(error, RuntimeError) and any(words in text.lower() for words in OF_COMMUNICATION)
+        if of_both and any(words in text.lower() for words in (*OF_TIMEOUTS, *OF_LOST_PEERS)):
+            return text
+        seen.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return ""
 
 
 class Members(Comm):
@@ -71,3 +115,51 @@ class Members(Comm):
             dist.recv(received, self._previous, group=self.group)
         if work is not None:
             work.wait()
+
+
+class Present(Comm):
+    """Means, largest values and all-gathers of those workers of a run that take part, in a ledger of their own.
+
+    All processes call the collectives, also those without such a worker, so that everybody knows what comes of it.
+    Tensors [W, ...] have rows of all local workers.
+
+    Args:
+        comm: of all workers.
+        workers: numbers of those that take part, ascending.
+    """
+
+    def __init__(self, comm: Comm, workers: Sequence[int]) -> None:
+        super().__init__(comm.local_workers, comm.processes, comm.rank, str(comm.device))
+        self.group, self.clock, self.timeout = comm.group, comm.clock, comm.timeout
+        self.transport = comm.transport
+        self.numbers, self.workers, self.ledger = list(workers), len(workers), Ledger(len(workers))
+        self._everyone = Comm(comm.local_workers, comm.processes, comm.rank, str(comm.device))
+        self._everyone.group, self._everyone.clock = comm.group, comm.clock
+        self._everyone.transport = comm.transport
+        here = set(workers)
+        self.absent = [row for row, worker in enumerate(self.local) if worker not in here]
+
+    def all_reduce_mean(
+        self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None, may_alias: bool = False
+    ) -> list[Tensor]:
+        return super().all_reduce_mean(self._without_absent(xs_W), dtype)
+
+    def all_reduce_mean_flat(self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        return super().all_reduce_mean_flat(self._without_absent(xs_W), dtype)
+
+    def all_gather(self, message_W: Tensor, account: str = "payload") -> Tensor:
+        """Messages [S, B] of those that take part."""
+        self.ledger.all_gather(message_W.shape[1])
+        return self._everyone.all_gather(message_W)[self.numbers]
+
+    def put_own_(self, message_W: Tensor, message_A: Tensor) -> None:
+        for row, worker in enumerate(self.local):
+            if worker in self.numbers:
+                message_W[row] = message_A[self.numbers.index(worker)]
+
+    def _without_absent(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors, with zeros for the absent: a codec may make something else of nothing."""
+        if not self.absent:
+            return list(xs_W)
+        rows = torch.tensor(self.absent, device=self.device)
+        return [x_W.index_fill(0, rows, 0) for x_W in xs_W]

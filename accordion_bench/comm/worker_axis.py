@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import WORKERS, CapturedWork, CaptureStage, eagerly
-from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
-from accordion_bench.comm.pooled_buffers import pooled_buffers
-from accordion_bench.comm.replicas import Replicas
+from accordion_bench.comm.on_device import copy_on_cpu, restore_
+from accordion_bench.comm.replicas import Replicas, pooled_buffers
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.real_view import as_kind_of, as_real
 from accordion_bench.tensors.same_shape import Blocks

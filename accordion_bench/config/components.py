@@ -14,7 +14,7 @@ from accordion_bench.datasets.byte_windows import ByteDataset
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.forward.trial import Slowdown
 from accordion_bench.methods.build import Methods, build_methods
-from accordion_bench.methods.chosen import Chosen
+from accordion_bench.methods.compatibility import Chosen
 from accordion_bench.network.link_model import Network
 from accordion_bench.optimizers.torch_optim import fused, without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused

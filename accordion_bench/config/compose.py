@@ -1,13 +1,160 @@
-"""Composing: from a list of overrides to a resolved configuration, by Hydra."""
+"""Composing: from a list of overrides to a resolved configuration, by Hydra.
 
-from collections.abc import Sequence
+Defaults that a choice brings for other groups, as its paper has them: they give way to all that is typed.
+
+A choice's YAML file says what it brings, and the other group's which defaults may give way:
+
+    conf/sync/slowmo.yaml     brings: {optimizer: {nesterov: true}}
+    conf/optimizer/sgd.yaml   nesterov: ${brought:false}
+
+What is typed, and what an experiment or an arm says, has taken the place of `${brought:...}` before we look. A group
+that lacks the option (AdamW has no `nesterov`) is left alone.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from accordion_bench.config import brought, resolvers
-from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.conf_dir import conf_dir, conf_dirs
+from accordion_bench.options.checks import ConfigError, as_typed, show
+from accordion_bench.options.conf_dir import conf_dir, conf_dirs, options_of, plain, read_yaml, yaml_file
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import without_units
+
+SCALES = ("full", "small", "tiny")
+
+
+def register_resolvers() -> None:
+    """Teach YAML files two words.
+
+    `${by_scale:FULL,SMALL,TINY}` is the value that belongs to the run's `scale`: one experiment as a full reproduction
+    on GPUs, an hour on a CPU, or a minute in a test. `${brought:DEFAULT}` is the default, unless another choice of the
+    run brings its own, see `config/compose.py`.
+    """
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("by_scale", _by_scale, replace=True)
+    OmegaConf.register_new_resolver("brought", lambda default: default, replace=True)
+
+
+def _by_scale(full: Any, small: Any, tiny: Any, *, _root_: Any) -> Any:
+    values = dict(zip(SCALES, (full, small, tiny), strict=True))
+    return values.get(_root_.scale, full)  # another word is refused with all other wrong values, in one sentence
+
+
+def refuse_unwritable(key: str, folder: str) -> None:
+    """Refuse a folder in which nothing can be written; it need not be there yet.
+
+    Args:
+        key: where it stands.
+        folder: as it was typed.
+
+    Raises:
+        ConfigError: says why, and names a folder that can be written.
+    """
+    if why := _why_not(Path(folder)):
+        here = "" if os.path.isabs(folder) else f" in {Path.cwd()}"
+        own = "null" if key == "resume" else _elsewhere(folder)
+        raise ConfigError(
+            f"{key} must be a folder that can be written, got {folder}{here}: {why}; type {as_typed(key, own)}"
+        )
+
+
+def _why_not(folder: Path) -> str:
+    """Why the folder, or the nearest one above it that is there, takes no files; "" where it does."""
+    try:
+        nearest = next(path for path in [folder, *folder.absolute().parents] if path.exists())
+        if not nearest.is_dir():
+            return f"{nearest} is a file"
+        with tempfile.TemporaryFile(dir=nearest):
+            return ""
+    except FileNotFoundError:  # of a file that is just about to be made: /proc, say
+        return f"{nearest} takes no files"
+    except OSError as error:  # a name that is too long, say
+        return error.strerror or type(error).__name__
+
+
+def _elsewhere(folder: str) -> str:
+    """A folder of that name where the user may write."""
+    name = Path(folder).name if os.path.isabs(folder) else folder
+    places = [place / name for place in (Path.home(), Path(tempfile.gettempdir()))]
+    return str(next((place for place in places if not _why_not(place)), places[0]))
+
+
+@dataclass(frozen=True)
+class Brought:
+    """One default: `sync=slowmo` brings optimizer.nesterov=true."""
+
+    choice: str
+    group: str
+    key: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.choice} brings {self.group}.{self.key}={show(self.value)}"
+
+
+def take(raw: Config, names: Config) -> list[Brought]:
+    """Put what choices bring in the place of defaults, and `brings` out of the way.
+
+    Args:
+        raw: what was composed, interpolations as they stand in the YAML files; changed in place.
+        names: the chosen name of each group.
+
+    Returns:
+        what has taken a default's place.
+    """
+    taken = []
+    for choice, node in _choices(raw, names):
+        for group, options in (node.pop("brings", None) or {}).items():
+            for key, value in options.items():
+                there = (raw.get(group) or {}).get(key)
+                if plain(there) != there:
+                    raw[group][key] = value
+                    taken.append(Brought(choice, group, key, value))
+    return taken
+
+
+def bring_again(cfg: Config) -> None:
+    """The same in a resolved configuration whose choices have been exchanged: values that are their defaults give way.
+
+    Args:
+        cfg: resolved; `brings` stands in the choices' nodes again. Changed in place.
+    """
+    names = cfg["choices"]
+    names.pop("brought", None)
+    for group in cfg.keys() & names.keys() - {"adaptive"}:
+        file = yaml_file(group, names[group])
+        for key, value in read_yaml(file).items() if file else ():
+            if plain(value) != value and cfg[group].get(key) == plain(value):
+                cfg[group][key] = value
+    taken = take(cfg, names)
+    for group in cfg.keys() & names.keys() - {"adaptive"}:
+        cfg[group] = options_of(cfg[group])
+    if taken := settle(cfg, taken):
+        names["brought"] = "; ".join(map(str, taken))
+
+
+def settle(cfg: Config, taken: list[Brought]) -> list[Brought]:
+    """What remains: SGD has no Nesterov step without a momentum, and only the one that is typed is refused."""
+    optimizer = cfg.get("optimizer") or {}
+    if optimizer.get("momentum") == 0:
+        idle = [own for own in taken if (own.group, own.key) == ("optimizer", "nesterov")]
+        optimizer |= {own.key: False for own in idle}
+        taken = [own for own in taken if own not in idle]
+    return taken
+
+
+def _choices(raw: Config, names: Config) -> Iterator[tuple[str, Config]]:
+    """The chosen components, those first whose word counts where several bring the same."""
+    for name, node in (raw.get("adaptive") or {}).items():
+        if isinstance(node, dict):
+            yield f"adaptive={name}", node
+    for group in ("compressor", "sync", "optimizer"):
+        if isinstance(raw.get(group), dict):
+            yield f"{group}={names.get(group)}", raw[group]
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
@@ -15,7 +162,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    resolvers.register()
+    register_resolvers()
     own = ",".join(f"'file://{folder}'" for folder in conf_dirs()[1:])
     beside = [f"hydra.searchpath=[{own}]"] if own else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
@@ -34,13 +181,13 @@ def resolve(composed: Any, choices: Any) -> Config:
     own = OmegaConf.create({key: value for key, value in composed.items_ex(resolve=False) if key != "hydra"})
     names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
     raw: Config = OmegaConf.to_container(own, resolve=False)  # type: ignore[assignment]
-    taken = brought.take(raw, names)
+    taken = take(raw, names)
     try:
         cfg: Config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         error.choices = names  # type: ignore[attr-defined]  # for the sentence: what to type is the choice's own default
         raise
-    if taken := brought.settle(cfg, taken):
+    if taken := settle(cfg, taken):
         names["brought"] = "; ".join(map(str, taken))
     if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
         if "experiment" not in setup:

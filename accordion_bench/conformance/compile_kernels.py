@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from accordion_bench.conformance.subject import Setup, bare, from_yaml, levels_of
-from accordion_bench.conformance.tensors import gradients
+from accordion_bench.conformance.subject import Setup, bare, from_yaml, gradients, levels_of
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.tensors import kernels
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.conformance.subject import (
+    SPECS,
     Maker,
     Setup,
     bare,
@@ -15,12 +16,14 @@ from accordion_bench.conformance.subject import (
     draws,
     flat,
     furthest,
+    gradients,
     plain,
     same_bits,
     same_state,
 )
-from accordion_bench.conformance.tensors import SPECS, gradients
 from accordion_bench.plan import TensorSpec
+
+# as in a small network: repeated shapes, 1-D tensors between them, a wide and a narrow matrix, odd sizes, one entry
 
 
 def _finite(tensors: list[Tensor]) -> bool:

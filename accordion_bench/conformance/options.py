@@ -1,13 +1,51 @@
-"""The options that stand beside a compressor's own: levels, start_step, scope."""
+"""Bytes, levels and state: what was predicted is sent, options are refused or taken, checkpoints go on bit for bit."""
+
+import io
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.compressors.traits import COLLECTIVES
-from accordion_bench.conformance.subject import Maker, NotApplicable, Setup, demand, flat
-from accordion_bench.conformance.tensors import SPECS, gradients
+from accordion_bench.conformance.subject import SPECS, Maker, NotApplicable, Setup, demand, flat, gradients, same_bits
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.sync.state import PER_WORKER
+
+
+def check_payload(make: Maker, level: float | None = None) -> str:
+    """The ledger equals the prediction exactly where `fixed_size`, else stays below it; 1, 2, 4, 16 workers."""
+    counted = promised = 0
+    for workers in (1, 2, 4, 16):
+        setup = Setup(make(), level, workers, dtype=torch.float32)
+        traits = setup.compressor.traits
+        for step in range(traits.cycle if traits.fixed_size else 2):
+            before, promised = setup.comm.ledger.counts["payload"], setup.payload(step)
+            setup(gradients(workers=workers, step=step, dtype=torch.float32), step)
+            counted = setup.comm.ledger.counts["payload"] - before
+            where = f"of {workers} workers in step {step}"
+            if traits.fixed_size:
+                said = f"the ledger has {counted} bytes {where}, but payload_bytes promises {promised}"
+                demand(counted == promised, f"{said}: messages are not as long as they claim")
+            said = f"the ledger has {counted} bytes {where}, above the bound of {promised} by payload_bytes"
+            demand(counted <= promised, said)
+    sign = "=" if setup.compressor.traits.fixed_size else "<="
+    return f"{counted / 16:.0f} {sign} {promised / 16:.0f} B per worker at 16 workers"
+
+
+def check_wire(make: Maker, level: float | None = None) -> str:
+    """Never more wire bytes than a dense all-reduce, at 1, 2, 4, 16, 64 workers."""
+    specs, worst = [SPECS[i] for i in (1, 2, 6, 7)], 0.0  # a large one, a vector, an odd one, one entry
+    for workers in (1, 2, 4, 16, 64):
+        setup = Setup(make(), level, workers, specs, dtype=torch.float32)
+        setup(gradients(specs, workers, dtype=torch.float32))
+        setup.comm.ledger.dense_step(setup.exchange.numel)
+        counts = setup.comm.ledger.counts
+        said = f"{counts['wire']} wire bytes of {workers} workers, more than the {counts['dense_wire']} of all-reduce"
+        demand(counts["wire"] <= counts["dense_wire"], said)
+        worst = max(worst, counts["wire"] / max(counts["dense_wire"], 1))
+    return f"at most {worst:.3f} of dense"
 
 
 def check_levels(make: Maker, level: float | None = None) -> str:
@@ -90,3 +128,44 @@ def check_scope(make: Maker, level: float | None = None) -> str:
     cosine = float(torch.cosine_similarity(flat(updates), flat([x.mean(0) for x in xs_W]), dim=0))
     demand(cosine > 0, f"scope=model gives an update with cosine {cosine:.3f}")
     return f"cosine {cosine:.3f}, {counted // 4} B per worker"
+
+
+def check_state(make: Maker, level: float | None = None) -> str:
+    """Saved after three steps and loaded into a fresh compressor, as a checkpoint does, it continues with equal bits.
+
+    A checkpoint keeps a key that ends in `_W` per worker, and copies each worker's row into what `init` has made;
+    everything else is kept once, and is equal on all processes.
+    """
+    setup = Setup(make(), level)
+    for step in range(3):
+        setup(gradients(step=step), step, lr=0.5)
+    state, workers = setup.exchange.state, setup.comm.local_workers
+    for name, entries in state.items():
+        for key, value in entries.items():
+            demand(isinstance(value, Tensor), f"{name}.{key} is a {type(value).__name__}, not a tensor")
+            rows = value.shape[0] if value.ndim else 0
+            if key.endswith(PER_WORKER):
+                demand(rows == workers, f"{name}.{key} has {rows} rows, not one for each of {workers} workers")
+    saved = io.BytesIO()
+    torch.save(setup.snapshot(), saved)
+    saved.seek(0)
+    loaded = torch.load(saved, weights_only=True)
+    resumed = Setup(make(), level)
+    _load(resumed.exchange.state, loaded)
+    for step in range(3, 6):
+        straight, again = setup(gradients(step=step), step, lr=0.25), resumed(gradients(step=step), step, lr=0.25)
+        for spec, a, b in zip(SPECS, straight, again, strict=True):
+            off = float((a - b).abs().max())
+            said = f"after loading, the update of {spec.name} in step {step} is off by {off:.2g}"
+            demand(same_bits(a, b), f"{said}: something is kept outside `state`")
+    return f"{saved.getbuffer().nbytes} B saved, equal bits afterwards"
+
+
+def _load(state: dict[str, dict[str, Any]], loaded: dict[str, dict[str, Any]]) -> None:
+    for name, entries in loaded.items():
+        for key, value in entries.items():
+            if not key.endswith(PER_WORKER):
+                state.setdefault(name, {})[key] = value
+                continue
+            demand(key in state.get(name, {}), f"{name}.{key} has one row per worker, but init() does not make it")
+            state[name][key].copy_(value)

@@ -18,11 +18,43 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.lost_peers import of_communication
-from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, same_bits
-from accordion_bench.conformance.tensors import gradients
-from accordion_bench.processes.parent import end_with_parent
+from accordion_bench.comm.members import of_communication
+from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, gradients, same_bits
+from accordion_bench.plan import TensorSpec
+from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.sync.state import PER_WORKER
+
+WIDTH, LAYERS, WORDS, POSITIONS = 768, 12, 50257, 1024
+
+
+def resnet50() -> list[TensorSpec]:
+    """161 tensors, 25.6 million entries."""
+    import torchvision
+
+    with torch.device("meta"):
+        named = torchvision.models.resnet50().named_parameters()
+    return [TensorSpec(name, tuple(p.shape)) for name, p in named]
+
+
+def gpt2() -> list[TensorSpec]:
+    """148 tensors, 124 million entries."""
+    norm = {"weight": (WIDTH,), "bias": (WIDTH,)}
+    parts = {"attn.qkv": 3 * WIDTH, "attn.proj": WIDTH, "mlp.up": 4 * WIDTH}
+    shapes: dict[str, tuple[int, ...]] = {"wte": (WORDS, WIDTH), "wpe": (POSITIONS, WIDTH)}
+    for layer in range(LAYERS):
+        for ln in ("ln_1", "ln_2"):
+            shapes |= {f"{layer}.{ln}.{key}": shape for key, shape in norm.items()}
+        for name, wide in parts.items():
+            shapes |= {f"{layer}.{name}.weight": (wide, WIDTH), f"{layer}.{name}.bias": (wide,)}
+        shapes |= {f"{layer}.mlp.down.weight": (WIDTH, 4 * WIDTH), f"{layer}.mlp.down.bias": (WIDTH,)}
+    shapes |= {f"ln_f.{key}": shape for key, shape in norm.items()}
+    return [TensorSpec(name, shape) for name, shape in shapes.items()]
+
+
+def small(specs: list[TensorSpec]) -> list[TensorSpec]:
+    """As many tensors, as many shapes, with an eighth of each side; sides below 8 stay."""
+    return [TensorSpec(s.name, tuple(side // 8 if side >= 8 else side for side in s.shape)) for s in specs]
+
 
 STEPS = 3
 WORKERS = 4

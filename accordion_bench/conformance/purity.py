@@ -9,6 +9,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.subject import (
+    SPECS,
     Maker,
     NotApplicable,
     Setup,
@@ -16,12 +17,13 @@ from accordion_bench.conformance.subject import (
     draws,
     flat,
     furthest,
+    gradients,
     levels_of,
     plain,
+    repeated,
     same_bits,
     same_state,
 )
-from accordion_bench.conformance.tensors import SPECS, gradients, repeated
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.position import StepInfo
 

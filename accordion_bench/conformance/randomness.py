@@ -12,6 +12,7 @@ from torch import Tensor
 from accordion_bench.compressors.ef21 import EF21
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.conformance.subject import (
+    KINDS,
     Maker,
     NotApplicable,
     Setup,
@@ -20,9 +21,11 @@ from accordion_bench.conformance.subject import (
     draws,
     flat,
     layers,
+    of_kind,
     plain,
+    real_gradients,
+    repeated,
 )
-from accordion_bench.conformance.tensors import KINDS, of_kind, real_gradients, repeated
 from accordion_bench.plan import TensorSpec
 
 SPECS = (TensorSpec("matrix", (11, 16)), TensorSpec("bias", (33,)))

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accordion_bench.conformance import aggregate, edges, fidelity, options, payload, persistence, purity, randomness
-from accordion_bench.conformance.devices import check_devices
+from accordion_bench.conformance import aggregate, edges, options, purity, randomness
+from accordion_bench.conformance.devices import check_devices, check_replays
 from accordion_bench.conformance.placement import check_placement
-from accordion_bench.conformance.replays import check_replays
 from accordion_bench.conformance.subject import Check, Maker, NotApplicable, levels_of
 from accordion_bench.options.units import counted
 
 CHECKS: list[Check] = [
-    payload.check_payload,
-    payload.check_wire,
+    options.check_payload,
+    options.check_wire,
     aggregate.check_mean,
     aggregate.check_identical,
     aggregate.check_telescopes,
@@ -20,7 +19,7 @@ CHECKS: list[Check] = [
     randomness.check_unbiased,
     randomness.check_variance,
     randomness.check_contraction,
-    fidelity.check_fidelity,
+    aggregate.check_fidelity,
     edges.check_zero,
     edges.check_ties,
     edges.check_shapes,
@@ -36,7 +35,7 @@ CHECKS: list[Check] = [
     purity.check_same_key,
     purity.check_draws,
     purity.check_permutation,
-    persistence.check_state,
+    options.check_state,
     options.check_levels,
     options.check_collectives,
     options.check_start_step,
@@ -47,7 +46,7 @@ CHECKS: list[Check] = [
 ]
 
 ONCE: list[Check] = [options.check_levels, options.check_collectives, purity.check_neighbours, check_placement]
-OFTEN: list[Check] = [payload.check_payload, aggregate.check_mean, aggregate.check_identical]
+OFTEN: list[Check] = [options.check_payload, aggregate.check_mean, aggregate.check_identical]
 
 
 @dataclass(frozen=True)

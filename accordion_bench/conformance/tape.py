@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accordion_bench.comm.graphs import Graphs, NotCapturable
-from accordion_bench.comm.streams import Streams
+from accordion_bench.comm.on_device import Streams
 from accordion_bench.conformance.pretend_device import (
     DEVICE,
     NO_KERNEL,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.comm import streams
+from accordion_bench.comm import on_device
 
 
 class Sent(NamedTuple):
@@ -23,7 +23,7 @@ class Upload:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.streams = device, streams.streams_of(device)
+        self.device, self.streams = device, on_device.streams_of(device)
         self._stream = self.streams.new()
 
     def send(self, tensors: tuple[Tensor, ...]) -> Sent:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accordion_bench.comm.graphs import EVALUATION, WORKERS
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.datasets.base import Batches, Data, Dataset, LabelledData
 from accordion_bench.datasets.byte_windows import ByteData
 from accordion_bench.datasets.text import TextData

@@ -11,9 +11,7 @@ from accordion_bench.compressors.assemble import (
     wrapped_compressor,
 )
 from accordion_bench.exchange.partition import levelled, sent_specs
-from accordion_bench.methods.chosen import Chosen
-from accordion_bench.methods.compatibility import refuse_pairs, refuse_scope
-from accordion_bench.methods.levels import codebooks_of, ladder_of
+from accordion_bench.methods.compatibility import Chosen, codebooks_of, ladder_of, refuse_pairs, refuse_scope
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, RunFacts, TensorSpec

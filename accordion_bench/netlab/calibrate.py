@@ -9,7 +9,7 @@ from typing import Any
 from accordion_bench.netlab.hosts import Hosts, burst_bytes
 from accordion_bench.netlab.user import acting, caller
 from accordion_bench.network import fit, link_options
-from accordion_bench.network.link_table import link_table
+from accordion_bench.network.link_options import link_table
 from accordion_bench.network.measured_link import MeasuredLink, write_measured_link
 from accordion_bench.options.units import typed_rate
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol, TextIO
 
 from accordion_bench.netlab.options import Cut
 from accordion_bench.netlab.user import User, acting, caller
-from accordion_bench.processes.os_signals import handling
+from accordion_bench.processes.interrupt import handling
 
 LATE = 1.0  # seconds that host 0's words are held back, so that the host that fails first is heard first
 GRACE = 3.0  # seconds in which the others may say why they stop, after the first failure

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from accordion_bench.netlab.hosts import INTERFACE
 from accordion_bench.network.collective_times import Group, time_collectives
-from accordion_bench.network.interface import Interface
+from accordion_bench.network.meter import Interface
 
 
 def main() -> None:

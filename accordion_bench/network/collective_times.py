@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.network.collective_costs import KINDS
-from accordion_bench.network.interface import Interface
+from accordion_bench.network.meter import Interface
 
 Row = dict[str, Any]
 WIRE = [1 << n for n in (10, 12, 14, 16, 18, 20, 22, 24, 26, 28)]  # bytes that each worker sends, about

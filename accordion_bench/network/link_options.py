@@ -3,9 +3,55 @@
 from collections.abc import Mapping
 from typing import Any
 
-from accordion_bench.network.measured_link import LinkCost, MeasuredLink
+from accordion_bench.network.measured_link import LEVELS, LinkCost, MeasuredLink
 from accordion_bench.options.checks import show
-from accordion_bench.options.units import RATES, typed_rate
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.presets import overridden
+from accordion_bench.options.units import RATES, human_rate, typed_rate
+
+CUSTOM = "custom"
+
+
+def link_name(config: Config) -> str:
+    """`1gbit`; of a preset with other options, and of one that is typed whole, `5 Gbit/s and 50 µs per round`.
+
+    Args:
+        config: of a run.
+    """
+    choice, options = (config.get("choices") or {}).get("network") or "", config.get("network") or {}
+    named = choice not in ("", CUSTOM) and not overridden("network", choice, options)
+    return choice if named or "bandwidth" not in options else show_link(options)
+
+
+def show_link(network: Config) -> str:
+    """`1 Gbit/s and 50 µs per round`, with jitter, the slowest link and the machines where there are any."""
+    text = f"{human_rate(network['bandwidth'])} and {network['latency'] * 1e6:g} µs per round"
+    jitter, slow = network.get("jitter"), network.get("slow_bandwidth")
+    text += f", {jitter * 1e6:g} µs of jitter" if jitter else ""
+    text += f", the slowest {human_rate(slow)}" if slow else ""
+    each, inside = network.get("workers_per_machine") or 1, network.get("inside")
+    text += f", machines of {each} workers" if each > 1 else ""
+    return text + (f" over {inside}" if each > 1 and isinstance(inside, str) else "")
+
+
+def link_table(link: MeasuredLink) -> str:
+    """Markdown, one line for each kind of collective and level."""
+    lines = [
+        "| collective | ms a round | Mbit/s | burst, kB | processor, ns a byte | residual error |",
+        "|---|---:|---:|---:|---:|---:|",
+        *_lines(link.kinds, ""),
+    ]
+    for level in LEVELS:
+        lines += _lines(getattr(link, level), f", {level.replace('_', ' ')}")
+    return "\n".join(lines)
+
+
+def _lines(costs: Mapping[str, LinkCost], where: str) -> list[str]:
+    return [
+        f"| {kind}{where} | {1e3 * cost.latency:.3f} | {cost.bandwidth / 1e6:.1f} | {cost.burst / 1e3:.0f} | "
+        f"{1e9 * cost.cpu:.2f} | {100 * cost.error:.0f} % |"
+        for kind, cost in costs.items()
+    ]
 
 
 def costs_between(link: MeasuredLink, workers_each: int) -> Mapping[str, LinkCost]:

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from accordion_bench.comm import nccl
+from accordion_bench.comm import on_device
 from accordion_bench.network import fit
 from accordion_bench.network.collective_times import Group, Row, time_collectives
-from accordion_bench.network.link_options import to_type
-from accordion_bench.network.link_table import link_table
+from accordion_bench.network.link_options import link_table, to_type
 from accordion_bench.network.measured_link import LEVELS, MeasuredLink, write_measured_link
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
@@ -131,7 +130,7 @@ def _device(place: Place) -> torch.device:
 def _join(place: Place, device: torch.device, patience: datetime.timedelta) -> None:
     options: dict[str, Any] = {}
     if device.type == "cuda":
-        options = {"device_id": device, "pg_options": nccl.options(patience)}
+        options = {"device_id": device, "pg_options": on_device.options(patience)}
     try:
         dist.init_process_group("nccl" if options else "gloo", timeout=patience, **options)
     except dist.DistError as error:
@@ -187,7 +186,7 @@ def _groups(place: Place, device: torch.device) -> list[tuple[str, Group]]:
 
 def _own_group(rank: int, groups: list[range]) -> dist.ProcessGroup:
     """Of process groups that every process makes, the one that has this rank."""
-    made = [dist.new_group(list(ranks), **nccl.of_sub_group(None)) for ranks in groups]
+    made = [dist.new_group(list(ranks), **on_device.of_sub_group(None)) for ranks in groups]
     (own,) = (group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
     assert isinstance(own, dist.ProcessGroup)
     return own

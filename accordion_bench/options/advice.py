@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ALIKE, closest, nearest
-from accordion_bench.options.choice_file import NO_OPTIONS, plain, read_yaml
-from accordion_bench.options.conf_dir import conf_dir, conf_dirs, package_dir, yaml_file, yaml_files
+from accordion_bench.options.conf_dir import (
+    NO_OPTIONS,
+    conf_dir,
+    conf_dirs,
+    package_dir,
+    plain,
+    read_yaml,
+    yaml_file,
+    yaml_files,
+)
 from accordion_bench.options.override import parts
 
 OF_ADVICE = ("gpu", "compute_ms")  # words of --dry-run and of accordion_bench.advise, which a run does not take

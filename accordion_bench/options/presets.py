@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import show
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import yaml_file, yaml_files
+from accordion_bench.options.conf_dir import read_options, yaml_file, yaml_files
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import without_units
 

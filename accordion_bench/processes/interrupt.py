@@ -1,15 +1,58 @@
-"""Ctrl-C, SIGTERM, a terminal that closes, the warnings of a job's end: finish a step, save, leave.
+"""How a run ends early: signals of the operating system, Ctrl-C, and the end of the parent."""
 
-All processes of a run agree on which step that is.
-"""
-
+import contextlib
+import multiprocessing
+import os
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
 from types import FrameType
 
-from accordion_bench.processes.agreed_step import AgreedStep
-from accordion_bench.processes.os_signals import ANYWHERE, WARNINGS
-from accordion_bench.processes.sealed_store import SealedStore, whole_number
+from accordion_bench.processes.sealed_store import AgreedStep, SealedStore, whole_number
+
+Handler = Callable[[int, FrameType | None], object] | int | None  # int: SIG_DFL or SIG_IGN
+
+_HANGUP = getattr(signal, "SIGHUP", None)
+
+
+def _here(*names: str) -> tuple[signal.Signals, ...]:
+    """Those that this system has and that were not ignored when the process started: nohup ignores SIGHUP."""
+    found = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return tuple(signum for signum in found if signum != _HANGUP or signal.getsignal(signum) != signal.SIG_IGN)
+
+
+_AGAIN = ("SIGHUP", "SIGUSR1", "SIGXCPU")
+# the terminal has been closed, or the time is nearly over: kernel, shell and Slurm (--signal) say so again and again
+WARNINGS = _here(*_AGAIN)
+STOP = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
+# what a parent may ignore while it starts processes, which inherit that: they could not tell it from nohup
+ANSWERED_LATER = tuple(signum for signum in STOP if signum != _HANGUP)
+ANYWHERE = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, None) for name in _AGAIN)}  # on whichever machine
+
+
+def handle(handler: Handler, signums: Sequence[int] = STOP) -> dict[int, Handler]:
+    """Let `handler` answer these signals from now on.
+
+    Returns:
+        who has answered them until now; empty in other threads than the main one, where Python installs no handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {signum: signal.signal(signum, handler) for signum in signums}
+
+
+@contextlib.contextmanager
+def handling(handler: Handler, signums: Sequence[int] = STOP) -> Iterator[None]:
+    """Let `handler` answer these signals inside, and those who did before from then on."""
+    before = handle(handler, signums)
+    try:
+        yield
+    finally:
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
+
 
 AT_ONCE = 1.0  # seconds after which a second signal is meant: launchers and `timeout` deliver one of them twice
 
@@ -69,3 +112,38 @@ def _signal(text: str) -> int:
     if whole_number(text) not in ANYWHERE:
         raise ValueError(text)
     return int(text)
+
+
+LOOK = 0.5  # seconds between two looks
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """From now on end this process when its parent is gone, soon and without a word.
+
+    Not by the kernel's own signal for it (PR_SET_PDEATHSIG): that comes when the thread ends that has started this
+    process, and pools start processes from threads.
+
+    Args:
+        parent: number of that process; None = the one by whose multiprocessing it was started.
+    """
+    server: list[int] = []  # of forks has started this process: then its parent's end is seen by a pipe alone
+    if parent is None:
+        started_by = multiprocessing.parent_process()
+        if started_by is None or started_by.pid is None:
+            return
+        parent = started_by.pid
+        server = [started_by.sentinel] if is_gone(parent) else []
+
+    def watch() -> None:
+        if server:
+            connection.wait(server)
+        while not server and not is_gone(parent):
+            time.sleep(LOOK)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def is_gone(parent: int) -> bool:
+    """Whether a process that was this one's parent is so no more."""
+    return os.getppid() != parent

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from accordion_bench.exchange.foreign_hook import refuse_hook
-from accordion_bench.network.interface import Interface
+from accordion_bench.network.meter import Interface
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.processes import gpus as of_cuda
-from accordion_bench.processes import threads
+from accordion_bench.processes import machine
+from accordion_bench.processes import machine as of_cuda
 from accordion_bench.run_config import RunConfig
 
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
@@ -154,7 +154,7 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", device, "auto")
 
     if config.threads is not None:
-        threads.checked("threads", config.threads)
+        machine.checked("threads", config.threads)
 
     ranks = environment_ranks(environ)
     backend = comm.backend

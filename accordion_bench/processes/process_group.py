@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from accordion_bench.comm import nccl
-from accordion_bench.processes import gpus
+from accordion_bench.comm import on_device
+from accordion_bench.processes import machine
 from accordion_bench.processes.listening import loopback
 from accordion_bench.processes.placement import Placement, all_here
 from accordion_bench.processes.sealed_store import SealedStore
@@ -35,10 +35,10 @@ def join(where: Placement, store: SealedStore, timeout: float) -> None:
     patience = datetime.timedelta(seconds=timeout)
     options: dict[str, Any] = {}
     if where.backend == "nccl":
-        device = gpus.own(where.local_rank, gpus.count())
-        gpus.take(device)
-        gpus.refuse_shared(store, where.rank, gpus.identity(gpus.uuid(device), device.index, os.environ))
-        options = {"device_id": device, "pg_options": nccl.options(patience)}
+        device = machine.own(where.local_rank, machine.count())
+        machine.take(device)
+        machine.refuse_shared(store, where.rank, machine.identity(machine.uuid(device), device.index, os.environ))
+        options = {"device_id": device, "pg_options": on_device.options(patience)}
     dist.init_process_group(
         where.backend, store=store.of_torch(), rank=where.rank, world_size=where.processes, timeout=patience, **options
     )

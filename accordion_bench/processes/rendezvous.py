@@ -24,9 +24,9 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.options.instantiate import Config
 from accordion_bench.processes.listening import LOOPBACK, listen, loopback, raise_descriptor_limit
-from accordion_bench.processes.pauses import growing_pauses
 from accordion_bench.processes.placement import LONGEST_TIMEOUT, Placement, all_here, environment_ranks
 from accordion_bench.processes.sealed_store import SECRET, SealedStore, printable, shared_secret, whole_number
+from accordion_bench.processes.waiting import growing_pauses
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse

@@ -14,9 +14,14 @@ from typing import Any
 
 from accordion_bench import output
 from accordion_bench.processes import process_group
-from accordion_bench.processes.interrupt import AT_ONCE, Interrupted
-from accordion_bench.processes.os_signals import ANSWERED_LATER, WARNINGS, handling
-from accordion_bench.processes.parent import end_with_parent
+from accordion_bench.processes.interrupt import (
+    ANSWERED_LATER,
+    AT_ONCE,
+    WARNINGS,
+    Interrupted,
+    end_with_parent,
+    handling,
+)
 from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.watchdog import (

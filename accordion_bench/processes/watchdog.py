@@ -16,13 +16,12 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from accordion_bench.comm.lost_peers import is_timeout, of_communication
+from accordion_bench.comm.members import is_timeout, of_communication
 from accordion_bench.options.explain import explain
 from accordion_bench.processes import process_group
-from accordion_bench.processes.neighbours import Neighbours
-from accordion_bench.processes.parent import is_gone
-from accordion_bench.processes.pauses import growing_pauses
+from accordion_bench.processes.interrupt import is_gone
 from accordion_bench.processes.sealed_store import SealedStore, printable
+from accordion_bench.processes.waiting import Neighbours, growing_pauses
 
 LOOK = 1.0  # seconds between two looks into the store, and between two heartbeats
 SILENCE = 20.0  # seconds without a heartbeat after which a process counts as gone: machines may be busy

@@ -12,9 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from accordion_bench.methods import declared
-from accordion_bench.methods.declared import of_class
-from accordion_bench.processes.parent import end_with_parent
+from accordion_bench.methods import labels
+from accordion_bench.methods.labels import of_class
+from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.render import rebuilt
 
 _known: dict[str, Any] = {}  # by what was asked
@@ -27,12 +27,12 @@ def classes_apart() -> Iterator[None]:
         yield
         return
     with contextlib.closing(_Asked()) as asked:
-        declared.look = functools.partial(asked, of_class)
+        labels.look = functools.partial(asked, of_class)
         rebuilt.look = functools.partial(asked, rebuilt.of_classes)
         try:
             yield
         finally:
-            declared.look, rebuilt.look = of_class, rebuilt.of_classes
+            labels.look, rebuilt.look = of_class, rebuilt.of_classes
 
 
 class _Asked:

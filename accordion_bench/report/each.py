@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from accordion_bench.processes.parent import end_with_parent
+from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.progress import told
 
 S = TypeVar("S")

@@ -31,7 +31,7 @@ def environment(threads: int | None = None, sweep: str = "", kernels: str = "") 
         sweep: that the run belongs to; "" = none.
         kernels: with what its codecs compute, `numba` or `torch`; "" = with nothing that there are kernels for.
     """
-    from accordion_bench.comm import hardware  # imports torch, which reports do without
+    from accordion_bench.comm import on_device  # imports torch, which reports do without
 
     versions = {"accordion-bench": __version__}
     for package in PACKAGES:
@@ -48,12 +48,12 @@ def environment(threads: int | None = None, sweep: str = "", kernels: str = "") 
         "python": platform.python_version(),
         "versions": versions,
         "platform": platform.platform(),
-        "processor": hardware.processor(),
+        "processor": on_device.processor(),
         "cpu_cores": os.cpu_count(),
         "threads": threads,
         "load": _load(),
         "host": platform.node(),
-        "gpus": hardware.gpus(),
+        "gpus": on_device.gpus(),
         **({"netlab": masked(json.loads(lab))} if (lab := os.environ.get(NETLAB)) else {}),
     }
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from accordion_bench.options.renamed import config_in_todays_words
+from accordion_bench.options.override import config_in_todays_words
 
 # classes that have moved since version 0.1, or gave way to equal ones, by the `_target_` that its folders hold
 MOVED = {

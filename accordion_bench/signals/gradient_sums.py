@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.plan import WHOLE_MODEL, TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.adaptive.base import Policy, checked, tell_followers
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
+from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.probe import compressor_input, cut_into_buckets, measure_level, probe_exchange
 from accordion_bench.exchange.runner import CompletedExchange

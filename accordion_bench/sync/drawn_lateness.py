@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from accordion_bench.comm.present import Present
+from accordion_bench.comm.members import Present
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.sync.base import SyncContext
 from accordion_bench.sync.buffers import treat_buffers

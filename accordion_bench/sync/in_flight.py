@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
+from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.optimizers.inner import is_sgd

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
+from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError

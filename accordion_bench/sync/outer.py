@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.comm.on_cpu import copy_on_cpu, restored
+from accordion_bench.comm.on_device import copy_on_cpu, restored
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options import checks
 

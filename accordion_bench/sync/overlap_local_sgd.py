@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
+from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused

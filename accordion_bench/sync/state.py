@@ -3,7 +3,7 @@
 from typing import Any
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
+from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.sync.base import Placed, Sync
 
 PER_WORKER = "_W"

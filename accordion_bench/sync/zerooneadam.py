@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.on_cpu import copy_on_cpu, restore_
+from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.compressors.adam_signs import AdamSigns, declare_dead, inverse_root
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.compressors.none import Dense

@@ -8,16 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.network.link_name import link_name
+from accordion_bench.network.link_options import link_name
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.instantiate import trust
 from accordion_bench.options.presets import named
-from accordion_bench.options.trusted import trust
 from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import METRICS
 from accordion_bench.runs.secrets import masked
-from accordion_bench.trackers.base import Tracker, scalars
-from accordion_bench.trackers.figures import figures_of
+from accordion_bench.trackers.base import Tracker, figures_of, scalars
 
 # what curves may be drawn against, instead of wandb's own step; the first is what they are drawn against at first
 AXES = ("payload_bytes", "wire_bytes", "seconds", "modelled_seconds", "epoch")

@@ -15,10 +15,9 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.config.continuation import computed_with
 from accordion_bench.datasets.base import Dataset
-from accordion_bench.processes import gpus, process_group
-from accordion_bench.processes.computing import as_in_a_run
-from accordion_bench.processes.interrupt import Stopper
-from accordion_bench.processes.os_signals import handling
+from accordion_bench.processes import machine, process_group
+from accordion_bench.processes.interrupt import Stopper, handling
+from accordion_bench.processes.machine import as_in_a_run
 from accordion_bench.processes.placement import Placement, with_placement
 from accordion_bench.processes.spawn import spawn
 from accordion_bench.processes.watchdog import Watch
@@ -104,8 +103,8 @@ def train(
 
     device = "cpu"
     if where.device != "cpu":
-        device = str(gpus.own(where.local_rank, gpus.count()))
-        gpus.take(torch.device(device))
+        device = str(machine.own(where.local_rank, machine.count()))
+        machine.take(torch.device(device))
     stopper = Stopper(watch.store if watch else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = config.comm.timeout
@@ -142,7 +141,7 @@ def train(
 def warn_of_other_models(comm: Comm) -> None:
     """The leader tells where the GPUs of a run are of several kinds."""
     if comm.device.type == "cuda" and comm.processes > 1:
-        sentence = gpus.unlike(comm.everyones(gpus.model(comm.device)))
+        sentence = machine.unlike(comm.everyones(machine.model(comm.device)))
         warn([sentence] if sentence and comm.leader else [])
 
 

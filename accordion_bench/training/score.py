@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accordion_bench.comm.on_cpu import copy_on_cpu
+from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.runs.metrics import Metric
 
 KEPT = ("best", "best_epoch", "test_at_best", "to_target", "looks", "files")

@@ -29,8 +29,7 @@ from accordion_bench.forward.precision import LossScale, autocast
 from accordion_bench.forward.task import Task, task_of
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.meter import Meter
-from accordion_bench.optimizers.inner import InnerOptimizers
-from accordion_bench.optimizers.parameter_kinds import parameter_kinds, tables_of
+from accordion_bench.optimizers.inner import InnerOptimizers, parameter_kinds, tables_of
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
 from accordion_bench.position import Position, StepInfo

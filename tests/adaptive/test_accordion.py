@@ -10,8 +10,7 @@ from accordion_bench.adaptive.critical import CriticalRegime
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.choice_file import read_yaml
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir, read_yaml
 from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.run_config import RunConfig

@@ -13,9 +13,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
-from accordion_bench.methods.levels import ladder_of
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import yaml_file
+from accordion_bench.methods.compatibility import ladder_of
+from accordion_bench.options.conf_dir import read_options, yaml_file
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 

@@ -8,7 +8,7 @@ from accordion_bench.advising.one_of_many import OneOfMany
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.methods.levels import ladder_of
+from accordion_bench.methods.compatibility import ladder_of
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo

@@ -9,8 +9,7 @@ from accordion_bench.advising.arms import arm_of
 from accordion_bench.advising.codec_times import measured_method, measured_methods, random_gradients
 from accordion_bench.advising.rehearsal import Beside, Rehearsal
 from accordion_bench.comm.replicas import Replicas
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import yaml_file
+from accordion_bench.options.conf_dir import read_options, yaml_file
 from accordion_bench.plan import TensorSpec
 from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.sync import every_step

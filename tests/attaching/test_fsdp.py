@@ -24,7 +24,7 @@ from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled
-from accordion_bench.methods.levels import ladder_of
+from accordion_bench.methods.compatibility import ladder_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Plan, TensorSpec
 from accordion_bench.position import StepInfo

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from accordion_bench.methods.build import build_methods
-from accordion_bench.methods.chosen import Chosen
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import yaml_files
+from accordion_bench.methods.compatibility import Chosen
+from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.requests import TrainingLoss

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
+from accordion_bench.optimizers.inner import parameter_kinds
 from accordion_bench.optimizers.muon import Muon
-from accordion_bench.optimizers.parameter_kinds import parameter_kinds
 from accordion_bench.options.checks import ConfigError
 from tests.kit.loops import (
     METHODS,

@@ -6,8 +6,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import Compressor
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import yaml_files
+from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.plan import TensorSpec
 
 SPECS = [TensorSpec("b", (7, 9)), TensorSpec("a", (30,)), TensorSpec("c", (50, 3))]

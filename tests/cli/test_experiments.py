@@ -19,11 +19,9 @@ from accordion_bench.__main__ import in_order, main
 from accordion_bench.cli import sweep
 from accordion_bench.config import validate
 from accordion_bench.config.components import build_components, build_model
-from accordion_bench.config.compose import compose, resolve
-from accordion_bench.config.resolvers import SCALES
+from accordion_bench.config.compose import SCALES, compose, resolve
 from accordion_bench.exchange.partition import sent_specs
-from accordion_bench.options.choice_file import read_yaml
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir, read_yaml
 from accordion_bench.plan import TensorSpec
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse

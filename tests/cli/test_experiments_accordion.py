@@ -17,8 +17,7 @@ from accordion_bench.compressors.description import paper_floats
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.config import validate
 from accordion_bench.config.components import build_model
-from accordion_bench.config.compose import compose, resolve
-from accordion_bench.config.resolvers import SCALES
+from accordion_bench.config.compose import SCALES, compose, resolve
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient

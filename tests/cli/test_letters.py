@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from accordion_bench import __main__ as command
-from accordion_bench.cli import command_line, letters
+from accordion_bench.cli import command_line
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import tiny
@@ -43,7 +43,7 @@ def test_folders_may_be_in_any_language(words, tmp_path):
 
 def test_free_text_is_quoted_for_hydra():
     def quoted(word: str) -> str:
-        (found,) = letters.quoted([word])
+        (found,) = command_line.quoted([word])
         return found
 
     assert quoted("paths.runs=/a(b) [1]/\u65e5'x") == "paths.runs='/a(b) [1]/\u65e5\\'x'"
@@ -60,7 +60,7 @@ def test_free_text_is_quoted_for_hydra():
         "paths.runs=${x}",
     ]
     stay += ["compressor=t(o)p", "adaptive=[alq,qsr]", "--config-dir=/\u65e5", "paths.runs", "dataset.files=[a,b]"]
-    assert letters.quoted(stay) == stay
+    assert command_line.quoted(stay) == stay
 
 
 def test_a_home_that_no_shell_writes_out():

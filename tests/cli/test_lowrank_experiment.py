@@ -3,9 +3,8 @@
 import pytest
 
 from accordion_bench import train
-from accordion_bench.cli import pairwise
-from accordion_bench.config.compose import resolve
-from accordion_bench.config.resolvers import SCALES
+from accordion_bench.cli import smoke
+from accordion_bench.config.compose import SCALES, resolve
 from accordion_bench.methods.labels import label
 from tests.kit.composed import swept, unresolved
 
@@ -37,7 +36,7 @@ def test_arms_differ_by_the_compressor_alone(arm):
     dense = cfg_of("dense")
     for at in SCALES:
         cfg = cfg_of(arm, at)
-        assert label(cfg) == ARMS[arm] and pairwise.refusal(cfg, 4) is None
+        assert label(cfg) == ARMS[arm] and smoke.refusal(cfg, 4) is None
     cfg = cfg_of(arm)
     differ = {key for key in cfg if cfg[key] != dense[key]}
     assert differ <= {"compressor", "choices"} and cfg["optimizer"] == dense["optimizer"]

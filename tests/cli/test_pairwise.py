@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accordion_bench.cli import pairwise
+from accordion_bench.cli import smoke
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components
 from accordion_bench.run_config import RunConfig
@@ -41,13 +41,13 @@ def test_three_go_together_where_each_pair_does(c):
     assert wrong == []
 
 
-def cover(*names: list[str]) -> list[pairwise.Cell]:
+def cover(*names: list[str]) -> list[smoke.Cell]:
     """Cells in which every pair of these names that runs occurs, see test_smoke.py."""
-    return pairwise.cover(lambda cell: matrix.refusal(*cell) is None, *names)
+    return smoke.cover(lambda cell: matrix.refusal(*cell) is None, *names)
 
 
 @functools.cache
-def cells() -> list[pairwise.Cell]:
+def cells() -> list[smoke.Cell]:
     """Of all names."""
     return cover(*map(matrix.names, matrix.GROUPS))
 
@@ -66,10 +66,10 @@ def test_some_pairs_train_a_few_steps(tmp_path):
     train(tmp_path, cover(["qsgd"], matrix.names("sync"), ["accordion", "none"]))
 
 
-def train(tmp_path: Path, chosen: list[pairwise.Cell]) -> None:
+def train(tmp_path: Path, chosen: list[smoke.Cell]) -> None:
     """Each cell, of which every one must do what a run does."""
     for compressor, sync, policies in chosen:
-        cfg = pairwise.shortened(matrix.cell(compressor, sync, policies, RUN))
+        cfg = smoke.shortened(matrix.cell(compressor, sync, policies, RUN))
         build_components(RunConfig.from_dict(cfg), matrix.WORKERS)
         folder = RunFolder(tmp_path / f"{compressor}-{sync}-{'-'.join(policies)}")
         folder.path.mkdir()

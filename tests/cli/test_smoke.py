@@ -10,7 +10,7 @@ import torch
 
 from accordion_bench import __main__ as command
 from accordion_bench import train
-from accordion_bench.cli import pairwise, smoke, sweep
+from accordion_bench.cli import smoke, sweep
 from accordion_bench.comm.clock import Clock
 from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
@@ -24,7 +24,7 @@ from tests.kit import tiny
 # ---- the cover
 
 
-def possible(cell: pairwise.Cell) -> bool:
+def possible(cell: smoke.Cell) -> bool:
     """A rule with refusals of every kind: by pair, and of policies that do not go together."""
     compressor, sync, policies = cell
     alone = ("ab", "ac") if compressor == "y" else ()
@@ -34,13 +34,13 @@ def possible(cell: pairwise.Cell) -> bool:
 
 def test_all_pairs_that_run_occur():
     groups = (["x", "y", "z"], ["every", "local"], ["aa", "ab", "ac", "ad", "none"])
-    cells = pairwise.cover(possible, *groups)
-    occur = set().union(*(pairwise.pairs(c, s, policy) for c, s, policies in cells for policy in policies))
+    cells = smoke.cover(possible, *groups)
+    occur = set().union(*(smoke.pairs(c, s, policy) for c, s, policies in cells for policy in policies))
     singles = [(c, s, a) for c, s, a in itertools.product(*groups) if possible((c, s, (a,)))]
-    assert occur == set().union(*(pairwise.pairs(*single) for single in singles))
+    assert occur == set().union(*(smoke.pairs(*single) for single in singles))
     assert all(possible(cell) for cell in cells) and len(cells) < len(singles)
     assert not any("none" in policies and len(policies) > 1 for _, _, policies in cells)
-    assert cells == pairwise.cover(possible, *groups)
+    assert cells == smoke.cover(possible, *groups)
 
 
 def test_cells_of_what_is_typed():
@@ -49,7 +49,7 @@ def test_cells_of_what_is_typed():
     cells = smoke.cells(base, typed)
     assert {compressor for compressor, _, _ in cells} == {"topk"}
     syncs = {
-        s for s in pairwise.names("sync") if not pairwise.refusal(pairwise.cell(base, "topk", s, ["accordion"]), 4)
+        s for s in smoke.names("sync") if not smoke.refusal(smoke.composed_cell(base, "topk", s, ["accordion"]), 4)
     }
     assert {sync for _, sync, _ in cells} == syncs > {"every_step", "diloco"}
     assert {policy for _, _, policies in cells for policy in policies} == {"accordion", "gravac"}
@@ -65,18 +65,18 @@ def _between(sync: dict) -> int | None:
 def test_shortened_options_are_options():
     """Every policy and scheme still fits the run, and decides or averages within its six steps."""
     base = compose(["+experiment=smoke"])
-    for sync in pairwise.names("sync"):
-        cells = [pairwise.shortened(pairwise.cell(base, name, sync, ["none"])) for name in ("qsgd", "none")]
-        cfg = next(cfg for cfg in cells if not pairwise.refusal(cfg, 4))
+    for sync in smoke.names("sync"):
+        cells = [smoke.shortened(smoke.composed_cell(base, name, sync, ["none"])) for name in ("qsgd", "none")]
+        cfg = next(cfg for cfg in cells if not smoke.refusal(cfg, 4))
         build_components(RunConfig.from_dict(cfg), 4)
         periods = [_between(cfg["sync"])] if not cfg["sync"].get("groups") else [p for p, _ in cfg["sync"]["groups"]]
         assert all(period is None or period <= 2 for period in periods)
-    for policy in pairwise.names("adaptive"):
+    for policy in smoke.names("adaptive"):
         compressor = "topk" if policy == "gravac" else "qsgd"
         ran = [
             sync
-            for sync in pairwise.names("sync")
-            if not pairwise.refusal(pairwise.shortened(pairwise.cell(base, compressor, sync, [policy])), 4)
+            for sync in smoke.names("sync")
+            if not smoke.refusal(smoke.shortened(smoke.composed_cell(base, compressor, sync, [policy])), 4)
         ]
         assert ran, policy
 
@@ -125,7 +125,7 @@ def test_failed_cells_are_named_and_the_others_run(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(train, "run", broken)
     share, told = run_smoke(tmp_path, "compressor=none", "adaptive=none")
     assert told == ["compressor=none sync=slowmo adaptive=none: boom"]
-    assert share == pytest.approx(1 - 1 / len(pairwise.names("sync")))
+    assert share == pytest.approx(1 - 1 / len(smoke.names("sync")))
     failed = [line for line in capsys.readouterr().out.splitlines() if "FAILED" in line]
     assert len(failed) == 1 and failed[0].endswith("compressor=none sync=slowmo adaptive=none")
     assert sweep.close() == 1

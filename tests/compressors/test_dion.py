@@ -7,7 +7,7 @@ import torch
 
 from accordion_bench.compressors.dion import unit_rows
 from accordion_bench.models.gpt import GPT
-from accordion_bench.optimizers.parameter_kinds import tables_of
+from accordion_bench.optimizers.inner import tables_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo

@@ -12,7 +12,7 @@ import yaml
 from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.cli import experiments
-from accordion_bench.config import components, continuation, writable
+from accordion_bench.config import components, compose, continuation
 from accordion_bench.options import explain, kinds
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
@@ -355,8 +355,8 @@ def test_resume_of_a_folder_that_cannot_be_written(stopped, monkeypatch):
     def refused(dir):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(writable.os, "access", lambda path, mode: path != stopped.path)
-    monkeypatch.setattr(writable.tempfile, "TemporaryFile", refused)
+    monkeypatch.setattr(compose.os, "access", lambda path, mode: path != stopped.path)
+    monkeypatch.setattr(compose.tempfile, "TemporaryFile", refused)
     told = f"resume must be a folder that can be written, got {stopped.path}: Read-only file system; type resume=null"
     assert sentence(f"resume={stopped.path}") == told
 

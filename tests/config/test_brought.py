@@ -3,11 +3,10 @@
 import pytest
 
 from accordion_bench import train
-from accordion_bench.cli import pairwise
+from accordion_bench.cli import smoke
 from accordion_bench.config.compose import compose
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.choice_file import options_of, plain, read_yaml
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir, options_of, plain, read_yaml
 from accordion_bench.run_config import GROUPS
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
@@ -118,6 +117,6 @@ def test_the_header_and_the_folder_say_so_and_a_resumed_run_keeps_it(tmp_path, c
 
 def test_cells_of_the_smoke_test_have_it_too():
     base = compose(["+experiment=smoke"])
-    cell = pairwise.cell(base, "none", "slowmo", [])
+    cell = smoke.composed_cell(base, "none", "slowmo", [])
     assert cell["optimizer"]["nesterov"] is True and cell["choices"]["brought"] == SLOWMO
-    assert pairwise.cell(base, "demo", "every_step", [])["optimizer"]["momentum"] == 0
+    assert smoke.composed_cell(base, "demo", "every_step", [])["optimizer"]["momentum"] == 0

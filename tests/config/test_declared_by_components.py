@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from accordion_bench import train
-from accordion_bench.cli import pairwise, smoke
-from accordion_bench.config import declared
+from accordion_bench.cli import smoke
+from accordion_bench.config import validate
 from accordion_bench.config.compose import compose
 from accordion_bench.methods import compatibility, labels
 from accordion_bench.options import conf_dir as where_conf_is
@@ -96,7 +96,7 @@ NODES = {
     "sync/gossip": {"_target_": "outside.Gossip", "period": 5},
     "dataset/dots": {"_target_": "outside.Dots", "size": 8, "train_size": 32, "test_size": 8},
 }
-CACHED = (where_conf_is.conf_dir, pairwise.names, pairwise._node, compatibility.knobs, declared._yaml)
+CACHED = (where_conf_is.conf_dir, smoke.names, smoke._node, compatibility.knobs, validate._yaml)
 
 
 @pytest.fixture
@@ -159,13 +159,13 @@ def test_a_class_without_a_yaml_file_is_heard_too(outside):
 
 def test_what_is_needed_beside_it_and_what_shortens_it(outside):
     base = compose(["+experiment=smoke"])
-    cfg = pairwise.cell(base, "dithered", "gossip", ["seldom"])
+    cfg = smoke.composed_cell(base, "dithered", "gossip", ["seldom"])
     assert (cfg["optimizer"]["momentum"], cfg["schedule"]["milestones"]) == (0.0, [])
     assert base["optimizer"]["momentum"] != 0 and base["schedule"]["milestones"]
-    short = pairwise.shortened(cfg)
+    short = smoke.shortened(cfg)
     assert (short["compressor"]["entries"], short["sync"]["period"]) == (16, 3)
     assert short["adaptive"] == {"seldom": {"_target_": "outside.Seldom", "interval": 1, "most": 3}}
-    other = pairwise.shortened(pairwise.cell(base, "topk", "gossip", ["seldom"]))
+    other = smoke.shortened(smoke.composed_cell(base, "topk", "gossip", ["seldom"]))
     assert other["adaptive"]["seldom"]["most"] is None
 
 
@@ -178,7 +178,7 @@ def test_smoke_runs_them(outside, tmp_path):
         for compressor, sync, policies in smoke.cells(chosen, typed)
         for policy in policies
     }
-    cfg = pairwise.shortened(pairwise.cell(base, "dithered", "gossip", ["seldom"]))
+    cfg = smoke.shortened(smoke.composed_cell(base, "dithered", "gossip", ["seldom"]))
     assert 0 <= train.run(cfg) <= 1
 
 
@@ -197,7 +197,7 @@ ALLOWED = {
     "config/ddp_rules.py": "torch has hooks for these three compressors, and for no others",
     "exchange/ddp.py": "the same",
     "runs/old_folders.py": "where the classes of version 0.1 have moved",
-    "conformance/tensors.py": "the tensors of the kit are gradients on one data set",
+    "conformance/subject.py": "the tensors of the kit are gradients on one data set",
     "signals/square_norms.py": "a dense exchange has the mean at hand",
     **dict.fromkeys(
         ["advising/text.py", "advising/verdict.py", "advising/winners.py", "report/render/figures/advice.py"],

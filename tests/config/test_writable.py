@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from accordion_bench.config import writable
+from accordion_bench.config import compose
 from accordion_bench.options.checks import ConfigError
 from tests.kit import tiny
 from tests.kit.paths import ROOT
@@ -27,23 +27,23 @@ def test_the_sentence_names_a_folder_that_can_be_written(read_only, tmp_path_fac
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home with spaces")))
     for typed, here in (("results/runs", f" in {read_only}"), (f"{read_only}/x/runs", "")):
         with pytest.raises(ConfigError) as refused:
-            writable.refuse_unwritable("paths.runs", typed)
+            compose.refuse_unwritable("paths.runs", typed)
         told, _, instead = str(refused.value).partition("; type ")
         assert told == f"paths.runs must be a folder that can be written, got {typed}{here}: Read-only file system"
         (word,) = shlex.split(instead)
         key, _, place = word.partition("=")
         assert key == "paths.runs"
-        writable.refuse_unwritable(key, place.strip("'"))
+        compose.refuse_unwritable(key, place.strip("'"))
     monkeypatch.setenv("HOME", str(read_only))
     with pytest.raises(ConfigError, match=r"type paths.runs=/.*/results/runs$") as refused:
-        writable.refuse_unwritable("paths.runs", "results/runs")
+        compose.refuse_unwritable("paths.runs", "results/runs")
     assert f"type paths.runs={read_only}" not in str(refused.value)
 
 
 def test_a_file_in_the_place_of_a_folder(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(ConfigError, match=f"got {tmp_path}/runs: {tmp_path}/runs is a file; type paths.runs=/"):
-        writable.refuse_unwritable("paths.runs", f"{tmp_path}/runs")
+        compose.refuse_unwritable("paths.runs", f"{tmp_path}/runs")
 
 
 @pytest.mark.slow

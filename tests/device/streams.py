@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from accordion_bench.comm.streams import Streams
+from accordion_bench.comm.on_device import Streams
 
 Clock = dict[str, int]  # how many entries of each stream are known to be over
 Part = tuple[int, int]  # of a storage, from one byte up to another

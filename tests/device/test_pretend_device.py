@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.conformance.echo import echoed
-from accordion_bench.conformance.networks import gpt2, resnet50, small
+from accordion_bench.conformance.placement import gpt2, resnet50, small
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 
 

@@ -16,7 +16,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.buckets import Buckets, bucket_table, lengths
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.config.components import build_optimizer
-from accordion_bench.conformance.networks import resnet50
+from accordion_bench.conformance.placement import resnet50
 from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.sampler import Sampler

@@ -1,4 +1,4 @@
-"""Tensors between the streams of a GPU, proved without one: see `streams.StubStreams` for the rules."""
+"""Tensors between the streams of a GPU, proved without one: see `on_device.StubStreams` for the rules."""
 
 import threading
 from types import SimpleNamespace
@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accordion_bench.comm import streams
+from accordion_bench.comm import on_device
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
-from accordion_bench.comm.streams import CudaStreams, Streams, streams_of
+from accordion_bench.comm.on_device import CudaStreams, Streams, streams_of
 from accordion_bench.compressors import powersgd
 from accordion_bench.datasets.upload import Upload
 from accordion_bench.exchange.exchange import Exchange
@@ -48,7 +48,7 @@ def stub(monkeypatch):
 
 def stubbed(monkeypatch, kind=StubStreams) -> StubStreams:
     made = kind()
-    monkeypatch.setattr(streams, "streams_of", lambda device: made)
+    monkeypatch.setattr(on_device, "streams_of", lambda device: made)
     return made
 
 
@@ -145,7 +145,7 @@ class TestTransport:
             def use_device(self):
                 raise RuntimeError("invalid device ordinal")
 
-        monkeypatch.setattr(streams, "streams_of", lambda device: Broken())
+        monkeypatch.setattr(on_device, "streams_of", lambda device: Broken())
         transport = Transport(CPU)
         with pytest.raises(RuntimeError, match="ordinal"):
             transport.wait(transport.submit(list))

@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 import accordion_bench
 from accordion_bench import train
-from accordion_bench.conformance.subject import from_yaml, levels_of
-from accordion_bench.conformance.tensors import gradients
+from accordion_bench.conformance.subject import from_yaml, gradients, levels_of
 from accordion_bench.exchange import runner
 from accordion_bench.exchange.preload import preload
 from accordion_bench.options.conf_dir import yaml_files

@@ -7,9 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from accordion_bench.config import resolvers, validate
+from accordion_bench.config import validate
 from accordion_bench.config.components import Components, build_components
-from accordion_bench.config.compose import compose, resolve
+from accordion_bench.config.compose import compose, register_resolvers, resolve
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs
 from accordion_bench.processes.placement import place
@@ -23,7 +23,7 @@ def _base() -> tuple[dict[str, Any], dict[str, Any]]:
     """What Hydra composes where nothing is typed, interpolations as they stand in the files; and the choices."""
     from hydra import compose, initialize_config_dir
 
-    resolvers.register()
+    register_resolvers()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         full = compose("config", [], return_hydra_config=True)
     choices = dict(full.hydra.runtime.choices)
@@ -153,7 +153,7 @@ def unresolved(preset: str, arm: str = "") -> DictConfig:
 def _unresolved(preset: str, arm: str) -> DictConfig:
     from hydra import compose, initialize_config_dir
 
-    resolvers.register()
+    register_resolvers()
     overrides = [f"+experiment={preset}", *([f"+arm={arm}"] if arm else [])]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", overrides, return_hydra_config=True)

@@ -8,16 +8,15 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.conformance import tensors
+from accordion_bench.conformance import subject
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled, sent_specs
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.options.conf_dir import conf_dir, read_options
 from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.tensors.same_shape import Blocks
 
-SPECS = list(tensors.SPECS)  # the conformance kit's small network
+SPECS = list(subject.SPECS)  # the conformance kit's small network
 
 # the optimizer from which methods with momentum of their own take it
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}

@@ -13,13 +13,13 @@ EXAMPLE = ROOT / "examples" / "own_parts"
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The example as the current folder, its module importable from there."""
-    from accordion_bench.cli import pairwise
+    from accordion_bench.cli import smoke
     from accordion_bench.methods import compatibility
     from accordion_bench.options import advice, conf_dir
 
     cached = (
         *(advice.experiments, advice.known_keys, advice.keys_of),
-        *(pairwise.names, pairwise._node, compatibility.knobs),
+        *(smoke.names, smoke._node, compatibility.knobs),
     )
     monkeypatch.chdir(EXAMPLE)
     monkeypatch.syspath_prepend(EXAMPLE)

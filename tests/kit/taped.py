@@ -11,7 +11,7 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import Graphs
-from accordion_bench.comm.streams import Streams
+from accordion_bench.comm.on_device import Streams
 from accordion_bench.config import components
 from accordion_bench.conformance.pretend_device import Counts, pretended
 from accordion_bench.conformance.tape import TapeGraphs

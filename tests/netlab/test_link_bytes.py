@@ -14,7 +14,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.netlab import hosts
 from accordion_bench.network import fit
-from accordion_bench.network.interface import Interface
+from accordion_bench.network.meter import Interface
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.pair_exchange import PairExchange

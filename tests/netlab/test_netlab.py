@@ -11,7 +11,7 @@ from accordion_bench.netlab import __main__ as command_line
 from accordion_bench.netlab import calibrate, hosts, janitor, job, options, user
 from accordion_bench.netlab.options import Cut
 from accordion_bench.network import fit
-from accordion_bench.network.interface import Interface
+from accordion_bench.network.meter import Interface
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import conf_dir
 from tests.kit.probe_rows import made

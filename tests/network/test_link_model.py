@@ -12,8 +12,7 @@ from accordion_bench import train
 from accordion_bench.__main__ import typed
 from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of
-from accordion_bench.network.shared_cores import step_ends
+from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of, step_ends
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.other_links import modelled_seconds

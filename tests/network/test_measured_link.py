@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from accordion_bench.network.collective_costs import KINDS
-from accordion_bench.network.link_table import link_table
+from accordion_bench.network.link_options import link_table
 from accordion_bench.network.measured_link import LinkCost, MeasuredLink, read_measured_link, write_measured_link
 from accordion_bench.options.checks import ValueRefused
 

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from accordion_bench.comm.clock import Stage
-from accordion_bench.network.link_model import Network
-from accordion_bench.network.shared_cores import fair_rates, step_ends
+from accordion_bench.network.link_model import Network, fair_rates, step_ends
 
 
 def some_buckets(draw: random.Random, backward: int) -> list[Stage]:

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from accordion_bench import train
-from accordion_bench.cli import pairwise
+from accordion_bench.cli import smoke
+from accordion_bench.optimizers.inner import parameter_kinds
 from accordion_bench.optimizers.muon import Muon
-from accordion_bench.optimizers.parameter_kinds import parameter_kinds
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from tests.kit import composed, local, tiny
 from tests.kit.helpers import compressor, typed_beside, yaml_names
@@ -72,7 +72,7 @@ def takes_the_step(name: str) -> bool:
 
 @pytest.mark.parametrize("name", yaml_names("compressor"))
 def test_every_compressor_runs_or_is_refused_because_it_takes_the_step(name):
-    said = pairwise.refusal(composed.cfg(f"compressor={name}", MUON), 4)
+    said = smoke.refusal(composed.cfg(f"compressor={name}", MUON), 4)
     if takes_the_step(name):
         fits = compressor(name).compressor.traits.optimizer.fits[0].lower()
         assert said is not None and f"optimizer must be {fits}, because this compressor takes the step " in said
@@ -84,7 +84,7 @@ def test_every_compressor_runs_or_is_refused_because_it_takes_the_step(name):
 def test_every_scheme_runs_or_is_refused_because_it_takes_the_step(sync):
     """With four workers, and groups of two of them."""
     groups = ["sync.groups=[[4,2],[16,4]]"] if sync == "hierarchical" else []
-    said = pairwise.refusal(composed.cfg(f"sync={sync}", MUON, "schedule.milestones=[30]", *groups), 4)
+    said = smoke.refusal(composed.cfg(f"sync={sync}", MUON, "schedule.milestones=[30]", *groups), 4)
     if typed_beside("sync", sync) == ["optimizer=adamw"]:
         assert said is not None and f"optimizer must be adamw, because sync={sync} takes the step itself" in said
     else:
@@ -97,7 +97,7 @@ def test_every_scheme_runs_or_is_refused_because_it_takes_the_step(sync):
 def test_compressors_train(tmp_path, name, sync):
     typed = [f"compressor={name}", MUON, f"sync={sync}", *(["sync.period=2"] if sync == "diloco" else [])]
     cfg = tiny.cfg(tmp_path, *typed, "epochs=1")
-    if pairwise.refusal(cfg, 4) is None:
+    if smoke.refusal(cfg, 4) is None:
         train.run(cfg)
         assert tiny.only(tmp_path).joinpath("summary.json").is_file()
     else:

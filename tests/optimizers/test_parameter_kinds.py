@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from accordion_bench.config.components import build_components, build_model
-from accordion_bench.optimizers.parameter_kinds import MATRIX, TABLE, VECTOR, parameter_kinds
+from accordion_bench.optimizers.inner import MATRIX, TABLE, VECTOR, parameter_kinds
 from tests.kit import composed
 
 

@@ -4,18 +4,18 @@ import pytest
 
 import accordion_bench
 from accordion_bench.config.compose import compose
-from accordion_bench.options import renamed
+from accordion_bench.options import override
 from accordion_bench.options.advice import known_keys
 from accordion_bench.runs.old_folders import in_todays_words
 
 
 @pytest.fixture
 def table(monkeypatch):
-    monkeypatch.setattr(renamed, "RENAMED", {"comm.cap_mb": ("comm.bucket_cap_mb", "0.2"), "link": ("network", "0.2")})
+    monkeypatch.setattr(override, "RENAMED", {"comm.cap_mb": ("comm.bucket_cap_mb", "0.2"), "link": ("network", "0.2")})
 
 
 def test_the_old_name_works_and_is_told(table, capsys):
-    words = renamed.overrides_in_todays_words(["+comm.cap_mb=5", "link=10gbit", "link.latency=0", "seed=1", "-m"])
+    words = override.overrides_in_todays_words(["+comm.cap_mb=5", "link=10gbit", "link.latency=0", "seed=1", "-m"])
     assert words == ["+comm.bucket_cap_mb=5", "network=10gbit", "network.latency=0", "seed=1", "-m"]
     told = capsys.readouterr().err.splitlines()
     assert told[0] == ("warning: comm.cap_mb is called comm.bucket_cap_mb since version 0.2; type comm.bucket_cap_mb=5")
@@ -32,6 +32,6 @@ def test_run_folders_are_read(table):
 
 def test_no_old_name_outlives_a_release():
     major, minor = map(int, accordion_bench.__version__.split(".")[:2])
-    for old, (new, version) in renamed.RENAMED.items():
+    for old, (new, version) in override.RENAMED.items():
         assert (major, minor) == tuple(map(int, version.split(".")[:2])), f"{old} has been warned of; remove it"
         assert old not in known_keys() and new in known_keys()

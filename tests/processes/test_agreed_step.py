@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from accordion_bench.processes import agreed_step
-from accordion_bench.processes.agreed_step import LOOK, AgreedStep
-from accordion_bench.processes.sealed_store import SealedStore
+from accordion_bench.processes import sealed_store
+from accordion_bench.processes.sealed_store import LOOK, AgreedStep, SealedStore
 from tests.kit.stores import LocalStore
 
 Seconds = Callable[[int, int], float]  # of a rank's step
@@ -34,7 +33,7 @@ class Lockstep:
         self.apart = 0  # steps, from the signal on
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> "Lockstep":
-        monkeypatch.setattr(agreed_step.time, "monotonic", lambda: self.now + self.offset)
+        monkeypatch.setattr(sealed_store.time, "monotonic", lambda: self.now + self.offset)
         store = SealedStore(LocalStore(), self.ranks)
         agreed = [AgreedStep("stop", store) for _ in range(self.ranks)]
         queue = [(self.seconds(rank, 1), rank, 1) for rank in range(self.ranks)]
@@ -132,7 +131,7 @@ def test_whatever_the_steps_take(seed, monkeypatch):
 
 def test_processes_that_never_wait_for_each_other_agree_too(monkeypatch):
     """Threads that race through their steps: the agreement rests on no exchange and on no clock."""
-    monkeypatch.setattr(agreed_step, "LOOK", 0.0)
+    monkeypatch.setattr(sealed_store, "LOOK", 0.0)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -168,7 +167,7 @@ def _race(seed: int, ranks: int, rounds: int = 3) -> list[list[int]]:
 def test_nobody_wants_it(processes, seconds, most, monkeypatch):
     """Then the store is looked at now and then, not after every step; of a thousand processes, once a second."""
     now = [0.0]
-    monkeypatch.setattr(agreed_step.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sealed_store.time, "monotonic", lambda: now[0])
     raw = LocalStore()
     agreed = AgreedStep("stop", SealedStore(raw, processes))
     for step in range(1, 1001):

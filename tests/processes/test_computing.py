@@ -9,8 +9,8 @@ from accordion_bench import train
 from accordion_bench.advise.__main__ import main as advise
 from accordion_bench.cli import dry_run
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.processes import determinism, memory
-from accordion_bench.processes.computing import as_in_a_run, computing_with
+from accordion_bench.processes import machine
+from accordion_bench.processes.machine import as_in_a_run, computing_with
 from scripts.bench_arms import trainer_for
 from tests.kit import composed
 
@@ -59,8 +59,8 @@ def test_everybody_computes_as_a_run_does(compute, tmp_path, monkeypatch):
         kernels.append((deterministic, device))
         yield
 
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda: kept.append(True))
-    monkeypatch.setattr(determinism, "use_kernels", use_kernels)
+    monkeypatch.setattr(machine, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(machine, "use_kernels", use_kernels)
     compute(tmp_path)
     assert kept and (False, "cpu") in kernels
 
@@ -70,7 +70,7 @@ def test_a_timeline_is_of_somebody_s_own_loop(tmp_path, monkeypatch):
     from tests.advise.test_command import timeline
 
     kept = []
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(machine, "keep_freed_memory", lambda: kept.append(True))
     words = ["--timeline", str(timeline(tmp_path / "timeline.json")), "workers=2", "--seconds", "0.1", "--no-figures"]
     assert advise([*words, "--methods", "none", "--out", str(tmp_path / "advice")]) == 0
     assert not kept and "in a loop of your own" in (tmp_path / "advice" / "advice.txt").read_text()

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes import neighbours, watchdog
-from accordion_bench.processes.neighbours import Neighbours
+from accordion_bench.processes import waiting, watchdog
 from accordion_bench.processes.sealed_store import SealedStore
+from accordion_bench.processes.waiting import Neighbours
 from accordion_bench.processes.watchdog import ChildRefused, RankFailed, Watch, error_for, failure_of, first_failure
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, processes, tiny
@@ -247,7 +247,7 @@ def test_waiting_hears_of_failures(store):
 
 def on_machine(name: str, store: SealedStore, rank: int, monkeypatch) -> Neighbours:
     """A process that has come, on another machine."""
-    monkeypatch.setattr(neighbours, "process_space", lambda: name)
+    monkeypatch.setattr(waiting, "process_space", lambda: name)
     come = Neighbours(store, rank)
     come.come()
     store.set(f"beat-{rank}", "1")
@@ -258,7 +258,7 @@ def on_machine(name: str, store: SealedStore, rank: int, monkeypatch) -> Neighbo
 def test_a_silent_machine_counts_as_gone(store, monkeypatch):
     """Where no process can be looked at; one whose speaker has left is not missed."""
     monkeypatch.setattr(watchdog, "SILENCE", 0.3)
-    monkeypatch.setattr(neighbours, "process_space", lambda: "machine-0")
+    monkeypatch.setattr(waiting, "process_space", lambda: "machine-0")
     leader = Watch(store, 0, 3, 0, 600)
     leader._neighbours.come()
     leader._neighbours.settled()
@@ -285,7 +285,7 @@ def test_who_looks_after_whom(monkeypatch):
     assert looks_after == {2: [0, 4, 6], 1: [3, 5, 7], 4: [2], 0: [2], 3: [1], 7: [1], 5: [1], 6: [2]}
     assert {rank: each.heard for rank, each in come.items() if each.heard} == {0: [1], 1: [0]}
     assert sorted(rank for rank, each in come.items() if each.speaks) == [0, 1, 2]
-    monkeypatch.setattr(neighbours, "_alive", lambda pid: False)
+    monkeypatch.setattr(waiting, "_alive", lambda pid: False)
     assert [come[rank].gone() for rank in (2, 5)] == [[4, 0, 6], [1]]
 
 
@@ -329,7 +329,7 @@ def test_places_that_are_none(monkeypatch, capsys):
     """They are passed over."""
     raw = LocalStore()
     store = SealedStore(raw, 2)
-    monkeypatch.setattr(neighbours, "process_space", lambda: "machine-0")
+    monkeypatch.setattr(waiting, "process_space", lambda: "machine-0")
     watch = Watch(store, 0, 2, 0, 600)
     watch._neighbours.come()
     watch._neighbours.settled()

@@ -15,9 +15,8 @@ from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.options import explain
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.processes import agreed_step, interrupt, spawn
-from accordion_bench.processes.interrupt import Interrupted, Stopper
-from accordion_bench.processes.os_signals import handling
+from accordion_bench.processes import interrupt, sealed_store, spawn
+from accordion_bench.processes.interrupt import Interrupted, Stopper, handling
 from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.watchdog import ChildRefused
 from accordion_bench.runs import checkpoint
@@ -176,10 +175,10 @@ def test_nohup(ignored):
     """Deaf to a terminal that closes where nohup has it ignored, in the processes that are started, too."""
     code = (
         "import signal, subprocess, sys\n"
-        "from accordion_bench.processes import os_signals\n"
-        "with os_signals.handling(signal.SIG_IGN, os_signals.ANSWERED_LATER):\n"
+        "from accordion_bench.processes import interrupt\n"
+        "with interrupt.handling(signal.SIG_IGN, interrupt.ANSWERED_LATER):\n"
         "    if sys.argv[1:]: print(subprocess.check_output([sys.executable, *sys.argv[1:]], text=True).strip())\n"
-        "print(signal.SIGHUP in os_signals.STOP, signal.SIGHUP in os_signals.ANYWHERE)"
+        "print(signal.SIGHUP in interrupt.STOP, signal.SIGHUP in interrupt.ANYWHERE)"
     )
     words = ["nohup"] * ignored + [sys.executable, "-c", code, "-c", code]
     done = subprocess.run(words, cwd=conf_dir().parent, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -266,7 +265,7 @@ def test_ctrl_c_under_torchrun(tmp_path):
 def test_all_stop_after_the_same_step(hearer, monkeypatch):
     """Whichever process hears the signal, and although each looks into the store only now and then."""
     now = [0.0]
-    monkeypatch.setattr(agreed_step.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sealed_store.time, "monotonic", lambda: now[0])
     store = SealedStore(LocalStore(), 3)
     stoppers = [Stopper(store) for _ in range(3)]
     ends: list[int | None] = [None] * 3
@@ -278,7 +277,7 @@ def test_all_stop_after_the_same_step(hearer, monkeypatch):
             if ends[rank] is None and stopper.due(step):
                 ends[rank] = step
     assert ends[0] is not None and ends == [ends[0]] * 3
-    assert 50 < ends[0] <= 50 + agreed_step.LOOK / 0.006 + 4
+    assert 50 < ends[0] <= 50 + sealed_store.LOOK / 0.006 + 4
     assert [stopper.signum for stopper in stoppers] == [signal.SIGTERM] * 3
 
 

@@ -7,7 +7,7 @@ import pytest
 
 COUNT = """
 import resource, numpy
-from accordion_bench.processes.memory import keep_freed_memory
+from accordion_bench.processes.machine import keep_freed_memory
 kept = {keep} and keep_freed_memory()
 for _ in range(3):
     numpy.ones(10_000_000)  # 80 MB

@@ -15,7 +15,7 @@ from tests.kit.processes import group_members
 
 SPAWNED = """
 import multiprocessing, time
-from accordion_bench.processes.parent import end_with_parent
+from accordion_bench.processes.interrupt import end_with_parent
 
 def work():
     end_with_parent()

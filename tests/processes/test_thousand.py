@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from accordion_bench.processes import neighbours, rendezvous, watchdog
-from accordion_bench.processes.agreed_step import AgreedStep
+from accordion_bench.processes import rendezvous, waiting, watchdog
 from accordion_bench.processes.placement import Placement
-from accordion_bench.processes.sealed_store import SealedStore
+from accordion_bench.processes.sealed_store import AgreedStep, SealedStore
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from tests.kit import composed
@@ -93,7 +92,7 @@ def test_a_look_costs_the_same_among_a_thousand(rank, monkeypatch):
         raw = LocalStore()
         store, watches = SealedStore(raw, processes), {}
         for other in range(processes):
-            monkeypatch.setattr(neighbours, "process_space", lambda machine=other // 10: f"machine-{machine}")
+            monkeypatch.setattr(waiting, "process_space", lambda machine=other // 10: f"machine-{machine}")
             watches[other] = Watch(store, other, processes, other % 10, 600)
             watches[other]._neighbours.come()
             watches[other]._beat()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from accordion_bench.options import trusted
+from accordion_bench.options import instantiate
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, grouping, provenance, tidy, verdicts
@@ -546,7 +546,7 @@ def payload(tmp_path, monkeypatch):
     (tmp_path / "strangers.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\nclass Sparse: ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(trusted, "_added", set())
+    monkeypatch.setattr(instantiate, "_added", set())
     yield ran
     sys.modules.pop("strangers", None)
 

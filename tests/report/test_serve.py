@@ -211,14 +211,14 @@ def test_classes_are_looked_at_by_another_process(tmp_path):
     run_folder(tmp_path, "powersgd", adaptive=accordion()), run_folder(tmp_path), goes_on(tmp_path, compressor="topk")
     program = """
 from accordion_bench.report import apart
-from accordion_bench.methods import declared
+from accordion_bench.methods import labels
 pages = [followed.page()]
 known = len(apart._known)
 followed._built = ""
 apart.ProcessPoolExecutor = None  # nobody is asked again
 followed._pause = serve.LEAST
 pages.append(followed.page())
-assert pages[0] == pages[1] and 'torch' not in sys.modules and declared.look is declared.of_class
+assert pages[0] == pages[1] and 'torch' not in sys.modules and labels.look is labels.of_class
 print(known, len(apart._known), all(name in pages[0] for name in ("Accordion (PowerSGD rank 2/1)", "TopK 10 %")))
 """
     known, still, named = served_apart(tmp_path, program).split()

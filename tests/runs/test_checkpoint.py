@@ -16,7 +16,7 @@ import torch.distributed as dist
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes import agreed_step
+from accordion_bench.processes import sealed_store
 from accordion_bench.processes.interrupt import Stopper
 from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import RunConfig
@@ -260,7 +260,7 @@ def test_two_processes_agree(tmp_path):
 def _saving_by_the_clock(rank: int, folder: str, cfgs: dict[str, dict]) -> None:
     """Train as often as the clock likes, in two processes with a store."""
     torch.set_num_threads(1)
-    agreed_step.LOOK = 0.01
+    sealed_store.LOOK = 0.01
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     for name, cfg in cfgs.items():

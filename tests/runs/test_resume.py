@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from accordion_bench import train
-from accordion_bench.comm import hardware
+from accordion_bench.comm import on_device
 from accordion_bench.processes import placement
 from accordion_bench.processes.interrupt import Interrupted
 from accordion_bench.report.compare import provenance
@@ -379,7 +379,7 @@ def test_the_folder_tells_of_every_machine(tmp_path, monkeypatch):
         raise ValueError("it trains no more")
 
     monkeypatch.setattr(launch, "run", run)
-    monkeypatch.setattr(hardware, "processor", lambda: "another")
+    monkeypatch.setattr(on_device, "processor", lambda: "another")
     for _ in range(2):
         with pytest.raises(ValueError, match="no more"):
             train.run({**cfg, "resume": str(folder.path)}, {"resume"})

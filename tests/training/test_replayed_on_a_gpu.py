@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.comm.graphs import graphs_of
-from accordion_bench.conformance.tensors import SPECS, gradients
+from accordion_bench.conformance.subject import SPECS, gradients
 from accordion_bench.tensors.upload import fresh, upload
 from scripts import gpu_exchange
 from tests.kit.helpers import yaml_names

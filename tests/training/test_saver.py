@@ -5,9 +5,8 @@ import itertools
 import pytest
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.processes import agreed_step
-from accordion_bench.processes.agreed_step import AgreedStep
-from accordion_bench.processes.sealed_store import SealedStore
+from accordion_bench.processes import sealed_store
+from accordion_bench.processes.sealed_store import AgreedStep, SealedStore
 from accordion_bench.run_config import CheckpointConfig
 from accordion_bench.training import saver
 from accordion_bench.training.saver import Saver
@@ -27,7 +26,7 @@ class Time:
 def time(monkeypatch):
     clock = Time()
     monkeypatch.setattr(saver, "time", clock)
-    monkeypatch.setattr(agreed_step, "time", clock)
+    monkeypatch.setattr(sealed_store, "time", clock)
     return clock
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench.network.link_name import CUSTOM
+from accordion_bench.network.link_options import CUSTOM
 from accordion_bench.report.compare.arms import Arm, fingerprint
 from accordion_bench.report.compare.show import listed
 from accordion_bench.report.read.common_speed import at_common_speed

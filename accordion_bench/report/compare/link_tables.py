@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from accordion_bench.network.link_name import link_name, show_link
+from accordion_bench.network.link_options import link_name, show_link
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import half_width

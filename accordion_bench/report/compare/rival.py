@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from accordion_bench.network.link_name import show_link
+from accordion_bench.network.link_options import show_link
 from accordion_bench.options.units import digits, human_bytes
 from accordion_bench.report.compare.arms import Arm, baseline, differences
 from accordion_bench.report.compare.intervals import Difference

@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from accordion_bench.methods.labels import label
-from accordion_bench.options import trusted
+from accordion_bench.options import instantiate
 from accordion_bench.report.each import each
 from accordion_bench.report.read import rows_file
 from accordion_bench.report.read.completeness import problem, problem_of_rows
@@ -172,7 +172,7 @@ def trust_classes(paths: Paths) -> None:
         config = _mapping(path / "config.yaml", [])
         if os.path.isfile(path) and (rows := _rows(path, [])):
             config = rows_file.made_of(rows).config
-        trusted.trust(in_todays_words(config))
+        instantiate.trust(in_todays_words(config))
 
 
 def read_run(path: Path) -> Run:

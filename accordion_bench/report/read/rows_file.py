@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accordion_bench.options.choice_file import read_options
-from accordion_bench.options.conf_dir import yaml_files
+from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.report.read.completeness import is_count
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.metrics import LOSSES, METRICS, Metric, metric

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from accordion_bench.network.link_name import show_link
+from accordion_bench.network.link_options import show_link
 from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.provenance import machine, unequal

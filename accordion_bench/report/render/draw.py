@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accordion_bench.processes.parent import end_with_parent
+from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.progress import told
 from accordion_bench.report.read.printable import printable

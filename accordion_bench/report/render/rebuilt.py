@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from accordion_bench.options.instantiate import build
-from accordion_bench.options.trusted import is_trusted
+from accordion_bench.options.instantiate import build, is_trusted
 from accordion_bench.report.read.load import Run
 
 LARGEST, MOST = 10_000_000, 100  # of the numbers and lists of options with which something is built: nobody waits here

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accordion_bench.conformance import launches, pretend_device
+from accordion_bench.conformance import devices, pretend_device
 from accordion_bench.conformance.pretend_device import Pretend
 from accordion_bench.conformance.subject import from_yaml
 from accordion_bench.exchange import finite
@@ -55,7 +55,7 @@ def test_an_exchange_starts_so_many(monkeypatch, name):
     monkeypatch.setattr(pretend_device, "kernels_for", lambda xs: None)  # else they stand in
     monkeypatch.setattr(launch, "start", count)  # they compute nothing, so that any numbers are where they would write
     monkeypatch.setattr(finite, "math", SimpleNamespace(isfinite=lambda value: True, inf=math.inf))
-    few, many = (launches.count(from_yaml(name), network(times), WORKERS) for times in (3, 5))
+    few, many = (devices.count_launches(from_yaml(name), network(times), WORKERS) for times in (3, 5))
     assert many.launches == few.launches
     assert sum(few.launches.values()) == MOST[name], few.launches
     assert sum(few.waits.values()) <= 1  # the look whether all is finite

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from accordion_bench.methods import labels
-from accordion_bench.methods.declared import declared
-from accordion_bench.options import conf_dir, trusted
+from accordion_bench.methods.labels import declared
+from accordion_bench.options import conf_dir, instantiate
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.read import load
 from accordion_bench.report.render import rebuilt
@@ -39,7 +39,7 @@ def own(tmp_path, monkeypatch, no_figures):  # noqa: F811
     (tmp_path / "somebodys.py").write_text(MODULE.format(file=str(ran)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(trusted, "_added", set())
+    monkeypatch.setattr(instantiate, "_added", set())
     monkeypatch.setattr(conf_dir, "_own", [])
     options = {"compressor___target_": "somebodys.Sparse", "schedule___target_": "somebodys.Halved"}
     named = {"model": "resnet8", "dataset": "digits", "compressor": "sparse", "sync": "every_step"}

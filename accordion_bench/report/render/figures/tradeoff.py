@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from accordion_bench.network.link_name import show_link
+from accordion_bench.network.link_options import show_link
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.ranking import beaten, front
 from accordion_bench.report.compare.timed import unlike

@@ -1,0 +1,289 @@
+"""What a process is given of its machine: memory, threads, GPUs, deterministic algorithms.
+
+What a run sets before it computes: threads, kernels, what happens to freed memory. Trials and benches set it, too.
+
+A step that is timed under other settings than those of a run says nothing of the run.
+
+Threads: how many a process computes with, and what they do while they wait.
+
+OpenMP's threads usually spin between two kernels: each burns a core that another process could use, and where they are
+more than the free cores, every kernel waits for one that the kernel of the machine has put aside. Ours sleep.
+"""
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.processes.sealed_store import SealedStore, whole_number
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+LARGEST_KEPT = 256 * 2**20  # bytes of one tensor
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep what it has freed, up to tensors of 256 MiB, instead of giving it back to the system.
+
+    glibc takes every block above 32 MiB from the system anew and gives it back when it is freed, so that each page of
+    a large activation faults in every step: docs/performance.md. Costs nothing but that the process stays as large as
+    it was at its largest. It cannot be undone.
+
+    Returns:
+        whether it was done; other C libraries (macOS, musl) have no such option.
+    """
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)) and bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def give_back() -> None:
+    """Give back to the system what is free at the moment; what is freed later is kept as before."""
+    if (trim := _of_glibc("malloc_trim")) is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc's; None where another C library has none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except AttributeError:
+        return None
+
+
+PER_CORE = 16  # that may be asked for; OpenMP ends a process that wants some 10,000
+# floating-point operations of a step in one kernel from which on a second thread pays: docs/performance.md
+WORTH_SHARING = 100e6
+
+
+def sleep_while_waiting(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let waiting threads sleep, here and in processes that are started from here; what the user has set stays.
+
+    Call it before torch is imported: OpenMP reads it once.
+    """
+    environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def choose(
+    asked: int | None, processes: int, work: Callable[[], float], environ: Mapping[str, str] = os.environ
+) -> int:
+    """How many threads each process of a run computes with.
+
+    What was asked for; else what `OMP_NUM_THREADS` says; else an equal share of the cores, or 1 where kernels are too
+    small to be shared.
+
+    Args:
+        asked: the option `threads`; null = choose.
+        processes: of the run on this machine.
+        work: tells the floating-point operations of a step in a kernel, on average; asked where they decide.
+        environ: of the process.
+
+    Raises:
+        ValueRefused: they are more than this machine can start.
+    """
+    if asked is not None:
+        return checked("threads", asked)
+    told = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if told.isdecimal():
+        return checked("OMP_NUM_THREADS", max(1, int(told)))
+    share = max(1, cores() // processes)
+    return share if share > 1 and work() >= WORTH_SHARING else 1
+
+
+def checked(key: str, threads: int) -> int:
+    """A number of threads that this machine can start.
+
+    Args:
+        key: where it stands, for the sentence.
+        threads: asked for.
+
+    Raises:
+        ValueRefused: it is none.
+    """
+    checks.integer(key, threads, at_least=1)
+    return checks.integer(key, threads, at_least=1, at_most=PER_CORE * (os.cpu_count() or 1), instead=cores())
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# cuBLAS repeats itself with such a workspace; torch.compile without timing its own kernels
+VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
+
+
+@contextlib.contextmanager
+def use_variables(deterministic: bool) -> Iterator[None]:
+    """Set what is read when CUDA starts, here or in a process that is started from here; afterwards all is as it was.
+
+    Args:
+        deterministic: the option; without it nothing is touched. What the user has exported stays.
+    """
+    ours = {name: value for name, value in VARIABLES.items() if deterministic and name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def use_kernels(deterministic: bool, device: str) -> Iterator[None]:
+    """Choose kernels: those that repeat themselves, or on a GPU the fastest ones; afterwards all is as it was.
+
+    Args:
+        deterministic: true: no kernel whose sums depend on what came first, no TF32, no search for the fastest
+            convolution. false: TF32 as torch has it, and that search.
+        device: `cpu` or `cuda`; a processor has only kernels that repeat themselves, but for a few.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    filling: Any = torch.utils.deterministic  # a module with a property
+    mode, searched, filled = torch.get_deterministic_debug_mode(), cudnn.benchmark, filling.fill_uninitialized_memory
+    tf32 = matmul.allow_tf32, cudnn.allow_tf32
+    if deterministic:
+        torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports the compiler, four seconds
+        filling.fill_uninitialized_memory = False  # looks for errors, and costs a kernel for each new tensor
+        cudnn.benchmark = matmul.allow_tf32 = cudnn.allow_tf32 = False
+    elif device == "cuda":
+        cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        cudnn.benchmark, filling.fill_uninitialized_memory = searched, filled
+        if deterministic:
+            matmul.allow_tf32, cudnn.allow_tf32 = tf32
+
+
+def count() -> int:
+    """How many GPUs this process sees."""
+    return torch.cuda.device_count()
+
+
+def own(local_rank: int, seen: int) -> torch.device:
+    """The GPU that this process computes on.
+
+    Args:
+        local_rank: of the process on its machine.
+        seen: how many GPUs it sees; one alone is its own, whatever its rank.
+    """
+    return torch.device("cuda", local_rank % seen)
+
+
+def take(device: torch.device) -> None:
+    """Make it the GPU of this thread, before anything lands on the first one."""
+    torch.cuda.set_device(device)
+
+
+def uuid(device: torch.device) -> str:
+    """What no other GPU is called, whatever its number in this process."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def model(device: torch.device) -> str:
+    """What its maker calls it."""
+    return torch.cuda.get_device_name(device)
+
+
+def identity(uuid: str, index: int, environ: Mapping[str, str]) -> str:
+    """What this process computes on: a GPU, or the part of one that CUDA_VISIBLE_DEVICES names.
+
+    Args:
+        uuid: of the GPU.
+        index: its number in this process.
+        environ: of the process.
+    """
+    names = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    name = names[index].strip() if index < len(names) else ""
+    return f"{uuid} {name}" if name.startswith("MIG-") else uuid
+
+
+def refuse_shared(store: SealedStore, rank: int, mine: str) -> None:
+    """Refuse to share a GPU with another process; NCCL would say so in words of its own, or hang.
+
+    Args:
+        store: of the run.
+        rank: of this process.
+        mine: the `identity` of its GPU.
+
+    Raises:
+        ConfigError: another process of the run has it already.
+    """
+    first = store.first(f"gpu {mine}", str(rank), whole_number)
+    if first != rank:
+        raise ConfigError(
+            f"comm=nccl must have a GPU for each process, got {mine} for the ranks {first} and {rank}; type comm=gloo "
+            "where they are to share it, or let each process see its own (Slurm: srun --gpus-per-task=1)"
+        )
+
+
+def unlike(models: Sequence[str]) -> str:
+    """The sentence for a run on GPUs of several kinds; "" where all are alike.
+
+    Args:
+        models: of all processes, by rank.
+    """
+    ranks = {model: [rank for rank, other in enumerate(models) if other == model] for model in models}
+    if len(ranks) < 2:
+        return ""
+    kinds = ", ".join(
+        f"{model} ({'ranks' if len(own) > 1 else 'rank'} {_numbers(own)})" for model, own in ranks.items()
+    )
+    return (
+        f"this run has GPUs of {len(ranks)} kinds: {kinds}; the slowest sets the pace, and each rounds in its own way"
+    )
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """`0-3`, or `0, 2, 5 ...`."""
+    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks[:3])) + (" ..." if len(ranks) > 3 else "")
+
+
+# by which torchrun, OpenMPI and Slurm number their processes, as `placement.environment_ranks` looks for them
+
+
+@contextlib.contextmanager
+def as_in_a_run(device: str, threads: int | None = None, deterministic: bool = False) -> Iterator[None]:
+    """Compute as a run does; afterwards threads and kernels are as before. Memory that is kept once stays kept.
+
+    Args:
+        device: `cpu` or `cuda`.
+        threads: of torch; None = as many as there are.
+        deterministic: the option of the run.
+
+    Example:
+        with as_in_a_run("cpu", threads=1):
+            model(batch)
+    """
+    if device == "cpu":
+        keep_freed_memory()
+    with (
+        computing_with(threads),
+        use_variables(deterministic),
+        use_kernels(deterministic, device),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def computing_with(threads: int | None) -> Iterator[None]:
+    """So many threads of torch inside; None = as many as there are."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

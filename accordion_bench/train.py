@@ -79,7 +79,7 @@ def _run(
             print(f"warning: {warning}", file=sys.stderr)
     looks = config.resume is None and (config.resume_sweep or bool(once and sweep))
     with contextlib.ExitStack() as held:
-        held.enter_context(machine.use_variables(config.deterministic))
+        held.enter_context(machine.use_deterministic_variables(config.deterministic))
         held.enter_context(launch.join_process_group(config, where, watch))
         with reuse.one_at_a_time(config.to_dict()) if looks and leader else contextlib.nullcontext():
             found, done = _find_earlier(config, leader, watch, sweep) if looks else ("", False)

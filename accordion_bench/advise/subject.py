@@ -166,4 +166,6 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def _threads(config: RunConfig, workers_each: int, model: nn.Module, dataset: Dataset) -> int:
-    return machine.choose(config.threads, workers_each, lambda: flops_per_kernel(model, dataset, config.batch_size))
+    return machine.choose_threads(
+        config.threads, workers_each, lambda: flops_per_kernel(model, dataset, config.batch_size)
+    )

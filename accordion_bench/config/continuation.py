@@ -156,7 +156,7 @@ def threads_of(folder: RunFolder) -> int | None:
         ValueRefused: with more than this machine can start.
     """
     found = computed_with(folder).get("threads")
-    return machine.checked("threads", found) if type(found) is int else None
+    return machine.checked_threads("threads", found) if type(found) is int else None
 
 
 def refuse_other_past(config: RunConfig, parts: Components) -> None:

@@ -285,4 +285,4 @@ def _threads(config: RunConfig, where: Placement, model: nn.Module, dataset: Dat
     def work() -> float:
         return math.inf if where.device == "cuda" else trial.flops_per_kernel(model, dataset, config.batch_size)
 
-    return machine.choose(config.threads, here, work)
+    return machine.choose_threads(config.threads, here, work)

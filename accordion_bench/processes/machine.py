@@ -72,7 +72,7 @@ def sleep_while_waiting(environ: MutableMapping[str, str] = os.environ) -> None:
     environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def choose(
+def choose_threads(
     asked: int | None, processes: int, work: Callable[[], float], environ: Mapping[str, str] = os.environ
 ) -> int:
     """How many threads each process of a run computes with.
@@ -90,15 +90,15 @@ def choose(
         ValueRefused: they are more than this machine can start.
     """
     if asked is not None:
-        return checked("threads", asked)
+        return checked_threads("threads", asked)
     told = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if told.isdecimal():
-        return checked("OMP_NUM_THREADS", max(1, int(told)))
+        return checked_threads("OMP_NUM_THREADS", max(1, int(told)))
     share = max(1, cores() // processes)
     return share if share > 1 and work() >= WORTH_SHARING else 1
 
 
-def checked(key: str, threads: int) -> int:
+def checked_threads(key: str, threads: int) -> int:
     """A number of threads that this machine can start.
 
     Args:
@@ -122,7 +122,7 @@ VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC"
 
 
 @contextlib.contextmanager
-def use_variables(deterministic: bool) -> Iterator[None]:
+def use_deterministic_variables(deterministic: bool) -> Iterator[None]:
     """Set what is read when CUDA starts, here or in a process that is started from here; afterwards all is as it was.
 
     Args:
@@ -138,7 +138,7 @@ def use_variables(deterministic: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def use_kernels(deterministic: bool, device: str) -> Iterator[None]:
+def use_deterministic_kernels(deterministic: bool, device: str) -> Iterator[None]:
     """Choose kernels: those that repeat themselves, or on a GPU the fastest ones; afterwards all is as it was.
 
     Args:
@@ -165,12 +165,12 @@ def use_kernels(deterministic: bool, device: str) -> Iterator[None]:
             matmul.allow_tf32, cudnn.allow_tf32 = tf32
 
 
-def count() -> int:
+def gpu_count() -> int:
     """How many GPUs this process sees."""
     return torch.cuda.device_count()
 
 
-def own(local_rank: int, seen: int) -> torch.device:
+def own_gpu(local_rank: int, seen: int) -> torch.device:
     """The GPU that this process computes on.
 
     Args:
@@ -180,22 +180,22 @@ def own(local_rank: int, seen: int) -> torch.device:
     return torch.device("cuda", local_rank % seen)
 
 
-def take(device: torch.device) -> None:
+def take_gpu(device: torch.device) -> None:
     """Make it the GPU of this thread, before anything lands on the first one."""
     torch.cuda.set_device(device)
 
 
-def uuid(device: torch.device) -> str:
+def gpu_uuid(device: torch.device) -> str:
     """What no other GPU is called, whatever its number in this process."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def model(device: torch.device) -> str:
+def gpu_model(device: torch.device) -> str:
     """What its maker calls it."""
     return torch.cuda.get_device_name(device)
 
 
-def identity(uuid: str, index: int, environ: Mapping[str, str]) -> str:
+def gpu_identity(uuid: str, index: int, environ: Mapping[str, str]) -> str:
     """What this process computes on: a GPU, or the part of one that CUDA_VISIBLE_DEVICES names.
 
     Args:
@@ -208,7 +208,7 @@ def identity(uuid: str, index: int, environ: Mapping[str, str]) -> str:
     return f"{uuid} {name}" if name.startswith("MIG-") else uuid
 
 
-def refuse_shared(store: SealedStore, rank: int, mine: str) -> None:
+def refuse_shared_gpu(store: SealedStore, rank: int, mine: str) -> None:
     """Refuse to share a GPU with another process; NCCL would say so in words of its own, or hang.
 
     Args:
@@ -227,7 +227,7 @@ def refuse_shared(store: SealedStore, rank: int, mine: str) -> None:
         )
 
 
-def unlike(models: Sequence[str]) -> str:
+def unlike_gpus(models: Sequence[str]) -> str:
     """The sentence for a run on GPUs of several kinds; "" where all are alike.
 
     Args:
@@ -271,8 +271,8 @@ def as_in_a_run(device: str, threads: int | None = None, deterministic: bool = F
         keep_freed_memory()
     with (
         computing_with(threads),
-        use_variables(deterministic),
-        use_kernels(deterministic, device),
+        use_deterministic_variables(deterministic),
+        use_deterministic_kernels(deterministic, device),
     ):
         yield
 

@@ -10,7 +10,6 @@ from accordion_bench.network.meter import Interface
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.processes import machine
-from accordion_bench.processes import machine as of_cuda
 from accordion_bench.run_config import RunConfig
 
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
@@ -114,6 +113,21 @@ def all_here(environ: Mapping[str, str]) -> bool:
     return ranks is None or processes_here(environ) >= ranks[0]
 
 
+@dataclass(frozen=True)
+class Started:
+    """What a launcher has started.
+
+    Args:
+        ranks: (processes, rank, local rank) of this process; None = no launcher has started it.
+        local: whether it has said the local rank.
+        here: processes on this machine.
+    """
+
+    ranks: tuple[int, int, int] | None
+    local: bool
+    here: int
+
+
 def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Placement:
     """Decide where the workers live, from the configuration, the environment and the number of GPUs.
 
@@ -125,7 +139,26 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
     Raises:
         ConfigError: the counts contradict each other or the machine.
     """
-    gpus = of_cuda.count() if gpus is None else gpus
+    gpus = machine.gpu_count() if gpus is None else gpus
+    _refuse_values(config, gpus)
+    started = Started(environment_ranks(environ), local_rank(environ) is not None, processes_here(environ))
+    backend = choose_backend(config, started, gpus)
+    processes, per_process = resolve_counts(config, backend, started, gpus)
+    _refuse_crowds(backend, processes, per_process, started, gpus)
+    ranks = started.ranks or (processes, 0, 0)
+    return Placement(
+        backend=backend,
+        processes=processes,
+        workers_per_process=per_process,
+        rank=ranks[1],
+        local_rank=ranks[2],
+        launcher="environment" if started.ranks else "self",
+        device="cuda" if gpus and config.device != "cpu" else "cpu",
+    )
+
+
+def _refuse_values(config: RunConfig, gpus: int) -> None:
+    """Refuse values that are wrong by themselves."""
     comm = config.comm
     checks.choice("comm.backend", comm.backend, BACKENDS)
     checks.number("comm.timeout", comm.timeout, above=0, at_most=LONGEST_TIMEOUT, instead=600)
@@ -146,51 +179,58 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
         if value is not None:
             alone = key == "comm.processes" and comm.backend == "simulated"
             checks.integer(key, value, at_least=1, instead=1 if alone else None)
-    workers, processes, per_process = counts.values()
-    device = checks.choice(
-        "device", config.device, ["auto", "cpu", *(["cuda"] if gpus or config.device == "cuda" else [])]
-    )
-    if device == "cuda" and not gpus:
-        raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", device, "auto")
-
+    with_gpu = ["cuda"] if gpus or config.device == "cuda" else []
+    checks.choice("device", config.device, ["auto", "cpu", *with_gpu])
+    if config.device == "cuda" and not gpus:
+        raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", "cuda", "auto")
     if config.threads is not None:
-        machine.checked("threads", config.threads)
+        machine.checked_threads("threads", config.threads)
 
-    ranks = environment_ranks(environ)
-    backend = comm.backend
-    local_processes = processes_here(environ)
+
+def choose_backend(config: RunConfig, started: Started, gpus: int) -> str:
+    """`simulated`, `gloo` or `nccl`: what is typed, or what fits the processes and the GPUs.
+
+    Raises:
+        ConfigError: NCCL without a GPU, or a process that cannot know which GPU is its own.
+    """
+    backend, workers, comm = config.comm.backend, config.workers, config.comm
     if backend == "auto":  # gloo takes tensors of GPUs through the host's memory: only where that is typed
-        asked = processes or (workers // per_process if workers and per_process else 1)
-        several = ranks is not None or asked > 1
-        use_nccl = gpus >= (1 if several else 2) and device != "cpu"
+        per_process = comm.workers_per_process
+        asked = comm.processes or (workers // per_process if workers and per_process else 1)
+        several = started.ranks is not None or asked > 1
+        use_nccl = gpus >= (1 if several else 2) and config.device != "cpu"
         backend = "nccl" if use_nccl else "gloo" if several else "simulated"
-    if backend == "nccl" and device == "cpu":
+    if backend == "nccl" and config.device == "cpu":
         raise ValueRefused("comm", "gloo or simulated with device=cpu", "nccl", "gloo")
-    if ranks is not None and gpus > 1 and device != "cpu" and local_rank(environ) is None:
+    if started.ranks is not None and gpus > 1 and config.device != "cpu" and not started.local:
         raise ConfigError(
-            f"LOCAL_RANK must be set where a process sees several GPUs, got RANK={ranks[1]} without it, {gpus} GPUs, "
-            "and neither SLURM_LOCALID nor OMPI_COMM_WORLD_LOCAL_RANK; type export LOCAL_RANK=NUMBER on its machine"
+            f"LOCAL_RANK must be set where a process sees several GPUs, got RANK={started.ranks[1]} without it, "
+            f"{gpus} GPUs, and neither SLURM_LOCALID nor OMPI_COMM_WORLD_LOCAL_RANK; type export LOCAL_RANK=NUMBER on "
+            "its machine"
         )
-    if ranks is not None:
-        why = f"{ranks[0]}, the number of processes that the launcher has started"
-        processes = _fits("comm.processes", processes, ranks[0], why)
+    return backend
+
+
+def resolve_counts(config: RunConfig, backend: str, started: Started, gpus: int) -> tuple[int, int]:
+    """Processes, and workers in each: what is typed, what a launcher has started, and defaults for the rest.
+
+    Raises:
+        ConfigError: the counts contradict each other.
+    """
+    workers, processes, per_process = config.workers, config.comm.processes, config.comm.workers_per_process
+    if started.ranks is not None:
+        count = started.ranks[0]
+        why = f"{count}, the number of processes that the launcher has started"
+        processes = _fits("comm.processes", processes, count, why)
         if backend == "simulated":
-            rule = f"gloo, nccl or auto in one of {ranks[0]} processes of torchrun, Slurm or OpenMPI"
+            rule = f"gloo, nccl or auto in one of {count} processes of torchrun, Slurm or OpenMPI"
             raise ValueRefused("comm", rule, "simulated", "auto")
-    if comm.engine == "ddp" and backend != "simulated":
+    if config.comm.engine == "ddp" and backend != "simulated":
         per_process = per_process or 1  # DistributedDataParallel has one worker in each process
     if backend == "simulated":
         processes = _fits("comm.processes", processes, 1, "1 with comm=simulated")
-    if processes is None and per_process is not None and workers is not None:
-        if workers % per_process:
-            raise ValueRefused("workers", f"a multiple of comm.workers_per_process={per_process}", workers, per_process)
-        processes = workers // per_process
-    if processes is None and backend == "nccl":
-        processes = _largest_divisor(workers, gpus) if workers else max(gpus, 1)
-    if processes is None and per_process is not None and DEFAULT_WORKERS % per_process == 0:
-        processes = DEFAULT_WORKERS // per_process
     if processes is None:
-        processes = workers or DEFAULT_WORKERS
+        processes = _processes(workers, per_process, backend, gpus)
     if per_process is None:
         workers = workers or (DEFAULT_WORKERS if DEFAULT_WORKERS % processes == 0 else processes)
         if workers % processes:
@@ -199,29 +239,37 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
     if workers is not None and workers != processes * per_process:
         rule = f"comm.processes x comm.workers_per_process = {processes} x {per_process}"
         raise ValueRefused("workers", rule, workers, processes * per_process)
+    return processes, per_process
 
-    local_processes = processes if ranks is None else local_processes
+
+def _processes(workers: int | None, per_process: int | None, backend: str, gpus: int) -> int:
+    """How many processes there are where none are typed."""
+    if per_process is not None and workers is not None:
+        if workers % per_process:
+            raise ValueRefused("workers", f"a multiple of comm.workers_per_process={per_process}", workers, per_process)
+        return workers // per_process
+    if backend == "nccl":
+        return _largest_divisor(workers, gpus) if workers else max(gpus, 1)
+    if per_process is not None and DEFAULT_WORKERS % per_process == 0:
+        return DEFAULT_WORKERS // per_process
+    return workers or DEFAULT_WORKERS
+
+
+def _refuse_crowds(backend: str, processes: int, per_process: int, started: Started, gpus: int) -> None:
+    """Refuse more processes than the machine has GPUs, or than its cores can serve."""
+    here = processes if started.ranks is None else started.here
     if backend == "nccl" and not gpus:
         raise ValueRefused("comm", "gloo or simulated on a machine without a CUDA device", "nccl", "auto")
-    own = ranks is not None and gpus == 1  # the launcher may show each process another one: `gpus.refuse_shared`
-    if backend == "nccl" and local_processes > gpus and not own:
+    own = started.ranks is not None and gpus == 1  # each process may see another one: `machine.refuse_shared_gpu`
+    if backend == "nccl" and here > gpus and not own:
         how = "comm.workers_per_process adds workers, comm=gloo lets processes share a GPU"
         rule = f"at most {gpus}, the GPUs here, one for each process ({how})"
-        raise ValueRefused("comm.processes", rule, local_processes, gpus)
-    most = PER_CORE * (os.cpu_count() or 1)
-    if backend != "nccl" and local_processes > most:
+        raise ValueRefused("comm.processes", rule, here, gpus)
+    cores = os.cpu_count() or 1
+    most = PER_CORE * cores
+    if backend != "nccl" and here > most:
         rule = f"at most {most} on this machine, {PER_CORE} for each core (comm.workers_per_process adds workers)"
-        instead = _largest_divisor(processes * per_process, min(most, os.cpu_count() or 1))
-        raise ValueRefused("comm.processes", rule, local_processes, instead)
-    return Placement(
-        backend=backend,
-        processes=processes,
-        workers_per_process=per_process,
-        rank=ranks[1] if ranks else 0,
-        local_rank=ranks[2] if ranks else 0,
-        launcher="environment" if ranks else "self",
-        device="cuda" if gpus and device != "cpu" else "cpu",
-    )
+        raise ValueRefused("comm.processes", rule, here, _largest_divisor(processes * per_process, min(most, cores)))
 
 
 def with_placement(config: RunConfig, where: Placement) -> RunConfig:

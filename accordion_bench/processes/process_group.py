@@ -35,9 +35,11 @@ def join(where: Placement, store: SealedStore, timeout: float) -> None:
     patience = datetime.timedelta(seconds=timeout)
     options: dict[str, Any] = {}
     if where.backend == "nccl":
-        device = machine.own(where.local_rank, machine.count())
-        machine.take(device)
-        machine.refuse_shared(store, where.rank, machine.identity(machine.uuid(device), device.index, os.environ))
+        device = machine.own_gpu(where.local_rank, machine.gpu_count())
+        machine.take_gpu(device)
+        machine.refuse_shared_gpu(
+            store, where.rank, machine.gpu_identity(machine.gpu_uuid(device), device.index, os.environ)
+        )
         options = {"device_id": device, "pg_options": on_device.options(patience)}
     dist.init_process_group(
         where.backend, store=store.of_torch(), rank=where.rank, world_size=where.processes, timeout=patience, **options

@@ -103,8 +103,8 @@ def train(
 
     device = "cpu"
     if where.device != "cpu":
-        device = str(machine.own(where.local_rank, machine.count()))
-        machine.take(torch.device(device))
+        device = str(machine.own_gpu(where.local_rank, machine.gpu_count()))
+        machine.take_gpu(torch.device(device))
     stopper = Stopper(watch.store if watch else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = config.comm.timeout
@@ -141,7 +141,7 @@ def train(
 def warn_of_other_models(comm: Comm) -> None:
     """The leader tells where the GPUs of a run are of several kinds."""
     if comm.device.type == "cuda" and comm.processes > 1:
-        sentence = machine.unlike(comm.everyones(machine.model(comm.device)))
+        sentence = machine.unlike_gpus(comm.everyones(machine.gpu_model(comm.device)))
         warn([sentence] if sentence and comm.leader else [])
 
 

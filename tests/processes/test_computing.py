@@ -60,7 +60,7 @@ def test_everybody_computes_as_a_run_does(compute, tmp_path, monkeypatch):
         yield
 
     monkeypatch.setattr(machine, "keep_freed_memory", lambda: kept.append(True))
-    monkeypatch.setattr(machine, "use_kernels", use_kernels)
+    monkeypatch.setattr(machine, "use_deterministic_kernels", use_kernels)
     compute(tmp_path)
     assert kept and (False, "cpu") in kernels
 

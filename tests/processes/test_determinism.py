@@ -32,7 +32,7 @@ def chosen() -> dict:
 def test_kernels_that_repeat_themselves(device, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before = chosen()
-    with machine.use_variables(True), machine.use_kernels(True, device):
+    with machine.use_deterministic_variables(True), machine.use_deterministic_kernels(True, device):
         now = chosen()
         assert (now["deterministic"], now["warn_only"], now["filling"], now["search"]) == (True, False, False, False)
         assert (now["tf32"], now["conv"], now["workspace"]) == ((False, False), False, ":4096:8")
@@ -42,9 +42,9 @@ def test_kernels_that_repeat_themselves(device, monkeypatch):
 def test_on_a_gpu_the_fastest_kernels_else():
     """TF32 is left as torch has it; a processor has nothing to search for."""
     before = chosen()
-    with machine.use_variables(False), machine.use_kernels(False, "cuda"):
+    with machine.use_deterministic_variables(False), machine.use_deterministic_kernels(False, "cuda"):
         assert chosen() == {**before, "search": True}
-    with machine.use_variables(False), machine.use_kernels(False, "cpu"):
+    with machine.use_deterministic_variables(False), machine.use_deterministic_kernels(False, "cpu"):
         assert chosen() == before
     assert chosen() == before
 
@@ -52,20 +52,20 @@ def test_on_a_gpu_the_fastest_kernels_else():
 def test_they_import_no_compiler(monkeypatch):
     """`torch.use_deterministic_algorithms` does, and takes four seconds of each process for it."""
     monkeypatch.setattr(torch, "use_deterministic_algorithms", pytest.fail)
-    with machine.use_kernels(True, "cuda"):
+    with machine.use_deterministic_kernels(True, "cuda"):
         assert torch.are_deterministic_algorithms_enabled()
 
 
 def test_they_are_put_back_after_an_error():
     before = chosen()
-    with pytest.raises(ValueError), machine.use_kernels(True, "cuda"):
+    with pytest.raises(ValueError), machine.use_deterministic_kernels(True, "cuda"):
         raise ValueError
     assert chosen() == before
 
 
 def test_a_workspace_that_was_exported_stays(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    with machine.use_variables(True):
+    with machine.use_deterministic_variables(True):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
@@ -92,7 +92,7 @@ def test_a_run_computes_with_them(tmp_path, monkeypatch):
 
 
 def test_a_method_without_such_a_kernel_is_told_in_one_sentence():
-    with pytest.raises(RuntimeError) as raised, machine.use_kernels(True, "cpu"):
+    with pytest.raises(RuntimeError) as raised, machine.use_deterministic_kernels(True, "cpu"):
         torch.zeros(3).put_(torch.tensor([0]), torch.ones(1), accumulate=False)
     assert str(explain(raised.value)).startswith("deterministic must be false where torch has no other kernel for put_")
     assert str(explain(raised.value)).endswith("got true; type deterministic=false")
@@ -109,7 +109,7 @@ def test_every_compressor_computes_with_them_and_no_digit_changes(compressor, tm
     """On a processor; on a GPU torch refuses a few operations, see `test_a_method_without_such_a_kernel`."""
     sums = []
     for deterministic in (False, True):
-        with machine.use_kernels(deterministic, "cpu"):
+        with machine.use_deterministic_kernels(deterministic, "cpu"):
             beside = typed_beside("compressor", compressor) or ["optimizer.momentum=0"]
             options = [f"compressor={compressor}", *beside, "model._target_=tests.kit.tiny.Net"]
             trainer = local.trainer_for(tmp_path / str(deterministic), "epochs=1", *options)

@@ -21,15 +21,15 @@ from tests.kit.stores import LocalStore
     ],
 )
 def test_a_process_computes_on_a_gpu_or_on_the_part_that_it_sees(environ, identities):
-    assert [machine.identity(f"GPU-{index + 1}", index, environ) for index in range(2)] == identities
+    assert [machine.gpu_identity(f"GPU-{index + 1}", index, environ) for index in range(2)] == identities
 
 
 def test_processes_with_gpus_of_their_own_pass():
     """--gpus-per-task=1: all say number 0; the uuids tell them apart, and the parts of one GPU have names."""
     store = SealedStore(LocalStore(), 4)
     for rank, mine in enumerate(["GPU-1", "GPU-2", "GPU-3 MIG-a", "GPU-3 MIG-b"]):
-        machine.refuse_shared(store, rank, mine)
-    machine.refuse_shared(store, 1, "GPU-2")  # asked again
+        machine.refuse_shared_gpu(store, rank, mine)
+    machine.refuse_shared_gpu(store, 1, "GPU-2")  # asked again
 
 
 @pytest.mark.parametrize("mine", ["GPU-1", "GPU-1 MIG-GPU-1/7/0"])
@@ -43,18 +43,18 @@ def test_two_processes_on_one_gpu_are_told_in_one_sentence(mine, kind, tmp_path)
         store = SealedStore(
             dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), 4, "sixteen letters or more"
         )
-    machine.refuse_shared(store, 0, mine)
-    machine.refuse_shared(store, 1, "GPU-2")
+    machine.refuse_shared_gpu(store, 0, mine)
+    machine.refuse_shared_gpu(store, 1, "GPU-2")
     told = rf"^comm=nccl must have a GPU for each process, got {mine} for the ranks 0 and 2; type comm=gloo .*$"
     with pytest.raises(ConfigError, match=told):
-        machine.refuse_shared(store, 2, mine)
+        machine.refuse_shared_gpu(store, 2, mine)
 
 
 def test_gpus_of_several_kinds_are_told_in_one_sentence():
-    assert machine.unlike(["H200"] * 8) == machine.unlike(["H200"]) == ""
-    told = machine.unlike(["H200"] * 4 + ["A100"] * 2 + ["V100"])
+    assert machine.unlike_gpus(["H200"] * 8) == machine.unlike_gpus(["H200"]) == ""
+    told = machine.unlike_gpus(["H200"] * 4 + ["A100"] * 2 + ["V100"])
     assert told.startswith("this run has GPUs of 3 kinds: H200 (ranks 0-3), A100 (ranks 4-5), V100 (rank 6); ")
-    assert "H200 (ranks 0, 2, 4 ...), A100 (ranks 1, 3, 5 ...)" in machine.unlike(["H200", "A100"] * 8)
+    assert "H200 (ranks 0, 2, 4 ...), A100 (ranks 1, 3, 5 ...)" in machine.unlike_gpus(["H200", "A100"] * 8)
 
 
 def test_only_one_room_of_the_processes_asks_cuda():

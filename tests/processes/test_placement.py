@@ -166,8 +166,8 @@ def test_what_is_no_number_in_the_environment_is_a_sentence(name):
 )
 def test_the_third_process_of_a_machine_takes_its_third_gpu(environ):
     where = placement.place(composed.config(), environ, 4)
-    assert (where.rank, where.local_rank, machine.own(where.local_rank, 4).index) == (6, 2, 2)
-    assert machine.own(where.local_rank, 1).index == 0  # it sees one alone: its own
+    assert (where.rank, where.local_rank, machine.own_gpu(where.local_rank, 4).index) == (6, 2, 2)
+    assert machine.own_gpu(where.local_rank, 1).index == 0  # it sees one alone: its own
 
 
 def test_a_rank_that_nobody_gives_a_place_on_its_machine_is_refused():

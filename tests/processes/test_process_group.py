@@ -30,7 +30,7 @@ def asked(monkeypatch) -> list:
     calls: list = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", str(device))))
-    monkeypatch.setattr(machine, "uuid", lambda device: f"GPU-{device.index}")
+    monkeypatch.setattr(machine, "gpu_uuid", lambda device: f"GPU-{device.index}")
     monkeypatch.setattr(SealedStore, "of_torch", lambda self: None)
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **named: calls.append(("init", args, named)))
     return calls
@@ -61,7 +61,7 @@ def test_gloo_is_asked_for_nothing_of_this(asked):
 
 @needs_nccl
 def test_two_processes_that_share_a_gpu_do_not_get_as_far_as_nccl(asked, monkeypatch):
-    monkeypatch.setattr(machine, "count", lambda: 1)  # of each; the launcher has shown both the same one
+    monkeypatch.setattr(machine, "gpu_count", lambda: 1)  # of each; the launcher has shown both the same one
     store = LocalStore()
     join(0, 0, store=store)
     with pytest.raises(ConfigError, match=r"got GPU-0 for the ranks 0 and 1; type comm=gloo"):
@@ -109,7 +109,7 @@ def test_who_fails_over_nccl_waits_for_no_collective_that_nobody_ends(backend, f
 
 
 def test_gpus_of_other_kinds_are_told_by_the_leader(monkeypatch, capsys):
-    monkeypatch.setattr(machine, "model", lambda device: "H200")
+    monkeypatch.setattr(machine, "gpu_model", lambda device: "H200")
     for rank, device in ((0, "cuda:0"), (1, "cuda:0"), (0, "cpu")):
         comm = SimpleNamespace(device=torch.device(device), processes=2, leader=rank == 0)
         comm.everyones = lambda said: [said, "A100"]

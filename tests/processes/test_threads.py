@@ -36,7 +36,7 @@ SMALL, LARGE = machine.WORTH_SHARING / 2, machine.WORTH_SHARING
 )
 def test_choose(monkeypatch, asked, processes, work, environ, chosen):
     monkeypatch.setattr(machine, "cores", lambda: 8)
-    assert machine.choose(asked, processes, lambda: work, environ) == chosen
+    assert machine.choose_threads(asked, processes, lambda: work, environ) == chosen
 
 
 def test_work_is_asked_only_where_it_decides(monkeypatch):
@@ -45,7 +45,7 @@ def test_work_is_asked_only_where_it_decides(monkeypatch):
 
     monkeypatch.setattr(machine, "cores", lambda: 2)
     for asked, processes, environ in ((1, 1, {}), (None, 2, {}), (None, 1, {"OMP_NUM_THREADS": "1"})):
-        machine.choose(asked, processes, work, environ)
+        machine.choose_threads(asked, processes, work, environ)
 
 
 def test_waiting_threads_sleep_unless_the_user_says_otherwise():
@@ -91,7 +91,7 @@ def test_more_than_a_machine_can_start_are_refused(many, tmp_path):
     with pytest.raises(ConfigError, match=f"^threads {rule} threads={machine.cores()}$"):
         composed.validated(composed.run(tmp_path, f"threads={many}"))
     with pytest.raises(ConfigError, match=f"^OMP_NUM_THREADS {rule}"):
-        machine.choose(None, 1, lambda: 1.0, {"OMP_NUM_THREADS": str(many)})
+        machine.choose_threads(None, 1, lambda: 1.0, {"OMP_NUM_THREADS": str(many)})
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.write_json("environment.json", {"threads": many})

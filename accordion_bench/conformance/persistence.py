@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accordion_bench.conformance.subject import Maker, Setup, demand, same_bits
 from accordion_bench.conformance.tensors import SPECS, gradients
-from accordion_bench.sync.state import PER_WORKER
+from accordion_bench.sync.base import PER_WORKER
 
 
 def check_state(make: Maker, level: float | None = None) -> str:

@@ -22,7 +22,7 @@ from accordion_bench.comm.lost_peers import of_communication
 from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, same_bits
 from accordion_bench.conformance.tensors import gradients
 from accordion_bench.processes.parent import end_with_parent
-from accordion_bench.sync.state import PER_WORKER
+from accordion_bench.sync.base import PER_WORKER
 
 STEPS = 3
 WORKERS = 4

@@ -17,8 +17,8 @@ from accordion_bench.network import fit
 from accordion_bench.network.interface import Interface
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
-from accordion_bench.sync.pair_exchange import PairExchange
-from accordion_bench.sync.sparse_average import SparseAverage
+from accordion_bench.sync.what import SparseAverage
+from accordion_bench.sync.who import PairExchange
 from tests.kit import inside
 from tests.kit.helpers import exchange_for, yaml_names
 from tests.kit.processes import together

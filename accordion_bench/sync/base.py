@@ -14,6 +14,7 @@ from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.optimizers.inner import Optimizers
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts, TensorSpec
@@ -74,7 +75,16 @@ class Stateful:
         return {name: _saved(getattr(self, name)) for name in self.keeps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Continue from `state_dict()`.
+
+        Raises:
+            ConfigError: another version has saved it, or another scheme.
+        """
+        if missing := [name for name in self.keeps if name not in state]:
+            raise ConfigError(
+                f"state must be what this version saves of this scheme, got one without {missing[0]}; begin anew, or "
+                "go on with the version that saved it"
+            )
         for name in self.keeps:
             before = getattr(self, name)
             if not _restored(before, state[name]):

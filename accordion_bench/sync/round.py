@@ -452,6 +452,6 @@ class Round(Sync):
         return [] if self.forked else copy.deepcopy(self.outer).buffers(self.axis.shared)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["forked"] and not self.forked:
+        if state.get("forked") and not self.forked:
             self.fork()
         super().load_state_dict(state)

@@ -262,7 +262,7 @@ class ZeroOneAdam(Sync):
     # ---- checkpoints
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["forked"] and not self.forked:
+        if state.get("forked") and not self.forked:
             self.fork()
         super().load_state_dict(state)
         self.divide_by_variance()

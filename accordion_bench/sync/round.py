@@ -9,7 +9,7 @@ units of the parameters.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -116,7 +116,10 @@ class Round(Sync):
     """
 
     local = True
-    keeps = ("forked", "since", "count", "round_lr", "period", "outer_buffers", "in_flight", "attendance")
+    keeps: ClassVar[tuple[str, ...]] = (
+        *("forked", "since", "count", "round_lr", "period"),
+        *("outer_buffers", "in_flight", "attendance"),
+    )
     switch_step: int | None = 0
     phase1: str = "gradient"
     buffers: str | None = None
@@ -255,13 +258,16 @@ class Round(Sync):
         self.inner.fork()
         self.who.begin(self.runner, self.outer, self.split)
         self.in_parts = [self.exchange.part(p, own) for p, own in enumerate(self.split or [])]
-        if self.when.in_next_round:  # the average of equal workers, launched at the start
-            self.in_flight.updates = [torch.zeros_like(value) for value in self.axis.shared]
+        self.in_flight.updates = self.at_the_start()
         self.every_step = EveryStep()  # and its residuals are given up
         if self.waiting.leaves_out(self.comm.workers):
             kind = LateProcesses if self.lateness is None else DrawnLateness
             self.attendance = kind(self.context, self.exchange, self.outer, self.buffers or "keep", self.waiting)
         self.forked = True
+
+    def at_the_start(self) -> list[Tensor]:
+        """What is in flight when all workers are equal still."""
+        return [torch.zeros_like(value) for value in self.axis.shared] if self.when.in_next_round else []
 
     def sparse_average(self, comm: Comm) -> SparseAverage:
         """What averages the share `sparta` of the parameters."""

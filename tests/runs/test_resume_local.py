@@ -25,6 +25,8 @@ ARMS = {
     "sparta": ["sync=sparta", "sync.sparta=0.1"],
     "diloco with sparta": ["sync=diloco", "sync.period=5", "sync.sparta=0.1"],
     "noloco": ["sync=noloco", "sync.period=5"],
+    "gossip": ["sync=gossip"],
+    "gossip, used late": ["sync=gossip", "sync.delay=1", "sync.period=2"],
     "groups": ["sync=hierarchical", "sync.groups=[[3,2],[9,4]]", "compressor=topk"],
     "groups with queries of their own": ["sync=hierarchical", "sync.groups=[[3,2],[9,4]]", "compressor=powersgd"],
     "two-way": ["sync=local_sgd", "sync.period=5", "compressor=distefblocksgd"],

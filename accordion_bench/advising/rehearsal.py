@@ -28,7 +28,7 @@ from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Position
 from accordion_bench.signals.policy_runner import PolicyRunner
 from accordion_bench.sync.base import Sync, SyncContext
-from accordion_bench.sync.buffers import averaged
+from accordion_bench.sync.outer import averaged
 
 STEPS = 1000  # of the run that these could be of
 RATE = 0.1  # learning rate; it decides no time

@@ -10,7 +10,7 @@ from accordion_bench.attaching.other_workers import shared_anew
 from accordion_bench.attaching.same_parameters import checksum
 from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.sync.state import SyncState
+from accordion_bench.sync.base import SyncState
 
 log = logging.getLogger("accordion_bench")
 State = dict[str, Any]

@@ -36,7 +36,7 @@ from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.sync.base import Sync
-from accordion_bench.sync.buffers import exchange_of_buffers
+from accordion_bench.sync.outer import exchange_of_buffers
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.training.trainer import Trainer
 
@@ -309,7 +309,6 @@ def memory_lines(trainer: Trainer, where: Placement, made: list[Made]) -> Iterat
 
 def _kept_by(sync: Sync, workers: int, share: float) -> float:
     """Bytes that a scheme keeps beside replicas and exchanges in a process with this share of the workers."""
-    sync.make_state()
     own = sum(size_of(tensors_in(sync.worker_state(row))) for row in range(workers))
     return size_of(tensors_in(sync.state_dict())) + size_of(sync.derived()) + share * own
 

@@ -294,31 +294,39 @@ class Comm:
         per_process = [part.split([W * size for size in mine]) for part in received.chunk(self.processes)]
         return [torch.cat([parts[own].view(W, size) for parts in per_process]) for own, size in enumerate(mine)]
 
-    def send_receive(self, message_W: Tensor, partners_A: Sequence[int]) -> Tensor:
-        """What the partners of the local workers send them, [W, ...], for messages [W, ...]; charged as payload.
+    def send_receive(self, message_W: Tensor, targets_A: Sequence[int]) -> Tensor:
+        """What other workers send to the local ones, [W, ...], for messages [W, ...]; charged as payload.
 
-        Pairs side by side, and no collective: two processes exchange one message, of all pairs between them.
+        Messages side by side, and no collective: one process sends another all that its workers have for it at once.
 
         Args:
             message_W: of equal size on all workers.
-            partners_A: of every worker of the run, the other one of its pair.
+            targets_A: to whom each worker of the run sends; everybody gets one message.
         """
         self.ledger.send_receive(message_W[0].numel() * message_W.element_size())
         W, first = self.local_workers, self.first_worker
         theirs_W = torch.empty_like(message_W)
-        rows_of: dict[int, list[int]] = {}  # by process, in the order that both sides know
-        for row in sorted(range(W), key=lambda row: min(first + row, partners_A[first + row])):
-            rows_of.setdefault(partners_A[first + row] // W, []).append(row)
-        for row in rows_of.pop(self.rank, []):
-            theirs_W[row] = message_W[partners_A[first + row] - first]
-        received = {peer: message_W.new_empty(len(rows), *message_W.shape[1:]) for peer, rows in rows_of.items()}
+        outgoing: dict[int, list[int]] = {}  # rows by process, in the order of the senders, which both sides know
+        incoming: dict[int, list[int]] = {}
+        for sender, target in enumerate(targets_A):
+            source, there = sender // W, target // W
+            if source == there == self.rank:
+                theirs_W[target - first] = message_W[sender - first]
+            elif source == self.rank:
+                outgoing.setdefault(there, []).append(sender - first)
+            elif there == self.rank:
+                incoming.setdefault(source, []).append(target - first)
+        received = {peer: message_W.new_empty(len(rows), *message_W.shape[1:]) for peer, rows in incoming.items()}
         calls = [
-            dist.P2POp(call, x, group=self.group, group_peer=peer)
-            for peer, rows in sorted(rows_of.items())
-            for call, x in ((dist.isend, message_W[rows]), (dist.irecv, received[peer]))
+            *((peer, dist.isend, message_W[rows]) for peer, rows in outgoing.items()),
+            *((peer, dist.irecv, x) for peer, x in received.items()),
         ]
-        self._collective(lambda: [work.wait() for work in dist.batch_isend_irecv(calls)] if calls else None)
-        for peer, rows in rows_of.items():
+        ops = [
+            dist.P2POp(call, x, group=self.group, group_peer=peer)
+            for peer, call, x in sorted(calls, key=lambda one: one[0])
+        ]
+        self._collective(lambda: [work.wait() for work in dist.batch_isend_irecv(ops)] if ops else None)
+        for peer, rows in incoming.items():
             theirs_W[rows] = received[peer]
         return theirs_W
 

@@ -79,7 +79,7 @@ class Ledger:
         self._charge("all_to_all", self.workers * sum(sizes_A), wire=others * sum(sizes_A), rounds=others)
 
     def send_receive(self, nbytes: int) -> None:
-        """Charge a meeting of pairs, in which each worker sends `nbytes` to its partner; a lone one keeps them."""
+        """Charge messages of `nbytes` from each worker to one other; a lone one keeps them."""
         meets = self.workers > 1
         self._charge("send_receive", self.workers * nbytes, wire=self.workers * nbytes * meets, rounds=int(meets))
 

@@ -11,7 +11,7 @@ from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.compressors.traits import COLLECTIVES
 from accordion_bench.conformance.subject import SPECS, Maker, NotApplicable, Setup, demand, flat, gradients, same_bits
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.sync.state import PER_WORKER
+from accordion_bench.sync.base import PER_WORKER
 
 
 def check_payload(make: Maker, level: float | None = None) -> str:

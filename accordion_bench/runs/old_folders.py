@@ -12,6 +12,15 @@ MOVED = {
     "accordion_bench.compressors.blockwise.Blockwise": "accordion_bench.compressors.eight_bit.Blockwise",
     "accordion_bench.network.Network": "accordion_bench.network.link_model.Network",
     "accordion_bench.optimizers.SGDPlusGradient": "accordion_bench.optimizers.sgd_plus_gradient.SGDPlusGradient",
+    **{
+        f"accordion_bench.sync.{module}.{name}": f"accordion_bench.sync.local_sgd.{name}"
+        for module, name in (
+            ("noloco", "NoLoCo"),
+            ("overlap_local_sgd", "OverlapLocalSGD"),
+            ("sparta", "Sparta"),
+            ("streaming_diloco", "StreamingDiLoCo"),
+        )
+    },
     "torch.optim.AdamW": "accordion_bench.optimizers.adamw.AdamW",
 }
 

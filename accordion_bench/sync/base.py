@@ -1,21 +1,26 @@
-"""What every synchronisation scheme is."""
+"""What every synchronisation scheme is, and the state that checkpoints have of it."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.optimizers.inner import Optimizers
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts, TensorSpec
 from accordion_bench.position import Position, Rate
+
+PER_WORKER = "_W"  # ends the names of tensors with a row per worker, in the state of an exchange
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,67 @@ class Placed(NamedTuple):
     rows: range
 
 
-class Sync(Component):
+class Stateful:
+    """State by registration: whoever has state names the attributes that are it.
+
+    Class attributes:
+        keeps: names of attributes that all workers have in common: numbers, strings, lists of them, lists of tensors,
+            and other `Stateful`s. Tensors are restored in place.
+
+    Example:
+        class Round(Sync):
+            keeps = ("since", "outer_buffers", "in_flight")
+    """
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all workers have in common; tensors are copied to the CPU."""
+        return {name: _saved(getattr(self, name)) for name in self.keeps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`.
+
+        Raises:
+            ConfigError: another version has saved it, or another scheme.
+        """
+        if missing := [name for name in self.keeps if name not in state]:
+            raise ConfigError(
+                f"state must be what this version saves of this scheme, got one without {missing[0]}; begin anew, or "
+                "go on with the version that saved it"
+            )
+        for name in self.keeps:
+            before = getattr(self, name)
+            if not _restored(before, state[name]):
+                setattr(self, name, copy.deepcopy(state[name]))
+
+
+def _saved(value: Any) -> Any:
+    """A copy of a value of an attribute, for a checkpoint."""
+    if isinstance(value, Stateful):
+        return value.state_dict()
+    if isinstance(value, Tensor):
+        return copy_on_cpu(value)
+    if isinstance(value, dict):
+        return {key: _saved(item) for key, item in value.items()}
+    return [_saved(item) for item in value] if isinstance(value, list) else value
+
+
+def _restored(value: Any, saved: Any) -> bool:
+    """Whether a value could be continued in place: it is `Stateful`, a tensor, or a container of as many."""
+    if isinstance(value, Stateful):
+        value.load_state_dict(saved)
+    elif isinstance(value, Tensor):
+        restore_(value, saved)
+    elif isinstance(value, dict):
+        return all([_restored(item, saved[key]) for key, item in value.items()])
+    else:
+        alike = isinstance(value, list) and len(value) == len(saved)
+        return alike and all([_restored(item, kept) for item, kept in zip(value, saved, strict=True)])
+    return True
+
+
+class Sync(Component, Stateful):
     """Exchanges what it must before and after each step of the optimizer.
 
     Class attributes:
@@ -89,7 +154,7 @@ class Sync(Component):
     outer_optimizer: str = "none"
     quorum: int | None = None
     plans_with: frozenset[str] = frozenset()
-    buffers: str = "keep"
+    buffers: str | None = "keep"
     final: bool = False
     partial: bool = False
     split: Sequence[Sequence[int]] | None = None
@@ -232,23 +297,84 @@ class Sync(Component):
         """What it says in metrics rows, beside bytes and times."""
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """What all workers have in common: tensors, numbers, strings and containers."""
+    def own(self, row: int) -> dict[str, Any]:
+        """The tensors that belong to one local worker, in nested dictionaries by name; they are restored in place."""
         return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
-
-    def make_state(self) -> None:
-        """Make what else the first averaging would make, for whoever asks how much there is."""
 
     def derived(self) -> list[Tensor]:
         """Tensors that follow from its state, so that no checkpoint has them."""
         return []
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """What belongs to one local worker."""
-        return {}
+        """Copies of what belongs to one local worker, on the CPU."""
+        copied: dict[str, Any] = _saved(self.own(row))
+        return copied
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         """Continue from `worker_state()`."""
+        _restored(self.own(row), state)
+
+
+class SyncState:
+    """The state of a scheme and of its exchanges: of all workers, and of each one.
+
+    Args:
+        sync: the scheme.
+        comm: of all workers.
+    """
+
+    def __init__(self, sync: Sync, comm: Comm) -> None:
+        self.sync, self.comm = sync, comm
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all workers have in common."""
+        places = [place for place in self.sync.exchanges() if place.exchange.comm is self.comm]
+        return {"sync": self.sync.state_dict(), "exchange_states": {place.name: _common(place) for place in places}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.sync.load_state_dict(state["sync"])
+        for place in self.sync.exchanges():
+            self._load_common(state["exchange_states"].get(place.name, {}), place)
+
+    def worker_state(self, row: int) -> dict[str, Any]:
+        """What belongs to one local worker."""
+        places = [place for place in self.sync.exchanges() if row in place.rows]
+        return {
+            "sync": self.sync.worker_state(row),
+            "exchange_states": {place.name: _row(place, row) for place in places},
+            # a group's own state is the leader's to save only where everybody is in it
+            "groups": {p.name: _common(p) for p in places if p.exchange.comm is not self.comm},
+        }
+
+    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
+        """Continue from `worker_state()`."""
+        self.sync.load_worker_state(row, state["sync"])
+        for place in self.sync.exchanges():
+            if row not in place.rows:
+                continue
+            self._load_common(state["groups"].get(place.name, {}), place)
+            for name, entries in state["exchange_states"].get(place.name, {}).items():
+                for key, value in entries.items():
+                    restore_(place.exchange.state[name][key][row - place.rows.start], value)
+
+    def _load_common(self, state: dict[str, Any], place: Placed) -> None:
+        """What the workers of one exchange have in common."""
+        for name, entries in state.items():
+            moved = {key: value.to(self.comm.device, copy=True) for key, value in entries.items()}
+            place.exchange.state.setdefault(name, {}).update(moved)
+
+
+def _common(place: Placed) -> dict[str, Any]:
+    return {
+        name: {key: copy_on_cpu(value) for key, value in entries.items() if not key.endswith(PER_WORKER)}
+        for name, entries in place.exchange.state.items()
+    }
+
+
+def _row(place: Placed, row: int) -> dict[str, Any]:
+    at = row - place.rows.start
+    return {
+        name: {key: copy_on_cpu(value[at]) for key, value in entries.items() if key.endswith(PER_WORKER)}
+        for name, entries in place.exchange.state.items()
+    }

@@ -13,9 +13,8 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.arrivals import Arrivals
 from accordion_bench.sync.base import SyncContext
-from accordion_bench.sync.buffers import treat_buffers
-from accordion_bench.sync.outer import Average
-from accordion_bench.sync.quorum import Quorum, nbytes, shares_of
+from accordion_bench.sync.outer import Average, treat_buffers
+from accordion_bench.sync.quorum import Lateness, Quorum, nbytes, shares_of
 
 TIMEOUT = 600.0  # seconds, where nobody has said another one
 LEARNT = ("payload", "wire", "rounds", "saved", "coded", "paper_floats", "uncounted")  # of a ledger, by averagings
@@ -38,16 +37,15 @@ class LateProcesses(Quorum):
 
     Args:
         context, exchange, outer, buffers: see `Quorum`.
-        quorum: workers that take part at least, rounded up to whole processes.
-        grace: seconds that others are waited for when the quorum is full.
+        waiting: how many workers take part at least, rounded up to whole processes, and how long others are waited for.
     """
 
     def __init__(
-        self, context: SyncContext, exchange: Exchange, outer: Average, buffers: str, quorum: int, grace: float
+        self, context: SyncContext, exchange: Exchange, outer: Average, buffers: str, waiting: Lateness
     ) -> None:
         super().__init__(context, exchange, outer, buffers)
-        comm, needed = self.comm, math.ceil(quorum / self.comm.local_workers)
-        store = context.store.under("quorum")
+        comm, needed = self.comm, math.ceil((waiting.quorum or 1) / self.comm.local_workers)
+        store, grace = context.store.under("quorum"), waiting.grace or 0.0
         self.arrivals = Arrivals(store, comm.rank, comm.processes, needed, grace, comm.timeout or TIMEOUT)
         self._parts: dict[tuple[int, ...], Comm] = {}
         self._met_at: int | None = None  # step

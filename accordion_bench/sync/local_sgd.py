@@ -1,47 +1,31 @@
-"""Local SGD and its relatives: workers take steps of their own and average what they have become every H steps.
-
-    x_w   parameters of worker w (a replica)      z   the last consensus      H   period
-
-Differences z - x_w travel, not x_w: the exchange may then compress them and keep what was lost as a residual, in the
-units of the parameters.
-"""
+"""Local SGD and its relatives: presets of a round (see `Round`), each with its options as fields."""
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.exchange.runner import CompletedExchange
-from accordion_bench.optimizers.inner import is_sgd
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
-from accordion_bench.plan import Plan, RunFacts
-from accordion_bench.position import Rate
-from accordion_bench.sync.attendance import attended, refuse_unheard
-from accordion_bench.sync.base import Placed, Sync, SyncContext
-from accordion_bench.sync.buffers import BUFFERS, treat_buffers
-from accordion_bench.sync.every_step import EveryStep
-from accordion_bench.sync.exact_average import exact_average
-from accordion_bench.sync.groups import Tier, checked_groups, refuse_groups, tiers
-from accordion_bench.sync.outer import OUTER, Average
-from accordion_bench.sync.quorum import Quorum, refuse_in_run, refuse_quorum
-from accordion_bench.sync.sparse_average import SparseAverage
+from accordion_bench.plan import RunFacts
+from accordion_bench.sync.outer import OUTER, HeavyBall, OuterSGD
+from accordion_bench.sync.round import Round, When
+from accordion_bench.sync.who import Nobody, Pairs, checked_groups
+from accordion_bench.tensors.same_shape import Blocks
+
+OUTER_OPTIONS = ("alpha", "beta", "outer_lr", "outer_momentum", "outer_nesterov")
+NOT_GIVEN: Any = object()
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
-    yield from Sync.description.idle(cls, options, context)
-    if options.get("switch_step") == 0:
-        yield "phase1", "sync.switch_step is 0"
-    if context.workers == 1:
-        yield "sparta", "a lone worker has nobody to average with"
+def _idle_of_local_sgd(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Round.description.idle(cls, options, context)
     quorum = options.get("quorum")
     if quorum is None:
         for key in ("grace", "lateness"):
@@ -53,13 +37,8 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "grace", "sync.lateness draws who is late"
 
 
-def _smoke_options(options: Config, knob: str) -> Config:
-    if options.get("groups"):
-        return {"groups": [[1, 2], [2, 4]]}
-    return {"period": 2}
-
-
-class LocalSGD(Sync):
+@dataclass(eq=False)
+class LocalSGD(Round):
     """Each worker takes H steps of the inner optimizer; then z <- outer(z, mean(z - x_w)) and x_w <- z.
 
     Counting optimizer steps c = 1, 2, ..., workers average after the steps S + H, S + 2 H, ..., and once more, exactly,
@@ -72,7 +51,7 @@ class LocalSGD(Sync):
         switch_step: S, synchronous steps before; null = until the first decay of the learning rate (post-local SGD).
         phase1: what the synchronous steps average: `gradient`s (one inner optimizer) or `model`s (each worker's own).
         outer_optimizer: `none` (the mean), `slowmo` (`alpha`, `beta`) or `sgd` (`outer_lr`, `outer_momentum`,
-            `outer_nesterov`).
+            `outer_nesterov`), with the options of `SlowMo` and of `OuterSGD`.
         buffers: the inner optimizers' at an averaging: `keep`, `reset`, or `average` (sent as they are, like one more
             model for each buffer); null = reset where SlowMo's inner optimizer is SGD (its paper), else keep.
         groups: hierarchical averaging: [[H_1, n_1], [H_2, n_2], ...], every H_1 steps within groups of n_1 consecutive
@@ -86,13 +65,12 @@ class LocalSGD(Sync):
         grace: seconds that others are waited for when the quorum is full; null = 0.
         lateness: probability in [0, 1) that a worker is late at an averaging, drawn; null = processes are late by the
             clock.
-        outer: the options of the outer optimizer.
 
     Source: Stich 2019 (arXiv 1805.09767); Lin et al. 2020 (arXiv 1808.07217); Zhou and Cong 2019 (hierarchical).
     """
 
     description = replace(
-        Sync.description,
+        Round.description,
         display_names={
             "local_sgd": "local SGD",
             "post_local_sgd": "post-local SGD",
@@ -101,303 +79,340 @@ class LocalSGD(Sync):
             "hierarchical": "hierarchical local SGD",
         },
         shares={"sparta": "SPARTA"},
-        idle=_idle,
-        smoke_options=_smoke_options,
+        idle=_idle_of_local_sgd,
     )
 
-    local = True
+    period: int | None = 8
+    switch_step: int | None = 0
+    phase1: str = "gradient"
+    outer_optimizer: str = "none"
+    buffers: str | None = None
+    groups: Sequence[tuple[int, int]] | None = None
+    final: bool = True
+    sparta: float | None = None
+    quorum: int | None = None
+    grace: float | None = None
+    lateness: float | None = None
+    alpha: float = NOT_GIVEN
+    beta: float = NOT_GIVEN
+    outer_lr: float = NOT_GIVEN
+    outer_momentum: float = NOT_GIVEN
+    outer_nesterov: bool = NOT_GIVEN
 
-    def __init__(
-        self,
-        period: int | None = 8,
-        switch_step: int | None = 0,
-        phase1: str = "gradient",
-        outer_optimizer: str = "none",
-        buffers: str | None = None,
-        groups: Sequence[Sequence[int]] | None = None,
-        final: bool = True,
-        sparta: float | None = None,
-        quorum: int | None = None,
-        grace: float | None = None,
-        lateness: float | None = None,
-        **outer: Any,
-    ) -> None:
-        self.groups = None if groups is None else checked_groups(groups)
-        if self.groups is None:
-            checks.integer("period", period, at_least=1, instead=8)
-        elif period is not None:
-            raise ValueRefused("period", "null where groups say it", period, None)
-        self.period = self.groups[-1][0] if self.groups else period
-        self.switch_step = switch_step
-        if switch_step is not None:
-            checks.integer("switch_step", switch_step, at_least=0)
-        self.plans_with = frozenset() if switch_step is not None else frozenset({"epochs", "schedule"})
-        self.phase1 = checks.choice("phase1", phase1, ["gradient", "model"])
-        self.outer_optimizer = checks.choice("outer_optimizer", outer_optimizer, list(OUTER))
-        for option in outer.keys() - inspect.signature(OUTER[outer_optimizer]).parameters.keys():
+    def __post_init__(self) -> None:
+        groups = [] if self.groups is None else checked_groups(self.groups)
+        if groups and self.period is not None:
+            raise ValueRefused("period", "null where groups say it", self.period, None)
+        period = groups[-1][0] if groups else checks.integer("period", self.period, at_least=1, instead=8)
+        outer = OUTER[checks.choice("outer_optimizer", self.outer_optimizer, list(OUTER))]
+        options = {name: value for name in OUTER_OPTIONS if (value := getattr(self, name)) is not NOT_GIVEN}
+        for option in options.keys() - inspect.signature(outer).parameters.keys():
             raise ConfigError(
-                f"sync.{option} is no option of outer_optimizer={outer_optimizer}; type sync=slowmo or sync=diloco to "
-                "choose an outer optimizer with its options"
+                f"sync.{option} is no option of outer_optimizer={self.outer_optimizer}; type sync=slowmo or "
+                "sync=diloco to choose an outer optimizer with its options"
             )
-        self.outer = OUTER[outer_optimizer](**outer)
-        self.buffers = "" if buffers is None else checks.choice("buffers", buffers, BUFFERS)
-        self.final = checks.boolean("final", final)
-        if sparta is not None:
-            checks.number("sparta", sparta, above=0, at_most=1, instead=0.005)
-            if self.groups is not None:
-                raise ValueRefused("sparta", "null where groups say who averages", sparta, None)
-        self.sparta = sparta
-        self.sparse: SparseAverage | None = None
-        refuse_quorum(quorum, grace, lateness, self.buffers, self.groups, sparta)
-        self.quorum, self.grace, self.lateness = quorum, grace or 0.0, lateness
-        self.attendance: Quorum | None = None
-        self.gradient_exchange = phase1 == "gradient" and switch_step != 0
-        self.count = 0  # local steps in all, after the synchronous ones
-        self.since = 0  # steps since the last averaging of all workers
-        self.round_lr = 0.0  # the inner learning rate at the start of this round
-        self.tiers: list[Tier] = []
-        self.forked = False
+        super().__init__(When(period, groups=groups), outer=outer(**options))
+        if groups and self.sparta is not None:
+            raise ValueRefused("sparta", "null where groups say who averages", self.sparta, None)
+        if self.quorum is None:
+            return
+        if groups:
+            raise ValueRefused("quorum", "null where groups say who averages", self.quorum, None)
+        if self.sparta is not None:
+            rule = "null with a quorum, because all workers average a share of their parameters in every step"
+            raise ValueRefused("sparta", rule, self.sparta, None)
+        if self.buffers == "average":
+            rule = "keep or reset with a quorum, because buffers are averaged by all workers"
+            raise ValueRefused("buffers", rule, self.buffers, "keep")
 
-    # ---- before the run
 
-    def check(self, run: RunFacts, workers_per_process: int) -> None:
-        if self.switch_step is None and run.first_drop() is None:
-            rule = "a number of steps where the learning rate never drops at once, to 0.7 or less"
-            raise ValueRefused("sync.switch_step", rule, None, run.steps // 2)
-        if self.switch_step and self.switch_step >= run.steps:
-            rule = f"below {run.steps}, the steps of the run, or workers would never take a step of their own"
-            raise ValueRefused("sync.switch_step", rule, self.switch_step, run.steps // 2)
-        if self.groups is not None:
-            refuse_groups(self.groups, run, workers_per_process)
-        if self.quorum is not None:
-            refuse_in_run(self.quorum, self.lateness, run.workers, workers_per_process)
+def _smoke_options_of_streaming(options: Config, knob: str) -> Config:
+    return {"period": 4, "fragments": 2, "delay": 1}
+
+
+@dataclass(eq=False)
+class StreamingDiLoCo(Round):
+    """DiLoCo in P fragments: in each slot of H/P steps one of them is averaged, by turns, tau steps late.
+
+        tau steps before the end of slot k, p = k mod P:   D starts to travel, D = exchange(z_p - x_p,w)
+        at the end of slot k:                              z_p <- SGD(z_p, D);  x_p,w <- (1 - a) z_p + a x_p,w
+
+    D travels while the workers go on (`comm.overlap`); with policies, which look at what has arrived, it is waited for.
+    Every coordinate is averaged once in H steps, so that bytes are DiLoCo's; the largest fragment is the peak. P = 1,
+    tau = 0, a = 0 is DiLoCo. What is in flight at the end of the run is dropped. With `sparta`, which exchanges in
+    every step, D travels beside one step only.
+
+    Args:
+        period: H, steps between two averagings of a coordinate; a multiple of P; longer = fewer bytes.
+        fragments: P, see `what.fragments`; at most as many as the model has layers; more = a lower peak of bytes.
+        delay: tau, steps that an average travels; below H/P, so that one is in flight at a time.
+        mixing: a, what a worker keeps of its own parameters, in [0, 1]: 0 = it restarts from z, 1 = it never learns of
+            the others.
+        switch_step: S, synchronous steps before; null = until the first decay of the learning rate.
+        outer_lr, outer_momentum, outer_nesterov: see `OuterSGD`; each fragment has a momentum of its own.
+        final: leave the mean behind after the last step.
+        sparta: see `LocalSGD`.
+
+    Source: Douillard et al. 2025 (arXiv 2501.18512).
+    """
+
+    description = replace(
+        Round.description,
+        display_names={"streaming_diloco": "Streaming DiLoCo"},
+        shares={"sparta": "SPARTA"},
+        smoke_options=_smoke_options_of_streaming,
+    )
+
+    late = True
+    outer_optimizer = "sgd"
+    period: int = 30
+    fragments: int = 2
+    delay: int = 5
+    mixing: float = 0.5
+    switch_step: int | None = 0
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    outer_nesterov: bool = True
+    final: bool = True
+    sparta: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.integer("period", self.period, at_least=1, instead=8)
+        checks.integer("fragments", self.fragments, at_least=1, instead=2)
+        checks.integer("delay", self.delay, at_least=0, instead=5)
+        checks.number("mixing", self.mixing, at_least=0, at_most=1, instead=0.5)
+        refuse_slots(self.period, self.fragments, self.delay)
+        outer = OuterSGD(self.outer_lr, self.outer_momentum, self.outer_nesterov)
+        when = When(self.period, slots=self.fragments, delay=self.delay, ahead=True)
+        super().__init__(when, outer=outer, fragments=self.fragments, pull=1 - self.mixing)
+
+    @classmethod
+    def in_every_step(cls, options: Config) -> Config:
+        return {**options, "period": options["fragments"], "delay": 0}
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
-        for what, name in drivers.items():
-            if what and self.quorum is not None:
-                rule = f"null where adaptive={name} drives the {what}, because policies look at exchanges of all"
-                raise ValueRefused("sync.quorum", rule, self.quorum, None)
-        if "batch" not in drivers:
-            return
-        step, drop = self.switch_step, run.first_drop()
-        if step or (step is None and drop is None):
-            until = "null (until the first drop of the learning rate) or " if drop is not None else ""
-            rule = f"{until}0 where adaptive={drivers['batch']} drives the batch and with it the steps per epoch"
-            raise ValueRefused("sync.switch_step", rule, step, 0 if drop is None else None)
+        if "period" in drivers:
+            raise ConfigError(
+                f"adaptive={drivers['period']} drives the period between averagings, got a scheme whose fragments "
+                f"divide a fixed one into slots; type sync=diloco adaptive={drivers['period']}"
+            )
+        super().refuse_driven(drivers, run)
 
-    def local_steps(self, run: RunFacts) -> int:
-        if self.switch_step is None:
-            return run.steps - (run.first_drop() or 0) * run.steps_per_epoch()
-        return run.steps - self.switch_step
 
-    def buffer_averagings(self, steps: int, period: int) -> int:
-        at_the_switch = self.phase1 == "model" and self.switch_step != 0
-        return steps // period + at_the_switch if self.buffers == "average" else 0
+def refuse_slots(period: int, fragments: int, delay: int) -> None:
+    """Refuse fragments that do not divide the period into slots which are longer than the delay.
 
-    def ends_apart(self, steps: int, period: int) -> bool:
-        return self.final and steps % (self.groups[-1][0] if self.groups else period) > 0
+    Raises:
+        ValueRefused: with what fits.
+    """
+    if period % fragments:
+        fitting = [p for p in range(1, fragments) if period % p == 0 and period // p > delay]
+        if not fitting:
+            rule = f"a multiple of fragments={fragments}, each of which has more than delay={delay} steps"
+            raise ValueRefused("period", rule, period, fragments * (delay + 1))
+        raise ValueRefused("fragments", f"a divisor of period={period}", fragments, fitting[-1])
+    slot = period // fragments
+    if delay >= slot:
+        rule = f"below {slot}, the steps of a fragment's slot (period / fragments): one average is in flight at a time"
+        raise ValueRefused("delay", rule, delay, slot - 1)
 
-    def start(self, plan: Plan) -> Plan:
-        return replace(plan, period=self.period or 1)
 
-    def begin(self, context: SyncContext) -> None:
-        super().begin(context)
-        refuse_unheard(context, self.quorum, self.lateness)
-        self.names = [spec.name for spec in self.axis.specs]
-        if not self.buffers:
-            resets = self.outer_optimizer == "slowmo" and is_sgd(self.inner.common)
-            self.buffers = "reset" if resets else "keep"
-        self.every_step = EveryStep()
-        if self.gradient_exchange:
-            self.every_step.begin(context)
-        if self.sparta is not None:
-            self.sparse = self.sparse_average(self.comm)
-        self.switch = context.run.first_drop() if self.switch_step is None else None
-        if not self.gradient_exchange:
-            self.fork()
+def _idle_of_overlap(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Round.description.idle(cls, options, context)
+    if options.get("merge") == "cocod":
+        yield "merge_alpha", "sync.merge is cocod"
+
+
+@dataclass(eq=False)
+class OverlapLocalSGD(Round):
+    """Every H steps the workers launch z' <- mean(z - gamma v_w) and go on; `delay` steps later they are pulled to it.
+
+        launch:  v_w <- beta v_w + (z - x_w) / gamma;   D = exchange(gamma v_w)
+        later:   z <- z - D;   x_w <- (1 - merge_alpha) x_w + merge_alpha z       (merge: pull_back)
+                 x_w <- x_w + mean x_old - x_old,w                                (merge: cocod)
+
+    gamma is the inner learning rate at the start of the round; while it is 0, D = exchange(z - x_w) and v stays. D
+    travels while the workers go on (`comm.overlap`); with policies, which look at what has arrived, it is waited for.
+
+    Args:
+        delay: steps from launch to use; null = H, one whole round (the paper).
+        merge: `pull_back` or `cocod` (which keeps the mean of the workers, and needs beta = 0).
+        merge_alpha: how far workers are pulled, in (0, 1]; below 1 where the delay is H.
+        beta: momentum of the differences, [0, 1).
+        period, switch_step, buffers, final: see `LocalSGD`.
+
+    Source: Wang, Liang, Joshi 2020 (arXiv 2002.09539) and its official code; Shen et al. 2019 (CoCoD).
+    """
+
+    description = replace(
+        Round.description, display_names={"overlap_local_sgd": "overlap local SGD"}, idle=_idle_of_overlap
+    )
+
+    late = True
+    period: int = 2
+    delay: int | None = None
+    merge: str = "pull_back"
+    merge_alpha: float = 0.6
+    beta: float = 0.7
+    switch_step: int | None = 0
+    buffers: str | None = None
+    final: bool = True
+
+    def __post_init__(self) -> None:
+        checks.choice("merge", self.merge, ["pull_back", "cocod"])
+        checks.number("beta", self.beta, at_least=0, below=1, instead=0.7)
+        checks.number("merge_alpha", self.merge_alpha, above=0, at_most=1, instead=0.6)
+        if self.delay is not None:
+            checks.integer("delay", self.delay, at_least=1, instead=1)
+        super().__init__(When(self.period, delay=self.delay), pull=self.merge_alpha)
+        if self.delay is not None and self.delay > self.period:
+            rule = f"at most period={self.period}, because one average is in flight at a time"
+            raise ValueRefused("delay", rule, self.delay, self.period)
+        if self.merge == "pull_back" and self.merge_alpha == 1 and self.delay in (None, self.period):
+            rule = "below 1 where the delay is a whole period, or the consensus would stay at the start for ever"
+            raise ValueRefused("merge_alpha", rule, self.merge_alpha, 0.6)
+        if self.merge == "cocod" and self.beta:
+            raise ValueRefused("beta", "0 with merge=cocod", self.beta, 0)
+        self.momentum_W: list[Tensor] = []
+        self.launched_W: list[Tensor] = []
+
+    def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
+        if "period" in drivers and self.merge == "pull_back" and self.merge_alpha == 1:
+            rule = (
+                f"below 1 where adaptive={drivers['period']} drives the period, or the consensus would stay where it "
+                "is as soon as the delay is a whole period"
+            )
+            raise ValueRefused("sync.merge_alpha", rule, 1, 0.6)
+        super().refuse_driven(drivers, run)
 
     def fork(self) -> None:
-        """From here on each worker has parameters and an inner optimizer of its own."""
-        self.axis.fork()
-        self.inner.fork()
-        self.tiers = tiers(self.runner, self.groups, self.split)
-        self.every_step = EveryStep()  # and its residuals are given up
-        everyone, late = self.tiers[-1].groups[0].exchange, (self.quorum, self.grace, self.lateness)
-        self.attendance = attended(self.context, everyone, self.outer, self.buffers, *late)
-        self.forked = True
+        super().fork()
+        storage = self.axis.specs, self.comm.local_workers, self.axis.shared[0]
+        if self.beta:
+            self.momentum_W = Blocks(*storage).tensors
+        if self.merge == "cocod":
+            self.launched_W = Blocks(*storage).tensors
+            self.note_launched()
 
-    def sparse_average(self, comm: Comm) -> SparseAverage:
-        """What averages the share `sparta` of the parameters."""
-        sparse = SparseAverage(self.sparta or 1.0, self.axis.specs, comm, self.axis.like, self.runner.seed)
-        sparse.finite = self.runner.finite
-        return sparse
+    def prepare(self, message: Sequence[list[Tensor]]) -> None:
+        (moved_W,) = message
+        if self.merge == "cocod":
+            self.note_launched()
+        if self.beta and (gamma := self.round_lr):
+            torch._foreach_mul_(self.momentum_W, self.beta)
+            torch._foreach_add_(self.momentum_W, moved_W, alpha=1 / gamma)
+            for moved, v_W in zip(moved_W, self.momentum_W, strict=True):
+                torch.mul(v_W, gamma, out=moved)
+
+    def note_launched(self) -> None:
+        """Keep what the workers are at a launch."""
+        for row in range(len(self.axis.replicas)):
+            torch._foreach_copy_([x_W[row] for x_W in self.launched_W], self.axis.values(row))
+
+    def learn(self, z: list[Tensor], rows: range) -> None:
+        if self.merge == "pull_back":
+            super().learn(z, rows)
+            return
+        for row in rows:
+            values = self.axis.values(row)
+            torch._foreach_add_(values, z)
+            torch._foreach_sub_(values, [x_W[row] for x_W in self.launched_W])
+
+    def own(self, row: int) -> dict[str, Any]:
+        kept = {"momentum": self.momentum_W, "launched": self.launched_W}
+        return {key: self.who.named([x_W[row] for x_W in xs_W]) if xs_W else {} for key, xs_W in kept.items()}
+
+
+def _smoke_options_of_sparta(options: Config, knob: str) -> Config:
+    return {}
+
+
+@dataclass(eq=False)
+class Sparta(Round):
+    """Each worker takes steps of its own; after each one x_w[mask] <- mean_w x_w[mask], one keyed mask for all.
+
+    Nothing else is exchanged, but for one exact average after the last step. The same beside averagings of everything
+    is `sync.sparta` of `LocalSGD`.
+
+    Args:
+        sparta: p, the share of all coordinates that a mask has, in (0, 1]; lower share = fewer bytes. See
+            `SparseAverage`.
+        switch_step, final: see `LocalSGD`.
+
+    Source: "Improving the Efficiency of Distributed Training using Sparse Parameter Averaging" (openreview stFPf3gzq1),
+    and EXO Gym.
+    """
+
+    description = replace(
+        Round.description,
+        display_names={"sparta": "SPARTA"},
+        shares={"sparta": "SPARTA"},
+        smoke_options=_smoke_options_of_sparta,
+    )
+
+    every_local_step = True
+    without_averages = "which averages a share of the parameters in every step, as they are"
+    sparta: float = 0.005
+    switch_step: int | None = 0
+    final: bool = True
+
+    def __post_init__(self) -> None:
+        checks.number("sparta", self.sparta, above=0, at_most=1, instead=0.005)  # null, too, is refused here
+        super().__init__(When(1), Nobody())
 
     def new_exchange(self, comm: Comm | None = None) -> Exchange:
-        return self.runner.new_exchange(True, comm, parts=self.split)
+        return self.sparse_average(comm or self.comm)
 
     def between(self) -> list[Exchange]:
-        return [self.sparse] if self.sparse else []
-
-    def exchanges(self) -> list[Placed]:
-        if not self.forked:
-            return self.every_step.exchanges()
-        return [Placed(f"pseudo_gradient-{t.size}", g.exchange, g.rows) for t in self.tiers for g in t.groups]
+        return []
 
     @property
     def exchange(self) -> Exchange:
-        return self.tiers[-1].groups[0].exchange if self.forked else self.every_step.exchange
+        return self.sparse if self.forked and self.sparse else self.every_step.exchange
 
-    # ---- the steps
 
-    def gradients_go_to(self) -> Exchange | None:
-        return None if self.forked or self.switched() else self.every_step.exchange
+@dataclass(eq=False)
+class NoLoCo(Round):
+    """Every H steps workers meet in keyed random pairs, and each takes a step of momentum SGD from its own z_w:
 
-    @property
-    def averaging(self) -> bool:
-        return self.count > 0
+        Delta_w = x_w - z_w
+        m_w <- mu m_w + outer_lr (mean_pair Delta + mean_pair z - z_w)
+        x_w = z_w <- z_w + m_w
 
-    def switched(self) -> bool:
-        """Whether the synchronous steps are over."""
-        return (
-            self.position.now >= self.switch
-            if self.switch is not None
-            else self.position.step >= (self.switch_step or 0)
-        )
+    As Delta_w + z_w = x_w, one message of x_w is all that a worker sends. Of an even number of workers mean_w z_w takes
+    a step of momentum SGD on mean_w Delta_w. Evaluated is mean_w z_w; after the last step all workers average exactly.
+    `workers=1` is the control: the same outer step, and nobody to meet.
 
-    def before_step(self, lr: Rate) -> CompletedExchange | None:
-        local = self.switched()
-        if local and not self.forked:
-            self.runner.units_change()
-            self.fork()
-        if not self.forked:
-            return self.every_step.before_step(lr)
-        if local and not self.count and (self.phase1 == "model" or self.buffers == "reset"):
-            treat_buffers(self.inner, self.buffers)  # the last synchronous step was an averaging, too
-        if self.since == 0:
-            self.round_lr = lr if isinstance(lr, int | float) else lr[0]
-            self.period = self.position.plan.period
-        self.exchange.refuse_non_finite(self.axis.gradients_W, "gradient")
-        return None
+    Args:
+        period: H, steps between two meetings; longer = fewer bytes.
+        outer_lr: its learning rate, not scheduled; as the paper, also the weight of mean_pair z - z_w.
+        outer_momentum: mu, in [0, 1).
+        buffers: the inner optimizers' at a meeting: `keep` or `reset`; null = keep.
+        switch_step, final: see `LocalSGD`.
 
-    def after_step(self, lr: Rate) -> CompletedExchange | None:
-        if not self.forked:
-            self.every_step.after_step(lr)
-            return None
-        self.clock.lap("update")
-        self.since += 1
-        self.count += self.switched()
-        if self.sparse is not None and self.count:
-            self.land()  # one collective at a time
-            self.clock.waits(self.sparse.kind)
-            self.sparse.average_([self.axis.values(row) for row in range(self.comm.local_workers)], self.position.step)
-            self.clock.lap("exposed")
-        completed = self.after_local_step()
-        self.clock.lap("update")
-        return completed
+    Source: Kolehmainen et al. 2025 (arXiv 2506.10911) and its official code.
+    """
 
-    def after_local_step(self) -> CompletedExchange | None:
-        """Average where a period has passed."""
-        tier = self.due_tier()
-        return None if tier is None else self.average(tier)
+    description = replace(Round.description, display_names={"noloco": "NoLoCo"})
 
-    def due_tier(self) -> int | None:
-        """The largest groups whose period has passed with this step."""
-        top = len(self.tiers) - 1
-        if not self.count:  # a synchronous step of phase1=model
-            return top
-        if self.groups is None:
-            return top if self.since >= (self.period or 1) else None
-        return max((i for i, (period, _) in enumerate(self.groups) if self.count % period == 0), default=None)
+    without_averages = "whose workers meet in pairs and never have one mean of all"
+    outer_optimizer = "sgd"  # each worker's own
+    period: int = 50
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.3
+    switch_step: int | None = 0
+    buffers: str | None = None
+    final: bool = True
 
-    @torch.no_grad()
-    def average(self, tier: int) -> CompletedExchange | None:
-        """Average within the groups of one tier, take the outer step, and let the replicas go on from there."""
-        if self.attendance is not None and self.count:
-            self.attendance.average(self.since, self.round_lr)
-            self.since = 0
-            return None
-        axis, groups = self.axis, self.tiers[tier].groups
-        differences = [axis.differences(group.anchor, group.rows) for group in groups]
-        completed = self.runner.run([group.exchange for group in groups], differences)
-        top = tier == len(self.tiers) - 1
-        outer = self.outer if top and self.count else Average()
-        for group, update in zip(groups, completed.updates, strict=True):
-            outer.step(group.anchor, update, self.round_lr)
-            axis.restart(group.anchor, group.rows)
-        for lower in [group for below in self.tiers[:tier] for group in below.groups]:
-            above = next(group for group in groups if lower.rows.start in group.rows)
-            torch._foreach_copy_(lower.anchor, above.anchor)
-        if top:
-            self.since = 0
-        if top and self.count:
-            treat_buffers(self.inner, self.buffers)
-        return completed
+    def __post_init__(self) -> None:
+        if self.buffers is not None:
+            checks.choice("buffers", self.buffers, ["keep", "reset"])
+        super().__init__(When(self.period), Pairs(), HeavyBall(self.outer_lr, self.outer_momentum))
 
-    # ---- the end, and in between
-
-    @property
-    def apart(self) -> bool:
-        """Whether workers differ: by steps since the last averaging, or because some were late for it."""
-        return self.since > 0 or (self.attendance is not None and self.attendance.pending)
-
-    def land(self) -> None:
-        if self.attendance is not None:
-            self.attendance.land()
-
-    def consensus(self) -> list[Tensor]:
-        if not self.forked or not self.apart:
-            return self.axis.shared
-        return self.axis.mean_replica("eval")
-
-    def finish(self) -> None:
-        """One exact average of what the workers have become since the last one."""
-        if self.forked and self.apart and self.final:
-            exact_average(self.axis)
-            self.since = 0
-            if self.attendance is not None:
-                self.attendance.settled()
-
-    def columns(self) -> dict[str, Any]:
-        return {} if self.attendance is None else self.attendance.columns()
-
-    # ---- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = ("since", "count", "round_lr", "period", "forked")
-        taken = {} if self.attendance is None else {"quorum": self.attendance.state_dict()}
-        return {**{key: getattr(self, key) for key in kept}, "outer": self.outer_state(), **taken}
-
-    def outer_state(self) -> dict[str, dict[str, Tensor]]:
-        """Buffers of the outer optimizer, by parameter name."""
-        buffers = self.outer.state_dict()
-        return {key: dict(zip(self.names, values, strict=True)) for key, values in buffers.items()}
-
-    def make_state(self) -> None:
-        self.outer.buffers(self.axis.shared)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["forked"] and not self.forked:
-            self.fork()
-        for key in ("since", "round_lr", "period", "count"):
-            setattr(self, key, state[key])
-        self.load_outer(state["outer"])
-        if self.attendance is not None:
-            self.attendance.load_state_dict(state["quorum"])
-
-    def load_outer(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue from `outer_state()`."""
-        outer = {key: [values[name] for name in self.names] for key, values in state.items()}
-        self.outer.load_state_dict(outer, self.axis.shared)
-
-    def worker_state(self, row: int) -> dict[str, Any]:
-        anchors = {}
-        for size, groups in self.tiers[:-1]:
-            group = next(group for group in groups if row in group.rows)
-            anchors[size] = {name: copy_on_cpu(value) for name, value in zip(self.names, group.anchor, strict=True)}
-        return {"anchors": anchors}
-
-    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        for size, groups in self.tiers[:-1]:
-            group = next(group for group in groups if row in group.rows)
-            for name, value in zip(self.names, group.anchor, strict=True):
-                restore_(value, state["anchors"][size][name])
+    def check(self, run: RunFacts, workers_per_process: int) -> None:
+        if run.workers % 2 and run.workers > 1:
+            raise ConfigError(
+                f"workers must be an even number with sync=noloco, whose workers meet in pairs, got {run.workers}; "
+                f"type workers={run.workers + 1}, or sync=diloco"
+            )
+        super().check(run, workers_per_process)

@@ -1,14 +1,25 @@
-"""Outer optimizers: what becomes of the consensus z when the workers' mean difference D = mean(z - x_w) is known."""
+"""Optimizers at an averaging: the outer one's step, the inner ones' buffers; and the exact average at the end.
 
-from collections.abc import Sequence
+z   the consensus      x_w   parameters of worker w      D = mean(z - x_w)
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.comm.on_device import copy_on_cpu, restored
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.replicas import Replicas
+from accordion_bench.compressors.none import Dense
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.optimizers.inner import Optimizers, is_sgd
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options import checks
+from accordion_bench.plan import Ladder, TensorSpec
+from accordion_bench.tensors.real_view import as_real
+
+BUFFERS = ("keep", "reset", "average")
 
 
 class Average:
@@ -25,15 +36,12 @@ class Average:
         torch._foreach_sub_(list(z), list(differences))
 
     def buffers(self, z: Sequence[Tensor]) -> list[Tensor]:
-        """What it keeps from one step to the next, zeros before the first one; may be overwritten in place."""
+        """What it keeps from one step to the next, zeros before the first one; checkpoints write into it."""
         return []
 
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of the buffers on the CPU, in the order of the parameters."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any], z: Sequence[Tensor]) -> None:
-        """Continue from `state_dict()`."""
+    def resets(self, inner: Optimizers) -> bool:
+        """Whether its paper resets these optimizers' buffers at an averaging."""
+        return False
 
 
 class SlowMo(Average):
@@ -66,12 +74,8 @@ class SlowMo(Average):
         self.u = self.u or [torch.zeros_like(value) for value in z]
         return self.u
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"u": list(map(copy_on_cpu, self.u))} if self.u else {}
-
-    def load_state_dict(self, state: dict[str, Any], z: Sequence[Tensor]) -> None:
-        if "u" in state:
-            self.u = [restored(value, u) for u, value in zip(state["u"], z, strict=True)]
+    def resets(self, inner: Optimizers) -> bool:
+        return is_sgd(inner.common)
 
 
 class OuterSGD(Average):
@@ -115,18 +119,99 @@ class OuterSGD(Average):
             state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.data))
         return [state[parameter]["momentum_buffer"] for parameter in self.parameters]
 
-    def state_dict(self) -> dict[str, Any]:
-        if self.sgd is None or not self.options["momentum"]:
-            return {}
-        return {"momentum": [copy_on_cpu(self.sgd.state[p]["momentum_buffer"]) for p in self.parameters]}
 
-    def load_state_dict(self, state: dict[str, Any], z: Sequence[Tensor]) -> None:
-        if "momentum" not in state:
-            return
-        sgd = self._begin(z)
-        for parameter, buffer in zip(self.parameters, state["momentum"], strict=True):
-            if buffer is not None:
-                sgd.state[parameter]["momentum_buffer"] = restored(parameter.data, buffer)
+class HeavyBall(Average):
+    """v <- mu v - eta D;  z <- z + v: the learning rate is in the velocity, as NoLoCo has it.
+
+    Args:
+        outer_lr: eta, not scheduled.
+        outer_momentum: mu, in [0, 1).
+    """
+
+    def __init__(self, outer_lr: float, outer_momentum: float) -> None:
+        self.lr = checks.number("outer_lr", outer_lr, above=0, instead=0.7)
+        self.momentum = checks.number("outer_momentum", outer_momentum, at_least=0, below=1, instead=0.3)
+        self.v: list[Tensor] = []
+
+    def step(self, z: Sequence[Tensor], differences: Sequence[Tensor], lr: float) -> None:
+        self.buffers(z)
+        torch._foreach_mul_(self.v, self.momentum)
+        torch._foreach_sub_(self.v, list(differences), alpha=self.lr)
+        torch._foreach_add_(list(z), self.v)
+
+    def buffers(self, z: Sequence[Tensor]) -> list[Tensor]:
+        self.v = self.v or [torch.zeros_like(value) for value in z]
+        return self.v
 
 
 OUTER: dict[str, type[Average]] = {"none": Average, "slowmo": SlowMo, "sgd": OuterSGD}
+
+
+# ---- the inner optimizers' buffers: momenta, second moments
+
+
+def treat_buffers(inner: Optimizers, policy: str, rows: Iterable[int] | None = None) -> None:
+    """Keep, reset (Adam's count of steps, too) or average them.
+
+    Args:
+        inner: the optimizers.
+        policy: one of `BUFFERS`.
+        rows: the local workers whose buffers are kept or reset, where not all have averaged.
+    """
+    if policy == "reset":
+        for row in range(len(inner.of_replicas)) if rows is None else rows:
+            inner.of_replicas[row].state.clear()
+    elif policy == "average":
+        average_buffers(inner)
+
+
+def averaged(state: Mapping[str, Any]) -> list[str]:
+    """Which buffers of one parameter have a mean."""
+    return [key for key, value in state.items() if isinstance(value, Tensor) and key != "step"]
+
+
+@torch.no_grad()
+def average_buffers(inner: Optimizers) -> None:
+    """Replace every buffer by its mean over all workers, sent as it is; counts of steps stay."""
+    rows = [
+        [optimizer.state.get(x, {}) for x in replica]
+        for optimizer, replica in zip(inner.of_replicas, inner.axis.replicas, strict=True)
+    ]
+    # an optimizer may keep other buffers of one parameter than of another
+    held = [(i, key) for i, own in enumerate(rows[0]) for key in averaged(own)]
+    for key in dict.fromkeys(key for _, key in held):
+        holders = [i for i, its in held if its == key]
+        stacked = [torch.stack([as_real(row[i][key]) for row in rows]) for i in holders]
+        inner.axis.comm.ledger.paper_count(sum(x_W[0].numel() for x_W in stacked))
+        for i, mean in zip(holders, inner.axis.comm.all_reduce_mean(stacked), strict=True):
+            for row in rows:
+                as_real(row[i][key]).copy_(mean)
+    inner.axis.comm.clock.lap("exposed")
+
+
+def exchange_of_buffers(inner: Optimizers, comm: Comm) -> Exchange:
+    """An exchange that sends what an average of the buffers sends, for forecasts.
+
+    Args:
+        inner: the optimizers, after a step.
+        comm: of the workers whose buffers would be averaged.
+    """
+    axis = inner.axis
+    optimizer, params = (inner.of_replicas[0], axis.replicas[0]) if axis.replicas else (inner.common, axis.params)
+    states = [(spec.name, optimizer.state.get(param, {})) for spec, param in zip(axis.specs, params, strict=True)]
+    named = [(f"{name}.{key}", as_real(own[key])) for name, own in states for key in averaged(own)]
+    specs = [TensorSpec(name, tuple(buffer.shape)) for name, buffer in named]
+    exchange = Exchange(Dense(), specs, Ladder(), comm, axis.like)
+    exchange.what = "buffer"
+    return exchange
+
+
+@torch.no_grad()
+def exact_average(axis: Replicas) -> None:
+    """z <- mean x_w, uncompressed; x_w <- z."""
+    everyone = range(axis.comm.local_workers)
+    means = axis.comm.all_reduce_mean(axis.differences(axis.shared, everyone))
+    axis.comm.ledger.paper_count(sum(mean.numel() for mean in means))
+    torch._foreach_sub_(axis.shared, means)
+    axis.restart(axis.shared, everyone)
+    axis.comm.clock.lap("exposed")

@@ -7,66 +7,86 @@
 The difference z_w - x_w of a late worker stays what it is until it takes part: no step is lost.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.members import Present
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options import checks
-from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.position import StepInfo
-from accordion_bench.sync.base import SyncContext
-from accordion_bench.sync.outer import Average
-from accordion_bench.sync.state import PER_WORKER
+from accordion_bench.sync.base import PER_WORKER, Stateful, SyncContext
+from accordion_bench.sync.outer import Average, treat_buffers
+from accordion_bench.tensors import keyed_rng
 
 
-def refuse_quorum(quorum: Any, grace: Any, lateness: Any, buffers: str, groups: Any, sparta: Any) -> None:
-    """Refuse options that do not go together, whatever the run.
+class Lateness(NamedTuple):
+    """For whom an averaging waits.
 
-    Args:
-        quorum, grace, lateness, buffers, groups, sparta: as `LocalSGD` has them.
-
-    Raises:
-        ValueRefused: for the first one.
+    quorum: workers, 1 to A, that must have come for it to go on; None = all.
+    grace: seconds that others are waited for when the quorum is full; None = 0.
+    lateness: probability in [0, 1) that a worker is late, drawn; None = processes are late by the clock.
     """
-    if quorum is not None:
-        checks.integer("quorum", quorum, at_least=1, instead=2)
-    if grace is not None:
-        checks.number("grace", grace, at_least=0, instead=1.0)
-    if lateness is not None:
-        checks.number("lateness", lateness, at_least=0, below=1, instead=0.1)
-    if groups is not None and quorum is not None:
-        raise ValueRefused("quorum", "null where groups say who averages", quorum, None)
-    if sparta is not None and quorum is not None:
-        rule = "null with a quorum, because all workers average a share of their parameters in every step"
-        raise ValueRefused("sparta", rule, sparta, None)
-    if buffers == "average" and quorum is not None:
-        rule = "keep or reset with a quorum, because buffers are averaged by all workers"
-        raise ValueRefused("buffers", rule, buffers, "keep")
+
+    quorum: int | None = None
+    grace: float | None = None
+    lateness: float | None = None
+
+    def leaves_out(self, workers: int) -> bool:
+        """Whether it may go on without some of so many workers."""
+        return self.quorum is not None and self.quorum < workers
+
+    def check(self) -> None:
+        """Refuse values that are out of bounds.
+
+        Raises:
+            ValueRefused: for the first one.
+        """
+        if self.quorum is not None:
+            checks.integer("quorum", self.quorum, at_least=1, instead=2)
+        if self.grace is not None:
+            checks.number("grace", self.grace, at_least=0, instead=1.0)
+        if self.lateness is not None:
+            checks.number("lateness", self.lateness, at_least=0, below=1, instead=0.1)
+
+    def refuse_in_run(self, workers: int, workers_per_process: int) -> None:
+        """Refuse a quorum that a run cannot have.
+
+        Args:
+            workers: A.
+            workers_per_process: W.
+
+        Raises:
+            ValueRefused: more workers than there are, or workers of one process, of which none can be late.
+        """
+        if self.quorum is not None and self.quorum > workers:
+            raise ValueRefused("sync.quorum", f"at most {workers}, the number of workers", self.quorum, workers)
+        if self.leaves_out(workers) and workers == workers_per_process and self.lateness is None:
+            rule = "a probability where one process has all workers, which come together"
+            raise ValueRefused("sync.lateness", rule, None, 0.1)
+
+    def refuse_unheard(self, context: SyncContext) -> None:
+        """Refuse a quorum of processes that cannot tell each other who has come.
+
+        Raises:
+            ConfigError: with what to type instead.
+        """
+        comm = context.axis.comm
+        if not self.leaves_out(comm.workers) or self.lateness is not None:
+            return
+        if context.store is None or comm.device.type != "cpu":
+            raise ConfigError(
+                f"sync.quorum needs a run over comm=gloo on CPUs, where processes can be late, got {self.quorum} "
+                "elsewhere; type sync.lateness=0.1 to draw who is late, or sync.quorum=null"
+            )
 
 
-def refuse_in_run(quorum: int, lateness: float | None, workers: int, workers_per_process: int) -> None:
-    """Refuse a quorum that a run cannot have.
-
-    Args:
-        quorum, lateness: as `LocalSGD` has them.
-        workers: A.
-        workers_per_process: W.
-
-    Raises:
-        ValueRefused: more workers than there are, or workers of one process, of which none can be late.
-    """
-    if quorum > workers:
-        raise ValueRefused("sync.quorum", f"at most {workers}, the number of workers", quorum, workers)
-    if quorum < workers == workers_per_process and lateness is None:
-        rule = "a probability where one process has all workers, which come together"
-        raise ValueRefused("sync.lateness", rule, None, 0.1)
-
-
-class Quorum:
+class Quorum(Stateful):
     """Takes the averagings of a local method, among those who have come; the kinds of lateness are subclasses.
 
     Args:
@@ -80,6 +100,8 @@ class Quorum:
         averagings: how many there have been.
         took_part: workers in all of them.
     """
+
+    keeps = ("samples", "averagings", "took_part")
 
     def __init__(self, context: SyncContext, exchange: Exchange, outer: Average, buffers: str) -> None:
         self.axis, self.position, self.inner = context.axis, context.position, context.inner
@@ -156,16 +178,66 @@ class Quorum:
         state = self.exchange.state
         return sorted((name, key) for name, own in state.items() for key in own if not key.endswith(PER_WORKER))
 
-    # ---- checkpoints
 
-    def state_dict(self) -> dict[str, Any]:
-        """What all workers have in common, when they have met."""
-        return {"samples": list(self.samples), "averagings": self.averagings, "took_part": self.took_part}
+class DrawnLateness(Quorum):
+    """At every averaging each worker is late with a probability; it learns z right after it and goes on.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
-        self.samples = list(state["samples"])
-        self.averagings, self.took_part = state["averagings"], state["took_part"]
+    Where fewer than the quorum are in time, those that come next are waited for. A draw depends on seed and averaging
+    alone, so that runs in one process and in several are the same.
+
+    Args:
+        context, exchange, outer, buffers: see `Quorum`.
+        waiting: how many workers take part at least, and how often one is late.
+    """
+
+    def __init__(
+        self, context: SyncContext, exchange: Exchange, outer: Average, buffers: str, waiting: Lateness
+    ) -> None:
+        super().__init__(context, exchange, outer, buffers)
+        self.quorum, self.lateness, self.seed = waiting.quorum or 1, waiting.lateness or 0.0, context.runner.seed
+
+    def present(self) -> list[int]:
+        """The numbers of those who take part in the coming averaging, ascending."""
+        generator = keyed_rng.generator(self.seed, "late", self.averagings)
+        draws = torch.rand(self.comm.workers, generator=generator, dtype=torch.float64).tolist()
+        in_time = sum(draw >= self.lateness for draw in draws)
+        by_arrival = sorted(range(self.comm.workers), key=lambda worker: -draws[worker])
+        return sorted(by_arrival[: max(in_time, self.quorum)])
+
+    @torch.no_grad()
+    def average(self, steps: int, round_lr: float) -> None:
+        axis, comm = self.axis, self.comm
+        self.samples = [n + steps * self.position.plan.batch_size for n in self.samples]
+        present = self.present()
+        shares = dict(zip(present, shares_of([self.samples[worker] for worker in present]), strict=True))
+        part = Present(comm, present)
+        xs_W = self._differences([shares.get(worker, 0.0) for worker in comm.local])
+        with self._left_alone(part.absent):
+            updates = self._exchanged(xs_W, part, self.position.info())
+        before = [value.clone() for value in axis.shared] if part.absent else []
+        self.outer.step(axis.shared, updates, round_lr)
+        here = [row for row in range(comm.local_workers) if row not in part.absent]
+        for row in here:
+            axis.restart(axis.shared, range(row, row + 1))
+        self._rebase(part.absent, before)
+        treat_buffers(self.inner, self.buffers, here)
+        comm.ledger.deliver(nbytes(self._to_be_learnt()), comm.workers - len(present))
+        for worker in present:
+            self.samples[worker] = 0
+        self.averagings += 1
+        self.took_part += len(present)
+
+    @contextlib.contextmanager
+    def _left_alone(self, rows: Sequence[int]) -> Iterator[None]:
+        """The residuals of absent workers are zero inside, and as they were afterwards."""
+        absent, state = list(rows), self.exchange.state
+        places = [(name, key) for name, own in state.items() for key in own if key.endswith(PER_WORKER) and absent]
+        kept = [state[name][key][absent] for name, key in places]
+        for name, key in places:
+            state[name][key][absent] = 0
+        yield
+        for (name, key), value_W in zip(places, kept, strict=True):
+            state[name][key][absent] = value_W
 
 
 def shares_of(samples: Sequence[int]) -> list[float]:

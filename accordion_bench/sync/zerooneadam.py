@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.compressors.adam_signs import AdamSigns, declare_dead, inverse_root
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.compressors.none import Dense
@@ -25,7 +24,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import RunFacts
 from accordion_bench.position import Rate
 from accordion_bench.sync.base import Placed, Sync, SyncContext
-from accordion_bench.sync.exact_average import exact_average
+from accordion_bench.sync.outer import exact_average
 from accordion_bench.tensors.same_shape import Blocks
 
 
@@ -64,6 +63,7 @@ class ZeroOneAdam(Sync):
 
     local = True
     grows = True
+    keeps = ("forked", "interval", "refreshed", "current_period", "counted", "since", "sums", "variance")
 
     def __init__(
         self,
@@ -268,29 +268,14 @@ class ZeroOneAdam(Sync):
 
     # ---- checkpoints
 
-    KEPT = ("interval", "refreshed", "current_period", "counted", "since", "sums")
-
-    def state_dict(self) -> dict[str, Any]:
-        variance = {name: copy_on_cpu(v) for name, v in zip(self.names, self.variance, strict=True)}
-        return {**{key: getattr(self, key) for key in (*self.KEPT, "forked")}, "variance": variance}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["forked"] and not self.forked:
+        if state.get("forked") and not self.forked:
             self.fork()
-        for key in self.KEPT:
-            setattr(self, key, state[key])
-        for name, v in zip(self.names, self.variance, strict=True):
-            restore_(v, state["variance"][name])
+        super().load_state_dict(state)
         self.divide_by_variance()
 
     def derived(self) -> list[Tensor]:
         return self.inverse
 
-    def worker_state(self, row: int) -> dict[str, Any]:
-        return {
-            "momentum": {name: copy_on_cpu(m_W[row]) for name, m_W in zip(self.names, self.momentum_W, strict=True)}
-        }
-
-    def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        for name, m_W in zip(self.names, self.momentum_W, strict=True):
-            restore_(m_W[row], state["momentum"][name])
+    def own(self, row: int) -> dict[str, Any]:
+        return {"momentum": dict(zip(self.names, (m_W[row] for m_W in self.momentum_W), strict=True))}

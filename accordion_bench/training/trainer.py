@@ -45,8 +45,7 @@ from accordion_bench.runs.plausible import OF_AN_EPOCH
 from accordion_bench.runs.reuse import decisive
 from accordion_bench.runs.weights import BEST, FINAL, save_weights
 from accordion_bench.signals.policy_runner import PolicyRunner
-from accordion_bench.sync.base import SyncContext
-from accordion_bench.sync.state import SyncState
+from accordion_bench.sync.base import SyncContext, SyncState
 from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
 from accordion_bench.trackers.base import Tracker
 from accordion_bench.training import codec_kernels

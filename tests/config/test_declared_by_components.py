@@ -29,7 +29,7 @@ from dataclasses import replace
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.compressors.none import Dense
 from accordion_bench.datasets.synthetic import Synthetic
-from accordion_bench.sync.local_sgd import LocalSGD
+from accordion_bench.sync.round import Round, When
 
 
 def _idle_of_dithered(cls, options, context):
@@ -78,12 +78,17 @@ class Seldom(Policy):
         self.interval = interval
 
 
-class Gossip(LocalSGD):
+class Halfway(Round):
+    """Every `period` steps workers go half of the way to their mean."""
+
     description = replace(
-        LocalSGD.description,
-        display_names={"gossip": "Gossip SGD"},
+        Round.description,
+        display_names={"halfway": "Half-way SGD"},
         smoke_options=lambda options, knob: {"period": 3},
     )
+
+    def __init__(self, period=5, pull=0.5):
+        super().__init__(When(period), pull=pull)
 
 
 class Dots(Synthetic):
@@ -93,7 +98,7 @@ class Dots(Synthetic):
 NODES = {
     "compressor/dithered": {"_target_": "outside.Dithered", "strength": 2, "table": True, "entries": 4096},
     "adaptive/seldom": {"_target_": "outside.Seldom", "interval": 7, "most": None},
-    "sync/gossip": {"_target_": "outside.Gossip", "period": 5},
+    "sync/halfway": {"_target_": "outside.Halfway", "period": 5, "pull": 0.5},
     "dataset/dots": {"_target_": "outside.Dots", "size": 8, "train_size": 32, "test_size": 8},
 }
 CACHED = (where_conf_is.conf_dir, smoke.names, smoke._node, compatibility.knobs, validate._yaml)
@@ -141,8 +146,8 @@ def test_a_knob_that_a_policy_steers_warns(outside):
 
 def test_an_option_of_another_group_warns(outside):
     told = ["sync.period has no effect here: adaptive.seldom.most sets it for 4 workers"]
-    assert warned("sync=gossip", "adaptive=seldom", "adaptive.seldom.most=3", "sync.period=4") == told
-    assert warned("sync=gossip", "adaptive=seldom", "sync.period=4") == []
+    assert warned("sync=halfway", "adaptive=seldom", "adaptive.seldom.most=3", "sync.period=4") == told
+    assert warned("sync=halfway", "adaptive=seldom", "sync.period=4") == []
 
 
 def test_data_that_needs_no_files_says_so(outside):
@@ -159,31 +164,31 @@ def test_a_class_without_a_yaml_file_is_heard_too(outside):
 
 def test_what_is_needed_beside_it_and_what_shortens_it(outside):
     base = compose(["+experiment=smoke"])
-    cfg = smoke.composed_cell(base, "dithered", "gossip", ["seldom"])
+    cfg = smoke.composed_cell(base, "dithered", "halfway", ["seldom"])
     assert (cfg["optimizer"]["momentum"], cfg["schedule"]["milestones"]) == (0.0, [])
     assert base["optimizer"]["momentum"] != 0 and base["schedule"]["milestones"]
     short = smoke.shortened(cfg)
     assert (short["compressor"]["entries"], short["sync"]["period"]) == (16, 3)
     assert short["adaptive"] == {"seldom": {"_target_": "outside.Seldom", "interval": 1, "most": 3}}
-    other = smoke.shortened(smoke.composed_cell(base, "topk", "gossip", ["seldom"]))
+    other = smoke.shortened(smoke.composed_cell(base, "topk", "halfway", ["seldom"]))
     assert other["adaptive"]["seldom"]["most"] is None
 
 
 def test_smoke_runs_them(outside, tmp_path):
     base = compose(["+experiment=smoke", f"paths.runs={tmp_path / 'runs'}"])
-    typed = {"compressor": "dithered", "sync": "gossip"}
+    typed = {"compressor": "dithered", "sync": "halfway"}
     chosen = {**base, "choices": {**base["choices"], **typed}}
-    assert ("dithered", "gossip", ("seldom",)) in {
+    assert ("dithered", "halfway", ("seldom",)) in {
         (compressor, sync, (policy,))
         for compressor, sync, policies in smoke.cells(chosen, typed)
         for policy in policies
     }
-    cfg = smoke.shortened(smoke.composed_cell(base, "dithered", "gossip", ["seldom"]))
+    cfg = smoke.shortened(smoke.composed_cell(base, "dithered", "halfway", ["seldom"]))
     assert 0 <= train.run(cfg) <= 1
 
 
 def test_the_report_writes_its_name(outside):
-    assert labels.label(compose(["sync=gossip"])) == "Gossip SGD, H 5"
+    assert labels.label(compose(["sync=halfway"])) == "Half-way SGD, H 5"
 
 
 # ---- nobody else names them

@@ -17,8 +17,9 @@ from accordion_bench.network import fit
 from accordion_bench.network.meter import Interface
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
-from accordion_bench.sync.pair_exchange import PairExchange
-from accordion_bench.sync.sparse_average import SparseAverage
+from accordion_bench.sync.gossip import Neighbours
+from accordion_bench.sync.what import SparseAverage
+from accordion_bench.sync.who import PairExchange
 from tests.kit import inside
 from tests.kit.helpers import exchange_for, yaml_names
 from tests.kit.processes import together
@@ -108,7 +109,11 @@ def measure(host: int, entrances: list[inside.Entrance], file: Path) -> None:
         rows.append({"what": f"compressor={name}"})
         with counted(comm, rows[-1]):
             exchange(xs_W, StepInfo(plan, exchange.start_step, 0.1))
-    schemes = {"sparta": SparseAverage(0.1, SPECS, comm, xs_W[0]), "noloco": PairExchange(SPECS, comm, xs_W[0])}
+    schemes = {
+        "sparta": SparseAverage(0.1, SPECS, comm, xs_W[0]),
+        "noloco": PairExchange(SPECS, comm, xs_W[0]),
+        "gossip": Neighbours("ring", SPECS, comm, xs_W[0]),
+    }
     for name, exchange in schemes.items():
         rows.append({"what": f"sync={name}"})
         with counted(comm, rows[-1]):
@@ -142,7 +147,7 @@ def test_interfaces_and_ledger_agree_for_every_compressor(rows, name):
     assert abs(ratio(row) - 1) < AGREE, row
 
 
-@pytest.mark.parametrize("name", ["sparta", "noloco"])
+@pytest.mark.parametrize("name", ["sparta", "noloco", "gossip"])
 def test_interfaces_and_ledger_agree_for_schemes_with_exchanges_of_their_own(rows, name):
     row = rows[f"sync={name}", None]
     assert row["largest"] >= LARGE

@@ -12,8 +12,8 @@ from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.models.vgg import VGG
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import TensorSpec
-from accordion_bench.sync.fragments import fragments, layers_of
-from accordion_bench.sync.streaming_diloco import StreamingDiLoCo
+from accordion_bench.sync.local_sgd import StreamingDiLoCo
+from accordion_bench.sync.what import fragments, layers_of
 from tests.kit.timelines import specs_of
 
 MODELS = {  # (the model, its layers, what stands before the first one, what stands after the last one)

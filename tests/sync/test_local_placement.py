@@ -41,6 +41,8 @@ RUNS = {
         *("sync=streaming_diloco", "sync.period=6", "sync.delay=2", "sync.sparta=0.1", "sync.mixing=0"),
     ],
     "noloco": ["sync=noloco", "sync.period=5"],
+    "gossip": ["sync=gossip", "sync.period=2"],
+    "gossip in a ring, used late": ["sync=gossip", "sync.graph=ring", "sync.delay=1"],
     "late workers": ["sync=diloco", "sync.period=5", "sync.quorum=2", "sync.lateness=0.5"],
     "late workers with topk": ["sync=slowmo", "sync.period=5", "sync.quorum=2", "sync.lateness=0.5", "compressor=topk"],
     "late workers with powersgd": [
@@ -59,12 +61,15 @@ FOUR = (
     "groups with signs",
     "sparta",
     "noloco",
+    "gossip",
+    "gossip in a ring, used late",
     "late workers",
     "late workers with topk",
     "groups with adacomp",
 )  # also in four processes
 MOVED = (
     "noloco",
+    "gossip in a ring, used late",
     "overlap",
     "late workers with topk",
     "streaming",

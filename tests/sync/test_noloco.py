@@ -8,7 +8,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.plan import TensorSpec
-from accordion_bench.sync.pair_exchange import PairExchange
+from accordion_bench.sync.who import PairExchange
 from tests.kit import local
 from tests.kit.local import deviation, trained, trainer_for
 
@@ -70,6 +70,16 @@ def test_what_is_not_finite_is_not_sent():
 # ---- runs
 
 
+def anchors(run) -> list[list[torch.Tensor]]:
+    """z of every worker."""
+    return [group.anchor for group in run.sync.tiers[-1].groups]
+
+
+def velocities(run) -> list[list[torch.Tensor]]:
+    """m of every worker."""
+    return [group.outers[0].buffers(group.anchor) for group in run.sync.tiers[-1].groups]
+
+
 def reference(run, period, lr, mu):
     """z and m of every worker, after the equation with Delta and z apart."""
     workers = run.comm.workers
@@ -80,7 +90,7 @@ def reference(run, period, lr, mu):
     def after_step(taken, rate, models, optimizers):
         if taken % period:
             return
-        partner = run.sync.pairs.partners(taken - 1)
+        partner = run.sync.exchange.partners(taken - 1)
         delta = [[x - a for x, a in zip(own, mine, strict=True)] for own, mine in zip(models, z, strict=True)]
         old = [[a.clone() for a in own] for own in z]
         for w in range(workers):
@@ -105,7 +115,7 @@ def test_equals_explicit_lists(tmp_path, options, workers):
     local.fitted(run, lambda t: last.__setitem__(slice(None), local.replicas(t)))
     for w in range(workers):
         assert deviation(last[w], expected[w]) < 1e-12
-        assert deviation(run.sync.z[w], z[w]) < 1e-12 and deviation(run.sync.momentum[w], m[w]) < 1e-12
+        assert deviation(anchors(run)[w], z[w]) < 1e-12 and deviation(velocities(run)[w], m[w]) < 1e-12
     # four steps after the last meeting, the end is an exact average of what the workers are
     assert deviation(run.axis.shared, local.mean(expected)) < 1e-12 and local.all_equal(local.replicas(run))
 
@@ -114,19 +124,19 @@ def test_the_mean_takes_a_step_of_momentum_sgd_on_the_mean_difference(tmp_path):
     run = trainer_for(tmp_path, NOLOCO, "sync.period=3")
     mean_z = [x.detach().clone() for x in run.axis.params]
     velocity = [torch.zeros_like(x) for x in mean_z]
-    meet, apart, spread = run.sync.meet, [], []
+    meet, apart, spread = run.sync.use, [], []
 
     def spied():
-        delta = [x - z for x, z in zip(local.mean(run.axis.replicas), local.mean(run.sync.z), strict=True)]
+        delta = [x - z for x, z in zip(local.mean(run.axis.replicas), local.mean(anchors(run)), strict=True)]
         meet()
         for i, d in enumerate(delta):
             velocity[i] = 0.3 * velocity[i] + 0.7 * d
             mean_z[i] = mean_z[i] + velocity[i]
-        apart.append(deviation(local.mean(run.sync.z), mean_z))
-        spread.append(deviation(run.sync.z[0], run.sync.z[1]))
-        assert local.all_equal([local.replicas(run)[2], run.sync.z[2]])
+        apart.append(deviation(local.mean(anchors(run)), mean_z))
+        spread.append(deviation(*anchors(run)[:2]))
+        assert local.all_equal([local.replicas(run)[2], anchors(run)[2]])
 
-    run.sync.meet = spied
+    run.sync.use = spied
     local.fitted(run)
     assert len(apart) == 8 and max(apart) < SAME and min(spread[1:]) > 1e-6
 
@@ -154,12 +164,12 @@ def test_the_mean_z_is_evaluated_and_counted(tmp_path):
         before = trainer.comm.ledger.counts["eval"]
         consensus = local.consensus(trainer)
         spent = trainer.comm.ledger.counts["eval"] - before
-        seen.append((deviation(consensus, local.mean(trainer.sync.z)), spent))
+        seen.append((deviation(consensus, local.mean(anchors(trainer))), spent))
 
     run = trained(tmp_path, NOLOCO, "sync.period=4", "epochs=1", watch=watch)
     assert all(apart < SAME and spent == 8 * sum(s.numel for s in run.axis.specs) for apart, spent in seen)  # float64
     loose = trained(tmp_path / "loose", NOLOCO, "sync.period=6", "epochs=1", "sync.final=false")
-    assert deviation(local.consensus(loose), local.mean(loose.sync.z)) < SAME
+    assert deviation(local.consensus(loose), local.mean(anchors(loose))) < SAME
     assert not local.all_equal(local.replicas(loose))
 
 

@@ -84,10 +84,10 @@ def test_the_first_round_is_pulled_to_the_start(tmp_path):
     start, seen = [x.detach().clone() for x in run.axis.params], []
     pull = run.axis.pull
 
-    def spied(anchor, alpha):
+    def spied(anchor, alpha, tensors):
         before = local.replicas(run)
         assert deviation(list(anchor), start) == 0 or seen
-        pull(anchor, alpha)
+        pull(anchor, alpha, tensors)
         for own, now in zip(before, local.replicas(run), strict=True):
             expected = [0.75 * x + 0.25 * z for x, z in zip(own, anchor, strict=True)]
             seen.append(deviation(now, expected))

@@ -6,7 +6,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.plan import TensorSpec
-from accordion_bench.sync.sparse_average import SparseAverage
+from accordion_bench.sync.what import SparseAverage
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.distinct import draw_distinct
 from tests.kit import local

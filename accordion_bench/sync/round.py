@@ -1,0 +1,465 @@
+"""Rounds: local methods are put together of when, who, what and an outer optimizer.
+
+    x_w   parameters of worker w (a replica)      z   the last consensus      H   period
+
+Differences z - x_w travel, not x_w: the exchange may then compress them and keep what was lost as a residual, in the
+units of the parameters.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.runner import CompletedExchange
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.units import counted
+from accordion_bench.plan import Plan, RunFacts, TensorSpec
+from accordion_bench.position import Rate
+from accordion_bench.sync.base import Placed, Sync, SyncContext
+from accordion_bench.sync.every_step import EveryStep
+from accordion_bench.sync.late_processes import LateProcesses
+from accordion_bench.sync.outer import BUFFERS, Average, exact_average, treat_buffers
+from accordion_bench.sync.quorum import DrawnLateness, Lateness, Quorum
+from accordion_bench.sync.what import InFlight, SparseAverage, fragments, layers_of
+from accordion_bench.sync.who import All, Tier, refuse_groups
+
+
+@dataclass(frozen=True)
+class When:
+    """The steps of a round, counted from its start, after which workers send, and after which they use what has come.
+
+    Args:
+        period: H, steps of a round; it may change from round to round.
+        slots: parts of equal length into which it falls; there is one message in each.
+        delay: steps from a message to its use; 0 = it is waited for, None = a whole round.
+        ahead: a message leaves so early that it is used at the end of its slot; else it leaves there.
+        groups: (period, size) of groups that send more often than everybody does.
+    """
+
+    period: int
+    slots: int = 1
+    delay: int | None = 0
+    ahead: bool = False
+    groups: Sequence[tuple[int, int]] = ()
+
+    def slot(self, period: int) -> int:
+        """Steps of a slot."""
+        return period // self.slots
+
+    def sends(self, since: int, period: int) -> int | None:
+        """The largest tier that sends after so many steps of a round; None = nobody does."""
+        if self.groups:
+            return max((i for i, (own, _) in enumerate(self.groups) if since % own == 0), default=None)
+        return 0 if self.sent(since, period) > self.sent(since - 1, period) else None
+
+    def sent(self, steps: int, period: int) -> int:
+        """How many messages of everybody so many steps have."""
+        early = self.delay or 0 if self.ahead else 0
+        return (steps + early) // self.slot(period)
+
+    def uses(self, since: int, period: int) -> bool:
+        """Whether what is in flight is used after so many steps of a round."""
+        return since % self.slot(period) == 0 if self.ahead else since == self.first_use(period)
+
+    def first_use(self, period: int) -> int:
+        """The step after which an average is used first; of those that are used in the next round, one of the start."""
+        return min(self.delay or period, period)
+
+    @property
+    def in_next_round(self) -> bool:
+        """Whether averages are used in the round after that of their launch."""
+        return self.delay != 0 and not self.ahead
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Sync.description.idle(cls, options, context)
+    if options.get("switch_step") == 0:
+        yield "phase1", "sync.switch_step is 0"
+    if context.workers == 1:
+        yield "sparta", "a lone worker has nobody to average with"
+
+
+def _smoke_options(options: Config, knob: str) -> Config:
+    if options.get("groups"):
+        return {"groups": [[1, 2], [2, 4]]}
+    return {"period": 2}
+
+
+class Round(Sync):
+    """Each worker takes steps of the inner optimizer; averagings follow as `when` says, of those whom `who` says:
+
+        z <- outer(z, mean(z - x_w));   x_w <- (1 - pull) x_w + pull z
+
+    A scheme of its own is a class in one file and a YAML file:
+
+        class Halves(Round):
+            def __init__(self, period=8):
+                super().__init__(When(period), outer=OuterSGD(outer_lr=0.5))
+
+    What is not composed, it may say as attributes, which presets have as options.
+
+    Args:
+        when: the steps of a round.
+        who: averages; None = all workers.
+        outer: the outer optimizer; None = the mean stays as it is.
+        fragments: P, parts of the tensors that are averaged by turns, one in each slot.
+        pull: how far workers go to z, in [0, 1]; 1 = they restart there.
+
+    Class attributes:
+        switch_step: S, synchronous steps before; None = until the first decay of the learning rate.
+        phase1: what these average: `gradient`s (one inner optimizer) or `model`s (each worker's own).
+        buffers: the inner optimizers' at an averaging of all: `keep`, `reset` or `average`; None = as its paper says.
+        final: leave the mean behind after the last step.
+        sparta: share of all coordinates that become their mean after each local step, before an averaging; None = none.
+        quorum, grace, lateness: see `Lateness`.
+
+    Attributes:
+        since: steps since the last averaging of all workers.
+        count: local steps in all, after the synchronous ones.
+        round_lr: the inner learning rate at the start of this round.
+        tensors: of each fragment, by index.
+    """
+
+    description = replace(Sync.description, idle=_idle, smoke_options=_smoke_options)
+
+    local = True
+    keeps: ClassVar[tuple[str, ...]] = (
+        *("forked", "since", "count", "round_lr", "period"),
+        *("outer_buffers", "in_flight", "attendance"),
+    )
+    switch_step: int | None = 0
+    phase1: str = "gradient"
+    buffers: str | None = None
+    final: bool = True
+    sparta: float | None = None
+    grace: float | None = None
+    lateness: float | None = None
+
+    def __init__(
+        self,
+        when: When,
+        who: All | None = None,
+        outer: Average | None = None,
+        fragments: int = 1,
+        pull: float = 1.0,
+    ) -> None:
+        self.when, self.who, self.outer, self.pull = when, who or All(when.groups), outer or Average(), pull
+        self.period, self.groups = when.period, when.groups or None
+        checks.integer("period", self.period, at_least=1, instead=8)
+        if self.switch_step is not None:
+            checks.integer("switch_step", self.switch_step, at_least=0)
+        checks.choice("phase1", self.phase1, ["gradient", "model"])
+        if self.buffers is not None:
+            checks.choice("buffers", self.buffers, BUFFERS)
+        checks.boolean("final", self.final)
+        if self.sparta is not None:
+            checks.number("sparta", self.sparta, above=0, at_most=1, instead=0.005)
+        self.waiting.check()
+        self.plans_with = frozenset() if self.switch_step is not None else frozenset({"epochs", "schedule"})
+        self.gradient_exchange = self.phase1 == "gradient" and self.switch_step != 0
+        self.fragments, self.partial = fragments, fragments > 1
+        self.tensors: list[list[int]] = []
+        self.in_parts: list[Exchange] = []
+        self.sparse: SparseAverage | None = None
+        self.attendance: Quorum | None = None
+        self.since = self.count = 0
+        self.round_lr = 0.0
+        self.tier = -1  # whose averages are in flight
+        self.forked = self.finished = False
+
+    # ---- before the run
+
+    def check(self, run: RunFacts, workers_per_process: int) -> None:
+        if self.switch_step is None and run.first_drop() is None:
+            rule = "a number of steps where the learning rate never drops at once, to 0.7 or less"
+            raise ValueRefused("sync.switch_step", rule, None, run.steps // 2)
+        if self.switch_step and self.switch_step >= run.steps:
+            rule = f"below {run.steps}, the steps of the run, or workers would never take a step of their own"
+            raise ValueRefused("sync.switch_step", rule, self.switch_step, run.steps // 2)
+        if self.groups is not None:
+            refuse_groups(self.groups, run, workers_per_process)
+        self.waiting.refuse_in_run(run.workers, workers_per_process)
+
+    @property
+    def waiting(self) -> Lateness:
+        """For whom an averaging waits."""
+        return Lateness(self.quorum, self.grace, self.lateness)
+
+    def refuse_tensors(self, specs: Sequence[TensorSpec]) -> None:
+        most = len(layers_of(specs).layers)
+        if self.partial and self.fragments > most:
+            fitting = [p for p in range(1, most + 1) if (self.period or 1) % p == 0]
+            rule = f"at most {most}, because the model has {counted(most, 'layer')}"
+            raise ValueRefused("sync.fragments", rule, self.fragments, max(fitting, default=1))
+
+    def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
+        for what, name in drivers.items():
+            if what and self.quorum is not None:
+                rule = f"null where adaptive={name} drives the {what}, because policies look at exchanges of all"
+                raise ValueRefused("sync.quorum", rule, self.quorum, None)
+        if "batch" not in drivers:
+            return
+        step, drop = self.switch_step, run.first_drop()
+        if step or (step is None and drop is None):
+            until = "null (until the first drop of the learning rate) or " if drop is not None else ""
+            rule = f"{until}0 where adaptive={drivers['batch']} drives the batch and with it the steps per epoch"
+            raise ValueRefused("sync.switch_step", rule, step, 0 if drop is None else None)
+
+    def local_steps(self, run: RunFacts) -> int:
+        if self.switch_step is None:
+            return run.steps - (run.first_drop() or 0) * run.steps_per_epoch()
+        return run.steps - self.switch_step
+
+    def averagings(self, steps: int) -> list[int]:
+        sent = self.when.sent(steps, self.when.period)
+        return [len(range(p, sent, self.fragments)) for p in range(self.fragments)]
+
+    def buffer_averagings(self, steps: int, period: int) -> int:
+        at_the_switch = self.phase1 == "model" and self.switch_step != 0
+        used = (steps + period - self.when.first_use(period)) // period
+        return used + at_the_switch if self.buffers == "average" else 0
+
+    def ends_apart(self, steps: int, period: int) -> bool:
+        period = self.when.period if self.groups else period
+        return self.final and (steps % period > 0 if self.meets else steps > 0)
+
+    def start(self, plan: Plan) -> Plan:
+        return replace(plan, period=self.period or 1)
+
+    def begin(self, context: SyncContext) -> None:
+        super().begin(context)
+        self.waiting.refuse_unheard(context)
+        specs = self.axis.specs
+        self.refuse_tensors(specs)
+        self.tensors = fragments(specs, self.fragments) if self.partial else [list(range(len(specs)))]
+        self.split = self.tensors if self.partial else None
+        self.in_flight = InFlight(self.runner)
+        if self.buffers is None:
+            self.buffers = "reset" if self.outer.resets(self.inner) else "keep"
+        self.every_step = EveryStep()
+        if self.gradient_exchange:
+            self.every_step.begin(context)
+        if self.sparta is not None:
+            self.sparse = self.sparse_average(self.comm)
+        self.switch = context.run.first_drop() if self.switch_step is None else None
+        if not self.gradient_exchange:
+            self.fork()
+
+    def fork(self) -> None:
+        """From here on each worker has parameters and an inner optimizer of its own."""
+        self.axis.fork()
+        self.inner.fork()
+        self.who.begin(self.runner, self.outer, self.split)
+        self.in_parts = [self.exchange.part(p, own) for p, own in enumerate(self.split or [])]
+        self.in_flight.updates = self.at_the_start()
+        self.every_step = EveryStep()  # and its residuals are given up
+        if self.waiting.leaves_out(self.comm.workers):
+            kind = LateProcesses if self.lateness is None else DrawnLateness
+            self.attendance = kind(self.context, self.exchange, self.outer, self.buffers or "keep", self.waiting)
+        self.forked = True
+
+    def at_the_start(self) -> list[Tensor]:
+        """What is in flight when all workers are equal still."""
+        return [torch.zeros_like(value) for value in self.axis.shared] if self.when.in_next_round else []
+
+    def sparse_average(self, comm: Comm) -> SparseAverage:
+        """What averages the share `sparta` of the parameters."""
+        sparse = SparseAverage(self.sparta or 1.0, self.axis.specs, comm, self.axis.like, self.runner.seed)
+        sparse.finite = self.runner.finite
+        return sparse
+
+    def new_exchange(self, comm: Comm | None = None) -> Exchange:
+        return self.who.new_exchange(self.runner, comm or self.comm, self.split)
+
+    def between(self) -> list[Exchange]:
+        return [self.sparse] if self.sparse else []
+
+    def exchanges(self) -> list[Placed]:
+        return self.who.placed() if self.forked else self.every_step.exchanges()
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """The groups of every size with workers here."""
+        return self.who.tiers
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.who.exchange if self.who.tiers else self.every_step.exchange
+
+    @property
+    def parts(self) -> list[Exchange]:
+        return self.in_parts or super().parts
+
+    # ---- the steps
+
+    def gradients_go_to(self) -> Exchange | None:
+        return None if self.forked or self.switched() else self.every_step.exchange
+
+    @property
+    def averaging(self) -> bool:
+        return self.count > 0
+
+    def switched(self) -> bool:
+        """Whether the synchronous steps are over."""
+        if self.switch is not None:
+            return self.position.now >= self.switch
+        return self.position.step >= (self.switch_step or 0)
+
+    def before_step(self, lr: Rate) -> CompletedExchange | None:
+        local = self.switched()
+        if local and not self.forked:
+            self.runner.units_change()
+            self.fork()
+        if not self.forked:
+            return self.every_step.before_step(lr)
+        if local and not self.count and (self.phase1 == "model" or self.buffers == "reset"):
+            self.treat_buffers()  # the last synchronous step was an averaging, too
+        if self.since == 0:
+            self.round_lr = lr if isinstance(lr, int | float) else lr[0]
+            self.period = self.position.plan.period
+        self.exchange.refuse_non_finite(self.axis.gradients_W, "gradient")
+        return None
+
+    def after_step(self, lr: Rate) -> CompletedExchange | None:
+        if not self.forked:
+            self.every_step.after_step(lr)
+            return None
+        self.clock.lap("update")
+        self.since += 1
+        self.count += self.switched()
+        if self.sparse is not None and self.count:
+            self.land()  # one collective at a time
+            self.clock.waits(self.sparse.kind)
+            self.sparse.average_([self.axis.values(row) for row in range(self.comm.local_workers)], self.position.step)
+            self.clock.lap("exposed")
+        completed = self.after_local_step()
+        self.clock.lap("update")
+        return completed
+
+    def after_local_step(self) -> CompletedExchange | None:
+        """Use what has been in flight long enough, send what is due, and begin the next round where one is over."""
+        period, completed = self.period or 1, None
+        if self.in_flight and self.when.uses(self.since, period):
+            self.clock.event("use")
+            self.use()
+        due = self.when.sends(self.since, period) if self.count else len(self.tiers) - 1  # else models are averaged
+        if due is not None and self.tiers:
+            completed = self.average(due)
+        if (self.since >= period or not self.count) and self.who.tiers:
+            self.since = 0
+        return completed
+
+    @torch.no_grad()
+    def average(self, tier: int) -> CompletedExchange | None:
+        """Send what the workers have moved; returns the exchange where it was waited for."""
+        if self.attendance is not None and self.count:
+            self.attendance.average(self.since, self.round_lr)
+            return None
+        self.tier = tier
+        message = self.who.message(tier, self.fragment)
+        self.prepare(message)
+        exchanges = self.in_parts[self.turn :][:1] or [group.exchange for group in self.tiers[tier].groups]
+        completed = self.who.send(self.in_flight, exchanges, message, self.when.delay != 0)
+        if self.when.delay == 0:
+            self.use()
+        return completed
+
+    def prepare(self, message: Sequence[list[Tensor]]) -> None:
+        """Change what is sent, in place: of each group, tensors [rows, ...]."""
+
+    @torch.no_grad()
+    def use(self) -> None:
+        """The outer steps from the averages that are in flight; the workers learn of them."""
+        groups, own = self.tiers[self.tier].groups, self.fragment
+        of_all = self.tiers[self.tier] is self.tiers[-1] and self.count > 0
+        for group, update in zip(groups, self.in_flight.take(len(groups)), strict=True):
+            outer = group.outers[self.turn if self.partial else 0] if of_all else Average()
+            outer.step(group.values(own), update, self.round_lr)
+            self.learn(group.values(own), group.rows)
+        self.who.inherit(self.tier)
+        if of_all:
+            self.treat_buffers()
+
+    def learn(self, z: list[Tensor], rows: range) -> None:
+        """Some local workers learn of a new z."""
+        if self.pull == 1:
+            self.axis.restart(z, rows, self.fragment)
+        else:
+            self.axis.pull(z, self.pull, self.fragment)
+
+    def treat_buffers(self) -> None:
+        """As `buffers` says."""
+        treat_buffers(self.inner, self.buffers or "keep")
+
+    @property
+    def turn(self) -> int:
+        """The fragment of the slot in which the last step was."""
+        return (self.since - 1) // self.when.slot(self.period or 1)
+
+    @property
+    def fragment(self) -> list[int] | None:
+        """Its tensors, by index; None = all."""
+        return self.tensors[self.turn] if self.partial else None
+
+    # ---- the end, and in between
+
+    @property
+    def meets(self) -> bool:
+        """Whether all workers are at one place at the end of a round."""
+        return self.who.one_mean and self.pull == 1 and not self.partial and not self.when.in_next_round
+
+    @property
+    def apart(self) -> bool:
+        """Whether workers differ: by steps since the last averaging, or because some were late for it."""
+        if not self.meets:
+            return self.forked and not self.finished
+        return self.since > 0 or (self.attendance is not None and self.attendance.pending)
+
+    def land(self) -> None:
+        self.in_flight.land()
+        if self.attendance is not None:
+            self.attendance.land()
+
+    def consensus(self) -> list[Tensor]:
+        return self.who.consensus() if self.forked and self.apart else self.axis.shared
+
+    def finish(self) -> None:
+        """One exact average of what the workers have become; what is still in flight is dropped."""
+        self.in_flight.land()
+        if self.forked and self.apart and self.final:
+            self.in_flight.drop()
+            exact_average(self.axis)
+            self.since, self.finished = 0, True
+            if self.attendance is not None:
+                self.attendance.settled()
+
+    def columns(self) -> dict[str, Any]:
+        return {} if self.attendance is None else self.attendance.columns()
+
+    # ---- checkpoints
+
+    @property
+    def outer_buffers(self) -> list[Tensor]:
+        """What the outer optimizers keep."""
+        return self.who.outer_buffers(self.split)
+
+    def own(self, row: int) -> dict[str, Any]:
+        return self.who.own(row)
+
+    def derived(self) -> list[Tensor]:
+        """What the outer optimizer will keep after the switch, of which the state has nothing before it."""
+        return [] if self.forked else copy.deepcopy(self.outer).buffers(self.axis.shared)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("forked") and not self.forked:
+            self.fork()
+        super().load_state_dict(state)

@@ -1,0 +1,304 @@
+"""Who averages: all workers, by groups of them first, or pairs that are drawn anew each time."""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.none import Dense
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.plan import Ladder, RunFacts, TensorSpec
+from accordion_bench.position import StepInfo
+from accordion_bench.sync.base import Placed
+from accordion_bench.sync.outer import Average
+from accordion_bench.sync.what import InFlight
+from accordion_bench.tensors import keyed_rng
+
+
+class Group(NamedTuple):
+    """Local workers that go on from one place: their rows, what connects them with the others of their group, and z.
+
+    outers: the outer optimizer of each part of the tensors.
+    """
+
+    rows: range
+    exchange: Exchange
+    anchor: list[Tensor]
+    outers: list[Average]
+
+    def values(self, tensors: Sequence[int] | None) -> list[Tensor]:
+        """z of some tensors, by index; None = of all."""
+        return self.anchor if tensors is None else [self.anchor[i] for i in tensors]
+
+
+class Tier(NamedTuple):
+    """All groups of one size that have workers here."""
+
+    size: int
+    groups: list[Group]
+
+
+class All:
+    """All workers average differences z - x of their parameters; smaller groups more often, if there are any.
+
+    Args:
+        groups: (period, size) of each, from small to large; () = there is only everybody.
+
+    Attributes:
+        one_mean: whether all workers get the same mean.
+        tiers: from small groups to everybody; [] before `begin`.
+    """
+
+    one_mean = True
+
+    def __init__(self, groups: Sequence[tuple[int, int]] = ()) -> None:
+        self.groups = groups
+        self.tiers: list[Tier] = []
+
+    def begin(self, runner: ExchangeRunner, outer: Average, parts: Sequence[Sequence[int]] | None) -> None:
+        """Workers have parameters of their own from here on.
+
+        Args:
+            runner: makes exchanges.
+            outer: takes the steps of everybody's z.
+            parts: tensors, by index, that everybody exchanges at different times; None = all at once.
+        """
+        self.runner, self.axis, comm = runner, runner.axis, runner.comm
+        self.tiers = [self._tier(size) for _, size in self.groups[:-1]]
+        outers = [outer, *(copy.deepcopy(outer) for _ in (parts or [[]])[1:])]
+        everyone = Group(range(comm.local_workers), self.new_exchange(runner, comm, parts), self.axis.shared, outers)
+        self.tiers.append(Tier(comm.workers, [everyone]))
+
+    def _tier(self, size: int) -> Tier:
+        comm, tier, runner = self.runner.comm, Tier(size, []), self.runner
+        first = comm.first_worker // size
+        for i, inner in enumerate(comm.groups(size)):
+            rows = range(i * inner.local_workers, (i + 1) * inner.local_workers)
+            # groups draw different numbers, and the same ones wherever they live
+            exchange = runner.new_exchange(True, inner, keyed_rng.key(runner.seed, "group", size, first + i))
+            tier.groups.append(Group(rows, exchange, [value.clone() for value in self.axis.shared], [Average()]))
+        return tier
+
+    def new_exchange(self, runner: ExchangeRunner, comm: Comm, parts: Sequence[Sequence[int]] | None) -> Exchange:
+        """What connects the workers of `comm`; arguments as of `begin`."""
+        return runner.new_exchange(True, comm, parts=parts)
+
+    def placed(self) -> list[Placed]:
+        """Every exchange with state."""
+        return [Placed(f"pseudo_gradient-{t.size}", g.exchange, g.rows) for t in self.tiers for g in t.groups]
+
+    @property
+    def exchange(self) -> Exchange:
+        """That of all workers."""
+        return self.tiers[-1].groups[0].exchange
+
+    def message(self, tier: int, tensors: Sequence[int] | None) -> list[list[Tensor]]:
+        """What the groups of a tier send of some tensors, [rows, ...], in the storage of the gradients."""
+        groups = self.tiers[tier].groups
+        return [self.axis.differences(group.values(tensors), group.rows, tensors) for group in groups]
+
+    def send(
+        self, flight: InFlight, exchanges: Sequence[Exchange], message: Sequence[list[Tensor]], late: bool
+    ) -> CompletedExchange | None:
+        """Launch mean differences; returns what was waited for.
+
+        Args:
+            flight: takes them.
+            exchanges: one for each group.
+            message: of each group.
+            late: they may travel beside the next step.
+        """
+        return flight.launch(exchanges, message, late)
+
+    def inherit(self, tier: int) -> None:
+        """Smaller groups measure their differences from where the groups of a tier are now."""
+        for lower in [group for below in self.tiers[:tier] for group in below.groups]:
+            above = next(group for group in self.tiers[tier].groups if lower.rows.start in group.rows)
+            torch._foreach_copy_(lower.anchor, above.anchor)
+
+    def consensus(self) -> list[Tensor]:
+        """The parameters [...] to evaluate while workers differ: their mean."""
+        return self.axis.mean_replica("eval")
+
+    # ---- state
+
+    def outer_buffers(self, parts: Sequence[Sequence[int]] | None) -> list[Tensor]:
+        """What the outer optimizers of everybody keep."""
+        if not self.tiers:
+            return []
+        (everyone,) = self.tiers[-1].groups
+        whole: list[Sequence[int] | None] = [None]
+        pairs = zip(everyone.outers, parts or whole, strict=True)
+        return [buffer for outer, tensors in pairs for buffer in outer.buffers(everyone.values(tensors))]
+
+    def own(self, row: int) -> dict[str, Any]:
+        """The tensors that belong to one local worker, by name; see `Sync.own`."""
+        lower = [(size, next(group for group in groups if row in group.rows)) for size, groups in self.tiers[:-1]]
+        return {"anchors": {size: self.named(group.anchor) for size, group in lower}}
+
+    def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        """One tensor per spec, by its name."""
+        return dict(zip((spec.name for spec in self.axis.specs), values, strict=True))
+
+
+class Pairs(All):
+    """Workers meet in keyed random pairs and send each other their parameters; each goes on from a z of its own."""
+
+    one_mean = False
+
+    def begin(self, runner: ExchangeRunner, outer: Average, parts: Sequence[Sequence[int]] | None) -> None:
+        self.runner, self.axis, comm = runner, runner.axis, runner.comm
+        pairs = self.new_exchange(runner, comm, parts)
+        anchors = [[x.clone() for x in self.axis.values(row)] for row in range(comm.local_workers)]
+        groups = [Group(range(row, row + 1), pairs, z, [copy.deepcopy(outer)]) for row, z in enumerate(anchors)]
+        self.tiers = [Tier(comm.workers, groups)]
+
+    def new_exchange(self, runner: ExchangeRunner, comm: Comm, parts: Sequence[Sequence[int]] | None) -> Exchange:
+        pairs = PairExchange(runner.axis.specs, comm, runner.axis.like, runner.seed)
+        pairs.finite = runner.finite
+        return pairs
+
+    def placed(self) -> list[Placed]:
+        return [Placed(f"pseudo_gradient-{t.size}", self.exchange, range(len(t.groups))) for t in self.tiers]
+
+    def message(self, tier: int, tensors: Sequence[int] | None) -> list[list[Tensor]]:
+        return [self.axis.values(group.rows.start) for group in self.tiers[tier].groups]
+
+    def send(
+        self, flight: InFlight, exchanges: Sequence[Exchange], message: Sequence[list[Tensor]], late: bool
+    ) -> None:
+        pairs = exchanges[0]
+        assert isinstance(pairs, PairExchange)
+        flight.clock.waits(pairs.kind)
+        means = pairs.means(message, self.runner.position.step)
+        flight.clock.lap("exposed")
+        for group, mean in zip(self.tiers[-1].groups, means, strict=True):
+            torch._foreach_sub_(mean, group.anchor)
+            torch._foreach_neg_(mean)
+        flight.updates = [x for mean in means for x in mean]
+
+    def consensus(self) -> list[Tensor]:
+        return self.axis.mean_over_workers([group.anchor for group in self.tiers[-1].groups], "eval")
+
+    def outer_buffers(self, parts: Sequence[Sequence[int]] | None) -> list[Tensor]:
+        return []
+
+    def own(self, row: int) -> dict[str, Any]:
+        if not self.tiers:
+            return {}
+        group = self.tiers[-1].groups[row]
+        momentum = group.outers[0].buffers(group.anchor)
+        return {"z": self.named(group.anchor), "momentum": self.named(momentum)}
+
+
+class Nobody(All):
+    """Nothing is averaged at the end of a round."""
+
+    one_mean = False
+
+    def begin(self, runner: ExchangeRunner, outer: Average, parts: Sequence[Sequence[int]] | None) -> None:
+        self.runner, self.axis = runner, runner.axis
+
+
+# ---- groups
+
+
+def checked_groups(groups: Any) -> list[tuple[int, int]]:
+    """[(period, workers), ...] from small to large.
+
+    Raises:
+        ValueRefused: no such list, or a pair does not divide the next.
+    """
+    good = isinstance(groups, list | tuple) and len(groups) > 0
+    good = good and all(
+        isinstance(g, list | tuple) and len(g) == 2 and all(type(n) is int and n >= 1 for n in g) for g in groups
+    )
+    pairs = [(int(period), int(size)) for period, size in groups] if good else []
+    good = good and all(b[0] % a[0] == 0 and b[1] % a[1] == 0 and a[1] < b[1] for a, b in itertools.pairwise(pairs))
+    if not good:
+        rule = "a list of [period, workers] in which each divides the next"
+        raise ValueRefused("groups", rule, groups, [[4, 2], [16, 4]])
+    return pairs
+
+
+def refuse_groups(groups: Sequence[tuple[int, int]], run: RunFacts, workers_per_process: int) -> None:
+    """Refuse groups that do not fit the run's workers, or would cut a process.
+
+    Raises:
+        ValueRefused: with groups that fit.
+    """
+    shown = [list(group) for group in groups]
+    if groups[-1][1] != run.workers:
+        smaller = [group for group in shown if run.workers % group[1] == 0 and group[1] < run.workers]
+        rule = f"a list whose last group has all {run.workers} workers"
+        raise ValueRefused("sync.groups", rule, shown, [*smaller, [groups[-1][0], run.workers]])
+    W = workers_per_process
+    whole = [group for group in shown if group[1] % W == 0 or W % group[1] == 0]
+    if whole != shown:
+        rule = f"groups that divide the {W} workers of a process, or are made of whole processes"
+        raise ValueRefused("sync.groups", rule, shown, whole)
+
+
+# ---- pairs
+
+
+class PairExchange(Exchange):
+    """mean_pair x: of each local worker, the mean of its tensors and its partner's.
+
+    A worker sends 4 N bytes to its partner alone, in one message, however many workers there are. Both get the same
+    mean, bit for bit.
+
+    Args:
+        specs, comm, like, seed: see `Exchange`; an even number of workers, or one, which meets itself.
+    """
+
+    alike = False
+
+    def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor, seed: int = 0) -> None:
+        super().__init__(Dense(), specs, Ladder("", ()), comm, like, seed)
+        self.what = "replica"
+
+    def partners(self, step: int) -> list[int]:
+        """Of each worker of the run, whom it meets at a step; every way to form pairs is equally likely."""
+        workers = self.comm.workers
+        order = torch.randperm(workers, generator=keyed_rng.generator(self.seed, "pairs", step)).tolist()
+        partner = list(range(workers))
+        for one, other in zip(order[::2], order[1::2], strict=False):  # a lone worker is left over
+            partner[one], partner[other] = other, one
+        return partner
+
+    def __call__(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
+        """The means [W, ...] of pairs, of tensors [W, ...], one per spec."""
+        replicas = [[x_W[row] for x_W in xs_W] for row in range(self.comm.local_workers)]
+        return [torch.stack(list(rows)) for rows in zip(*self.means(replicas, info.step), strict=True)]
+
+    @torch.no_grad()
+    def means(self, replicas: Sequence[Sequence[Tensor]], step: int) -> list[list[Tensor]]:
+        """The mean of each local worker's tensors and its partner's, in new tensors.
+
+        Args:
+            replicas: of each local worker, one tensor per spec.
+            step: keys the pairs.
+
+        Raises:
+            NonFinite: a value is NaN or infinite; on a CPU nothing was sent.
+        """
+        sizes = [spec.numel for spec in self.specs]
+        with self.comm.clock.exchanging(self.kind, 0, self.comm.ledger):
+            self.comm.ledger.paper_count(self.numel)
+            own_W = torch.stack([torch.cat([x.flatten() for x in replica]) for replica in replicas])
+            own_W = own_W.float() if own_W.element_size() == 2 else own_W
+            rows = len(replicas)
+            parts = zip(own_W.split(sizes, dim=1), self.specs, strict=True)
+            self.refuse_non_finite([part.view(rows, *spec.shape) for part, spec in parts], "value")
+            mean_W = self.comm.send_receive(own_W, self.partners(step)).add_(own_W).mul_(0.5)
+            return [
+                [part.view(x.shape).to(x.dtype) for part, x in zip(mean.split(sizes), replica, strict=True)]
+                for mean, replica in zip(mean_W, replicas, strict=True)
+            ]

@@ -8,19 +8,14 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context
-from accordion_bench.compressors.none import Dense
-from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
-from accordion_bench.plan import Ladder, TensorSpec
-from accordion_bench.position import Rate, StepInfo
-from accordion_bench.sync.outer import Average
+from accordion_bench.plan import TensorSpec
+from accordion_bench.position import Rate
 from accordion_bench.sync.round import Round, When
-from accordion_bench.sync.what import InFlight
-from accordion_bench.sync.who import Group, Pairs, Tier
+from accordion_bench.sync.who import Pairs, PeerExchange
 
 GRAPHS = ("exponential", "ring", "complete")
 
@@ -38,53 +33,21 @@ def shifts(graph: str, workers: int, turn: int) -> list[int]:
     return sorted({1, workers - 1} - {0, workers}) if graph == "ring" else list(range(1, workers))
 
 
-class Neighbours(Exchange):
-    """sum_j x_j over the neighbours j that send to a worker, [W, ...]; 4 N bytes to each of them.
+class Neighbours(PeerExchange):
+    """A worker sends to its neighbours in a graph.
 
     Args:
         graph: one of `GRAPHS`.
         specs, comm, like: see `Exchange`.
-
-    Attributes:
-        turn: number of the round.
     """
 
-    alike = False
-
     def __init__(self, graph: str, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> None:
-        super().__init__(Dense(), specs, Ladder("", ()), comm, like)
-        self.graph, self.turn, self.what = graph, 0, "replica"
+        super().__init__(specs, comm, like)
+        self.graph = graph
 
-    @property
-    def messages(self) -> int:
-        """Neighbours to whom a worker sends in a round."""
-        return len(shifts(self.graph, self.comm.workers, self.turn))
-
-    @property
-    def weight(self) -> float:
-        """p, of each message, and of what a worker keeps."""
-        return 1 / (1 + self.messages)
-
-    def predicted_bytes(self, info: StepInfo) -> int:
-        return 4 * self.numel * self.messages
-
-    def mean_bytes(self, info: StepInfo) -> int:
-        return self.predicted_bytes(info)
-
-    def paper_floats(self, levels: list[float | None]) -> int:
-        return self.numel * self.messages
-
-    @torch.no_grad()
-    def bucket(self, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
-        comm, A = self.comm, self.comm.workers
-        with comm.clock.exchanging(self.kind, number, comm.ledger):
-            own_W = torch.cat([x_W.flatten(1) for x_W in xs_W], dim=1)
-            own_W = own_W.float() if own_W.element_size() == 2 else own_W
-            sum_W = torch.zeros_like(own_W)
-            for shift in shifts(self.graph, A, self.turn):
-                sum_W += comm.send_receive(own_W, [(worker + shift) % A for worker in range(A)])
-        parts = sum_W.split([x_W[0].numel() for x_W in xs_W], dim=1)
-        return [part.view(x_W.shape).to(x_W.dtype) for part, x_W in zip(parts, xs_W, strict=True)]
+    def targets(self, step: int) -> list[list[int]]:
+        A = self.comm.workers
+        return [[(worker + shift) % A for worker in range(A)] for shift in shifts(self.graph, A, self.turn)]
 
 
 class Peers(Pairs):
@@ -92,33 +55,17 @@ class Peers(Pairs):
 
     Args:
         graph: one of `GRAPHS`.
+        late: what they send is added later to what each has kept.
     """
 
-    def __init__(self, graph: str) -> None:
+    def __init__(self, graph: str, late: bool) -> None:
         super().__init__()
-        self.graph = graph
-
-    def begin(self, runner: ExchangeRunner, outer: Average, parts: Sequence[Sequence[int]] | None) -> None:
-        self.runner, self.axis, comm = runner, runner.axis, runner.comm
-        exchange = self.new_exchange(runner, comm, parts)
-        rows = [range(row, row + 1) for row in range(comm.local_workers)]
-        self.tiers = [Tier(comm.workers, [Group(row, exchange, [], []) for row in rows])]
+        self.graph, self.late = graph, late
 
     def new_exchange(self, runner: ExchangeRunner, comm: Comm, parts: Sequence[Sequence[int]] | None) -> Neighbours:
         neighbours = Neighbours(self.graph, runner.axis.specs, comm, runner.axis.like)
-        neighbours.finite = runner.finite
+        neighbours.finite, neighbours.with_own = runner.finite, not self.late
         return neighbours
-
-    def send(
-        self, flight: InFlight, exchanges: Sequence[Exchange], message: Sequence[list[Tensor]], late: bool
-    ) -> None:
-        exchange, xs_W = exchanges[0], [torch.stack(rows) for rows in zip(*message, strict=True)]
-        if late and self.runner.may_launch:
-            flight.landing = self.runner.launch(exchange, xs_W)
-            return
-        flight.clock.waits(exchange.kind)
-        flight.updates = exchange(xs_W, self.runner.position.info())
-        flight.clock.lap("exposed")
 
     def consensus(self) -> list[Tensor]:
         return self.axis.mean_replica("eval")
@@ -170,8 +117,8 @@ class Gossip(Round):
     def __post_init__(self) -> None:
         checks.choice("graph", self.graph, list(GRAPHS))
         checks.integer("delay", self.delay, at_least=0, at_most=1, instead=0)
-        super().__init__(When(self.period, delay=self.delay), Peers(self.graph))
         self.late = self.delay > 0
+        super().__init__(When(self.period, delay=self.delay), Peers(self.graph, self.late))
         self.u, self.under_way = 1.0, 0.0  # sum to 1
         self.distance: float | None = None
 
@@ -181,21 +128,21 @@ class Gossip(Round):
     @torch.no_grad()
     def before_step(self, lr: Rate) -> CompletedExchange | None:
         completed = super().before_step(lr)
-        for row in range(len(self.axis.replicas) if self.delay else 0):
+        for row in range(len(self.axis.replicas) if self.late else 0):
             torch._foreach_mul_(self.axis.values(row), self.u)
         return completed
 
     @torch.no_grad()
     def after_local_step(self) -> None:
         super().after_local_step()
-        for row in range(len(self.axis.replicas) if self.delay else 0):
+        for row in range(len(self.axis.replicas) if self.late else 0):
             torch._foreach_div_(self.axis.values(row), self.u)
 
     @torch.no_grad()
     def average(self, tier: int) -> None:
         self.neighbours.turn = self.count // (self.period or 1) - 1
         super().average(tier)
-        if self.delay:
+        if self.late:
             p = self.neighbours.weight
             for row in range(len(self.axis.replicas)):
                 torch._foreach_mul_(self.axis.values(row), p)
@@ -203,13 +150,10 @@ class Gossip(Round):
 
     @torch.no_grad()
     def use(self) -> None:
-        """Add what neighbours have sent to what the workers have kept."""
-        (sums_W,), p = self.in_flight.take(1), self.neighbours.weight
+        """The workers are where they have met, or add what comes late to what they have kept."""
+        mixed_W, take = self.in_flight.take(), torch._foreach_add_ if self.late else torch._foreach_copy_
         for row in range(len(self.axis.replicas)):
-            values, sums = self.axis.values(row), [x_W[row] for x_W in sums_W]
-            torch._foreach_add_(values, sums, alpha=p if self.delay else 1)
-            if not self.delay:
-                torch._foreach_mul_(values, p)
+            take(self.axis.values(row), [x_W[row] for x_W in mixed_W])
         self.u, self.under_way = self.u + self.under_way, 0.0
 
     @property

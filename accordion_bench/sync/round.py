@@ -68,11 +68,12 @@ class When:
 
     def uses(self, since: int, period: int) -> bool:
         """Whether what is in flight is used after so many steps of a round."""
-        return since % self.slot(period) == 0 if self.ahead else since == self.first_use(period)
+        return self.used(since, period) > self.used(since - 1, period)
 
-    def first_use(self, period: int) -> int:
-        """The step after which an average is used first; of those that are used in the next round, one of the start."""
-        return min(self.delay or period, period)
+    def used(self, steps: int, period: int) -> int:
+        """How often averages are used in so many steps; of those used in the next round, the first is the start's."""
+        late = period - min(self.delay or period, period)
+        return steps // self.slot(period) if self.ahead else (steps + late) // period
 
     @property
     def in_next_round(self) -> bool:
@@ -105,8 +106,6 @@ class Round(Sync):
             def __init__(self, period=8):
                 super().__init__(When(period), outer=OuterSGD(outer_lr=0.5))
 
-    What is not composed, it may say as attributes, which presets have as options.
-
     Args:
         when: the steps of a round.
         who: averages; None = all workers.
@@ -114,7 +113,7 @@ class Round(Sync):
         fragments: P, parts of the tensors that are averaged by turns, one in each slot.
         pull: how far workers go to z, in [0, 1]; 1 = they restart there.
 
-    Class attributes:
+    Class attributes, of presets options:
         switch_step: S, synchronous steps before; None = until the first decay of the learning rate.
         phase1: what these average: `gradient`s (one inner optimizer) or `model`s (each worker's own).
         buffers: the inner optimizers' at an averaging of all: `keep`, `reset` or `average`; None = as its paper says.
@@ -145,16 +144,10 @@ class Round(Sync):
     lateness: float | None = None
 
     def __init__(
-        self,
-        when: When,
-        who: All | None = None,
-        outer: Average | None = None,
-        fragments: int = 1,
-        pull: float = 1.0,
+        self, when: When, who: All | None = None, outer: Average | None = None, fragments: int = 1, pull: float = 1.0
     ) -> None:
         self.when, self.who, self.outer, self.pull = when, who or All(when.groups), outer or Average(), pull
-        self.period, self.groups = when.period, when.groups or None
-        checks.integer("period", self.period, at_least=1, instead=8)
+        self.period, self.groups = checks.integer("period", when.period, at_least=1, instead=8), when.groups or None
         if self.switch_step is not None:
             checks.integer("switch_step", self.switch_step, at_least=0)
         checks.choice("phase1", self.phase1, ["gradient", "model"])
@@ -225,8 +218,7 @@ class Round(Sync):
 
     def buffer_averagings(self, steps: int, period: int) -> int:
         at_the_switch = self.phase1 == "model" and self.switch_step != 0
-        used = (steps + period - self.when.first_use(period)) // period
-        return used + at_the_switch if self.buffers == "average" else 0
+        return self.when.used(steps, period) + at_the_switch if self.buffers == "average" else 0
 
     def ends_apart(self, steps: int, period: int) -> bool:
         period = self.when.period if self.groups else period
@@ -238,9 +230,8 @@ class Round(Sync):
     def begin(self, context: SyncContext) -> None:
         super().begin(context)
         self.waiting.refuse_unheard(context)
-        specs = self.axis.specs
-        self.refuse_tensors(specs)
-        self.tensors = fragments(specs, self.fragments) if self.partial else [list(range(len(specs)))]
+        self.refuse_tensors(self.axis.specs)
+        self.tensors = fragments(self.axis.specs, self.fragments)
         self.split = self.tensors if self.partial else None
         self.in_flight = InFlight(self.runner)
         if self.buffers is None:
@@ -322,7 +313,7 @@ class Round(Sync):
         if not self.forked:
             return self.every_step.before_step(lr)
         if local and not self.count and (self.phase1 == "model" or self.buffers == "reset"):
-            self.treat_buffers()  # the last synchronous step was an averaging, too
+            treat_buffers(self.inner, self.buffers or "keep")  # the last synchronous step was an averaging, too
         if self.since == 0:
             self.round_lr = lr if isinstance(lr, int | float) else lr[0]
             self.period = self.position.plan.period
@@ -381,13 +372,13 @@ class Round(Sync):
         """The outer steps from the averages that are in flight; the workers learn of them."""
         groups, own = self.tiers[self.tier].groups, self.fragment
         of_all = self.tiers[self.tier] is self.tiers[-1] and self.count > 0
-        for group, update in zip(groups, self.in_flight.take(len(groups)), strict=True):
+        for group, update in zip(groups, self.who.differences(self.in_flight, self.tier), strict=True):
             outer = group.outers[self.turn if self.partial else 0] if of_all else Average()
             outer.step(group.values(own), update, self.round_lr)
             self.learn(group.values(own), group.rows)
         self.who.inherit(self.tier)
         if of_all:
-            self.treat_buffers()
+            treat_buffers(self.inner, self.buffers or "keep")
 
     def learn(self, z: list[Tensor], rows: range) -> None:
         """Some local workers learn of a new z."""
@@ -395,10 +386,6 @@ class Round(Sync):
             self.axis.restart(z, rows, self.fragment)
         else:
             self.axis.pull(z, self.pull, self.fragment)
-
-    def treat_buffers(self) -> None:
-        """As `buffers` says."""
-        treat_buffers(self.inner, self.buffers or "keep")
 
     @property
     def turn(self) -> int:

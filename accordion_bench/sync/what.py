@@ -246,12 +246,11 @@ class InFlight(Stateful):
             self.updates, self.landing = self.landing(), None
             self.clock.lap("exposed")
 
-    def take(self, groups: int) -> list[list[Tensor]]:
-        """The updates of each group, to be used now; nothing is in flight any more."""
+    def take(self) -> list[Tensor]:
+        """The updates, to be used now; nothing is in flight any more."""
         self.land()
         taken, self.updates = self.updates, []
-        each = len(taken) // groups
-        return [taken[i * each : (i + 1) * each] for i in range(groups)]
+        return taken
 
     def drop(self) -> None:
         """Wait for it and forget it."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.none import Dense
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
@@ -19,6 +20,7 @@ from accordion_bench.sync.base import Placed
 from accordion_bench.sync.outer import Average
 from accordion_bench.sync.what import InFlight
 from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.same_shape import in_rows
 
 
 class Group(NamedTuple):
@@ -116,6 +118,12 @@ class All:
         """
         return flight.launch(exchanges, message, late)
 
+    def differences(self, flight: InFlight, tier: int) -> list[list[Tensor]]:
+        """Of each group of a tier, z minus what its workers have become on average, taken out of the flight."""
+        updates, groups = flight.take(), len(self.tiers[tier].groups)
+        each = len(updates) // groups
+        return [updates[i * each : (i + 1) * each] for i in range(groups)]
+
     def inherit(self, tier: int) -> None:
         """Smaller groups measure their differences from where the groups of a tier are now."""
         for lower in [group for below in self.tiers[:tier] for group in below.groups]:
@@ -154,9 +162,9 @@ class Pairs(All):
 
     def begin(self, runner: ExchangeRunner, outer: Average, parts: Sequence[Sequence[int]] | None) -> None:
         self.runner, self.axis, comm = runner, runner.axis, runner.comm
-        pairs = self.new_exchange(runner, comm, parts)
+        exchange = self.new_exchange(runner, comm, parts)
         anchors = [[x.clone() for x in self.axis.values(row)] for row in range(comm.local_workers)]
-        groups = [Group(range(row, row + 1), pairs, z, [copy.deepcopy(outer)]) for row, z in enumerate(anchors)]
+        groups = [Group(range(row, row + 1), exchange, z, [copy.deepcopy(outer)]) for row, z in enumerate(anchors)]
         self.tiers = [Tier(comm.workers, groups)]
 
     def new_exchange(self, runner: ExchangeRunner, comm: Comm, parts: Sequence[Sequence[int]] | None) -> Exchange:
@@ -168,20 +176,27 @@ class Pairs(All):
         return [Placed(f"pseudo_gradient-{t.size}", self.exchange, range(len(t.groups))) for t in self.tiers]
 
     def message(self, tier: int, tensors: Sequence[int] | None) -> list[list[Tensor]]:
-        return [self.axis.values(group.rows.start) for group in self.tiers[tier].groups]
+        rows = [self.axis.values(row) for row in range(self.runner.comm.local_workers)]
+        return [[torch.stack(xs) for xs in zip(*rows, strict=True)]]
 
     def send(
         self, flight: InFlight, exchanges: Sequence[Exchange], message: Sequence[list[Tensor]], late: bool
     ) -> None:
-        pairs = exchanges[0]
-        assert isinstance(pairs, PairExchange)
-        flight.clock.waits(pairs.kind)
-        means = pairs.means(message, self.runner.position.step)
+        exchange, xs_W = exchanges[0], message[0]
+        if late and self.runner.may_launch:
+            flight.landing = self.runner.launch(exchange, xs_W)
+            return
+        flight.clock.waits(exchange.kind)
+        flight.updates = exchange(xs_W, self.runner.position.info())
         flight.clock.lap("exposed")
-        for group, mean in zip(self.tiers[-1].groups, means, strict=True):
-            torch._foreach_sub_(mean, group.anchor)
-            torch._foreach_neg_(mean)
-        flight.updates = [x for mean in means for x in mean]
+
+    def differences(self, flight: InFlight, tier: int) -> list[list[Tensor]]:
+        means_W = flight.take()
+        groups = self.tiers[tier].groups
+        return [
+            [z - mean_W[row] for z, mean_W in zip(group.anchor, means_W, strict=True)]
+            for row, group in enumerate(groups)
+        ]
 
     def consensus(self) -> list[Tensor]:
         return self.axis.mean_over_workers([group.anchor for group in self.tiers[-1].groups], "eval")
@@ -245,24 +260,78 @@ def refuse_groups(groups: Sequence[tuple[int, int]], run: RunFacts, workers_per_
         raise ValueRefused("sync.groups", rule, shown, whole)
 
 
-# ---- pairs
+# ---- messages to single workers
 
 
-class PairExchange(Exchange):
-    """mean_pair x: of each local worker, the mean of its tensors and its partner's.
+class PeerExchange(Exchange):
+    """p (x_w + sum_j x_j) over the workers j that send their parameters to w, [W, ...]; no collective.
 
-    A worker sends 4 N bytes to its partner alone, in one message, however many workers there are. Both get the same
-    mean, bit for bit.
+    Each worker sends 4 N bytes, in one message, to each of so many others, and gets as many.
+
+    Args:
+        specs, comm, like, seed: see `Exchange`.
+
+    Attributes:
+        turn: number of the round.
+        with_own: whether x_w is in it; else p sum_j x_j is.
+    """
+
+    alike = False
+    with_own = True
+
+    def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor, seed: int = 0) -> None:
+        super().__init__(Dense(), specs, Ladder("", ()), comm, like, seed)
+        self.what, self.turn = "replica", 0
+
+    def targets(self, step: int) -> list[list[int]]:
+        """To whom each worker of the run sends, for each of its messages; everybody gets one of each."""
+        raise NotImplementedError
+
+    @property
+    def messages(self) -> int:
+        """To how many others a worker sends."""
+        return len(self.targets(0))
+
+    @property
+    def weight(self) -> float:
+        """p, so that weights sum to 1."""
+        return 1 / (1 + self.messages)
+
+    def predicted_bytes(self, info: StepInfo) -> int:
+        return 4 * self.numel * self.messages
+
+    def mean_bytes(self, info: StepInfo) -> int:
+        return self.predicted_bytes(info)
+
+    def paper_floats(self, levels: list[float | None]) -> int:
+        return self.numel * self.messages
+
+    def non_finite(
+        self, xs_W: Sequence[Tensor], what: str | None = None, members: Sequence[int] | None = None
+    ) -> str | None:
+        return super().non_finite(xs_W, what or "value", members)
+
+    @torch.no_grad()
+    def bucket(self, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
+        """Exchange one bucket; the updates have a row for each local worker."""
+        comm = self.comm
+        with comm.clock.exchanging(self.kind, number, comm.ledger):
+            own_W = torch.cat([in_rows(x_W) for x_W in xs_W], dim=1)
+            own_W = own_W.float() if own_W.element_size() == 2 else own_W
+            sum_W = own_W.clone() if self.with_own else torch.zeros_like(own_W)
+            for targets_A in self.targets(ctx.step):
+                sum_W += comm.send_receive(own_W, targets_A)
+            sum_W *= self.weight
+        parts = sum_W.split([x_W[0].numel() for x_W in xs_W], dim=1)
+        return [part.view(x_W.shape).to(x_W.dtype) for part, x_W in zip(parts, xs_W, strict=True)]
+
+
+class PairExchange(PeerExchange):
+    """mean_pair x: the mean of each local worker's tensors and its partner's; both get the same, bit for bit.
 
     Args:
         specs, comm, like, seed: see `Exchange`; an even number of workers, or one, which meets itself.
     """
-
-    alike = False
-
-    def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor, seed: int = 0) -> None:
-        super().__init__(Dense(), specs, Ladder("", ()), comm, like, seed)
-        self.what = "replica"
 
     def partners(self, step: int) -> list[int]:
         """Of each worker of the run, whom it meets at a step; every way to form pairs is equally likely."""
@@ -273,32 +342,5 @@ class PairExchange(Exchange):
             partner[one], partner[other] = other, one
         return partner
 
-    def __call__(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
-        """The means [W, ...] of pairs, of tensors [W, ...], one per spec."""
-        replicas = [[x_W[row] for x_W in xs_W] for row in range(self.comm.local_workers)]
-        return [torch.stack(list(rows)) for rows in zip(*self.means(replicas, info.step), strict=True)]
-
-    @torch.no_grad()
-    def means(self, replicas: Sequence[Sequence[Tensor]], step: int) -> list[list[Tensor]]:
-        """The mean of each local worker's tensors and its partner's, in new tensors.
-
-        Args:
-            replicas: of each local worker, one tensor per spec.
-            step: keys the pairs.
-
-        Raises:
-            NonFinite: a value is NaN or infinite; on a CPU nothing was sent.
-        """
-        sizes = [spec.numel for spec in self.specs]
-        with self.comm.clock.exchanging(self.kind, 0, self.comm.ledger):
-            self.comm.ledger.paper_count(self.numel)
-            own_W = torch.stack([torch.cat([x.flatten() for x in replica]) for replica in replicas])
-            own_W = own_W.float() if own_W.element_size() == 2 else own_W
-            rows = len(replicas)
-            parts = zip(own_W.split(sizes, dim=1), self.specs, strict=True)
-            self.refuse_non_finite([part.view(rows, *spec.shape) for part, spec in parts], "value")
-            mean_W = self.comm.send_receive(own_W, self.partners(step)).add_(own_W).mul_(0.5)
-            return [
-                [part.view(x.shape).to(x.dtype) for part, x in zip(mean.split(sizes), replica, strict=True)]
-                for mean, replica in zip(mean_W, replicas, strict=True)
-            ]
+    def targets(self, step: int) -> list[list[int]]:
+        return [self.partners(step)]

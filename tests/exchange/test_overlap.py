@@ -137,6 +137,18 @@ def test_a_fragment_in_flight_equals_one_averaged_at_once(tmp_path, overrides, w
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+def test_models_of_neighbours_in_flight_equal_those_that_are_waited_for(tmp_path, workers):
+    scheme = ["sync=gossip", "sync.graph=ring", "sync.delay=1"]
+    a, b = (trained(tmp_path, on, *scheme, workers=workers, steps=5) for on in (True, False))
+    assert a.sync.in_flight.landing is not None and b.sync.in_flight.landing is None
+    a.sync.land()
+    assert all(map(torch.equal, a.sync.in_flight.updates, b.sync.in_flight.updates))
+    same(a, b)
+    for ours, theirs in zip(a.axis.replicas, b.axis.replicas, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_fragment_lands_before_the_next_sparse_average(tmp_path, workers):
     """Collectives are made one at a time; the same parameters and bytes come of it."""
     scheme = ["sync=streaming_diloco", "sync.period=8", "sync.fragments=2", "sync.delay=2", "sync.sparta=0.1"]

@@ -7,7 +7,8 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.plan import TensorSpec
+from accordion_bench.plan import Plan, TensorSpec
+from accordion_bench.position import StepInfo
 from accordion_bench.sync.who import PairExchange
 from tests.kit import local
 from tests.kit.local import deviation, trained, trainer_for
@@ -18,6 +19,11 @@ SPECS = [TensorSpec("a", (5, 3)), TensorSpec("b", ())]
 
 def pairs(workers: int, seed: int = 3) -> PairExchange:
     return PairExchange(SPECS, Comm(workers), torch.zeros((), dtype=torch.float64), seed)
+
+
+def stacked(replicas: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """One tensor [W, ...] per spec."""
+    return [torch.stack(xs) for xs in zip(*replicas, strict=True)]
 
 
 # ---- who meets whom
@@ -48,7 +54,8 @@ def test_partners_get_one_mean_bit_for_bit(workers):
         [torch.randn(spec.shape, generator=generator, dtype=torch.float64) for spec in SPECS] for _ in range(workers)
     ]
     before = [[x.clone() for x in own] for own in replicas]
-    means, partner = met.means(replicas, 2), met.partners(2)
+    means_W, partner = met(stacked(replicas), StepInfo(Plan(), 2)), met.partners(2)
+    means = [[mean_W[worker] for mean_W in means_W] for worker in range(workers)]
     for worker, mean in enumerate(means):
         expected = [(a + b) / 2 for a, b in zip(before[worker], before[partner[worker]], strict=True)]
         assert local.all_equal([mean, means[partner[worker]], expected])
@@ -63,7 +70,7 @@ def test_what_is_not_finite_is_not_sent():
     replicas = [[torch.zeros(spec.shape, dtype=torch.float64) for spec in SPECS] for _ in range(2)]
     replicas[1][0][2, 2] = float("inf")
     with pytest.raises(NonFinite, match="the value of a on worker 1 is not finite"):
-        met.means(replicas, 0)
+        met(stacked(replicas), StepInfo(Plan(), 0))
     assert met.comm.ledger.counts["payload"] == 0
 
 

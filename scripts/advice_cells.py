@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs.durable import write_text
+from scripts.packed import read_packed, write_packed
 
 KNOWN = {  # batches with which a step computes for a tenth to a third of a second on one thread
     "resnet20": ["model=resnet20", "dataset=synthetic", "dataset.train_size=4096", "batch_size=32"],
@@ -59,7 +59,7 @@ def read(path: Path) -> list[Cell]:
     if not path.exists():
         return []
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        cells = json.loads(read_packed(path))["rows"]
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
             f"{path} must be a file of cells, got something else; type another file, or move this one away"
@@ -94,7 +94,7 @@ def keep(path: Path, cell: Cell, key: Sequence[str]) -> None:
 def write(path: Path, cells: Sequence[Cell]) -> None:
     """Write the cells of a file, which is a whole one at every moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({"rows": plain(cells)}, indent=1) + "\n")
+    write_packed(path, json.dumps({"rows": plain(cells)}, indent=1) + "\n")
 
 
 def plain(value: Any) -> Any:

@@ -262,7 +262,7 @@ def page(
     rows = [row for row in everything if row.arm != ALONE]
     if not rows:
         raise ConfigError(
-            "measured.json and predicted.json must have cells in common, got none; type python -m "
+            "measured.json.xz and predicted.json.xz must have cells in common, got none; type python -m "
             "scripts.validate_advice predict after trial and probe of the same models and links"
         )
     about = measured[-1]["about"]

@@ -38,10 +38,11 @@ printf '%s\n' "${arms[@]}" | xargs -P "${JOBS:-1}" -I{} bash -c \
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-$python -m accordion_bench.report "$runs"/* --out "$scratch" --pdf
+$python -m accordion_bench.report "$runs"/* --out "$scratch"
 kept=results/compressors
 mkdir -p "$kept"
-cp "$scratch"/{table.md,table.csv,comparison.png,comparison.pdf} "$kept"
+cp "$scratch"/{table.csv,comparison.png} "$kept"
+$python -m scripts.few_colours "$kept"/*.png
 {
     cat <<'TEXT'
 # Every compressor on digits

@@ -17,6 +17,7 @@ from accordion_bench.report.render.figures.rows import name_rows, sheet_of_rows
 from accordion_bench.report.render.figures.style import save, styled
 from accordion_bench.report.render.looks import looks_of
 from accordion_bench.runs.metrics import metric
+from scripts.few_colours import reduce_colours
 
 DRAWN = {"compressors": "comparison", "local_methods": "rows-{dataset}"}  # folder of results -> name of its figures
 
@@ -27,7 +28,9 @@ def main() -> None:
         kept = Path("results") / folder
         for dataset, rows in pd.read_csv(kept / "table.csv").groupby("dataset"):
             with styled():
-                print(save(draw(rows), kept / name.format(dataset=dataset), ("pdf",)))
+                drawn = save(draw(rows), kept / name.format(dataset=dataset))
+            reduce_colours(drawn)
+            print(drawn)
 
 
 def draw(table: pd.DataFrame) -> Figure:

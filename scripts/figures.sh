@@ -10,7 +10,8 @@ bash scripts/demo.sh 0,1,2 "$scratch"
 
 kept=results/demo
 mkdir -p "$kept"
-cp "$scratch"/{table.md,table.csv,comparison.png,comparison.pdf} "$kept"
+cp "$scratch"/{table.csv,comparison.png} "$kept"
+"${PYTHON:-.venv/bin/python}" -m scripts.few_colours "$kept"/*.png
 {
     cat <<'TEXT'
 # Demo: dense, PowerSGD weak and strong, and Accordion between the two

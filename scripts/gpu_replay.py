@@ -35,6 +35,7 @@ from scripts.bench_arms import our_step, plain_step, trainer_for
 from scripts.gpu_report import header
 from scripts.gpu_sections import Setting, table
 from scripts.gpu_steps import _interleaved, _plain
+from scripts.packed import write_packed
 
 WORKERS = 4
 IMAGES = ["dataset=synthetic"]
@@ -287,7 +288,7 @@ def main() -> int:
             told, kept[name] = [f"{type(error).__name__}: {error}"], {"error": str(error)}
         lines += ["", f"## {name}", "", *told]
         (typed.out / "README.md").write_text(folded("\n".join(lines)) + "\n", encoding="utf-8")
-        (typed.out / "replay.json").write_text(json.dumps({"header": facts, **kept}, indent=1), encoding="utf-8")
+        write_packed(typed.out / "replay.json.xz", json.dumps({"header": facts, **kept}, indent=1))
         print("\n".join(told), flush=True)
     differs = any(
         own.get("differs")

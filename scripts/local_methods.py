@@ -266,7 +266,7 @@ def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
     """Heading, table, figure, sentences of one setting."""
     with styled():
         figure = tradeoff(arms)
-        png = [] if figure is None else [save(figure, out / f"tradeoff-{setting}", ("pdf",))]
+        png = [] if figure is None else [save(figure, out / f"tradeoff-{setting}")]
     dense = next((arm for arm in arms if arm.dense), None)
     images = arms[0].runs[0].summary["test_size"]
     notes = [

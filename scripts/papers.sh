@@ -38,7 +38,7 @@ for part in $parts; do
         ;;
     report)
         for folder in "$runs"/*; do
-            "$python" -m accordion_bench.report "$folder" --out "results/papers/${folder#"$runs"/}" --figures png
+            bash scripts/report_kept.sh "$folder" "papers/${folder#"$runs"/}" comparison variance period
         done
         ;;
     esac

@@ -64,7 +64,7 @@ for part in $parts; do
         ;;
     report)
         for folder in "$runs"/*; do
-            "$python" -m accordion_bench.report "$folder" --out "results/time_to_accuracy/${folder#"$runs"/}" --figures png
+            bash scripts/report_kept.sh "$folder" "time_to_accuracy/${folder#"$runs"/}" comparison time_to_target
         done
         ;;
     esac

@@ -2,8 +2,8 @@
 
     python -m scripts.validate_advice trial          # what steps and codecs take, without a link
     python -m scripts.validate_advice probe          # each link, in launches of their own
-    python -m scripts.validate_advice predict        # from these two, predicted.json
-    python -m scripts.validate_advice measure        # every arm behind every link, measured.json
+    python -m scripts.validate_advice predict        # from these two, predicted.json.xz
+    python -m scripts.validate_advice measure        # every arm behind every link, measured.json.xz
     python -m scripts.validate_advice compare        # both, as Markdown
     python -m scripts.validate_advice break-even     # the rate at which an arm and dense take the same time
     python -m scripts.validate_advice unseen         # 1 to 5 on networks and rates that nobody looked at before
@@ -41,7 +41,7 @@ def measure(args: argparse.Namespace) -> None:
     """Every cell that is not in the file yet."""
     from scripts.advice_measure import Work, circumstances, measured, missing
 
-    path = args.out / "measured.json"
+    path = args.out / "measured.json.xz"
     check_links(args)
     wanted = [dict(zip(CELL, one, strict=True)) for one in itertools.product(args.models, args.hosts, args.rates)]
     left = missing(cells.read(path), wanted, args.arms)
@@ -60,7 +60,7 @@ def trial(args: argparse.Namespace) -> None:
     from scripts.advice_predict import beside
     from scripts.advice_trial import tried
 
-    path, key = args.out / "trial.json", ("model", "processes")
+    path, key = args.out / "trial.json.xz", ("model", "processes")
     counts = sorted({*args.hosts, *map(beside, args.hosts)})
     for model, count in itertools.product(args.models, counts):
         if cells.find(cells.read(path), model=model, processes=count) is None:
@@ -86,7 +86,9 @@ def predict(args: argparse.Namespace) -> None:
     """Every arm of every trial behind every probed link."""
     from scripts.advice_predict import rows
 
-    cells.write(args.out / "predicted.json", list(rows(cells.written(args.out / "trial.json", "trial"), args.out)))
+    cells.write(
+        args.out / "predicted.json.xz", list(rows(cells.written(args.out / "trial.json.xz", "trial"), args.out))
+    )
 
 
 def unseen(args: argparse.Namespace) -> None:
@@ -105,13 +107,13 @@ def break_even(args: argparse.Namespace) -> None:
     from scripts.advice_measure import Work, circumstances, measured
     from scripts.advice_predict import trial_of
 
-    path = args.out / "break_even.json"
+    path = args.out / "break_even.json.xz"
     options.count(args.hosts)
-    trials = cells.written(args.out / "trial.json", "trial")
+    trials = cells.written(args.out / "trial.json.xz", "trial")
     trial = trial_of(trials, args.model, args.hosts)
     if trial is None:
         raise ConfigError(
-            f"{args.out / 'trial.json'} must hold {args.model}, got others; type python -m scripts.validate_advice "
+            f"{args.out / 'trial.json.xz'} must hold {args.model}, got others; type python -m scripts.validate_advice "
             f"trial --models {args.model} --hosts {args.hosts}"
         )
     for arm in args.arms:
@@ -136,13 +138,13 @@ def compare(args: argparse.Namespace) -> None:
     """Print what both say."""
     from scripts.advice_compare import causes, page
 
-    measured = cells.written(args.out / "measured.json", "measure")
-    predicted = cells.written(args.out / "predicted.json", "predict")
-    print(page(measured, predicted, causes(args.out / "causes.md"), cells.read(args.out / "measured_earlier.json")))
-    if (args.out / "break_even.json").exists():
+    measured = cells.written(args.out / "measured.json.xz", "measure")
+    predicted = cells.written(args.out / "predicted.json.xz", "predict")
+    print(page(measured, predicted, causes(args.out / "causes.md"), cells.read(args.out / "measured_earlier.json.xz")))
+    if (args.out / "break_even.json.xz").exists():
         from scripts.advice_break_even import table
 
-        print("\n".join(["## Break-even", "", *table(cells.read(args.out / "break_even.json"))]))
+        print("\n".join(["## Break-even", "", *table(cells.read(args.out / "break_even.json.xz"))]))
 
 
 def parser() -> argparse.ArgumentParser:

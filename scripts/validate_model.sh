@@ -26,5 +26,5 @@ for rate in $rates; do
                 model=resnet20 dataset=digits epochs=3 "seed=$seed" resume_sweep=true "paths.runs=$runs/$hosts-$rate"
         done
     done
-    "$python" -m accordion_bench.report "$runs/$hosts-$rate" --out "results/validate_model/$hosts-hosts-$rate" --figures png
+    bash scripts/report_kept.sh "$runs/$hosts-$rate" "validate_model/$hosts-hosts-$rate" breakdown
 done

@@ -54,16 +54,20 @@ LINKS = {
     "validate_simulation": ["--hosts", "2", *ONCE, "--seconds", "0.2"],
 }
 OF_ADVICE = {f"advice_{part}" for part in ("cells", "measure", "trial", "predict", "compare", "break_even")}
-PARTS = {*OF_ADVICE, *("bench_arms", "golden_runs", "gpu_exchange", "gpu_sections", "gpu_steps", "grace_codecs")}
+PARTS = {
+    *OF_ADVICE,
+    *("packed", "bench_arms", "golden_runs", "gpu_exchange", "gpu_sections", "gpu_steps", "grace_codecs"),
+}
 SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
 SHOWN = {"demo_report", "draw_kept"}  # from what is kept here: tested below
+KEPT = {"report_kept", "few_colours"}  # what stays of a report: the end of PAPERS; tests/scripts/test_claims.py
 # make install; demo and compressors, one after another; make wheel; a package index; test_try_cases
 OTHERWISE = {"setup", "figures", "try_wheel", "lock", "try_cases"}
 
 
 def test_every_script_is_tried():
     names = {file.stem for file in (ROOT / "scripts").glob("[!_]*")}
-    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE, *SHOWN}
+    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE, *SHOWN, *KEPT}
 
 
 def run(name: str, arguments: list[str], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from accordion_bench.network.measured_link import LinkCost, MeasuredLink, write_
 from accordion_bench.options.checks import ConfigError
 from scripts import advice_break_even, advice_cells, advice_compare, advice_measure, advice_trial, validate_advice
 from scripts.advice_cells import ALONE, ARMS, CELL, LOCAL, MODELS
+from scripts.packed import write_packed
 from tests.advising import made_up_costs
 from tests.kit import composed
 
@@ -58,7 +59,7 @@ def test_every_arm_is_a_configuration(model):
 
 
 def test_a_cell_is_kept_in_the_place_of_its_older_self(tmp_path):
-    file = tmp_path / "new" / "measured.json"
+    file = tmp_path / "new" / "measured.json.xz"
     assert advice_cells.read(file) == []
     for took in (1.0, 2.0, 1 / 3):
         advice_cells.keep(file, cell({"dense": took}), CELL)
@@ -68,11 +69,14 @@ def test_a_cell_is_kept_in_the_place_of_its_older_self(tmp_path):
     assert not list(file.parent.glob("*.part"))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", None])
 def test_a_file_of_something_else_is_refused(tmp_path, text):
-    file = tmp_path / "measured.json"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=r"measured.json must be a file of cells, got something else; type"):
+    file = tmp_path / "measured.json.xz"
+    if text is None:
+        file.write_text('{"rows": []}')  # not compressed
+    else:
+        write_packed(file, text)
+    with pytest.raises(ConfigError, match=r"measured.json.xz must be a file of cells, got something else; type"):
         advice_cells.read(file)
 
 
@@ -101,7 +105,7 @@ def test_measuring_goes_on_where_it_was_killed(tmp_path, monkeypatch, capsys):
     args.run(args)
     args.run(args)
     assert launched == [("lstm", 2, 5e7), ("lstm", 3, 5e7), ("lstm", 3, 5e7)]
-    assert [one["hosts"] for one in advice_cells.read(tmp_path / "measured.json")] == [2, 3]
+    assert [one["hosts"] for one in advice_cells.read(tmp_path / "measured.json.xz")] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +113,12 @@ def test_measuring_goes_on_where_it_was_killed(tmp_path, monkeypatch, capsys):
     [
         (["measure", "--rates", "fast"], r"--rates must be a number with kbit.*; type --rates=100mbit"),
         (["probe", "--hosts", "1"], r"--hosts must be an integer of at least 2, got 1; type --hosts=4"),
-        (["predict"], r"trial.json must hold cells of trial, got none; type python -m scripts.validate_advice trial"),
-        (["compare"], r"measured.json must hold cells of measure, got none; type"),
-        (["break-even"], r"trial.json must hold cells of trial, got none; type"),
+        (
+            ["predict"],
+            r"trial.json.xz must hold cells of trial, got none; type python -m scripts.validate_advice trial",
+        ),
+        (["compare"], r"measured.json.xz must hold cells of measure, got none; type"),
+        (["break-even"], r"trial.json.xz must hold cells of trial, got none; type"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(tmp_path, typed, sentence):
@@ -165,12 +172,12 @@ def test_the_page_names_every_miss(tmp_path, capsys):
         {ALONE: 0.5, "dense": 1.0, "DDP": 1.0, "TopK": 0.5},
         {ALONE: 0.1, "dense": 1.1, "DDP": 0.8, "TopK": 0.5},
     )
-    (tmp_path / "measured.json").write_text(json.dumps({"rows": [cell(took), cell(took, hosts=4)]}))
+    write_packed(tmp_path / "measured.json.xz", json.dumps({"rows": [cell(took), cell(took, hosts=4)]}))
     rows = foretold(told) + foretold(took, hosts=4)
-    (tmp_path / "predicted.json").write_text(json.dumps({"rows": rows}))
+    write_packed(tmp_path / "predicted.json.xz", json.dumps({"rows": rows}))
     (tmp_path / "causes.md").write_text("| DDP | * | * | * | two buckets on the wire at once |")
     earlier = {"rows": [{**cell({"dense": 1.2, "TopK": 0.5}), "about": {"started": "2026-01-02"}}]}
-    (tmp_path / "measured_earlier.json").write_text(json.dumps(earlier))
+    write_packed(tmp_path / "measured_earlier.json.xz", json.dumps(earlier))
     args = validate_advice.parser().parse_args(["compare", "--out", str(tmp_path)])
     args.run(args)
     page = capsys.readouterr().out
@@ -207,7 +214,7 @@ def out(tmp_path):
         "step": asdict(made_up_costs.times()),
         "methods": said,
     }
-    advice_cells.keep(tmp_path / "trial.json", trial, ("model", "processes"))
+    advice_cells.keep(tmp_path / "trial.json.xz", trial, ("model", "processes"))
     for rate in (50e6, 1e9):
         kinds = {kind: LinkCost(1e-3, 0.95 * rate, 0.01 * rate / 8, 1e-9, 0.05) for kind in KINDS}
         folder = tmp_path / "links" / f"2-hosts-{rate / 1e6:.0f}mbit"
@@ -216,7 +223,7 @@ def out(tmp_path):
 
 
 def test_a_trial_comes_back_from_its_file(out):
-    (trial,) = advice_cells.read(out / "trial.json")
+    (trial,) = advice_cells.read(out / "trial.json.xz")
     assert advice_trial.times_from(trial["step"]) == made_up_costs.times()
     assert advice_trial.cost_from(trial["methods"]["TopK"]) == made_up_costs.GATHERED
 
@@ -242,7 +249,7 @@ def test_every_arm_is_foretold_behind_every_probed_link(out, monkeypatch):
     monkeypatch.setattr(advice_predict, "cores", lambda: 2)
     args = validate_advice.parser().parse_args(["predict", "--out", str(out)])
     args.run(args)
-    rows = advice_cells.read(out / "predicted.json")
+    rows = advice_cells.read(out / "predicted.json.xz")
     assert len(rows) == 2 * 6
     slow = {row["arm"]: row for row in rows if row["rate"] == "50mbit"}
     assert slow["DDP"]["seconds"] == slow["dense"]["seconds"]
@@ -295,6 +302,6 @@ def test_a_launch_is_made_once(out, monkeypatch, capsys):
     args.run(args)
     args.run(args)
     assert len(launched) == 7
-    (row,) = advice_cells.read(out / "break_even.json")
+    (row,) = advice_cells.read(out / "break_even.json.xz")
     assert row["measured"] == pytest.approx(3e8, rel=1e-5) and len(row["launches"]) == 6
     assert "| PowerSGD 4 | resnet18 | 2 | 300 (" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import CheckpointConfig
 from accordion_bench.training import saver
 from accordion_bench.training.saver import Saver
-from scripts import bench_checkpoint
+from scripts.bench import checkpoint as bench_checkpoint
 from tests.kit.stores import LocalStore
 
 

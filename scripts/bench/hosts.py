@@ -10,14 +10,13 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from scripts.bench.harness import WARM_UP, in_rounds
 
-Measured = Mapping[str, Any]  # `seconds` of a step, and what else was counted
-Measure = Callable[[Callable[[], object], int], Measured]
+FILE = "{file}"  # in a command line: what the first host writes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def in_hosts(module: str, hosts: int, rate: str, slow_hosts: Iterable[str] = ()) -> dict[str, Any]:
-    """Start a module in every host, with the words of this command line; what the first host has written.
+    """Start a bench in every host, with the words of this command line; what the first host has written.
 
     Args:
         module: such as scripts.bench.netlab.
@@ -37,15 +36,59 @@ def in_hosts(module: str, hosts: int, rate: str, slow_hosts: Iterable[str] = ())
         slow_hosts: as they are typed, such as 2:20mbit.
     """
     from accordion_bench.netlab import options
-    from accordion_bench.netlab.hosts import Hosts
 
     slow = dict(options.slow_host(item, hosts) for item in slow_hosts)
-    with tempfile.TemporaryDirectory() as folder, Hosts(hosts, options.rate(rate), slow) as started:
+    command = ["-m", module, *sys.argv[1:], "--inside", FILE]
+    try:
+        return launched(command, hosts, options.rate(rate), slow)
+    except RuntimeError as failed:
+        sys.exit(str(failed))
+
+
+def launched(
+    words: Sequence[str], hosts: int, rate: float | None, slow: Mapping[int, float] | None = None
+) -> dict[str, Any]:
+    """What the first host of a launch has written.
+
+    Args:
+        words: of Python's command line, with FILE where the file stands.
+        hosts: how many.
+        rate: of each host's link in bit/s; None = no limit.
+        slow: host -> rate of its link.
+
+    Raises:
+        RuntimeError: a host failed.
+    """
+    from accordion_bench.netlab.hosts import Hosts
+
+    with tempfile.TemporaryDirectory() as folder, Hosts(hosts, rate, dict(slow or {})) as started:
         out = Path(folder, "told.json")
-        outcome = started.run([sys.executable, "-m", module, *sys.argv[1:], "--inside", str(out)])
-        if not out.exists():
-            sys.exit(f"rate {rate}: a host failed ({outcome})")
+        command = [sys.executable, *(str(out) if word == FILE else word for word in words)]
+        outcome = started.run(command, env={"OMP_NUM_THREADS": "1"})
+        if outcome.status or not out.exists():
+            raise RuntimeError(f"{hosts} hosts at {rate} bit/s: host {outcome.failed} failed")
         return json.loads(out.read_text(encoding="utf-8"))
+
+
+def meet() -> tuple[int, int]:
+    """Join the other hosts over gloo, with one thread: (rank, number of processes)."""
+    import torch
+    import torch.distributed as dist
+
+    warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 renames broadcast_buffers, 2.11 has only that
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def leave(out: Path, told: Mapping[str, Any]) -> NoReturn:
+    """End this process once all are done; the first host writes what it has to tell."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(told), encoding="utf-8")
+    dist.barrier()
+    os._exit(0)  # the transports' threads and DistributedDataParallel's hooks need not be taken apart
 
 
 def inside(args: argparse.Namespace, names: Iterable[str], build: Callable[[str, int, int], Any], measure: Any) -> None:
@@ -58,13 +101,7 @@ def inside(args: argparse.Namespace, names: Iterable[str], build: Callable[[str,
         measure: what `build` made, and a number of steps -> `seconds` of a step, and what else was counted; all
             processes call it together.
     """
-    import torch
-    import torch.distributed as dist
-
-    warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 renames broadcast_buffers, 2.11 has only that
-    dist.init_process_group("gloo")
-    rank, processes = dist.get_rank(), dist.get_world_size()
-    torch.set_num_threads(1)
+    rank, processes = meet()
     arms, failed = {}, {}
     for name in names:
         try:
@@ -75,10 +112,7 @@ def inside(args: argparse.Namespace, names: Iterable[str], build: Callable[[str,
         measure(built, WARM_UP)
     counts = {name: max(1, min(10, round(args.seconds / measure(arms[name], 1)["seconds"]))) for name in arms}
     found = in_rounds(arms, args.rounds, lambda name: measure(arms[name], counts[name]))
-    if rank == 0:
-        args.inside.write_text(json.dumps({"rounds": found, "failed": failed}), encoding="utf-8")
-    dist.barrier()
-    os._exit(0)  # the transports' threads and DistributedDataParallel's hooks need not be taken apart
+    leave(args.inside, {"rounds": found, "failed": failed})
 
 
 def seconds_of_the_slowest(step: Callable[[], object], count: int) -> dict[str, float]:

@@ -4,16 +4,14 @@ python -m scripts.studies.advice_measure FILE WORK runs in every host: WORK as J
 """
 
 import json
-import os
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.bench import hosts
 from scripts.studies.advice_cells import ALONE, ARMS, CELL, MODELS, Cell, period
 
 FEWEST = 3  # rounds of every arm
@@ -112,43 +110,27 @@ class Timed:
 
 def inside(out: Path, work: Work) -> None:
     """Time all arms in this host's process; the first host writes what it has found."""
-    import torch
-    import torch.distributed as dist
-
-    warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 renames broadcast_buffers, 2.11 has only that
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    arms = {name: Timed(name, work.model, dist.get_rank(), dist.get_world_size()) for name in work.arms}
+    rank, processes = hosts.meet()
+    arms = {name: Timed(name, work.model, rank, processes) for name in work.arms}
     for arm in arms.values():
         arm.warm_up(work.seconds)
     for round_ in range(work.rounds):
         for arm in list(arms.values()) if round_ % 2 else list(arms.values())[::-1]:
             if round_ < FEWEST or arm.spent <= work.budget / len(arms):
                 arm.round()
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps({name: arm.found() for name, arm in arms.items()}), encoding="utf-8")
-    dist.barrier()
-    os._exit(0)  # the transports' threads and DistributedDataParallel's hooks need not be taken apart
+    hosts.leave(out, {name: arm.found() for name, arm in arms.items()})
 
 
 # ---- outside
 
 
-def measured(work: Work, hosts: int, rate: float | None) -> dict[str, Any]:
-    """What each arm has taken behind links of so many bit/s, by arm.
+def measured(work: Work, count: int, rate: float | None) -> dict[str, Any]:
+    """What each arm has taken on so many hosts, behind links of so many bit/s, by arm.
 
     Raises:
         RuntimeError: a host failed.
     """
-    from accordion_bench.netlab.hosts import Hosts
-
-    with tempfile.TemporaryDirectory() as folder, Hosts(hosts, rate) as lab:
-        out = Path(folder, "found.json")
-        command = [sys.executable, "-m", "scripts.studies.advice_measure", str(out), json.dumps(asdict(work))]
-        outcome = lab.run(command, env={"OMP_NUM_THREADS": "1"})
-        if outcome.status or not out.exists():
-            raise RuntimeError(f"{work.model}, {hosts} hosts at {rate} bit/s: host {outcome.failed} failed")
-        return json.loads(out.read_text(encoding="utf-8"))
+    return hosts.launched(["-m", "scripts.studies.advice_measure", hosts.FILE, json.dumps(asdict(work))], count, rate)
 
 
 def circumstances() -> dict[str, Any]:

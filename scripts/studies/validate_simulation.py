@@ -29,6 +29,8 @@ from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.network.collective_costs import payload_and_times
 from accordion_bench.network.link_model import Network
 from accordion_bench.plan import TensorSpec
+from scripts.bench import hosts as lab
+from scripts.bench.harness import in_rounds
 
 MODEL = ["model=resnet20", "dataset=digits", "batch_size=8"]
 ALONE = "no communication"
@@ -53,9 +55,8 @@ def inside(out: Path, rounds: int, seconds: float) -> None:
     from accordion_bench.comm.collectives import Comm
     from scripts.bench.arms import our_step, trainer_for
 
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    alone = {name: Comm(1) if name == ALONE else Comm(1, dist.get_world_size(), dist.get_rank()) for name in ARMS}
+    rank, processes = lab.meet()
+    alone = {name: Comm(1) if name == ALONE else Comm(1, processes, rank) for name in ARMS}
     trainers = {name: trainer_for([*MODEL, *overrides], alone[name]) for name, overrides in ARMS.items()}
     steps = {name: our_step(trainer) for name, trainer in trainers.items()}
     found: dict[str, dict[str, Any]] = {name: {"rounds": [], "steps": []} for name in ARMS}
@@ -78,9 +79,8 @@ def inside(out: Path, rounds: int, seconds: float) -> None:
     for name, trainer in trainers.items():
         found[name]["steps"].clear()
         found[name]["before"] = trainer.clock.columns(True)
-    for round_ in range(rounds):
-        for name in list(ARMS) if round_ % 2 else list(ARMS)[::-1]:
-            found[name]["rounds"].append(timed(name, counts[name]))
+    for name, took in in_rounds(ARMS, rounds, lambda name: timed(name, counts[name])).items():
+        found[name]["rounds"] = took
     for name, trainer in trainers.items():
         before = found[name].pop("before")
         after = trainer.clock.columns(True)
@@ -96,10 +96,7 @@ def inside(out: Path, rounds: int, seconds: float) -> None:
             {"wait": wait, "buckets": [bucket._asdict() for bucket in buckets]}
             for _, (_, wait, _, buckets) in trainer.clock.exchanges().items()
         ]
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    os._exit(0)  # the transports' threads need not be taken apart
+    lab.leave(out, found)
 
 
 # ---- what the simulation starts from
@@ -107,17 +104,8 @@ def inside(out: Path, rounds: int, seconds: float) -> None:
 
 def launched(hosts: int, rate: float | None, slow: dict[int, float], rounds: int, seconds: float) -> dict[str, Any]:
     """What all arms have taken in one launch."""
-    from accordion_bench.netlab.hosts import Hosts
-
-    with tempfile.TemporaryDirectory() as folder, Hosts(hosts, rate, dict(slow)) as lab:
-        out = Path(folder, "found.json")
-        words = ["--inside", str(out), "--rounds", str(rounds), "--seconds", str(seconds)]
-        outcome = lab.run(
-            [sys.executable, "-m", "scripts.studies.validate_simulation", *words], env={"OMP_NUM_THREADS": "1"}
-        )
-        if not out.exists():
-            sys.exit(f"{hosts} hosts at {rate} bit/s: host {outcome.failed} failed")
-        return json.loads(out.read_text(encoding="utf-8"))
+    words = ["--inside", lab.FILE, "--rounds", str(rounds), "--seconds", str(seconds)]
+    return lab.launched(["-m", "scripts.studies.validate_simulation", *words], hosts, rate, slow)
 
 
 def probed(hosts: int, rate: float) -> Network:
@@ -125,9 +113,9 @@ def probed(hosts: int, rate: float) -> Network:
     from accordion_bench.netlab.calibrate import probe
     from accordion_bench.netlab.hosts import Hosts
 
-    with tempfile.TemporaryDirectory() as folder, Hosts(hosts, rate) as lab:
+    with tempfile.TemporaryDirectory() as folder, Hosts(hosts, rate) as started:
         with contextlib.redirect_stdout(io.StringIO()):
-            status = probe(lab, Path(folder))
+            status = probe(started, Path(folder))
         if status:
             sys.exit(f"probe of {hosts} hosts at {rate} bit/s: a host failed")
         link = json.loads(Path(folder, "probe.json").read_text(encoding="utf-8"))["of_itself"]["all_reduce"]

@@ -47,7 +47,7 @@ test-multigpu: install  ## what needs two GPUs or more
 	@$(RUN) -m pytest -m gpu -rs tests/processes/test_multigpu.py
 
 gpu-report: install  ## what a GPU must still show: correctness, launches, times, memory; results/gpu
-	@$(RUN) -m scripts.gpu_report
+	@$(RUN) -m scripts.gpu.report
 
 check: lint test  ## lint, types, imports, tests
 
@@ -60,18 +60,18 @@ wheel: install  ## the wheel in dist/, tried in an environment of its own
 	@bash scripts/try_wheel.sh
 
 bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel; codec speed next to a copy
-	@$(RUN) -m scripts.bench_step
-	@$(RUN) -m scripts.bench_codec
-	@$(RUN) -m scripts.bench_codec --flat
+	@$(RUN) -m scripts.bench.step
+	@$(RUN) -m scripts.bench.codec
+	@$(RUN) -m scripts.bench.codec --flat
 
 netlab: install  ## step times behind shaped links next to DistributedDataParallel (root)
-	@$(RUN) -m scripts.bench_netlab
+	@$(RUN) -m scripts.bench.netlab
 
 figures: install  ## the figures and tables of results/demo and results/compressors, from new runs
-	@bash scripts/figures.sh
+	@bash scripts/studies/figures.sh
 
 methods: install  ## those of results/local_methods; DATA=FOLDER with cifar-10-batches-py, else digits only
-	@$(RUN) scripts/local_methods.py $(if $(DATA),--data $(DATA))
+	@$(RUN) -m scripts.studies.local_methods $(if $(DATA),--data $(DATA))
 
 clean:  ## remove the environment and caches; keeps results
 	rm -rf .venv .venv.old .venv.gone build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info

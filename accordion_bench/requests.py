@@ -95,8 +95,8 @@ class CoordinateHistogram(BucketStatistic):
         return f"histogram:{self.weight}" if self.lengths == "any" else f"histogram:{self.weight}:{self.lengths}"
 
 
-def statistic_named(name: str) -> BucketStatistic | None:
-    """The statistic of a checkpoint; None where an earlier version kept other sums under this name.
+def statistic_named(name: str) -> BucketStatistic:
+    """The statistic of a checkpoint.
 
     Raises:
         ValueError: no statistic has this name.
@@ -109,6 +109,4 @@ def statistic_named(name: str) -> BucketStatistic | None:
             return PooledMoments()
         case "histogram":
             return CoordinateHistogram(*arguments)
-        case "bucket_moments":  # without lengths
-            return None
     raise ValueError(f"no statistic of buckets is called {name}")

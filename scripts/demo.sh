@@ -44,6 +44,6 @@ begin Accordion compressor=powersgd adaptive=accordion adaptive.accordion.weak=4
 for one in "${running[@]}"; do wait "$one"; done
 
 echo
-echo "\$ python -m accordion_bench.report $runs --out $out --pdf"
-"$python" -m accordion_bench.report "$runs" --out "$out" --pdf
+echo "\$ python -m accordion_bench.report $runs --out $out"
+"$python" -m accordion_bench.report "$runs" --out "$out"
 echo "the figure: $out/comparison.png"

@@ -6,7 +6,7 @@
     python -m scripts.golden_messages --compare        # compare the code in the current directory with them
 
 Records are in tests/golden/messages and tests/golden/messages_on_device, a file for each method and in it a line for
-each case. tests/kit/golden_messages.py says what a case is, and what must hold on other processors.
+each case (`xzcat FILE`). tests/kit/golden_messages.py says what a case is, and what must hold on other processors.
 """
 
 import argparse

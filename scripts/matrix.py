@@ -7,8 +7,8 @@ Whether three choices go together is decided pair by pair, so three tables say e
 checks that no triple says otherwise.
 """
 
+import argparse
 import functools
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -102,8 +102,16 @@ can be refused by further rules.
     return folded(head + "".join("\n" + "\n".join(part) + "\n" for part in parts))
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(document(), encoding="utf-8")
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser("scripts.matrix", description="What runs together, as a page.")
+    parser.add_argument("page", nargs="?", type=Path, help="a file to write, such as docs/matrix.md; default: stdout")
+    page = parser.parse_args().page
+    if page:
+        page.write_text(document(), encoding="utf-8")
     else:
         print(document(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -429,10 +429,10 @@ class Clock:
         return {"clock": {**totals, "series": series, "steps": self.steps.state_dict()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; of versions before 0.2, only sums are known."""
+        """Continue from `state_dict()`."""
         totals = dict(state["clock"])
-        series = totals.pop("series", {})
-        self.steps.load_state_dict(totals.pop("steps", []))
+        series = totals.pop("series")
+        self.steps.load_state_dict(totals.pop("steps"))
         self.series.update({ExchangePart.named(name): Series.from_state(kept) for name, kept in series.items()})
         self.totals.update({part_named(name): number for name, number in totals.items()})
         self._plans = list(dict.fromkeys(part.kind.plan for part in self.series if part.kind.plan))
@@ -478,13 +478,10 @@ class Clock:
         made = [name for name in KINDS if ExchangePart(kind, f"{name}_wire", bucket) in self.totals]
         kinds = {name: (usual(f"{name}_wire"), usual(f"{name}_rounds")) for name in made}
         ready, encode, decode, wire, rounds = map(usual, OF_BUCKET)
-        known = kinds and math.isclose(
-            sum(own for own, _ in kinds.values()), wire
-        )  # else a checkpoint has summed without them
-        return Stage(ready, encode, decode, wire, rounds, kinds if known else None)
+        return Stage(ready, encode, decode, wire, rounds, kinds or None)
 
     def _usual(self, part: ExchangePart) -> float:
-        """Median of what is timed; mean of what is counted, and of what an older checkpoint has summed."""
+        """Median of what is timed; mean of what is counted."""
         if part in self.series:
             return self.series[part].median()
         series = self.series.get(part._replace(part="ready"))
@@ -494,11 +491,8 @@ class Clock:
     def _deviation(self, part: ExchangePart) -> float:
         """Of full batches, where there are any: the last batch of an epoch is shorter by nature."""
         full = part._replace(part="full_wait")
-        if part in self.series:
-            return self.series[full if full in self.series else part].deviation()
-        squares = self.totals.get(part._replace(part="wait_squared"), 0.0)
-        count = self.totals[part._replace(part="count")]
-        return max(0.0, squares / count - self._usual(part) ** 2) ** 0.5
+        timed = self.series.get(full, self.series.get(part))
+        return timed.deviation() if timed else 0.0
 
     def columns(self, measures_comm: bool) -> dict[str, float | None]:
         """Time columns of a metrics row: `seconds` of training, its exclusive parts, and what exchanges took.

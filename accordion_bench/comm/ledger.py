@@ -199,10 +199,7 @@ class Ledger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        counts = dict(state["ledger"])
-        if before := counts.pop("entropy", 0):  # an older checkpoint has what is left of codes, not what they save
-            counts |= {"saved": counts["payload"] - before, "coded": 1}
-        self.counts.update(counts)
+        self.counts.update(state["ledger"])
 
     def columns(self) -> dict[str, Any]:
         """The ledger as it stands in every metrics row; bytes of one worker. Unsettled, it is this process's view.

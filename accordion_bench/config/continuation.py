@@ -10,6 +10,7 @@ from accordion_bench.config.components import Components, build_components
 from accordion_bench.options.checks import ConfigError, as_typed, show
 from accordion_bench.options.conf_dir import conf_dirs
 from accordion_bench.options.instantiate import Config, is_trusted, target, targets_in
+from accordion_bench.options.override import config_in_todays_words
 from accordion_bench.options.units import counted
 from accordion_bench.processes import machine
 from accordion_bench.processes.rendezvous import first_difference
@@ -17,7 +18,6 @@ from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder, damaged
 from accordion_bench.runs.manifest import Trained, newest_manifest
-from accordion_bench.runs.old_folders import in_todays_words
 
 # what may differ between a run and its continuation
 MOVING = (*reuse.FREE, "comm", "device")
@@ -180,7 +180,7 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
                 f"from, got {config.epochs}; type the run's own options with epochs={config.epochs}, without resume="
             )
         return
-    saved = completed(in_todays_words(manifest.config))
+    saved = completed(config_in_todays_words(manifest.config))
     if difference := first_difference(_of_the_past(saved), _of_the_past(config.to_dict())):
         key, then, here = difference
         raise ConfigError(

@@ -3,7 +3,7 @@
 Which classes a configuration may name: those of our YAML files, of folders added by --config-dir, and those trusted.
 
 A run folder from a stranger names classes, too. To import a module is to run its code, so a reader of such a folder
-asks here first. Names of earlier versions are translated before (`runs/old_folders.py`).
+asks here first.
 """
 
 import functools

@@ -70,8 +70,7 @@ class Waiting:
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
         """Continue from `worker_state()`."""
-        earlier = state.get("waiting_seconds", [0.0, 0.0])  # earlier versions have kept none
-        self.before = [a + b for a, b in zip(self.before, earlier, strict=True)]
+        self.before = [a + b for a, b in zip(self.before, state["waiting_seconds"], strict=True)]
 
 
 def _counted() -> list[float]:

@@ -27,7 +27,6 @@ from accordion_bench.runs.manifest import (
     read_manifest,
     step_of,
 )
-from accordion_bench.runs.old_folders import checkpoint_in_todays_words
 
 T = TypeVar("T")
 PLACE = "file"  # in each file: its own name, and after which step it was written
@@ -184,13 +183,7 @@ def _read(path: Path, comm: Comm) -> list[dict[str, Any]]:
     """The state that all workers have in common, then that of each local worker."""
     manifest = read_manifest(path)
     shared = _loaded(path / "shared.pt", manifest)
-    own = [_loaded(path / f"worker-{worker}.pt", manifest) for worker in comm.local]
-    if manifest:
-        return [shared, *own]
-    try:
-        return checkpoint_in_todays_words(shared, own)
-    except (LookupError, TypeError):
-        raise Damaged(f"{FILE} is missing") from None  # also version 0.1 has left none
+    return [shared, *(_loaded(path / f"worker-{worker}.pt", manifest) for worker in comm.local)]
 
 
 def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:
@@ -202,12 +195,11 @@ def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:
             each.load_worker_state(row, state)
 
 
-def _loaded(path: Path, manifest: Manifest | None) -> dict[str, Any]:
-    if manifest and path.name not in manifest.files:
+def _loaded(path: Path, manifest: Manifest) -> dict[str, Any]:
+    if path.name not in manifest.files:
         raise Damaged(f"{FILE} says nothing of {path.name}")
-    state = tensor_file.read(path, manifest.files[path.name] if manifest else None)
-    here = [path.name, step_of(path.parent)]
-    if state.pop(PLACE, here) != here:
+    state = tensor_file.read(path, manifest.files[path.name])
+    if state.pop(PLACE, None) != [path.name, step_of(path.parent)]:
         raise Damaged(f"{path.name} is another worker's, or of another step")
     return state
 

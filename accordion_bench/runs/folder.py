@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.override import config_in_todays_words
 from accordion_bench.options.units import counted
 from accordion_bench.runs import checksums, durable, untrusted
 from accordion_bench.runs.environment import environment
-from accordion_bench.runs.old_folders import in_todays_words
 from accordion_bench.runs.plausible import is_number, wrong_in_rows, wrong_in_summary
 
 log = logging.getLogger("accordion_bench")
@@ -102,12 +102,12 @@ class RunFolder:
         self._write("config.yaml", checksums.yaml_text(yaml.safe_dump(config, sort_keys=False)))
 
     def read_config(self) -> dict[str, Any]:
-        """Read config.yaml, in today's words where an earlier version has written it.
+        """Read config.yaml; renamed options have their names of today.
 
         Raises:
             ConfigError: it is damaged.
         """
-        return in_todays_words(self._saved_config())
+        return config_in_todays_words(self._saved_config())
 
     def _saved_config(self) -> dict[str, Any]:
         import yaml

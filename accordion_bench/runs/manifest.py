@@ -55,7 +55,6 @@ class Manifest:
         config: everything that decides its result.
         files: their sizes in bytes and checksums (CRC-32), by name.
         computed: what decides last bits and stands in no configuration: `threads` of a process, `kernels` of codecs.
-            Earlier versions have left nothing.
     """
 
     trained: Trained
@@ -79,11 +78,11 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def read_manifest(path: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None where version 0.1 has written it, without one.
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint.
 
     Raises:
-        Damaged: it cannot be read.
+        Damaged: it is missing, or cannot be read.
     """
     try:
         content: Any = untrusted.read_json(path / FILE)
@@ -91,9 +90,9 @@ def read_manifest(path: Path) -> Manifest | None:
         trained = Trained(**{name: operator.index(number) for name, number in content["trained"].items()})
         if not trained.possible or trained.step != step_of(path):
             raise Damaged(f"{FILE} tells of step {trained.step} in epoch {trained.epoch}, which cannot be")
-        return Manifest(trained, dict(content["config"]), files, dict(content.get("computed", {})))
+        return Manifest(trained, dict(content["config"]), files, dict(content["computed"]))
     except FileNotFoundError:
-        return None
+        raise Damaged(f"{FILE} is missing") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise Damaged(f"{FILE} cannot be read") from None
 
@@ -102,8 +101,7 @@ def newest_manifest(run: Path) -> Manifest | None:
     """That of the newest checkpoint whose manifest can be read; None where there is none."""
     for path in checkpoints(run):
         try:
-            if found := read_manifest(path):
-                return found
+            return read_manifest(path)
         except Damaged:
             continue
     return None

@@ -10,10 +10,10 @@ from pathlib import Path
 from accordion_bench import locks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.override import config_in_todays_words
 from accordion_bench.run_config import completed
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.runs.old_folders import in_todays_words
 
 LOCK = "run.lock"  # in a run's folder; stays there, empty
 STARTING = ".starting"  # under paths.runs: a lock for each configuration of which equal runs are looked for
@@ -119,7 +119,7 @@ def _decisive(file: Path, changed: int) -> Config | None:
         saved = untrusted.read_yaml(file)
     except (OSError, ValueError, yaml.YAMLError):
         return None
-    return decisive(in_todays_words(saved)) if isinstance(saved, dict) else None
+    return decisive(config_in_todays_words(saved)) if isinstance(saved, dict) else None
 
 
 @contextlib.contextmanager

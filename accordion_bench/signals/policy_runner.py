@@ -306,9 +306,8 @@ class PolicyRunner:
         device = self.comm.device
         self.epoch_sums.add_state(state["signals"])
         for name, total in state["statistics"].items():
-            if statistic := statistic_named(name):
-                empty = torch.zeros(self.comm.local_workers, *total.shape, dtype=total.dtype)
-                restore_(self.statistics.sums.setdefault(statistic, empty)[row], total)
+            empty = torch.zeros(self.comm.local_workers, *total.shape, dtype=total.dtype)
+            restore_(self.statistics.sums.setdefault(statistic_named(name), empty)[row], total)
         if state["recent"]:
             self.recent = [x.to(device) for x in state["recent"]]
         self.unread_loss += state["unread_loss"].to(device)

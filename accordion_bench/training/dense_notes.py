@@ -43,5 +43,5 @@ class DenseNotes:
         return {"went_dense": dict(self.steps)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; older checkpoints have none."""
-        self.steps = Counter(state.get("went_dense", {}))
+        """Continue from `state_dict()`."""
+        self.steps = Counter(state["went_dense"])

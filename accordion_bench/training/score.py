@@ -87,8 +87,7 @@ class Score:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         for key in KEPT:
-            setattr(self, key, state.get(key))  # version 0.1 kept the value of the best epoch alone
-        self.looks, self.files = list(state.get("looks", ())), dict(state.get("files", {}))
+            setattr(self, key, state[key])
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """The loss of one local worker."""

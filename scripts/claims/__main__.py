@@ -2,6 +2,7 @@
 
     python -m scripts.claims gpt --data DATA --minutes 60     # run, record, archive
     python -m scripts.claims gpt --minutes 0                  # no runs: tables and figures from what there is
+    python -m scripts.claims gpt --minutes 0 --figures FOLDER # all figures, also those that no page shows
 
 Rates first: each arm of a table is tried at the same few learning rates with a seed that is counted nowhere. Then the
 seeds that count, each arm at the rate that ended best in the validation split. Then schedules with the bytes of an arm.
@@ -12,6 +13,7 @@ import itertools
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,6 +21,7 @@ import pandas as pd
 from accordion_bench.report.__main__ import main as write_report
 from scripts.claims import archive, records
 from scripts.claims.curve import write_curve
+from scripts.claims.kept import keep_shown
 from scripts.claims.launch import Budget, run
 from scripts.claims.outcome import Outcome, outcome, rates_of
 from scripts.claims.plan import Cell, Plan, Table, names, read_plan
@@ -39,6 +42,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="for the runs (%(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each (%(default)s)")
     parser.add_argument("--tables", nargs="+", metavar="TABLE", help="some of the claim's, in this order; else all")
+    parser.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="reports and all figures there, nothing kept here"
+    )
     parser.add_argument("--dry", action="store_true", help="list what is missing, run nothing")
     typed = parser.parse_args()
     if typed.jobs < 1:
@@ -61,7 +67,7 @@ def main() -> None:
         run(plan.tune_cells(table), typed.data, budget, records.record)
         run(plan.count_cells(table, rates_of(plan, table)), typed.data, budget, records.record)
         run(same_bytes_cells(plan, table, rates_of(plan, table)), typed.data, budget, records.record)
-    finish(plan, chosen)
+    finish(plan, chosen, typed.figures)
 
 
 def stop_on_signals() -> None:
@@ -80,25 +86,38 @@ def planned(plan: Plan, table: Table) -> list[Cell]:
     return [*plan.tune_cells(table), *plan.count_cells(table, rates), *same_bytes_cells(plan, table, rates)]
 
 
-def finish(plan: Plan, tables: Sequence[Table]) -> None:
-    """Record, archive and report what there is of some tables."""
+def finish(plan: Plan, tables: Sequence[Table], figures: Path | None = None) -> None:
+    """Report what there is of some tables; record and archive it, too, where the reports are kept.
+
+    Args:
+        plan, tables: which.
+        figures: a folder that gets reports with every figure; None = results/claims, where the figures stay that the
+            claim's page shows.
+    """
     found = {table.name: list(map(outcome, planned(plan, table))) for table in tables}
-    for one in itertools.chain.from_iterable(found.values()):
-        records.record(one)
-    archive.pack(plan.claim)
+    if figures is None:
+        for one in itertools.chain.from_iterable(found.values()):
+            records.record(one)
+        archive.pack(plan.claim)
+    kept = archive.archive_of(plan.claim).parent
     for table in tables:
-        report(plan, table, found[table.name])
+        report(plan, table, found[table.name], (figures or kept) / table.name)
     if records.FILE.is_file():
-        write_curve(plan, pd.read_csv(records.FILE), archive.archive_of(plan.claim).parent)
+        write_curve(plan, pd.read_csv(records.FILE), figures or kept)
+    if figures is None:
+        keep_shown(kept)
 
 
-def report(plan: Plan, table: Table, outcomes: Sequence[Outcome]) -> None:
+def report(plan: Plan, table: Table, outcomes: Sequence[Outcome], out: Path) -> None:
     """The table's report from the runs that count, its rates, and its summary where there are several seeds.
 
     Figures of before go first: a report names them by its settings, and would leave those of settings that are no more.
     Schedules that are drawn anew for each seed are in the summary alone: for a report each seed is an arm of its own.
+
+    Args:
+        plan, table, outcomes: what is reported.
+        out: folder of the table.
     """
-    out = archive.archive_of(plan.claim).parent / table.name
     counted = [found.cell for found in outcomes if found.status == "done" and found.cell.phase == "count"]
     if counted:
         for figure in out.glob("*.png"):

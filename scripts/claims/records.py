@@ -1,4 +1,4 @@
-"""results/records.csv: every run that was ever counted or chose a rate, failures included; lines are only added."""
+"""results/records.csv.xz: every run that was ever counted or chose a rate, failures included; lines are only added."""
 
 import csv
 import io
@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.runs import durable
 from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome
+from scripts.packed import read_packed, write_packed
 
-FILE = Path("results/records.csv")
+FILE = Path("results/records.csv.xz")
 JUDGED = ("metric_name", "metric", "selected_by", "best_metric", "test_at_best")
 SPENT = ("steps", "payload_bytes", "wire_bytes", "rounds", "seconds", "modelled_seconds")
 COLUMNS = (
@@ -36,15 +36,14 @@ def record(found: Outcome, file: Path = FILE) -> None:
     if not file.is_file():
         writer.writeheader()
     writer.writerow(row(found))
-    durable.append_line(file, lines.getvalue().removesuffix("\n"))
+    write_packed(file, (read_packed(file) if file.is_file() else "") + lines.getvalue())
 
 
 def recorded(file: Path = FILE) -> set[str]:
     """The hashes of the runs that have a line."""
     if not file.is_file():
         return set()
-    with file.open(newline="", encoding="utf-8") as lines:
-        return {row["run_hash"] for row in csv.DictReader(lines)}
+    return {row["run_hash"] for row in csv.DictReader(io.StringIO(read_packed(file)))}
 
 
 def row(found: Outcome) -> dict[str, Any]:

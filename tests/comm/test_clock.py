@@ -152,21 +152,6 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     assert rest.clock.steps.phases.keys() == whole.clock.steps.phases.keys()
 
 
-def test_a_checkpoint_of_sums_counts_as_means():
-    """Of version 0.1: what it has summed stays in the model, medians begin with the next step."""
-    told = Told()
-    old = {"compute": 50.0, "gradient-1.count": 40, "gradient-1.wait": 44.0, "gradient-1.wait_squared": 50.0}
-    old |= {"gradient-1.0.ready": 40.0, "gradient-1.0.wire": 4000.0, "gradient-1.0.rounds": 40}
-    told.clock.load_state_dict({"clock": old})
-    for _ in range(10):
-        told.step(update=0)
-    told.step(compute=9.0, update=0)
-    assert modelled(told)["modelled_seconds"] == pytest.approx(50 + 11)
-    before, since = exchanges_of(told.comm, True)
-    assert (before.times, before.wait, before.spread) == (40, 1.1, pytest.approx((50 / 40 - 1.1**2) ** 0.5))
-    assert (since.times, since.wait, since.spread) == (11, 1, 0)
-
-
 def test_checkpoints_spell_parts_of_exchanges():
     kind = ExchangeKind("mean gradient", 4, InForce(32, 1000))
     for part, name in (

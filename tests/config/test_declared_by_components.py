@@ -201,7 +201,6 @@ WORDS = {"schedule", "accordion", "signum", "folder", "arrays"}
 ALLOWED = {
     "config/ddp_rules.py": "torch has hooks for these three compressors, and for no others",
     "exchange/ddp.py": "the same",
-    "runs/old_folders.py": "where the classes of version 0.1 have moved",
     "conformance/subject.py": "the tensors of the kit are gradients on one data set",
     "signals/square_norms.py": "a dense exchange has the mean at hand",
     **dict.fromkeys(

@@ -41,6 +41,7 @@ from accordion_bench.position import StepInfo
 from accordion_bench.tensors import casts
 from accordion_bench.tensors.kernels import on_gpu
 from scripts import golden
+from scripts.packed import read_packed, write_packed
 from tests.kit.helpers import yaml_names
 
 FOLDERS = {"cpu": golden.RECORDS / "messages", "device": golden.RECORDS / "messages_on_device"}
@@ -509,13 +510,13 @@ def recorded(method: str, device: str = "cpu") -> dict[str, Any]:
     Raises:
         LookupError: there is none; says how to make it.
     """
-    path = FOLDERS[device] / f"{method}.json"
+    path = FOLDERS[device] / f"{method}.json.xz"
     if not path.exists():
         raise LookupError(
             f"no golden messages of {method} on the {device} are kept; make them, at a commit that is trusted, with "
             f"python -m scripts.golden_messages {method}"
         )
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(read_packed(path))
 
 
 def made(method: str, device: str = "cpu") -> dict[str, Any]:
@@ -538,9 +539,9 @@ def write(record: Mapping[str, Any], device: str = "cpu") -> Path:
     """Keep a record, one line for each case."""
     head = {key: value for key, value in record.items() if key != "cases"}
     lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in record["cases"])
-    path = FOLDERS[device] / f"{record['method']}.json"
+    path = FOLDERS[device] / f"{record['method']}.json.xz"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f'{json.dumps(head)[:-1]}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")
+    write_packed(path, f'{json.dumps(head)[:-1]}, "cases": [\n{lines}\n]}}\n')
     return path
 
 

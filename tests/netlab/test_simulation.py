@@ -16,7 +16,7 @@ from accordion_bench.advising.method_cost import BucketCost, Messages
 from accordion_bench.advising.unsteady_links import UnsteadyLinks
 from accordion_bench.netlab import hosts
 from accordion_bench.network.link_model import Network
-from scripts import validate_simulation
+from scripts.studies import validate_simulation
 from tests.kit import inside
 from tests.kit.processes import together
 

@@ -186,6 +186,7 @@ def test_local_workers_compute_side_by_side(workers):
 
 
 EXCHANGE = "gradient-4"
+UNTIMED = {"series": {}, "steps": []}  # sums alone
 
 
 @pytest.mark.parametrize(("overlaps", "begin"), [(True, 3), (False, 5)])
@@ -193,7 +194,7 @@ def test_local_workers_encode_side_by_side_and_decode_once(overlaps, begin):
     """Two exchanges; per exchange one bucket, ready after 3 of 5 seconds, 4 x 0.5 s encoding, 1 s decoding."""
     comm = clocked(4, compute=40.0, gradient=0)
     spent = {"wait": 10, "count": 2, "0.ready": 6, "0.encode": 4, "0.decode": 2, "0.wire": 2000, "0.rounds": 4}
-    comm.clock.load_state_dict({"clock": {f"{EXCHANGE}.{key}": value for key, value in spent.items()}})
+    comm.clock.load_state_dict({"clock": {f"{EXCHANGE}.{key}": value for key, value in spent.items()} | UNTIMED})
     comm.ledger.counts.update(wire=4 * 2000, rounds=4, control_wire=4 * 500, control_rounds=3)
     columns = Network(8e3, 0.25).columns(comm, overlaps)
     each = begin + 0.5 + (1.0 + 2 * 0.25) + 1.0 - 5
@@ -205,7 +206,7 @@ def test_local_workers_encode_side_by_side_and_decode_once(overlaps, begin):
 def test_groups_that_share_a_process_exchange_side_by_side():
     comm = clocked(4)
     spent = {"wait": 4, "count": 4, "0.ready": 4, "0.encode": 8, "0.decode": 4, "0.wire": 4000, "0.rounds": 4}
-    comm.clock.load_state_dict({"clock": {f"difference-2.{key}": value for key, value in spent.items()}})
+    comm.clock.load_state_dict({"clock": {f"difference-2.{key}": value for key, value in spent.items()} | UNTIMED})
     (kind,) = exchanges_of(comm, True)
     assert kind == Exchanges(2, 2, 1, [Stage(1, 1, 1, 1000, 1)])
     assert exchanges_from(json.loads(json.dumps([kind]))) == [kind]

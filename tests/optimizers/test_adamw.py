@@ -8,7 +8,6 @@ from accordion_bench.compressors.none import Dense
 from accordion_bench.config.components import build_optimizer
 from accordion_bench.optimizers.adamw import AdamW
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs.old_folders import in_todays_words
 from accordion_bench.tensors.keyed_rng import seeded
 from tests.kit.helpers import yaml_node
 
@@ -68,8 +67,3 @@ def test_another_word_is_refused():
         str(refused.value)
         == "optimizer.decay_on must be one of matrices, got vectors; type optimizer.decay_on=matrices"
     )
-
-
-def test_an_older_run_folder_names_an_equal_class():
-    old = {"_target_": "torch.optim.AdamW", "lr": 0.001}
-    assert in_todays_words({"optimizer": old})["optimizer"]["_target_"] == yaml_node("optimizer", "adamw")["_target_"]

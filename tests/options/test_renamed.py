@@ -6,7 +6,6 @@ import accordion_bench
 from accordion_bench.config.compose import compose
 from accordion_bench.options import override
 from accordion_bench.options.advice import known_keys
-from accordion_bench.runs.old_folders import in_todays_words
 
 
 @pytest.fixture
@@ -25,9 +24,15 @@ def test_the_old_name_works_and_is_told(table, capsys):
 
 def test_run_folders_are_read(table):
     old = {"comm": {"cap_mb": 5}, "link": {"_target_": "x"}, "seed": 1}
-    assert in_todays_words(old) == {"comm": {"bucket_cap_mb": 5}, "network": {"_target_": "x"}, "seed": 1}
+    assert override.config_in_todays_words(old) == {
+        "comm": {"bucket_cap_mb": 5},
+        "network": {"_target_": "x"},
+        "seed": 1,
+    }
     assert old["comm"] == {"cap_mb": 5}
-    assert in_todays_words({"comm": {"cap_mb": 5, "bucket_cap_mb": 7}}) == {"comm": {"bucket_cap_mb": 7}}
+    assert override.config_in_todays_words({"comm": {"cap_mb": 5, "bucket_cap_mb": 7}}) == {
+        "comm": {"bucket_cap_mb": 7}
+    }
 
 
 def test_no_old_name_outlives_a_release():

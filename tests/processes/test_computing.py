@@ -11,7 +11,7 @@ from accordion_bench.cli import dry_run
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.processes import machine
 from accordion_bench.processes.machine import as_in_a_run, computing_with
-from scripts.bench_arms import trainer_for
+from scripts.bench.arms import trainer_for
 from tests.kit import composed
 
 TINY = ["model=resnet8", "dataset=digits", "batch_size=4"]

@@ -17,7 +17,7 @@ from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, table
 from accordion_bench.report.render.figures.tradeoff import tradeoff
 from accordion_bench.runs.folder import RunFolder
-from scripts import local_methods
+from scripts.studies import local_methods
 from tests.kit import composed, tiny
 from tests.report.test_report import grouped, node, run_folder
 

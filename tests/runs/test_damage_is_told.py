@@ -1,5 +1,6 @@
 """What a disk or a stranger has changed in a run folder is told, or changes nothing: one digit is enough."""
 
+import functools
 import json
 import os
 import random
@@ -298,6 +299,27 @@ def test_tensors_of_another_shape_are_refused(copied):
             (path / name).write_bytes(written[0])
             (path / manifest.FILE).write_text(written[1])
             assert not RunFolder(folder).done, key
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        *(("shared.pt", keys) for keys in (["went_dense"], ["looks"], ["clock", "series"])),
+        *(("worker-0.pt", [key]) for key in ("waiting_seconds", "rng")),
+    ],
+)
+def test_state_of_an_older_version_is_refused_in_one_sentence(copied, name, keys):
+    """It lacks what this version keeps."""
+    cfg, folder = copied("stopped")
+    path = checkpoint.latest(folder)
+    state = torch.load(path / name, weights_only=True)
+    *above, last = keys
+    functools.reduce(lambda node, key: node[key], above, state).pop(last)
+    found = {name: tensor_file.write(path / name, state)}
+    changed_manifest(path, lambda content: content["files"].update(found))
+    with pytest.raises(ConfigError, match="whose checkpoints this version has written") as refused:
+        train.run({**cfg, "resume": str(folder)}, {"resume": None})
+    assert "\n" not in str(refused.value) and f"KeyError: '{last}'" in str(refused.value)
 
 
 def one_entry(state, path: str = ""):

@@ -1,6 +1,7 @@
 """Claims: what a plan asks for, which rate is chosen, what is recorded, and that an archive gives runs again."""
 
 import csv
+import io
 import json
 import os
 import shlex
@@ -8,7 +9,9 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from accordion_bench.config.compose import compose
 from accordion_bench.config.validate import validate
@@ -17,8 +20,10 @@ from accordion_bench.report.read.load import Run
 from accordion_bench.run_config import RunConfig
 from scripts.claims import __main__ as program
 from scripts.claims import archive, launch, plan, records, same_bytes, tables
+from scripts.claims.kept import keep_shown
 from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome, best_rates, outcome
+from scripts.packed import read_packed
 from tests.report.test_report import run_folder
 
 TABLE = {
@@ -150,8 +155,7 @@ def test_a_run_is_recorded_once_with_the_command_that_makes_it_again(here):
     ran(here, cell, 0.9)
     for _ in range(2):
         records.record(outcome(cell))
-    with open("results/records.csv", newline="") as lines:
-        (row,) = csv.DictReader(lines)
+    (row,) = csv.DictReader(io.StringIO(read_packed(records.FILE)))
     assert row["status"] == "done" and float(row["metric"]) == 0.9 and row["run_hash"] == outcome(cell).hash
     assert shlex.split(row["command"]) == ["python", *command(cell)]
     assert "model=resnet8" in row["command"] and "seed=1" in row["command"]
@@ -168,8 +172,8 @@ def test_every_run_that_diverged_before_its_first_row_is_recorded_once(here, row
             (path / "metrics.jsonl").write_bytes(rows)
     for cell in [*cells, *cells]:
         records.record(outcome(cell))
-    with open("results/records.csv", newline="") as lines:
-        assert [(row["status"], row["seed"]) for row in csv.DictReader(lines)] == [("diverged", s) for s in "123"]
+    lines = csv.DictReader(io.StringIO(read_packed(records.FILE)))
+    assert [(row["status"], row["seed"]) for row in lines] == [("diverged", s) for s in "123"]
 
 
 def test_what_has_not_ended_is_not_recorded(here):
@@ -316,8 +320,35 @@ def test_a_table_of_runs_that_are_done_gets_its_report_its_rates_and_its_summary
     assert {"README.md", "rates.md", "summary.md", "summary.csv", "summary.png"} <= {
         file.name for file in (here / "results/claims/tried/one").iterdir()
     }
-    assert len((here / "results/records.csv").read_text().splitlines()) == 7
+    assert len(read_packed(records.FILE).splitlines()) == 7
     assert (here / "results/claims/tried/runs.tar.xz").is_file()
+
+
+def test_the_pictures_that_the_claims_page_shows_stay_with_few_colours_and_all_others_go(here):
+    claim = planned(rates=[0.1])
+    for cell in claim.count_cells(claim.tables[0], dict.fromkeys(TABLE["arms"], 0.1)):
+        accuracy = 0.9 + 0.01 * cell.seed + 0.001 * (cell.arm == "topk")
+        ran(here, cell, accuracy, selected_by="accuracy", test_at_best=0.9, **SPENT)
+    page = here / "results/claims/tried/README.md"
+    page.parent.mkdir(parents=True)
+    page.write_text("# Claim\n\n![summary](one/summary.png)\n")
+    program.finish(claim, claim.tables)
+    program.finish(claim, claim.tables, here / "all")
+    drawn, kept = here / "all/one", page.parent / "one"
+    assert [file.name for file in kept.glob("*.png")] == ["summary.png"]
+    assert {"summary.png", "comparison.png", "table.md"} <= {file.name for file in drawn.iterdir()}
+    assert not (kept / "table.md").exists()
+    report, whole = (folder / "README.md" for folder in (kept, drawn))
+    assert "![comparison](comparison.png)" in whole.read_text() and "](comparison.png)" not in report.read_text()
+    left = [line for line in whole.read_text().splitlines() if not line.startswith("![")]
+    assert list(filter(None, report.read_text().splitlines())) == list(filter(None, left))
+    few, many = (Image.open(folder / "summary.png") for folder in (kept, drawn))
+    assert few.mode == "P" and few.size == many.size
+    difference = np.abs(np.asarray(few.convert("RGB"), float) - np.asarray(many.convert("RGB"), float))
+    assert difference.mean() < 0.5
+    before = (kept / "summary.png").read_bytes()
+    keep_shown(page.parent)
+    assert (kept / "summary.png").read_bytes() == before
 
 
 def test_an_arm_with_a_grid_of_its_own_stands_in_the_table_of_rates(here):

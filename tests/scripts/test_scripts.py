@@ -14,56 +14,66 @@ import pytest
 from accordion_bench.__main__ import in_order
 from accordion_bench.config.compose import compose
 from accordion_bench.report.render.figures.style import styled
-from scripts import draw_kept
+from scripts.studies import draw_kept
 from tests.kit import composed
 from tests.kit.paths import ROOT
 
 ONCE, TWICE = ["--rounds", "1"], ["--rounds", "2"]
 SMALLEST = {
     "claims": ["gpt", "--dry"],
-    "bench_against": [".", *ONCE, "--seconds", "0.1"],
-    "bench_checkpoint": [],
-    "bench_codec": ["--floats", "1", "--only", "topk", *ONCE],
-    "bench_compose": [],
-    "bench_data": ["batch", *TWICE],
-    "bench_local": ["step", *TWICE],
-    "bench_memory": [*ONCE, "--images", "64"],
-    "bench_powersgd": TWICE,
-    "bench_report": ["--settings", "1", "--arms", "2", "--seeds", "1", "--epochs", "3"],
-    "bench_step": ["plain", "workers", "detector", "ddp", *TWICE],
-    "bench_threads": [*ONCE, "--arms", "digits", "--busy", "1"],
-    "gpu_report": ["--smallest", "--out", "TMP/gpu"],
-    "gpu_replay": ["--device", "cpu", "--rounds", "2", "--out", "TMP/gpu"],
-    "compare_advised": ["--epochs", "2", "--seeds", "0", "--runs", "TMP/runs", "--page", "TMP/page.md"],
-    "end_of_gloo": ["--pairs", "1", "--only", "attach, detach"],
-    "entropy": [],
+    "bench.against": [".", *ONCE, "--seconds", "0.1"],
+    "bench.checkpoint": [],
+    "bench.codec": ["--floats", "1", "--only", "topk", *ONCE],
+    "bench.compose": [],
+    "bench.data": ["batch", *TWICE],
+    "bench.local": ["step", *TWICE],
+    "bench.memory": [*ONCE, "--images", "64"],
+    "bench.powersgd": TWICE,
+    "bench.report": ["--settings", "1", "--arms", "2", "--seeds", "1", "--epochs", "3"],
+    "bench.step": ["plain", "workers", "detector", "ddp", *TWICE],
+    "bench.threads": [*ONCE, "--arms", "digits", "--busy", "1"],
+    "gpu.report": ["--smallest", "--out", "TMP/gpu"],
+    "gpu.replay": ["--device", "cpu", "--rounds", "2", "--out", "TMP/gpu"],
+    "studies.compare_advised": ["--epochs", "2", "--seeds", "0", "--runs", "TMP/runs", "--page", "TMP/page.md"],
+    "studies.end_of_gloo": ["--pairs", "1", "--only", "attach, detach"],
+    "studies.entropy": [],
+    "studies.local_methods": ["--minutes", "0", "--runs", "TMP/runs", "--out", "TMP/out"],
     "golden": ["--compare", "accordion_powersgd"],
     "golden_messages": ["--compare", "--only", "cpu", "bf16"],
     "launches": ["--only", "none"],
-    "local_methods": ["--minutes", "0", "--runs", "TMP/runs", "--out", "TMP/out"],
     "matrix": ["TMP/matrix.md"],
 }
 LINKS = {
-    "bench_attach": ["--rates", "1gbit", "--arms", "DDP", "attach(bf16), DDP", *ONCE, "--seconds", "0.2"],
-    "bench_hooks": ["--model", "resnet8", "--arms", "DDP, allreduce_hook", "dense", *ONCE, "--out", "TMP/hooks"],
-    "bench_netlab": ["--rates", "1gbit", "--arms", "dense", *ONCE, "--seconds", "0.2"],
-    "validate_advice": [
+    "bench.attach": ["--rates", "1gbit", "--arms", "DDP", "attach(bf16), DDP", *ONCE, "--seconds", "0.2"],
+    "bench.hooks": ["--model", "resnet8", "--arms", "DDP, allreduce_hook", "dense", *ONCE, "--out", "TMP/hooks"],
+    "bench.netlab": ["--rates", "1gbit", "--arms", "dense", *ONCE, "--seconds", "0.2"],
+    "studies.validate_advice": [
         *("measure", "--models", "lstm", "--hosts", "2", "--rates", "1gbit", "--arms", "dense", "local SGD"),
         *(*ONCE, "--seconds", "0.1", "--out", "TMP/advice"),
     ],
-    "validate_simulation": ["--hosts", "2", *ONCE, "--seconds", "0.2"],
+    "studies.validate_simulation": ["--hosts", "2", *ONCE, "--seconds", "0.2"],
 }
-OF_ADVICE = {f"advice_{part}" for part in ("cells", "measure", "trial", "predict", "compare", "break_even")}
-PARTS = {*OF_ADVICE, *("bench_arms", "golden_runs", "gpu_exchange", "gpu_sections", "gpu_steps", "grace_codecs")}
-SHELL = ("demo", "compressors", "papers", "time_to_accuracy", "validate_model")
-SHOWN = {"demo_report", "draw_kept"}  # from what is kept here: tested below
+PARTS = {
+    *("packed", "golden_runs", "bench.harness", "bench.arms", "bench.hosts"),
+    *("gpu.exchange", "gpu.sections", "gpu.steps", "studies.grace_codecs"),
+    *(f"studies.advice_{part}" for part in ("cells", "measure", "trial", "predict", "compare", "break_even")),
+}
+STUDIES = ("studies.compressors", "studies.papers", "studies.time_to_accuracy", "studies.validate_model")
+SHELL = ("demo", *STUDIES)
+SHOWN = {"demo_report", "studies.draw_kept"}  # from what is kept here: tested below
+KEPT = {"studies.report_kept", "few_colours"}  # what stays of a report: the end of `papers`; test_claims.py
 # make install; demo and compressors, one after another; make wheel; a package index; test_try_cases
-OTHERWISE = {"setup", "figures", "try_wheel", "lock", "try_cases"}
+OTHERWISE = {"setup", "studies.figures", "try_wheel", "lock", "try_cases"}
 
 
 def test_every_script_is_tried():
-    names = {file.stem for file in (ROOT / "scripts").glob("[!_]*")}
-    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE, *SHOWN}
+    folder = ROOT / "scripts"
+    found = [
+        *folder.glob("[!_]*.*"),
+        *(file for part in ("bench", "gpu", "studies") for file in folder.glob(f"{part}/[!_]*.*")),
+    ]
+    names = {".".join(file.relative_to(folder).with_suffix("").parts) for file in found}
+    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE, *SHOWN, *KEPT}
 
 
 def run(name: str, arguments: list[str], tmp_path: Path) -> None:
@@ -82,7 +92,7 @@ def test_a_script_runs(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [["--flat"], ["--threads", "2"], ["--avx2"]])
 def test_other_ways_to_time_codecs(tmp_path, mode):
-    run("bench_codec", [*mode, *SMALLEST["bench_codec"]], tmp_path)
+    run("bench.codec", [*mode, *SMALLEST["bench.codec"]], tmp_path)
 
 
 @pytest.mark.slow
@@ -97,9 +107,9 @@ def typed(script: str, tmp_path: Path) -> list[list[str]]:
     record, stub = tmp_path / "typed", tmp_path / "python"
     stub.write_text('#!/usr/bin/env bash\nprintf "%q " "$@" >>' + shlex.quote(str(record)) + f"\necho >>{record}\n")
     stub.chmod(0o755)
-    arguments = [str(tmp_path)] if script in ("papers", "time_to_accuracy") else []
+    arguments = [str(tmp_path)] if script.endswith(("papers", "time_to_accuracy")) else []
     environ = {**os.environ, "PYTHON": str(stub), "RUNS": str(tmp_path / "runs"), "JOBS": "1", "SEEDS": "0"}
-    command = ["bash", str(ROOT / "scripts" / f"{script}.sh"), *arguments]
+    command = ["bash", str(ROOT / "scripts" / f"{script.replace('.', '/')}.sh"), *arguments]
     subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=60)  # ends where it wants a table
     commands = [shlex.split(line) for line in record.read_text().splitlines()]
     return [command[1:] for command in commands if command[:2] in (["-m", "accordion_bench"], ["-m", NETLAB])]

@@ -6,7 +6,7 @@ import torch
 from accordion_bench.comm.graphs import graphs_of
 from accordion_bench.conformance.subject import SPECS, gradients
 from accordion_bench.tensors.upload import fresh, upload
-from scripts import gpu_exchange
+from scripts.gpu import exchange
 from tests.kit.helpers import yaml_names
 
 pytestmark = pytest.mark.gpu
@@ -77,5 +77,5 @@ def test_a_graph_that_is_garbage_ends_no_capture(graphs):
 def test_replayed_exchanges_have_the_bits_of_eager_ones(name):
     given = [x_W.cuda() for x_W in gradients(workers=1, dtype=torch.float32)]
     with torch.no_grad():
-        found = gpu_exchange.one(name, list(SPECS), given, 1)
+        found = exchange.one(name, list(SPECS), given, 1)
     assert not found["differs"]

@@ -10,7 +10,7 @@ from accordion_bench.processes.sealed_store import AgreedStep, SealedStore
 from accordion_bench.run_config import CheckpointConfig
 from accordion_bench.training import saver
 from accordion_bench.training.saver import Saver
-from scripts import bench_checkpoint
+from scripts.bench import checkpoint as bench_checkpoint
 from tests.kit.stores import LocalStore
 
 

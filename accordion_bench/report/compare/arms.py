@@ -84,10 +84,7 @@ class Arm:
     @property
     def selected_by(self) -> str:
         """The column of metrics.jsonl by which `target` and the best epoch were chosen."""
-        if selected_by := self.runs[0].summary.get("selected_by"):
-            return selected_by
-        split = self.options.get("dataset.metric_split")  # version 0.1 did not write it into the summary
-        return f"{split}_{self.metric}" if split else self.metric
+        return self.runs[0].summary.get("selected_by") or self.metric
 
     @property
     def scale(self) -> str:

@@ -13,6 +13,7 @@ import yaml
 
 from accordion_bench.methods.labels import label
 from accordion_bench.options import instantiate
+from accordion_bench.options.override import config_in_todays_words
 from accordion_bench.report.each import each
 from accordion_bench.report.read import rows_file
 from accordion_bench.report.read.completeness import problem, problem_of_rows
@@ -20,7 +21,6 @@ from accordion_bench.report.read.printable import TEXT, needs_no_look, plain, pr
 from accordion_bench.report.read.rows import Rows
 from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
-from accordion_bench.runs.old_folders import in_todays_words
 from accordion_bench.runs.secrets import masked, masked_command
 
 METRICS_FILE = "metrics.jsonl"
@@ -172,7 +172,7 @@ def trust_classes(paths: Paths) -> None:
         config = _mapping(path / "config.yaml", [])
         if os.path.isfile(path) and (rows := _rows(path, [])):
             config = rows_file.made_of(rows).config
-        instantiate.trust(in_todays_words(config))
+        instantiate.trust(config_in_todays_words(config))
 
 
 def read_run(path: Path) -> Run:
@@ -185,7 +185,7 @@ def _read_folder(path: Path) -> Run:
     config, environment, summary = (
         _mapping(path / name, refused) for name in ("config.yaml", "environment.json", "summary.json")
     )
-    config = masked(in_todays_words(config))
+    config = masked(config_in_todays_words(config))
     rows = _rows(path / METRICS_FILE, refused)
     why = refused[0] if refused else problem(config, summary, rows, os.path.exists(path / "done"))
     return Run(path, config, _shown(environment), summary, Rows.of(rows), printable(why, longest=500))
@@ -199,7 +199,7 @@ def _read_file(path: Path) -> Run:
         why = refused[0] if refused else "its first line is no row of metrics"
         return Run(path, problem=printable(why, longest=500), attached=True)
     config, environment, summary, rows = rows_file.made_of(found)
-    config, summary = masked(in_todays_words(config)), masked(summary)
+    config, summary = masked(config_in_todays_words(config)), masked(summary)
     why = rows_file.cut_short(path, found) or problem_of_rows(config, summary, rows, path.name)
     return Run(path, config, _shown(environment), summary, Rows.of(rows), printable(why, longest=500), attached=True)
 

@@ -1,0 +1,1 @@
+"""Benches: times in interleaved rounds, by one harness."""

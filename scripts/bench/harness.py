@@ -1,0 +1,188 @@
+"""What all benches share: arms that take turns, medians with quartiles, tables, where a bench ran, what it saves.
+
+    found = interleaved({"ours": our_step, "plain": plain_step}, rounds=9)
+    print(spread(*ratio(found["ours"], found["plain"])))       # 1.004 (0.998 to 1.011)
+
+Nothing here imports torch before something is timed on a GPU: benches that start others do not wait for it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from accordion_bench.report.compare.markdown import folded
+from accordion_bench.runs.environment import environment
+
+Arm = TypeVar("Arm", bound=Hashable)
+Found = TypeVar("Found")
+WARM_UP = 3  # calls of an arm before it is timed: memory is allocated, buckets are arranged, hooks begin
+
+
+# ---- rounds
+
+
+def in_rounds(arms: Iterable[Arm], rounds: int, measure: Callable[[Arm], Found]) -> dict[Arm, list[Found]]:
+    """What is measured of each arm in each round: all arms take their turn in a round, and the order alternates."""
+    found: dict[Arm, list[Found]] = {arm: [] for arm in arms}
+    for number in range(rounds):
+        for arm in list(found) if number % 2 else list(found)[::-1]:
+            found[arm].append(measure(arm))
+    return found
+
+
+def interleaved(
+    arms: Mapping[str, Callable[[], object]],
+    rounds: int,
+    steps: int = 3,
+    device: str = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds per call of each arm in each round, after a warm-up.
+
+    Args:
+        arms: by name.
+        rounds: how many.
+        steps: calls of an arm in a round.
+        device: where an arm works: `cuda` is waited for.
+        clock: on a CPU.
+    """
+    for run in arms.values():
+        for _ in range(WARM_UP):
+            run()
+    return in_rounds(arms, rounds, lambda name: seconds_of(arms[name], steps, device, clock))
+
+
+def seconds_of(
+    run: Callable[[], object], times: int = 1, device: str = "cpu", clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds of one call, the mean of some; on a GPU until all is done that they have started."""
+    if not device.startswith("cuda"):
+        begin = clock()
+        for _ in range(times):
+            run()
+        return (clock() - begin) / times
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(times):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1000 / times
+
+
+# ---- numbers
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float], factor: float = 1.0) -> tuple[float, float, float]:
+    """Quartiles of ours / (factor x theirs), round by round: (median, lower, upper)."""
+    return quartiles([a / (factor * b) for a, b in zip(ours, theirs, strict=True)])
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, lower, upper); of one value that value."""
+    lower, median, upper = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
+    return median, lower, upper
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % bootstrap interval of a median."""
+    import numpy as np
+
+    drawn = np.median(np.random.default_rng(0).choice(values, (2000, len(values))), axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def spread(median: float, lower: float, upper: float) -> str:
+    """`1.004 (0.998 to 1.011)`."""
+    return f"{median:.3f} ({lower:.3f} to {upper:.3f})"
+
+
+# ---- what is printed and saved
+
+
+def where(head: str = "") -> str:
+    """`commit 0123456, AMD EPYC, 2 cores, {versions}`: of this checkout and machine."""
+    about = environment()
+    return f"{head}commit {about['commit']}, {about['processor']}, {about['cpu_cores']} cores, {about['versions']}"
+
+
+def print_head(*heads: str) -> None:
+    """The first two lines of a table in Markdown."""
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}", flush=True)
+
+
+def print_row(*cells: object) -> None:
+    """One line of a table."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def save(folder: Path, page: str, name: str, records: Mapping[str, Any]) -> None:
+    """Keep what was printed as README.md, and the numbers behind it as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text(folded(page) + "\n", encoding="utf-8")
+    (folder / name).write_text(json.dumps(records), encoding="utf-8")
+
+
+# ---- the command line
+
+
+def command_line(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
+    """A parser that shows a module's text as it stands, with --rounds where there is a number for it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
+
+
+# ---- ratios with targets
+
+
+def line(what: str, setting: str, ours: str, measured: float, target: float, unit: str = "", more: str = "") -> None:
+    """One line of a table of targets, of which less is better.
+
+    Args:
+        what, setting: is measured.
+        ours: the number behind the ratio.
+        measured, target: the ratio, and the largest that is aimed at.
+        unit: of both.
+        more: such as the quartiles.
+    """
+    met = "yes" if measured <= target else "NO"
+    print_row(what, setting, ours, f"{measured:.3f}{unit}{more}", f"{target}{unit}", met)
+
+
+def row(
+    what: str, setting: str, times: Mapping[str, list[float]], arms: tuple[str, str], target: float, factor: float = 1.0
+) -> None:
+    """One line for the ratio of two arms: the first one's times over `factor` x the second one's."""
+    ours, theirs = arms
+    median, lower, upper = ratio(times[ours], times[theirs], factor)
+    milliseconds = 1000 * statistics.median(times[ours])
+    line(what, setting, f"{milliseconds:.2f} ms", median, target, more=f" ({lower:.3f} to {upper:.3f})")
+
+
+def run_benches(benches: Mapping[str, Callable[[int], None]], description: str | None, rounds: int) -> None:
+    """Run the benches that are named on the command line, or all, and print where.
+
+    Args:
+        benches: by name; each takes the number of rounds and prints lines of the table.
+        description: for --help.
+        rounds: unless told otherwise.
+    """
+    parser = command_line(description, rounds)
+    parser.add_argument("which", nargs="*", choices=[*benches, []], default=[])
+    arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error(f"--rounds must be at least 2, quartiles need them, got {arguments.rounds}; type --rounds 2")
+    print(f"{where()}\n")
+    print_head("what", "setting", "ours", "measured: ratio, median (quartiles)", "target", "met")
+    for name in arguments.which or benches:
+        benches[name](arguments.rounds)

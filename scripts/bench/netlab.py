@@ -1,0 +1,159 @@
+"""Step times behind shaped links, every arm in one run: interleaved rounds, medians; prints Markdown.
+
+    python -m scripts.bench.netlab                                   # 2 hosts: unshaped, 1 Gbit/s, 100 Mbit/s
+    python -m scripts.bench.netlab --hosts 4 --rates 100mbit --arms dense ddp
+    python -m scripts.bench.netlab --rates 100mbit --every-compressor
+
+Each host has one process with one worker and one thread; ResNet-18 for CIFAR, 8 samples per worker and step.
+Needs root (network namespaces).
+"""
+
+import sys
+from collections.abc import Callable
+
+from accordion_bench.options.conf_dir import yaml_files
+from scripts.bench import hosts
+from scripts.bench.harness import command_line, print_head, print_row, quartiles, ratio, spread, where
+
+MODEL = ["model=resnet18", "dataset=synthetic", "batch_size=8"]
+ALONE = "no communication"
+ARMS = {
+    ALONE: [],
+    "DDP in a plain loop": [],
+    "DDP": ["comm.engine=ddp"],
+    "DDP, bf16 hook": ["comm.engine=ddp", "compressor=bf16"],
+    "DDP, PowerSGD hook, one bucket": [
+        *("comm.engine=ddp", "compressor=powersgd", "compressor.rank=2"),
+        *("compressor.residual=aggregate", "compressor.start_step=2"),
+    ],
+    "epfml/powersgd": [],
+    "dense": [],
+    "dense, no overlap": ["comm.overlap=false"],
+    "bf16": ["compressor=bf16"],
+    "PowerSGD": ["compressor=powersgd", "compressor.rank=2"],
+    "PowerSGD, one bucket": ["compressor=powersgd", "compressor.rank=2", "comm.bucket_cap_mb=1000"],
+    "PowerSGD, no overlap": [
+        *("compressor=powersgd", "compressor.rank=2", "comm.bucket_cap_mb=1000", "comm.overlap=false"),
+    ],
+}
+Build = Callable[[str, list[str], int, int], Callable[[], None]]
+# (ours, theirs, largest ratio aimed at)
+TARGETS = [
+    ("dense", "DDP", 1.03),
+    ("bf16", "DDP, bf16 hook", 1.02),
+    ("PowerSGD", "DDP", 1.0),
+    ("PowerSGD", "DDP, PowerSGD hook, one bucket", 1.0),
+    ("PowerSGD", "epfml/powersgd", 1.0),
+    ("PowerSGD", ALONE, 1.25),
+]
+
+
+# ---- inside a host
+
+
+def epfml(trainer, model) -> Callable[[], None]:
+    """Vogels' own package: gradients after the backward pass, handed to its aggregator.
+
+    The error that it leaves in them is not carried on, which spares it an addition.
+    """
+    from powersgd import Config, PowerSGD
+
+    from scripts.bench.arms import plain_step
+
+    params = list(model.parameters())
+    config = Config(rank=2, min_compression_rate=2, num_iters_per_step=1, start_compressing_after_num_steps=0)
+    powersgd = PowerSGD(params, config)
+
+    def aggregate() -> None:
+        gradients = [p.grad for p in params]
+        for p, mean in zip(params, powersgd.aggregate(gradients), strict=True):
+            p.grad = mean
+
+    return plain_step(trainer, model, aggregate)
+
+
+def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[[], None]:
+    """One training step of an arm."""
+    import torch
+
+    from accordion_bench.comm.collectives import Comm
+    from scripts.bench.arms import our_step, plain_step, trainer_for
+
+    here = Comm(1) if name == ALONE else Comm(1, processes, rank)
+    trainer = trainer_for([*MODEL, *overrides], here)
+    if name == "DDP in a plain loop":
+        wrapped = torch.nn.parallel.DistributedDataParallel(trainer.axis.model, broadcast_buffers=False)
+        return plain_step(trainer, wrapped)
+    if name == "epfml/powersgd":
+        return epfml(trainer, trainer.axis.model)
+
+    return our_step(trainer)
+
+
+# ---- outside
+
+
+def compressors() -> dict[str, list[str]]:
+    """Every compressor with its defaults."""
+    names = sorted(yaml_files("compressor"))
+    momentum, adamw = ["optimizer.momentum=0"], ["optimizer=adamw"]
+    beside = {**dict.fromkeys(("demo", "dgc", "signum"), momentum), "dion": adamw}
+    return {name: [f"compressor={name}", *beside.get(name, [])] for name in names}
+
+
+def main(
+    module: str = "scripts.bench.netlab",
+    arms: dict[str, list[str]] = ARMS,
+    targets: list[tuple[str, str, float]] = TARGETS,
+    build: Build = arm,
+    doc: str | None = __doc__,
+) -> None:
+    """Parse the command line, run the hosts, print the tables.
+
+    Args:
+        module: that is run inside each host, with the same arguments.
+        arms: by name, with overrides.
+        targets: (ours, theirs, largest ratio aimed at).
+        build: makes an arm's training step inside a host.
+        doc: what --help says.
+    """
+    parser = command_line(doc, rounds=9)
+    parser.add_argument("--rates", nargs="+", default=["none", "1gbit", "100mbit"])
+    parser.add_argument("--slow-host", action="append", default=[])
+    parser.add_argument("--arms", nargs="+", default=list(arms))
+    parser.add_argument("--every-compressor", action="store_true")
+    hosts.add_arguments(parser)
+    args = parser.parse_args()
+    chosen = compressors() if args.every_compressor else {name: arms[name] for name in args.arms}
+    if args.inside:
+        made = lambda name, rank, processes: build(name, chosen[name], rank, processes)  # noqa: E731
+        hosts.inside(args, chosen, made, hosts.seconds_of_the_slowest)
+        return
+
+    found: dict[str, dict[str, list[float]]] = {}
+    for rate in args.rates:
+        told = hosts.in_hosts(module, args.hosts, rate, args.slow_host)
+        found[rate] = {name: [one["seconds"] for one in rounds] for name, rounds in told["rounds"].items()}
+        for name, why in told["failed"].items():
+            print(f"{name} was left out at {rate}: {why}", file=sys.stderr)
+
+    print(f"{where()}\n")
+    names = list(dict.fromkeys(name for times in found.values() for name in times))
+    print(f"Seconds per step, median of {args.rounds} rounds (quartiles); {args.hosts} hosts.\n")
+    print_head("arm", *found)
+    for name in names:
+        print_row(name, *(spread(*quartiles(times[name])) for times in found.values()))
+    pairs = [(name, "none", 1.0) for name in names if name != "none"] if args.every_compressor else targets
+    print("\nRatios, round by round: median (quartiles).\n")
+    print_head("ours / theirs", "aimed at", *found)
+    for ours, theirs, target in pairs:
+        if ours in names and theirs in names:
+            cells = []
+            for times in found.values():
+                median, lower, upper = ratio(times[ours], times[theirs])
+                cells.append(spread(median, lower, upper) + ("" if median <= target else " NO"))
+            print_row(f"{ours} / {theirs}", target, *cells)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Which files of a claim stay in the repository: tables once, and the pictures that its page shows, with few colours.
+
+All other pictures are drawn again by `python -m scripts.claims CLAIM --minutes 0 --figures FOLDER`.
+"""
+
+import re
+from pathlib import Path
+
+from scripts.few_colours import reduce_colours
+
+LINK = re.compile(r"\]\(([^)\s]+\.png)\)")
+
+
+def keep_shown(claim: Path) -> None:
+    """Delete the pictures of a claim's tables to which no page links, and reduce the colours of the others.
+
+    The lines of the tables' reports that show a deleted picture go, too, and table.md, since the report holds the same
+    table. As long as the claim has no page, all stay.
+
+    Args:
+        claim: folder of the claim, such as results/claims/rank; its page is README.md.
+    """
+    if not (claim / "README.md").is_file():
+        return
+    pages = [claim / "README.md", Path("README.md")]
+    shown = {(page.parent / link).resolve() for page in pages if page.is_file() for link in links(page)}
+    for picture in sorted(claim.rglob("*.png")):
+        if picture.resolve() in shown:
+            reduce_colours(picture)
+        else:
+            picture.unlink()
+    for report in claim.glob("*/README.md"):
+        _drop_missing(report)
+        (report.parent / "table.md").unlink(missing_ok=True)
+
+
+def links(page: Path) -> list[str]:
+    """The pictures to which a page links, as it writes them."""
+    return LINK.findall(page.read_text(encoding="utf-8"))
+
+
+def _drop_missing(report: Path) -> None:
+    """Delete the paragraphs of a report that are a picture which is not there."""
+    paragraphs = report.read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+    kept = [one for one in paragraphs if not (one.startswith("![") and not _is_there(report, one))]
+    if len(kept) < len(paragraphs):
+        report.write_text("\n\n".join(kept) + "\n", encoding="utf-8")
+
+
+def _is_there(report: Path, paragraph: str) -> bool:
+    return all((report.parent / link).is_file() for link in LINK.findall(paragraph))

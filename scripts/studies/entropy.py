@@ -1,0 +1,27 @@
+"""Bits per byte that a validation text has of itself, to hold the losses of models against; prints Markdown.
+
+python -m scripts.studies.entropy                                           # dataset=pydocs_bytes
+python -m scripts.studies.entropy dataset=wikitext2_bytes paths.data=FOLDER
+"""
+
+import sys
+
+from accordion_bench.config.compose import compose
+from accordion_bench.datasets.byte_windows import ByteDataset
+from accordion_bench.datasets.entropy import bits_per_byte
+from accordion_bench.options.instantiate import build
+
+
+def main() -> None:
+    """One line per split and number of known bytes."""
+    config = compose(["dataset=pydocs_bytes", *sys.argv[1:]])
+    dataset: ByteDataset = build(config["dataset"], "dataset")
+    texts = dataset.texts(config["paths"]["data"])
+    print("| split | bytes | of bytes | of bigrams | of trigrams |\n|---|---|---|---|---|")
+    for split, text in texts.items():
+        bits = " | ".join(f"{bits_per_byte(text, known):.3f}" for known in range(3))
+        print(f"| {split} | {len(text):,} | {bits} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -58,6 +58,8 @@ class Peers(Pairs):
         late: what they send is added later to what each has kept.
     """
 
+    anchored = False
+
     def __init__(self, graph: str, late: bool) -> None:
         super().__init__()
         self.graph, self.late = graph, late

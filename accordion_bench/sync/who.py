@@ -156,14 +156,20 @@ class All:
 
 
 class Pairs(All):
-    """Workers meet in keyed random pairs and send each other their parameters; each goes on from a z of its own."""
+    """Workers meet in keyed random pairs and send each other their parameters; each goes on from a z of its own.
+
+    Class attributes:
+        anchored: workers have such a z.
+    """
 
     one_mean = False
+    anchored = True
 
     def begin(self, runner: ExchangeRunner, outer: Average, parts: Sequence[Sequence[int]] | None) -> None:
         self.runner, self.axis, comm = runner, runner.axis, runner.comm
         exchange = self.new_exchange(runner, comm, parts)
-        anchors = [[x.clone() for x in self.axis.values(row)] for row in range(comm.local_workers)]
+        values = [self.axis.values(row) if self.anchored else [] for row in range(comm.local_workers)]
+        anchors = [[x.clone() for x in own] for own in values]
         groups = [Group(range(row, row + 1), exchange, z, [copy.deepcopy(outer)]) for row, z in enumerate(anchors)]
         self.tiers = [Tier(comm.workers, groups)]
 
@@ -191,12 +197,8 @@ class Pairs(All):
         flight.clock.lap("exposed")
 
     def differences(self, flight: InFlight, tier: int) -> list[list[Tensor]]:
-        means_W = flight.take()
-        groups = self.tiers[tier].groups
-        return [
-            [z - mean_W[row] for z, mean_W in zip(group.anchor, means_W, strict=True)]
-            for row, group in enumerate(groups)
-        ]
+        means_W, pairs = flight.take(), enumerate(self.tiers[tier].groups)
+        return [[z - mean_W[row] for z, mean_W in zip(own.anchor, means_W, strict=True)] for row, own in pairs]
 
     def consensus(self) -> list[Tensor]:
         return self.axis.mean_over_workers([group.anchor for group in self.tiers[-1].groups], "eval")

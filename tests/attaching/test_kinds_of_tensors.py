@@ -79,6 +79,7 @@ LOCAL: list[dict[str, Any]] = [
     {"sync": "diloco", "period": 2, "compressor": "qsgd"},
     {"sync": "overlap_local_sgd", "period": 2},
     {"sync": "noloco", "period": 2},
+    {"sync": "gossip", "delay": 1},
     {"sync": "sparta"},
 ]
 

@@ -42,7 +42,7 @@ def trial(model: str, arms: Sequence[str], budget: float, together: Barrier) -> 
 
     torch.set_num_threads(1)
     trainer = trainer_for(MODELS[model], Comm(1))
-    batch, task = next(trainer.feed.step()).read(), trainer.task
+    batch, task = next(trainer.step.feed.step()).read(), trainer.task
     together.wait()
     times = measured_step(
         trainer.axis.model,

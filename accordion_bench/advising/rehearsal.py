@@ -16,9 +16,10 @@ from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
-from accordion_bench.exchange.runner import ExchangeRunner
+from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.exchange.state_bytes import size_of, state_bytes, tensors_in
-from accordion_bench.methods.build import Methods, build_methods
+from accordion_bench.loop.step import CommunicatingStep, StepOptions
+from accordion_bench.methods.build import build_methods
 from accordion_bench.methods.chosen import Chosen
 from accordion_bench.methods.compatibility import refuse_clipping_after
 from accordion_bench.network.collective_costs import payload_and_times
@@ -27,8 +28,8 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Position
-from accordion_bench.signals.policy_runner import PolicyRunner
-from accordion_bench.sync.base import Sync, SyncContext
+from accordion_bench.signals.policy_runner import BatchFacts
+from accordion_bench.sync.base import Sync
 from accordion_bench.sync.buffers import averaged
 
 STEPS = 1000  # of the run that these could be of
@@ -124,6 +125,13 @@ class Rehearsed(NamedTuple):
     moved_momentum: bool
 
 
+class RehearsedStep(CommunicatingStep):
+    """A step whose policies collect what they want to know, and decide nothing: their decisions are a run's."""
+
+    def decide(self, completed: CompletedExchange) -> None:
+        """Nothing."""
+
+
 class Rehearsal:
     """One worker's steps on gradients that are there; nothing is computed but what follows them.
 
@@ -166,39 +174,33 @@ class Rehearsal:
         plan = methods.plan_for(self.axis.specs)
         self.position = Position(plan, RATE, lambda _: 1.0, 2 * PAST, lambda _: 1, PAST, methods.wrapped.start_step)
         self.beside = beside
-        self.looks = self._observer(methods)
-        overlap = Overlap(self.axis, self.comm, False, False)
         options = ExchangeOptions(clips=beside.clips_own)
         late = not options.after_backward(methods.wrapped, processes=2)
         self.overlaps, self.info = methods.sync.late if methods.sync.local else late, self.position.info(RATE)
-        self.runner = ExchangeRunner(
-            self.axis, self.position, overlap, self.looks, methods.ladder, methods.wrapped, methods.differences, 0,
-            options.bucket_mb, options.gradient_mb,
-        )  # fmt: skip
-        self.runner.together = together
-        self.sync = methods.sync
-        self.steps: list[Step] = []
-        inner = UsersOptimizer(self.optimizer, self.axis)
-        decay = chosen.optimizer.get("weight_decay", 0.0)
         if beside.clip_at == "after":
             refuse_clipping_after(methods.sync, methods.wrapped.compressor)
-        clip_mean = beside.clip_norm if beside.clip_at == "after" else None
-        self.sync.begin(SyncContext(self.axis, self.position, self.runner, inner, methods.run, decay, clip_mean))
+        batches = BatchFacts(torch.zeros((), dtype=torch.float64), lambda: 1)
+        self.communicating = RehearsedStep(
+            *(methods, UsersOptimizer(self.optimizer, self.axis), self.position),
+            *(Overlap(self.axis, self.comm, False, False), batches),
+            StepOptions(
+                exchange=options,
+                clip_norm=beside.clip_norm,
+                clip_mean=beside.clip_at == "after",
+                weight_decay=chosen.optimizer.get("weight_decay", 0.0),
+                measure={"norms": beside.norms},
+                together=together,
+            ),
+        )
+        self.sync, self.policies = self.communicating.sync, self.communicating.policies
+        self.policies.begin_epoch()
+        self.steps: list[Step] = []
         self.clock.warm = True
 
     @property
     def exchange(self) -> Exchange:
         """That of all workers."""
         return self.sync.exchange
-
-    def _observer(self, methods: Methods) -> PolicyRunner:
-        """Who sums what policies want to know, as in a run; their decisions are a run's."""
-        axis, loss = self.axis, torch.zeros((), dtype=torch.float64)
-        measure = {"norms": self.beside.norms}
-        shape = axis.specs, self.comm, axis.like, methods.ladder, self.position, loss, lambda: 1
-        looks = PolicyRunner(methods.policies, *shape, measure=measure)
-        looks.begin_epoch()
-        return looks
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step with these gradients [...], one per tensor."""
@@ -210,17 +212,13 @@ class Rehearsal:
         self.clock.start()
         self.clock.worker()
         began = self.clock.mark()
-        if self.beside.clip_norm is not None and self.beside.clips_own:
-            self.axis.clip(self.beside.clip_norm)
-        self.looks.epoch_sums.add_gradients(self.axis.gradients_W)
-        self.sync.before_step(RATE)
+        self.communicating.before_update(RATE)
         ready = self.clock.mark()
         self.optimizer.step()
         updated = self.clock.mark()
-        self.sync.after_step(RATE)
+        self.communicating.after_update(RATE)
         over = self.clock.mark()
-        self.runner.finite.refuse()
-        self.position.step_taken()
+        self.communicating.taken()
         self.axis.forget()
         self.wait()
         between = self.clock.between

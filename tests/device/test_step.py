@@ -137,7 +137,7 @@ class TestOptimizers:
         for row in range(4):
             rest.inner.load_worker_state(row, copy.deepcopy(first.inner.worker_state(row)))
         rest.position.step = rest.position.step_in_epoch = 2
-        rest.feed.begin_epoch(0, range(2, 6))
+        rest.step.feed.begin_epoch(0, range(2, 6))
         for _ in range(2):
             rest.train_step()
         for x, y in zip(rest.axis.params, whole.axis.params, strict=True):
@@ -223,7 +223,7 @@ class TestLoop:
             for owner, row_states in zip(rest.owners.of_each, rows, strict=True):
                 for row, state in enumerate(row_states):
                     owner.load_worker_state(row, state)
-            rest.feed.begin_epoch(0, range(1, 12))
+            rest.step.feed.begin_epoch(0, range(1, 12))
             for _ in range(2):
                 trainer.train_step()
                 rest.train_step()

@@ -48,9 +48,9 @@ def trial(model: str, arms: Sequence[str], budget: float, together: Barrier) -> 
         trainer.axis.model,
         batch,
         lambda model, batch: task.loss(model, *batch, 0, 0),
-        name=model,
         batch_size=len(batch[1]),
     )
+    times = replace(times, model=model)
     together.wait()
     asked = [advised_arm(name) for name in arms if name != ALONE and name not in SAME]
     costs, left_out = measured_methods(asked, times.specs, trainer.device, budget) if asked else ([], {})

@@ -12,7 +12,7 @@ from accordion_bench.advise.subject import Subject
 from accordion_bench.advising import basis
 from accordion_bench.advising.basis import Basis, Methods
 from accordion_bench.advising.timeline_file import step_times_from
-from accordion_bench.advising.trial import measured_step
+from accordion_bench.advising.trial import Effort, measured_step
 from accordion_bench.attaching.own_parameters import trained_specs
 from accordion_bench.processes import memory
 from accordion_bench.processes.computing import as_in_a_run, computing_with
@@ -77,15 +77,9 @@ def _of_model(asked: Asked, methods: Methods, made: Subject) -> Basis:
         rates = asked.config.precision, asked.config.deterministic
         return basis.asked_for(asked.device, made.counted(), methods, *rates, at_hand=asked.at_hand)
     say(f"timing a step of {made.name}")
-    times = measured_step(
-        made.model,
-        made.batch,
-        made.loss,
-        made.optimizer,
-        budget=OF_A_STEP,
-        batch_size=asked.config.batch_size,
-        name=made.name,
-    )
+    effort = Effort(budget=OF_A_STEP)
+    times = measured_step(made.model, made.batch, made.loss, made.optimizer, asked.config.batch_size, effort)
+    times = replace(times, model=made.name or times.model)
     return basis.here(times, methods, made.counted(computed=True) if methods.device.type == "cpu" else None)
 
 

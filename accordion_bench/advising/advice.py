@@ -1,7 +1,7 @@
 """Advice: from what was timed here to a table for the reader's cluster."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,23 +23,18 @@ def advise(
     times: StepTimes,
     costs: Sequence[MethodCost],
     cluster: Cluster,
-    *,
     link_error: float = 0.0,
-    network: Mapping[str, object] | None = None,
-    doubts: Sequence[str] = (),
-    left_out: Mapping[str, str] | None = None,
     pays: Pays | None = None,
 ) -> Advice:
     """What each method would do on a cluster; nothing is trained, and nothing is timed here.
+
+    The record of the link's options and of methods that were left out is the caller's to add.
 
     Args:
         times: of a step of one worker alone.
         costs: of the methods, with dense fp32 and bf16 among them.
         cluster: links, workers, cores.
         link_error: relative error of the fitted link; 0 = taken as exact.
-        network: the link's options, for the record.
-        doubts: why the advice may be wrong, beside what the times say of themselves.
-        left_out: methods that could not be timed, and why.
         pays: where compressing starts to pay, if that is said of other devices; None = found for these.
 
     Raises:
@@ -59,14 +54,14 @@ def advise(
         device=times.device,
         machines=math.ceil(cluster.workers / cluster.network.workers_per_machine),
         workers_per_machine=min(cluster.workers, cluster.network.workers_per_machine),
-        network=dict(network or {}),
+        network={},
         compute=interval(compute, computes),
         verdict=(),
-        doubts=(*times.doubts(), *doubts),
+        doubts=tuple(times.doubts()),
         rows=tuple(by_step(rows)),
         by_bandwidth=over_bandwidth(times, settled, cluster),
         by_workers=over_workers(times, settled, cluster),
-        left_out=dict(left_out or {}),
+        left_out={},
         on=times.place,
         pays=pays or Pays(pays_below(times, costs, cluster)),
     )

@@ -163,13 +163,6 @@ def advised(
     pays, theirs = None, found.on_gpus
     if theirs is not None:
         pays = Pays(pays_below(theirs.times, theirs.costs, cluster_of("cuda")), codecs_told())
-    return advise(
-        found.times,
-        found.costs,
-        cluster_of(found.times.device),
-        link_error=link_error,
-        network=network,
-        doubts=found.doubts,
-        left_out=found.left_out,
-        pays=pays,
-    )
+    table = advise(found.times, found.costs, cluster_of(found.times.device), link_error, pays)
+    doubts = (*table.doubts, *found.doubts)
+    return replace(table, network=dict(network), doubts=doubts, left_out=dict(found.left_out))

@@ -17,7 +17,7 @@ from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.powersgd import PowerSGD
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
 from accordion_bench.exchange.partition import MB
 from accordion_bench.options.instantiate import Config
@@ -67,7 +67,7 @@ class DDPExchange(Exchange):
         hook: ForeignHook | None = None,
     ) -> None:
         comm, compressor, start_step = axis.comm, bare(node), node.get("start_step", 0)
-        super().__init__(compressor, axis.specs, ladder, comm, axis.like, seed, start_step=start_step)
+        super().__init__(compressor, axis.specs, ladder, comm, axis.like, SendOptions(seed, start_step=start_step))
         self.what = "mean gradient"
         self._element_size = axis.like.element_size()
         cap = bucket_cap_mb

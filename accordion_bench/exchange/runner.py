@@ -9,7 +9,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import Work, eagerly
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.exchange.ddp import DDPExchange
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.finite import Finite
 from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
@@ -78,7 +78,7 @@ class ExchangeRunner:
     Attributes:
         ddp: exchanges gradients in the place of our own exchange, where it is there.
         finite: looks at what all exchanges of the run have exchanged, and at what others note there in a step.
-        together: which units exchanges take together, see `Exchange`; None in a run.
+        together: which units exchanges take together, see `SendOptions`; None in a run.
         do: does what may be captured.
     """
 
@@ -114,7 +114,7 @@ class ExchangeRunner:
             of_differences: the latter.
             comm: the workers; None = all.
             seed: for keyed draws; None = the run's.
-            parts: see `Exchange`.
+            parts: see `SendOptions`.
             wrapped: the compressor; None = that of the run.
         """
         if self.ddp is not None:
@@ -122,11 +122,16 @@ class ExchangeRunner:
             return self.ddp
         if wrapped is None:
             wrapped = self.differences() if of_differences else self.gradients
-        seed = self.seed if seed is None else seed
-        specs, like, comm = self.axis.specs, self.axis.like, comm or self.comm
-        sizes = {"bucket_mb": self.bucket_mb, "gradient_mb": self.gradient_mb, "together": self.together}
-        options = {**wrapped.for_exchange, **sizes, "parts": parts}
-        exchange = Exchange(wrapped.compressor, specs, self.ladder, comm, like, seed, **options)
+        options = SendOptions(
+            seed=self.seed if seed is None else seed,
+            **wrapped.for_exchange,
+            bucket_mb=self.bucket_mb,
+            gradient_mb=self.gradient_mb,
+            together=self.together,
+            parts=parts,
+        )
+        specs, like = self.axis.specs, self.axis.like
+        exchange = Exchange(wrapped.compressor, specs, self.ladder, comm or self.comm, like, options)
         exchange.what, exchange.finite = "difference" if of_differences else "gradient", self.finite
         return exchange
 

@@ -40,7 +40,7 @@ class StepOptions:
         measure: what is recorded whatever policies want to know, see `PolicyRunner`.
         store: of the run, in which processes tell each other things; None = there is none.
         ddp: exchanges gradients in the place of our own exchange; None = our own does.
-        together: which units exchanges take together, see `Exchange`; None = as their sizes say.
+        together: which units exchanges take together, see `SendOptions`; None = as their sizes say.
     """
 
     exchange: ExchangeOptions = field(default_factory=ExchangeOptions)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.none import Dense
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
@@ -26,7 +26,7 @@ class PairExchange(Exchange):
     alike = False
 
     def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor, seed: int = 0) -> None:
-        super().__init__(Dense(), specs, Ladder("", ()), comm, like, seed)
+        super().__init__(Dense(), specs, Ladder("", ()), comm, like, SendOptions(seed))
         self.what = "replica"
 
     def partners(self, step: int) -> list[int]:

@@ -20,7 +20,7 @@ from accordion_bench.conformance.networks import resnet50
 from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.sampler import Sampler
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.partition import MB
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
@@ -62,7 +62,8 @@ class TestBuckets:
             torch.zeros(1, device=device),
             {"bucket_mb": options.bucket_mb, "gradient_mb": options.gradient_mb},
         )
-        return Exchange(compressor or PowerSGD(), self.specs, Ladder("rank", (2,), (1, 2)), Comm(4), like, **limits)
+        sending, ladder = SendOptions(**limits), Ladder("rank", (2,), (1, 2))
+        return Exchange(compressor or PowerSGD(), self.specs, ladder, Comm(4), like, sending)
 
     def test_on_a_device_they_close_at_25_mb_of_gradients(self):
         """By messages alone PowerSGD on ResNet-50 has one, which leaves when all is computed."""

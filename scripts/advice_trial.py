@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from accordion_bench.advising.method_cost import BucketCost, Messages, MethodCost
+from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.plan import TensorSpec
 from scripts.advice_cells import ALONE, ARMS, MODELS, Cell

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accordion_bench.advising.disturbances import Disturbances
-from accordion_bench.advising.method_cost import BucketCost, Messages, MethodCost
+from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
 from accordion_bench.advising.simulation import SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.network.collective_costs import payload_and_times

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench.advising.disturbances import Disturbances, Outage
-from accordion_bench.advising.method_cost import MethodCost
-from accordion_bench.advising.pipeline import Cluster
+from accordion_bench.advising.predict import Cluster, MethodCost
 from accordion_bench.advising.simulation import Simulated, SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.table import Advice, Row

@@ -5,10 +5,10 @@ Steps are drawn. In a step t_w times as long as the median one, worker w begins 
     ready_kw  = b_w + t_w ready_k
     at_kw     = max(ready_kw, end_(k-1)w) + encode_k        until here a worker needs nobody
     start_k   = max_w at_kw                                 a collective waits for the last worker
-    end_kw    = start_k + comm_k + decode_k                 with comm_k as `unsteady_links` says
+    end_kw    = start_k + comm_k + decode_k                 with comm_k as `UnsteadyLinks` says
     b_w      <- max(b_w + t_w backward_end, end_last,w) + t_w update
 
-With less than two cores for each worker, computing and exchanging slow each other down (`worker_threads`).
+With less than two cores for each worker, computing and exchanging slow each other down (`WorkerThreads`).
 
 Workers of a local method take H steps and exchange then, one bucket after another, at max_w b_w. With a quorum Q the
 exchange goes on without the last ones:
@@ -27,17 +27,59 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accordion_bench.advising.disturbances import Disturbances
-from accordion_bench.advising.method_cost import MethodCost
-from accordion_bench.advising.random_steps import Array, RandomSteps
+from accordion_bench.advising.disturbances import Array, Disturbances, RandomSteps, UnsteadyLinks, Workers
+from accordion_bench.advising.predict import MethodCost
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.table import Interval
-from accordion_bench.advising.unsteady_links import UnsteadyLinks, Workers
-from accordion_bench.advising.worker_threads import WorkerThreads
 from accordion_bench.comm.clock import Stage
 from accordion_bench.network.link_model import Network
+from accordion_bench.network.shared_cores import fair_rates
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
+
+
+class WorkerThreads:
+    """Of one step; methods take the exchanging threads on in time, while the others compute.
+
+    Args:
+        begin: of each worker's step.
+        backward: seconds of computing in it, alone.
+        cores: of each worker; infinity = nothing is shared.
+
+    Attributes:
+        now: where each exchanging thread is.
+        backward_over: when each worker has computed everything; infinity = not yet.
+    """
+
+    def __init__(self, begin: Array, backward: Array, cores: float = math.inf) -> None:
+        self.now, self.cores = begin, cores
+        self.left = backward  # seconds that are still to be computed
+        self.backward_over = np.where(backward > 0, math.inf, begin)
+
+    def wait_for(self, left: Array | float) -> None:
+        """Idle until no more than so many seconds of computing are left."""
+        rate = min(1.0, self.cores)
+        self._pass(np.maximum(0.0, self.left - left) / rate, rate)
+
+    def wait_until(self, then: float) -> None:
+        """Idle until a moment."""
+        self._pass(np.maximum(0.0, then - self.now), min(1.0, self.cores))
+
+    def work(self, seconds: Array | float, demand: float = 1.0) -> None:
+        """Do something that takes so many seconds alone, with so many cores."""
+        computing, exchanging = fair_rates(1.0, demand, self.cores)
+        _, alone = fair_rates(0.0, demand, self.cores)
+        together = np.minimum(seconds / exchanging, self.left / computing)
+        self._pass(together, computing)
+        self.now = self.now + np.maximum(0.0, seconds - exchanging * together) / alone
+
+    def _pass(self, lasts: Array, rate: float) -> None:
+        """Time passes in which the others compute, at a rate of 1 if they are alone."""
+        needed = self.left / rate
+        ends = (needed <= lasts) & (self.left > 0)
+        self.backward_over = np.where(ends, self.now + needed, self.backward_over)
+        self.left = np.where(needed <= lasts, 0.0, self.left - rate * lasts)
+        self.now = self.now + lasts
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from accordion_bench import train
-from accordion_bench.advising.asked_device import AskedDevice
+from accordion_bench.advising.gpus import AskedDevice
 from accordion_bench.cli import dry_time
 from accordion_bench.cli.command_line import DRY_RUN
 from accordion_bench.cli.dry_time import Spent, network_of

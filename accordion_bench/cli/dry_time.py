@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.advising.asked_device import AskedDevice
 from accordion_bench.advising.codec_times import random_gradients, usual_update
-from accordion_bench.advising.counted_step import counted_step, step_on
-from accordion_bench.advising.estimated_codecs import times_as_long
+from accordion_bench.advising.counted_step import counted_step, step_on, times_as_long
+from accordion_bench.advising.gpus import AskedDevice
 from accordion_bench.advising.trial import this_device
 from accordion_bench.cli.example import Example
 from accordion_bench.config.components import Components, build_optimizer

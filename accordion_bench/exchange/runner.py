@@ -48,7 +48,7 @@ class Observer(Protocol):
         """From here on differences of parameters are exchanged, no more gradients."""
 
 
-class Messages(Protocol):
+class Exchanging(Protocol):
     """What the workers of a training send each other."""
 
     @property
@@ -87,7 +87,7 @@ class ExchangeRunner:
         position: Position,
         overlap: Overlap,
         observer: Observer,
-        methods: Messages,
+        methods: Exchanging,
         options: ExchangeOptions,
         seed: int = 0,
     ) -> None:

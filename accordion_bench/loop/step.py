@@ -12,14 +12,14 @@ from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
-from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner, Messages
+from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner, Exchanging
 from accordion_bench.optimizers.inner import Optimizers
 from accordion_bench.position import Position, Rate
 from accordion_bench.signals.policy_runner import Adapting, BatchFacts, PolicyRunner
 from accordion_bench.sync.base import Sync, SyncContext
 
 
-class Communicating(Messages, Adapting, Protocol):
+class Communicating(Exchanging, Adapting, Protocol):
     """The methods of a training: what is sent, when, and what adapts it."""
 
     @property

@@ -7,13 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accordion_bench.advising.disturbances import Disturbances, Outage
-from accordion_bench.advising.method_cost import BucketCost, Messages, MethodCost
-from accordion_bench.advising.pipeline import Cluster, step
-from accordion_bench.advising.random_steps import RandomSteps
+from accordion_bench.advising.disturbances import Disturbances, Outage, RandomSteps, UnsteadyLinks
+from accordion_bench.advising.predict import BucketCost, Cluster, Messages, MethodCost, step
 from accordion_bench.advising.simulation import Simulated, SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.advising.unsteady_links import UnsteadyLinks
 from accordion_bench.comm.clock import Stage
 from accordion_bench.network.collective_costs import PAIRS
 from accordion_bench.network.link_model import Exchanges, Network, largest_of

@@ -7,7 +7,7 @@ import pytest
 
 from accordion_bench import __main__ as command
 from accordion_bench import train
-from accordion_bench.advising import asked_device
+from accordion_bench.advising import gpus
 from accordion_bench.cli import command_line, dry_run, dry_time, sweep
 from accordion_bench.config.validate import validate
 from accordion_bench.network.link_model import Network
@@ -109,7 +109,7 @@ def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):
     [("gpu=a100", "an NVIDIA A100 (estimated)"), ("compute_ms=12", "a GPU whose forward and backward pass take 12 ms")],
 )
 def test_the_times_are_those_of_the_device_that_is_asked_for(typed, on, capsys):
-    asked, _ = asked_device.split([typed])
+    asked, _ = gpus.split([typed])
     dry_run.run(composed.cfg("compressor=powersgd", "workers=4", "epochs=2", "network.bandwidth=5gbit"), {}, "", asked)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"dry run    times are those of {on}"

@@ -58,14 +58,14 @@ class CommunicatingStep:
     """A step of all workers, from their own gradients to the parameters that the next step starts from.
 
         step.begin(batch_size)
-        step.arm(lr)                # before the last backward pass: its gradients may leave as they come
-        loss.backward()             # the caller puts the gradients into `axis.gradients_W`
+        step.arm(lr, step.leaving())    # before the last backward pass: its gradients may leave as they come
+        loss.backward()                 # the caller puts the gradients into `axis.gradients_W`
         step.backward_over()
-        step.before_update(lr)      # clipping, sums for policies, bytes of dense gradients, the scheme's exchange
+        step.before_update(lr)          # clipping, sums for policies, bytes of dense gradients, the scheme's exchange
         optimizer.step()
-        step.after_update(lr)       # the scheme's exchange of parameters; policies decide
-        step.taken()                # late look for values that are not finite; the position moves on
-        step.over(samples)          # the clock closes the step
+        step.after_update(lr)           # the scheme's exchange of parameters; policies decide
+        step.taken()                    # late look for values that are not finite; the position moves on
+        step.over(samples)              # the clock closes the step
 
     A step that all workers leave out has no `before_update` and no `after_update`.
 

@@ -83,19 +83,8 @@ class TrainingStep:
         )
         overlap = self._overlap(parts)
         self.ddp = self._ddp(parts.ladder, tell) if config.comm.engine == "ddp" else None
-        self.communicating = CommunicatingStep(
-            *(parts, self.inner, self.position, overlap, self._batch_facts()),
-            StepOptions(
-                exchange=parts.exchange,
-                seed=config.seed,
-                clip_norm=config.clip_norm,
-                clip_mean=config.clip_at == "after",
-                weight_decay=config.optimizer.get("weight_decay", 0),
-                measure=dataclasses.asdict(config.measure),
-                store=store,
-                ddp=self.ddp,
-            ),
-        )
+        options = self._step_options(parts, store)
+        self.communicating = CommunicatingStep(parts, self.inner, self.position, overlap, self._batch_facts(), options)
         self.sync = self.communicating.sync
 
         self.forward = compiled(self.ddp.module if self.ddp else model, config.compile)
@@ -127,6 +116,19 @@ class TrainingStep:
         if warning := ddp_rules.unsaved(config, made):
             tell(f"warning: {warning}")
         return made
+
+    def _step_options(self, parts: Components, store: Any) -> StepOptions:
+        config = self.config
+        return StepOptions(
+            exchange=parts.exchange,
+            seed=config.seed,
+            clip_norm=config.clip_norm,
+            clip_mean=config.clip_at == "after",
+            weight_decay=config.optimizer.get("weight_decay", 0),
+            measure=dataclasses.asdict(config.measure),
+            store=store,
+            ddp=self.ddp,
+        )
 
     def _batch_facts(self) -> BatchFacts:
         # who kept this object would keep its data's readers

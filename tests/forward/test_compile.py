@@ -40,7 +40,7 @@ def test_compiled_is_not_compiled_bit_for_bit(tmp_path, arm, backend):
     assert buffers_are_equal(ours, plain)
     for mine, theirs in zip(ours.axis.replicas, plain.axis.replicas, strict=True):
         assert all(map(torch.equal, mine, theirs))
-    assert "_orig_mod" in dict(ours.forward.named_children()) and ours.forward._orig_mod is ours.axis.model
+    assert "_orig_mod" in dict(ours.step.forward.named_children()) and ours.step.forward._orig_mod is ours.axis.model
 
 
 @pytest.mark.sample(2)

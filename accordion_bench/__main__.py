@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any
 
 from accordion_bench import __version__, output
-from accordion_bench.advising import asked_device
-from accordion_bench.advising.asked_device import AskedDevice
+from accordion_bench.advising import gpus
+from accordion_bench.advising.gpus import AskedDevice
 from accordion_bench.cli import command_line, help, sweep_cells
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
@@ -63,7 +63,7 @@ def _main() -> tuple[int, bool]:
     with handling(importing, (signal.SIGINT,)), tempfile.TemporaryDirectory() if dry else nullcontext("") as folder:
         try:
             if dry:
-                device, words = asked_device.split(sys.argv[1:])
+                device, words = gpus.split(sys.argv[1:])
                 sys.argv[1:] = command_line.for_dry_run(words, folder)
             _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)), dry, device)
         except KeyboardInterrupt as stop:

@@ -24,7 +24,7 @@ from PIL import Image
 
 from accordion_bench import __main__ as program
 from accordion_bench.advise import arguments, cluster, subject
-from accordion_bench.advising import asked_device
+from accordion_bench.advising import gpus as asked_gpus
 from accordion_bench.cli import command_line
 from accordion_bench.cli.help import text as help_text
 from accordion_bench.config.components import with_counts
@@ -181,7 +181,7 @@ def _behind_links(rest: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _advice(rest: Sequence[str]) -> None:
     args = arguments.read(list(rest))
-    _, words = asked_device.split(args.overrides)
+    _, words = asked_gpus.split(args.overrides)
     machines, overrides = cluster.split(words)
     config, _ = subject.composed([*overrides, f"network.workers_per_machine={machines.workers_each}"])
     build(config.network, "network")
@@ -198,7 +198,7 @@ def _run(rest: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
         command_line.quoted([word for word in rest if not word.startswith("-") and word not in own])
     )
     if command_line.DRY_RUN in rest:
-        _, words = asked_device.split(words)
+        _, words = asked_gpus.split(words)
     if of_hydra := [word for word in words if word.lstrip("+").startswith(("hydra", "search="))]:
         words = [word for word in words if word not in of_hydra]
         _of_hydra([word for word in words if not _swept(word)], of_hydra)

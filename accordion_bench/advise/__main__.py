@@ -5,7 +5,7 @@ import sys
 
 from accordion_bench import output
 from accordion_bench.advise import arguments
-from accordion_bench.advise.progress import done, say
+from accordion_bench.advise.arguments import done, say
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.machine import sleep_while_waiting
 

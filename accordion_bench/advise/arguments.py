@@ -1,10 +1,12 @@
-"""The command line of the advice: its own options, the cluster, and overrides as every command takes them."""
+"""The command line of the advice: its own options beside the words that every command takes; and its progress."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import NoReturn
 
-from accordion_bench.advising.asked_device import TOLD
+from accordion_bench import output
+from accordion_bench.advising.gpus import TOLD
 
 DESCRIPTION = """Will communicating less save time on my cluster? Answered in about a minute, without training and data:
 computing and every method's codec are timed here, links are modelled.
@@ -19,12 +21,6 @@ workers=W are W machines of one worker, or W / workers_per_machine machines. Ste
 a timeline has them, or one of these says on what else they compute:
 
 """
-DESCRIPTION += "\n".join(f"    {word:<15}{told}" for word, told in TOLD.items())
-DESCRIPTION += """
-
-All other overrides are those of python -m accordion_bench: model, dataset, batch_size, precision, device, threads,
-optimizer, network."""
-
 SIMULATED = (
     "slow",
     "slow_links",
@@ -38,6 +34,25 @@ SIMULATED = (
     "seed",
 )
 SEVERAL = ("runs", "methods", "simulate")  # options that take as many words as there are
+
+
+def say(what: str) -> None:
+    """A line; on a terminal in the place of the last one."""
+    line = f"\r\x1b[K{what} ..." if output.can_draw(sys.stderr) else f"{what} ...\n"
+    print(line, end="", file=sys.stderr, flush=True)
+
+
+def done() -> None:
+    """Leave a terminal's line empty."""
+    if output.can_draw(sys.stderr):
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+DESCRIPTION += "\n".join(f"    {word:<15}{told}" for word, told in TOLD.items())
+DESCRIPTION += """
+
+All other overrides are those of python -m accordion_bench: model, dataset, batch_size, precision, device, threads,
+optimizer, network."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from accordion_bench.advise import cluster, links, subject
+from accordion_bench.advise import cluster, subject
 from accordion_bench.advise.late_workers import Wanted
-from accordion_bench.advising import asked_device, write
-from accordion_bench.advising.arms import Arm
-from accordion_bench.advising.asked_device import AskedDevice
-from accordion_bench.advising.chosen_methods import chosen_arms
-from accordion_bench.advising.timeline_file import step_times_from
+from accordion_bench.advising import gpus, text
+from accordion_bench.advising.arms import Arm, chosen_arms
+from accordion_bench.advising.gpus import AskedDevice
+from accordion_bench.advising.step_times import step_times_from
 from accordion_bench.cli import command_line
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
@@ -90,17 +89,17 @@ def asked_of(args: argparse.Namespace) -> Asked:
     if args.config_dir is not None:
         add_conf_dir(args.config_dir)
     import_from_here()
-    device, overrides = asked_device.split(overrides_in_todays_words(args.overrides))
+    device, overrides = gpus.split(overrides_in_todays_words(args.overrides))
     machines, overrides = cluster.split(overrides)
     command_line.refuse_unreadable(overrides)
     wanted = Wanted(args.simulate) if args.simulate else None
-    link = links.link_of(args.link, overrides)
+    link = cluster.link_of(args.link, overrides)
     each = f"network.workers_per_machine={machines.workers_each}"
-    config, assumed = subject.composed([*links.words_of(link, machines.workers_each), *overrides, each])
+    config, assumed = subject.composed([*cluster.words_of(link, machines.workers_each), *overrides, each])
     hardware = subject.device_of(config).type
     where = _where(device, args.timeline, hardware, config.device)
     by_backend = {
-        kind: links.with_algorithm(config.network, overrides, link.backend if link else backend)
+        kind: cluster.with_algorithm(config.network, overrides, link.backend if link else backend)
         for kind, backend in (("cpu", "gloo"), ("cuda", "nccl"))
     }
     networks = {kind: build(options, "network") for kind, options in by_backend.items()}
@@ -121,7 +120,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
         where=where,
         at_hand=where in ("cpu", hardware) and device.gpu is None,
         networks=networks,
-        link_error=links.error_of(link, machines.workers_each),
+        link_error=cluster.error_of(link, machines.workers_each),
         arms=chosen_arms(args.methods, config.optimizer, beside=subject.beside(config)),
         seconds=seconds,
         timeline=args.timeline,
@@ -173,5 +172,5 @@ def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:
 def _folder(out: Path | None, name: str, workers: int) -> Path:
     if out is None:
         out = Path(OUT) / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{workers}w"
-    write.refuse_taken(out)
+    text.refuse_taken(out)
     return out

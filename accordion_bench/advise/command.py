@@ -1,28 +1,146 @@
-"""From a command line to advice: checked, timed, told and written."""
+"""From a command line to advice: checked, timed, told and written.
+
+Timed are a step of the model, unless its time was recorded elsewhere, and the exchange of every method. Accuracies come
+from reports of earlier runs.
+"""
 
 import argparse
+import functools
 import json
+import shlex
 import shutil
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from accordion_bench.advise.accuracies import with_accuracies
+import torch
+
+from accordion_bench.advise import subject
+from accordion_bench.advise.arguments import done, say
 from accordion_bench.advise.asked import Asked, asked_of
 from accordion_bench.advise.late_workers import told
-from accordion_bench.advise.measured import Measured, measured
-from accordion_bench.advise.progress import done, say
-from accordion_bench.advising import basis, write
-from accordion_bench.advising.machine import cluster_like_here
-from accordion_bench.advising.pipeline import Cluster
-from accordion_bench.advising.table import Advice
-from accordion_bench.advising.text import short_text, text
+from accordion_bench.advise.subject import Subject
+from accordion_bench.advising import basis
+from accordion_bench.advising.basis import Basis, Methods
+from accordion_bench.advising.predict import Cluster, cluster_like_here
+from accordion_bench.advising.step_times import step_times_from
+from accordion_bench.advising.table import Advice, Row
+from accordion_bench.advising.text import short_text, text, write
+from accordion_bench.advising.trial import Effort, measured_step
 from accordion_bench.advising.verdict import verdict
+from accordion_bench.attaching.own_parameters import trained_specs
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.override import group_of, key_of
+from accordion_bench.processes import machine
+from accordion_bench.processes.machine import as_in_a_run, computing_with
 from accordion_bench.runs.environment import environment
 
+OF_A_STEP = 15.0  # seconds, at most, for timing the step
+OWN_LOOP = (
+    "{} was recorded in a loop of your own; a run of this program also keeps freed memory, chooses its threads and "
+    "lets cuDNN search for the fastest kernels"
+)
 PROBED = Path("link.json")
 PROBE_SECONDS = 20.0
 PIPED = 110  # letters of a line where standard output is no terminal
+
+
+def with_accuracies(advice: Advice, known: Mapping[str, str], typed: Sequence[str]) -> Advice:
+    """The advice with both columns filled.
+
+    Args:
+        advice: whose rows lack them.
+        known: by method, from runs at hand; local methods without their period.
+        typed: overrides that say what is trained; none where nobody knows, as with a timeline.
+    """
+
+    def told(row: Row) -> Row:
+        name = row.method.partition(", H ")[0] if row.local else row.method
+        return replace(row, accuracy="" if row.method == "dense" else known.get(name, ""), command=command(row, typed))
+
+    return replace(advice, rows=tuple(map(told, advice.rows)))
+
+
+def command(row: Row, typed: Sequence[str]) -> str:
+    """A run of one method; "" where what is trained is not known."""
+    if not typed:
+        return ""
+    period = [f"sync.period={row.period}"] if row.local and not row.every_local_step else []
+    kept = [word for word in row.overrides if not word.startswith("sync.period=")]
+    chosen = {word.partition("=")[0] for word in kept}
+    trained = [word for word in typed if chosen.isdisjoint((key_of(word), group_of(word)))]
+    return " ".join(["python -m accordion_bench", *map(shlex.quote, trained), *kept, *period])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What advice is computed from.
+
+    Args:
+        basis: times of a step and costs of the methods.
+        threads: that computed.
+    """
+
+    basis: Basis
+    threads: int
+
+
+def measured(asked: Asked) -> Measured:
+    """Time the step and the methods, while telling how far it is.
+
+    Raises:
+        ConfigError: the model does not fit, or the timeline is of another one.
+    """
+    device = torch.device("cpu") if asked.where == "cpu" else subject.device_of(asked.config)
+    chosen = asked.config.threads or torch.get_num_threads()
+    made = None
+    if asked.timeline is None or asked.typed_model:
+        made = subject.subject_of(asked.config, asked.assumed, asked.machines.workers_each)
+        chosen = made.threads
+    doing = "timing" if asked.at_hand else "counting the messages of"
+    methods = Methods(asked.arms, device, asked.seconds, functools.partial(_next, doing))
+    if asked.timeline is not None:
+        with computing_with(chosen):
+            found = _of_timeline(asked, methods, made)
+    else:
+        assert made is not None
+        with as_in_a_run(device.type, chosen, asked.config.deterministic):
+            found = _of_model(asked, methods, made)
+    if asked.assumed:
+        assumed = f"dataset={asked.assumed} is assumed for this model; type dataset=NAME for another"
+        found = replace(found, doubts=(assumed, *found.doubts))
+    return Measured(found, chosen)
+
+
+def _next(doing: str, method: str) -> None:
+    """Another method is looked at: what the one before has freed is no part of it."""
+    machine.give_back()
+    say(f"{doing} {method}")
+
+
+def _of_model(asked: Asked, methods: Methods, made: Subject) -> Basis:
+    """From a model of this program."""
+    if asked.device:
+        say(f"counting a step of {made.name}")
+        rates = asked.config.precision, asked.config.deterministic
+        return basis.asked_for(asked.device, made.counted(), methods, *rates, at_hand=asked.at_hand)
+    say(f"timing a step of {made.name}")
+    effort = Effort(budget=OF_A_STEP)
+    times = measured_step(made.model, made.batch, made.loss, made.optimizer, asked.config.batch_size, effort)
+    times = replace(times, model=made.name or times.model)
+    return basis.here(times, methods, made.counted(computed=True) if methods.device.type == "cpu" else None)
+
+
+def _of_timeline(asked: Asked, methods: Methods, made: Subject | None) -> Basis:
+    """From a step that somebody has recorded in a loop of their own."""
+    assert asked.timeline is not None
+    times = step_times_from(asked.timeline, None if made is None else trained_specs(made.model))
+    times = replace(times, device=asked.where)
+    if asked.at_hand:
+        found = basis.here(times, methods)
+    else:
+        found = basis.on_gpu(asked.device.codecs_of, lambda _: times, times.specs, methods)
+    return replace(found, doubts=(OWN_LOOP.format(asked.timeline.name), *found.doubts))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -46,7 +164,7 @@ def run(args: argparse.Namespace) -> None:
         late = asked.wanted.run(found.basis.times, found.basis.costs, cluster, advice)
         simulated = f"\n{told(late, advice, asked.wanted)}"
         said, shown = said + simulated, shown + simulated
-    write.write(advice, asked.out, timed_with, said)
+    write(advice, asked.out, timed_with, said)
     if late:
         rows = [one.flat() for one in late]
         (asked.out / "simulated.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

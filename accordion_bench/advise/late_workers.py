@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench.advising.disturbances import Disturbances, Outage
-from accordion_bench.advising.method_cost import MethodCost
-from accordion_bench.advising.pipeline import Cluster
-from accordion_bench.advising.simulation import Simulated, simulate
+from accordion_bench.advising.predict import Cluster, MethodCost
+from accordion_bench.advising.simulation import Simulated, SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.table import Advice, Row
 from accordion_bench.advising.text import aligned, unit_of
@@ -88,8 +87,8 @@ class Wanted:
 
     def _simulated(self, times: StepTimes, cost: MethodCost, cluster: Cluster) -> Simulated:
         quorum, grace = (self.quorum, self.grace) if cost.quorum else (None, 0.0)
-        run = self.disturbances, self.steps, self.seed, quorum, grace
-        return simulate(times, cost, cluster.network, cluster.workers, *run, cluster.cores)
+        run = SimulatedRun(cluster.workers, self.steps, self.seed, quorum, grace, cluster.cores)
+        return simulate(times, cost, cluster.network, self.disturbances, run)
 
 
 class Late:

@@ -1,45 +1,78 @@
-"""Advice: from what was timed here to a table for the reader's cluster."""
+"""Advice: from what was timed here to a table for the reader's cluster.
+
+Intervals are those of other draws among the repetitions that were timed.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Sequence
 
 import numpy as np
 
-from accordion_bench.advising.break_even import break_even
-from accordion_bench.advising.method_cost import BF16, FP32, MethodCost
-from accordion_bench.advising.pays import pays_below
-from accordion_bench.advising.pipeline import Cluster, Step, shortest_period, step
-from accordion_bench.advising.resampling import DRAWS, factors, interval, link_factors
+from accordion_bench.advising.predict import (
+    BF16,
+    FP32,
+    Cluster,
+    MethodCost,
+    Step,
+    break_even,
+    pays_below,
+    shortest_period,
+    step,
+)
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.table import Advice, Interval, Pays, Regions, Row, by_step
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.tensors import keyed_rng
 
+DRAWS = 100
 SLOWEST, FASTEST = 1e7, 4e11  # bit/s that figures show
 PLACES = 41
 MOST_WORKERS = 4096
+
+
+def factors(name: str, measured: Sequence[float]) -> list[float]:
+    """Medians of resampled measurements over their median: the bootstrap (Efron 1979), `DRAWS` times.
+
+    Args:
+        name: of what was measured, which keys the draws.
+        measured: seconds; of fewer than two, nothing is known of their spread, and all factors are 1.
+    """
+    if len(measured) < 2 or not statistics.median(measured):
+        return [1.0] * DRAWS
+    draw = np.random.default_rng(keyed_rng.key(name))
+    values = np.asarray(measured)
+    again = np.median(values[draw.integers(len(values), size=(DRAWS, len(values)))], axis=1)
+    return (again / np.median(values)).tolist()
+
+
+def link_factors(error: float) -> list[float]:
+    """Of a link's bandwidth, whose fit had so large a relative error; log-normal."""
+    return np.exp(error * np.random.default_rng(keyed_rng.key("link")).standard_normal(DRAWS)).tolist()
+
+
+def interval(value: float, drawn: Sequence[float]) -> Interval:
+    """A number with the middle 95 % of what was drawn."""
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Interval(value, min(value, float(low)), max(value, float(high)))
 
 
 def advise(
     times: StepTimes,
     costs: Sequence[MethodCost],
     cluster: Cluster,
-    *,
     link_error: float = 0.0,
-    network: Mapping[str, object] | None = None,
-    doubts: Sequence[str] = (),
-    left_out: Mapping[str, str] | None = None,
     pays: Pays | None = None,
 ) -> Advice:
     """What each method would do on a cluster; nothing is trained, and nothing is timed here.
+
+    The record of the link's options and of methods that were left out is the caller's to add.
 
     Args:
         times: of a step of one worker alone.
         costs: of the methods, with dense fp32 and bf16 among them.
         cluster: links, workers, cores.
         link_error: relative error of the fitted link; 0 = taken as exact.
-        network: the link's options, for the record.
-        doubts: why the advice may be wrong, beside what the times say of themselves.
-        left_out: methods that could not be timed, and why.
         pays: where compressing starts to pay, if that is said of other devices; None = found for these.
 
     Raises:
@@ -59,14 +92,14 @@ def advise(
         device=times.device,
         machines=math.ceil(cluster.workers / cluster.network.workers_per_machine),
         workers_per_machine=min(cluster.workers, cluster.network.workers_per_machine),
-        network=dict(network or {}),
+        network={},
         compute=interval(compute, computes),
         verdict=(),
-        doubts=(*times.doubts(), *doubts),
+        doubts=tuple(times.doubts()),
         rows=tuple(by_step(rows)),
         by_bandwidth=over_bandwidth(times, settled, cluster),
         by_workers=over_workers(times, settled, cluster),
-        left_out=dict(left_out or {}),
+        left_out={},
         on=times.place,
         pays=pays or Pays(pays_below(times, costs, cluster)),
     )

@@ -1,15 +1,16 @@
-"""Which methods advice looks at: whatever has a YAML file, and the levels that a compressor says are worth a try."""
+"""Which methods advice looks at: whatever has a YAML file, at the levels that its compressor says are worth a try."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accordion_bench.advising.method_cost import BF16, FP32
+from accordion_bench.advising.predict import BF16, FP32
 from accordion_bench.advising.rehearsal import NOTHING, Beside
 from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.compressors.traits import declared_by
 from accordion_bench.methods.compatibility import Chosen
 from accordion_bench.methods.labels import label
+from accordion_bench.options import checks
 from accordion_bench.options.checks import show
 from accordion_bench.options.conf_dir import read_options, read_yaml, yaml_file, yaml_files
 from accordion_bench.options.instantiate import Config, target
@@ -128,3 +129,32 @@ def _brought(optimizer: Config, compressor: str, sync: str) -> Config:
     if found.get("momentum") == 0 and "nesterov" in found:
         found["nesterov"] = False
     return found
+
+
+def chosen_arms(
+    names: Sequence[str], optimizer: Config | None = None, key: str = "--methods", beside: Beside = NOTHING
+) -> list[Arm]:
+    """The baselines, and every setting of the methods with these names; none = of all.
+
+    Args:
+        names: in conf/compressor and conf/sync; commas may stand between them.
+        optimizer: as a configuration says it; None = SGD with momentum.
+        key: where the names were given, for messages.
+        beside: what else a step does with gradients.
+
+    Raises:
+        ValueRefused: a name is unknown.
+    """
+    arms = considered(optimizer)
+    known = list(dict.fromkeys(name_of(arm) for arm in arms))
+    wanted = [word for name in names for word in name.split(",") if word]
+    for name in wanted:
+        checks.choice(key, name, known)
+    return [
+        replace(arm, beside=beside) for arm in arms if not wanted or arm.overrides in FIRST or name_of(arm) in wanted
+    ]
+
+
+def name_of(arm: Arm) -> str:
+    """Of its scheme, or else of its compressor."""
+    return arm.overrides[0].partition("=")[2]

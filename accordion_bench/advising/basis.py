@@ -7,14 +7,10 @@ import torch
 
 from accordion_bench.advising.advice import advise
 from accordion_bench.advising.arms import Arm
-from accordion_bench.advising.asked_device import AskedDevice, codecs_told
 from accordion_bench.advising.codec_times import measured_methods, random_gradients, usual_update
-from accordion_bench.advising.counted_step import CountedStep, step_on
-from accordion_bench.advising.estimated_codecs import costs_on, times_as_long
-from accordion_bench.advising.gpus import Gpu, measured_gpu, operation_seconds
-from accordion_bench.advising.method_cost import MethodCost
-from accordion_bench.advising.pays import pays_below
-from accordion_bench.advising.pipeline import Cluster
+from accordion_bench.advising.counted_step import CountedStep, costs_on, step_on, times_as_long
+from accordion_bench.advising.gpus import AskedDevice, Gpu, codecs_told, measured_gpu, operation_seconds
+from accordion_bench.advising.predict import Cluster, MethodCost, pays_below
 from accordion_bench.advising.rehearsal import optimizer_of
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.table import Advice, Pays
@@ -163,13 +159,6 @@ def advised(
     pays, theirs = None, found.on_gpus
     if theirs is not None:
         pays = Pays(pays_below(theirs.times, theirs.costs, cluster_of("cuda")), codecs_told())
-    return advise(
-        found.times,
-        found.costs,
-        cluster_of(found.times.device),
-        link_error=link_error,
-        network=network,
-        doubts=found.doubts,
-        left_out=found.left_out,
-        pays=pays,
-    )
+    table = advise(found.times, found.costs, cluster_of(found.times.device), link_error, pays)
+    doubts = (*table.doubts, *found.doubts)
+    return replace(table, network=dict(network), doubts=doubts, left_out=dict(found.left_out))

@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench.advising.asked_device import asked_device
+from accordion_bench.advising.arms import chosen_arms
 from accordion_bench.advising.basis import Methods, advised, asked_for, here
-from accordion_bench.advising.chosen_methods import chosen_arms
 from accordion_bench.advising.counted_step import counted_step
-from accordion_bench.advising.gpus import HALF
-from accordion_bench.advising.machine import cluster_like_here
+from accordion_bench.advising.gpus import HALF, asked_device
+from accordion_bench.advising.predict import cluster_like_here
 from accordion_bench.advising.rehearsal import Beside
 from accordion_bench.advising.table import Advice
 from accordion_bench.advising.trial import Loss, MakeOptimizer, measured_step, trained_module

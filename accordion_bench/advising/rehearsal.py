@@ -1,24 +1,28 @@
-"""A rehearsal: steps of a method on random gradients, through scheme, exchange and optimizer of a run."""
+"""A rehearsal: steps of a method on random gradients, through scheme, exchange and optimizer of a run.
+
+One worker of many is alone in its process. The others are taken to hand over what it does.
+"""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.advising.one_of_many import OneOfMany
 from accordion_bench.attaching.own_parameters import OwnParameters
 from accordion_bench.attaching.users_optimizer import UsersOptimizer
 from accordion_bench.comm.clock import ExchangeKind, ExchangePart, Stage
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
-from accordion_bench.exchange.runner import ExchangeRunner
+from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.exchange.state_bytes import size_of, state_bytes, tensors_in
-from accordion_bench.methods.build import Methods, build_methods
+from accordion_bench.loop.step import CommunicatingStep, StepOptions
+from accordion_bench.methods.build import build_methods
 from accordion_bench.methods.compatibility import Chosen, refuse_clipping_after
 from accordion_bench.network.collective_costs import payload_and_times
 from accordion_bench.optimizers.torch_optim import fused, without_dynamo
@@ -26,13 +30,79 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Position
-from accordion_bench.signals.policy_runner import PolicyRunner
-from accordion_bench.sync.base import Sync, SyncContext
+from accordion_bench.signals.policy_runner import BatchFacts
+from accordion_bench.sync.base import Sync
 from accordion_bench.sync.outer import averaged
 
 STEPS = 1000  # of the run that these could be of
 RATE = 0.1  # learning rate; it decides no time
 PAST = 10**6  # epochs after which every warm-up is over
+
+
+class OneOfMany(Comm):
+    """Collectives of A workers of which only the first is there, with the bytes, tensors and code of a real run's.
+
+    Simulated workers of one process are summed without a collective; what a worker with a process of its own does is
+    another path, and it is that one which takes the time.
+
+    Args:
+        workers: A, at least 2.
+        device: where tensors live.
+    """
+
+    def __init__(self, workers: int, device: str = "cpu") -> None:
+        super().__init__(1, workers, 0, device)
+
+    def _run(self, run: Callable[[], object]) -> None:
+        """Nobody answers: what arrives is written by whoever calls this."""
+
+    def _arrives(self, write: Callable[[], object]) -> None:
+        """A collective, for the clock."""
+        start = self.clock.mark()
+        write()
+        self.clock.collective(start)
+
+    def _summed(self, fused: Tensor) -> Tensor:
+        self.ledger.all_reduce(fused.numel() * fused.element_size())
+        self._arrives(lambda: fused.mul_(self.workers))
+        return fused
+
+    def all_gather(self, message_W: Tensor, account: str = "payload") -> Tensor:
+        if account == "payload":
+            self.ledger.all_gather(message_W.shape[1])
+        message_A = message_W.new_empty(self.workers, message_W.shape[1])
+        self._arrives(lambda: message_A.copy_(message_W))
+        return message_A
+
+    def all_gather_uneven(self, messages_W: Sequence[Tensor], sizes_A: Sequence[int]) -> list[Tensor]:
+        self.ledger.all_gather_uneven(sizes_A)
+        (mine,) = messages_W
+        parts_A = list(mine.new_empty(sum(sizes_A)).split(list(sizes_A)))
+        self._arrives(lambda: _fill_(parts_A, mine))
+        return parts_A
+
+    def all_to_all(self, messages_AW: Sequence[Tensor]) -> list[Tensor]:
+        self.ledger.all_to_all([message.shape[1] for message in messages_AW])
+        mine = messages_AW[0]
+        received = mine.new_empty(self.workers, mine.shape[1])
+        self._arrives(lambda: received.copy_(mine))
+        return [received]
+
+    def send_receive(self, message_W: Tensor, partners_A: Sequence[int]) -> Tensor:
+        self.ledger.send_receive(message_W.numel() * message_W.element_size())
+        theirs_W = torch.empty_like(message_W)
+        self._arrives(lambda: theirs_W.copy_(message_W))
+        return theirs_W
+
+
+def _fill_(parts_A: Sequence[Tensor], mine: Tensor) -> None:
+    """All workers' messages: this one's, or zeros where another one owns more or less, and its message is as long."""
+    for part in parts_A:
+        if len(part) == len(mine):
+            part.copy_(mine)
+        else:
+            part.zero_()
+
 
 Units = Sequence[Sequence[int]]  # which travel together, by bucket
 
@@ -123,6 +193,13 @@ class Rehearsed(NamedTuple):
     moved_momentum: bool
 
 
+class RehearsedStep(CommunicatingStep):
+    """A step whose policies collect what they want to know, and decide nothing: their decisions are a run's."""
+
+    def decide(self, completed: CompletedExchange) -> None:
+        """Nothing."""
+
+
 class Rehearsal:
     """One worker's steps on gradients that are there; nothing is computed but what follows them.
 
@@ -165,39 +242,33 @@ class Rehearsal:
         plan = methods.plan_for(self.axis.specs)
         self.position = Position(plan, RATE, lambda _: 1.0, 2 * PAST, lambda _: 1, PAST, methods.wrapped.start_step)
         self.beside = beside
-        self.looks = self._observer(methods)
-        overlap = Overlap(self.axis, self.comm, False, False)
         options = ExchangeOptions(clips=beside.clips_own)
         late = not options.after_backward(methods.wrapped, processes=2)
         self.overlaps, self.info = methods.sync.late if methods.sync.local else late, self.position.info(RATE)
-        self.runner = ExchangeRunner(
-            self.axis, self.position, overlap, self.looks, methods.ladder, methods.wrapped, methods.differences, 0,
-            options.bucket_mb, options.gradient_mb,
-        )  # fmt: skip
-        self.runner.together = together
-        self.sync = methods.sync
-        self.steps: list[Step] = []
-        inner = UsersOptimizer(self.optimizer, self.axis)
-        decay = chosen.optimizer.get("weight_decay", 0.0)
         if beside.clip_at == "after":
             refuse_clipping_after(methods.sync, methods.wrapped.compressor)
-        clip_mean = beside.clip_norm if beside.clip_at == "after" else None
-        self.sync.begin(SyncContext(self.axis, self.position, self.runner, inner, methods.run, decay, clip_mean))
+        batches = BatchFacts(torch.zeros((), dtype=torch.float64), lambda: 1)
+        self.communicating = RehearsedStep(
+            *(methods, UsersOptimizer(self.optimizer, self.axis), self.position),
+            *(Overlap(self.axis, self.comm, False, False), batches),
+            StepOptions(
+                exchange=options,
+                clip_norm=beside.clip_norm,
+                clip_mean=beside.clip_at == "after",
+                weight_decay=chosen.optimizer.get("weight_decay", 0.0),
+                measure={"norms": beside.norms},
+                together=together,
+            ),
+        )
+        self.sync, self.policies = self.communicating.sync, self.communicating.policies
+        self.policies.begin_epoch()
+        self.steps: list[Step] = []
         self.clock.warm = True
 
     @property
     def exchange(self) -> Exchange:
         """That of all workers."""
         return self.sync.exchange
-
-    def _observer(self, methods: Methods) -> PolicyRunner:
-        """Who sums what policies want to know, as in a run; their decisions are a run's."""
-        axis, loss = self.axis, torch.zeros((), dtype=torch.float64)
-        measure = {"norms": self.beside.norms}
-        shape = axis.specs, self.comm, axis.like, methods.ladder, self.position, loss, lambda: 1
-        looks = PolicyRunner(methods.policies, *shape, measure=measure)
-        looks.begin_epoch()
-        return looks
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step with these gradients [...], one per tensor."""
@@ -209,17 +280,13 @@ class Rehearsal:
         self.clock.start()
         self.clock.worker()
         began = self.clock.mark()
-        if self.beside.clip_norm is not None and self.beside.clips_own:
-            self.axis.clip(self.beside.clip_norm)
-        self.looks.epoch_sums.add_gradients(self.axis.gradients_W)
-        self.sync.before_step(RATE)
+        self.communicating.before_update(RATE)
         ready = self.clock.mark()
         self.optimizer.step()
         updated = self.clock.mark()
-        self.sync.after_step(RATE)
+        self.communicating.after_update(RATE)
         over = self.clock.mark()
-        self.runner.finite.refuse()
-        self.position.step_taken()
+        self.communicating.taken()
         self.axis.forget()
         self.wait()
         between = self.clock.between

@@ -5,10 +5,10 @@ Steps are drawn. In a step t_w times as long as the median one, worker w begins 
     ready_kw  = b_w + t_w ready_k
     at_kw     = max(ready_kw, end_(k-1)w) + encode_k        until here a worker needs nobody
     start_k   = max_w at_kw                                 a collective waits for the last worker
-    end_kw    = start_k + comm_k + decode_k                 with comm_k as `unsteady_links` says
+    end_kw    = start_k + comm_k + decode_k                 with comm_k as `UnsteadyLinks` says
     b_w      <- max(b_w + t_w backward_end, end_last,w) + t_w update
 
-With less than two cores for each worker, computing and exchanging slow each other down (`worker_threads`).
+With less than two cores for each worker, computing and exchanging slow each other down (`WorkerThreads`).
 
 Workers of a local method take H steps and exchange then, one bucket after another, at max_w b_w. With a quorum Q the
 exchange goes on without the last ones:
@@ -27,17 +27,58 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accordion_bench.advising.disturbances import Disturbances
-from accordion_bench.advising.method_cost import MethodCost
-from accordion_bench.advising.random_steps import Array, RandomSteps
+from accordion_bench.advising.disturbances import Array, Disturbances, RandomSteps, UnsteadyLinks, Workers
+from accordion_bench.advising.predict import MethodCost
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.table import Interval
-from accordion_bench.advising.unsteady_links import UnsteadyLinks, Workers
-from accordion_bench.advising.worker_threads import WorkerThreads
 from accordion_bench.comm.clock import Stage
-from accordion_bench.network.link_model import Network
+from accordion_bench.network.link_model import Network, fair_rates
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
+
+
+class WorkerThreads:
+    """Of one step; methods take the exchanging threads on in time, while the others compute.
+
+    Args:
+        begin: of each worker's step.
+        backward: seconds of computing in it, alone.
+        cores: of each worker; infinity = nothing is shared.
+
+    Attributes:
+        now: where each exchanging thread is.
+        backward_over: when each worker has computed everything; infinity = not yet.
+    """
+
+    def __init__(self, begin: Array, backward: Array, cores: float = math.inf) -> None:
+        self.now, self.cores = begin, cores
+        self.left = backward  # seconds that are still to be computed
+        self.backward_over = np.where(backward > 0, math.inf, begin)
+
+    def wait_for(self, left: Array | float) -> None:
+        """Idle until no more than so many seconds of computing are left."""
+        rate = min(1.0, self.cores)
+        self._pass(np.maximum(0.0, self.left - left) / rate, rate)
+
+    def wait_until(self, then: float) -> None:
+        """Idle until a moment."""
+        self._pass(np.maximum(0.0, then - self.now), min(1.0, self.cores))
+
+    def work(self, seconds: Array | float, demand: float = 1.0) -> None:
+        """Do something that takes so many seconds alone, with so many cores."""
+        computing, exchanging = fair_rates(1.0, demand, self.cores)
+        _, alone = fair_rates(0.0, demand, self.cores)
+        together = np.minimum(seconds / exchanging, self.left / computing)
+        self._pass(together, computing)
+        self.now = self.now + np.maximum(0.0, seconds - exchanging * together) / alone
+
+    def _pass(self, lasts: Array, rate: float) -> None:
+        """Time passes in which the others compute, at a rate of 1 if they are alone."""
+        needed = self.left / rate
+        ends = (needed <= lasts) & (self.left > 0)
+        self.backward_over = np.where(ends, self.now + needed, self.backward_over)
+        self.left = np.where(needed <= lasts, 0.0, self.left - rate * lasts)
+        self.now = self.now + lasts
 
 
 @dataclass(frozen=True)
@@ -81,17 +122,54 @@ class Simulated:
         return float(self.waited.mean()) / self.wall
 
 
+@dataclass(frozen=True)
+class SimulatedRun:
+    """The run that is simulated.
+
+    Args:
+        workers: A.
+        steps: of the run. A local method also exchanges after the last one.
+        seed: for draws.
+        quorum: workers that must have come for an exchange to go on, as `sync.quorum`; null = all, as with methods that
+            have no quorum.
+        grace: seconds that the others are waited for then, as `sync.grace`.
+        cores: for each worker, which computing, codecs and gloo share; infinity = nothing is shared.
+    """
+
+    workers: int
+    steps: int
+    seed: int
+    quorum: int | None = None
+    grace: float = 0.0
+    cores: float = math.inf
+
+    def check(self, cost: MethodCost) -> None:
+        """Refuse what cannot be.
+
+        Args:
+            cost: of the method.
+
+        Raises:
+            ValueRefused: for the first value.
+        """
+        checks.integer("workers", self.workers, at_least=2)
+        checks.integer("steps", self.steps, at_least=1, instead=200)
+        checks.integer("seed", self.seed, at_least=0)
+        if self.quorum is not None:
+            checks.integer("quorum", self.quorum, at_least=1, at_most=self.workers, instead=self.workers)
+            if not cost.quorum:
+                raise ValueRefused(
+                    "quorum", f"null with {cost.name}, of which no worker may be late", self.quorum, None
+                )
+        if not self.cores > 0:
+            raise ValueRefused("cores", "above 0", self.cores, 1.0)
+        checks.number("grace", self.grace, at_least=0, instead=0.0)
+        if self.grace and self.quorum is None:
+            raise ValueRefused("grace", "0 without a quorum, where everybody is waited for", self.grace, 0.0)
+
+
 def simulate(
-    times: StepTimes,
-    cost: MethodCost,
-    network: Network,
-    workers: int,
-    disturbances: Disturbances,
-    steps: int,
-    seed: int,
-    quorum: int | None = None,
-    grace: float = 0.0,
-    cores: float = math.inf,
+    times: StepTimes, cost: MethodCost, network: Network, disturbances: Disturbances, run: SimulatedRun
 ) -> Simulated:
     """Train in thought; equal arguments give equal results.
 
@@ -99,51 +177,33 @@ def simulate(
         times: what a step computes, alone.
         cost: of the method.
         network: of links without disturbances.
-        workers: A.
         disturbances: what differs.
-        steps: of the run. A local method also exchanges after the last one.
-        seed: for draws.
-        quorum: workers that must have come for an exchange to go on, as `sync.quorum`; null = all, as with methods that
-            have no quorum.
-        grace: seconds that the others are waited for then, as `sync.grace`.
-        cores: for each worker, which computing, codecs and gloo share; infinity = nothing is shared.
+        run: how many workers take how many steps.
 
     Raises:
         ValueRefused: what cannot be.
     """
-    checks.integer("workers", workers, at_least=2)
-    checks.integer("steps", steps, at_least=1, instead=200)
-    checks.integer("seed", seed, at_least=0)
-    disturbances.check(workers, network.workers_per_machine)
-    if quorum is not None:
-        checks.integer("quorum", quorum, at_least=1, at_most=workers, instead=workers)
-        if not cost.quorum:
-            raise ValueRefused("quorum", f"null with {cost.name}, of which no worker may be late", quorum, None)
-    if not cores > 0:
-        raise ValueRefused("cores", "above 0", cores, 1.0)
-    checks.number("grace", grace, at_least=0, instead=0.0)
-    if grace and quorum is None:
-        raise ValueRefused("grace", "0 without a quorum, where everybody is waited for", grace, 0.0)
-    pace = RandomSteps(times, disturbances, workers, seed)
-    links = UnsteadyLinks(network, disturbances, workers, seed)
+    run.check(cost)
+    disturbances.check(run.workers, network.workers_per_machine)
+    pace = RandomSteps(times, disturbances, run.workers, run.seed)
+    links = UnsteadyLinks(network, disturbances, run.workers, run.seed)
     if not cost.local:
-        return _every_step(times, cost, pace, links, steps, cores)
+        return _every_step(times, cost, pace, links, run)
     if cost.beside:
-        return _beside_local_steps(times, cost, pace, links, steps, cores)
-    needed = workers if quorum is None else quorum
-    return _local_steps(times, cost, pace, links, steps, needed, grace, cores)
+        return _beside_local_steps(times, cost, pace, links, run)
+    return _local_steps(times, cost, pace, links, run)
 
 
 def _every_step(
-    times: StepTimes, cost: MethodCost, pace: RandomSteps, links: UnsteadyLinks, steps: int, cores: float
+    times: StepTimes, cost: MethodCost, pace: RandomSteps, links: UnsteadyLinks, run: SimulatedRun
 ) -> Simulated:
-    workers, slowdown = pace.workers, max(1.0, 1.0 / cores)
+    workers, slowdown = pace.workers, max(1.0, 1.0 / run.cores)
     ready = times.ready if cost.overlaps else [times.backward_end] * len(times.ready)
     stages, everyone = cost.stages(ready, workers), np.ones(workers, dtype=bool)
     begin, waited, exposed, ends = np.zeros(workers), np.zeros(workers), 0.0, [0.0]
-    for step in range(steps):
+    for step in range(run.steps):
         factors = pace.factors(step)
-        threads = WorkerThreads(begin, factors * times.backward_end, cores)
+        threads = WorkerThreads(begin, factors * times.backward_end, run.cores)
         for stage in stages:
             threads.wait_for(factors * (times.backward_end - stage.ready))
             _exchange(stage, threads, pace.slow, links, everyone)
@@ -153,23 +213,17 @@ def _every_step(
         waited += idle - idle.min()
         begin = threads.now + slowdown * np.maximum(0.0, factors * times.update + pace.slow * cost.extra)
         ends.append(float(begin.max()))
-    return Simulated(np.diff(ends), exposed, waited, steps, np.zeros(workers, dtype=np.int64))
+    return Simulated(np.diff(ends), exposed, waited, run.steps, np.zeros(workers, dtype=np.int64))
 
 
 def _local_steps(
-    times: StepTimes,
-    cost: MethodCost,
-    pace: RandomSteps,
-    links: UnsteadyLinks,
-    steps: int,
-    needed: int,
-    grace: float,
-    cores: float,
+    times: StepTimes, cost: MethodCost, pace: RandomSteps, links: UnsteadyLinks, run: SimulatedRun
 ) -> Simulated:
-    workers, slowdown = pace.workers, max(1.0, 1.0 / cores)
+    workers, slowdown = pace.workers, max(1.0, 1.0 / run.cores)
+    needed = workers if run.quorum is None else run.quorum
     who, received, arrived = np.ones(workers, dtype=bool), np.zeros(workers), np.zeros(workers)
     waited, left_out, exposed, ends = np.zeros(workers), np.zeros(workers, dtype=np.int64), 0.0, [0.0]
-    missing, periods = np.zeros(workers), _periods(steps, cost.period)  # seconds of the steps not taken yet
+    missing, periods = np.zeros(workers), _periods(run.steps, cost.period)  # seconds of the steps not taken yet
     for period in periods:
         work = slowdown * _work(period, times, cost, pace)
         missing[~who] += work[~who]
@@ -177,9 +231,9 @@ def _local_steps(
         arrived = np.where(who, links.reachable(computed), arrived)  # the others are still at an earlier period
         enough = float(np.partition(arrived, needed - 1)[needed - 1])
         enough = max(enough, float(arrived[who].min()))  # somebody must know the last consensus
-        start = max(ends[-1], min(float(arrived.max()), enough + grace))
+        start = max(ends[-1], min(float(arrived.max()), enough + run.grace))
         who = arrived <= start
-        threads = WorkerThreads(arrived, np.zeros(workers), cores)
+        threads = WorkerThreads(arrived, np.zeros(workers), run.cores)
         for stage in cost.stages([0.0] * len(times.ready), int(who.sum())):
             _exchange(stage, threads, pace.slow, links, who, start)
         received = threads.now
@@ -195,12 +249,12 @@ def _local_steps(
 
 
 def _beside_local_steps(
-    times: StepTimes, cost: MethodCost, pace: RandomSteps, links: UnsteadyLinks, steps: int, cores: float
+    times: StepTimes, cost: MethodCost, pace: RandomSteps, links: UnsteadyLinks, run: SimulatedRun
 ) -> Simulated:
     workers, everyone = pace.workers, np.ones(pace.workers, dtype=bool)
     exchanges = cost.exchanges(cost.stages([0.0] * len(times.ready), workers))
     begin, waited, exposed, ends = np.zeros(workers), np.zeros(workers), 0.0, [0.0]
-    rounds = _periods(steps, round(cost.between))
+    rounds = _periods(run.steps, round(cost.between))
     stretches: list[tuple[range, list[Stage]]] = []
     for number, own in enumerate(rounds):
         cut = round(cost.beside)
@@ -208,7 +262,7 @@ def _beside_local_steps(
         stretches += [(own[cut:], [])] if own[cut:] else []
     last = exchanges[(len(rounds) - 1) % len(exchanges)]  # which has nothing beside it
     for stretch, stages in [*stretches, (range(0), last)]:
-        threads = WorkerThreads(begin, _work(stretch, times, cost, pace), cores)
+        threads = WorkerThreads(begin, _work(stretch, times, cost, pace), run.cores)
         for stage in stages:
             _exchange(stage, threads, pace.slow, links, everyone)
         threads.wait_for(0.0)

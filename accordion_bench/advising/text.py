@@ -1,20 +1,27 @@
-"""Advice as text: the verdict, a table of all methods, and what it rests on."""
+"""Advice as text, CSV and JSON: the verdict, a table of all methods, and what it rests on."""
 
+import csv
+import io
+import json
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from accordion_bench.advising.pipeline import HIDDEN, LONGEST
+from accordion_bench.advising.predict import HIDDEN, LONGEST
 from accordion_bench.advising.table import Advice, Interval, Row, limit_in_words
-from accordion_bench.advising.verdict import SPOKEN
-from accordion_bench.advising.winners import HALF
+from accordion_bench.advising.verdict import HALF, SPOKEN
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.units import counted, human_bytes, human_rate
 
 WIDTH = 110  # letters of a line of sentences
 FEWEST = 3  # columns of a narrow terminal
 TOLD = 3  # of the fastest methods whose accuracy is not known: the command that would measure it
+_PERIODS = "the shortest period in which the exchange of a local method adds less than 5 % to its steps"
+FORMAT = 1  # of advice.json
+TEXT, CSV, JSON = "advice.txt", "advice.csv", "advice.json"
 
 
 class Column(NamedTuple):
@@ -150,7 +157,6 @@ _FASTER = Column(
     "the bandwidths at which it beats dense bf16",
 )
 _ACCURACY = Column("accuracy against dense", lambda row: row.accuracy or "not known")
-_PERIODS = "the shortest period in which the exchange of a local method adds less than 5 % to its steps"
 
 
 def _with_period(row: Row) -> str:
@@ -222,3 +228,67 @@ def _option(key: str, value: object) -> str:
 def _wrapped(line: str, width: int) -> str:
     """Commands stay on one line, so that they can be copied."""
     return line if line.startswith("  ") else "\n".join(textwrap.wrap(line, width, break_on_hyphens=False))
+
+
+def refuse_taken(out: Path) -> None:
+    """Refuse a folder that holds advice already, or that cannot be made; leaves no new one behind.
+
+    Raises:
+        ValueRefused: with another folder.
+    """
+    if (out / JSON).exists():
+        raise ValueRefused("--out", "a folder without advice in it", out, _free(out))
+    try:
+        new = not out.exists()
+        out.mkdir(parents=True, exist_ok=True)
+        if new:
+            out.rmdir()
+    except OSError as error:
+        raise ValueRefused(
+            "--out", f"a folder that can be made ({error.strerror})", out, "results/advice_runs/new"
+        ) from None
+
+
+def write(advice: Advice, out: Path, timed_with: Mapping[str, Any], said: str) -> None:
+    """Write the three files.
+
+    Args:
+        advice: with its verdict.
+        out: a folder, made where there is none.
+        timed_with: versions, device, cores, threads, commit: what a reader needs to time it again.
+        said: the text.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / TEXT).write_text(said, encoding="utf-8")
+    (out / CSV).write_text(as_csv(advice), encoding="utf-8")
+    (out / JSON).write_text(as_json(advice, timed_with), encoding="utf-8")
+
+
+def as_csv(advice: Advice) -> str:
+    """One line for each method."""
+    rows = [row.flat() for row in advice.rows]
+    written = io.StringIO()
+    table = csv.DictWriter(written, fieldnames=list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return written.getvalue()
+
+
+def as_json(advice: Advice, timed_with: Mapping[str, Any]) -> str:
+    """Everything; its rows are those of the CSV."""
+    told = {"format": FORMAT, **asdict(advice), "workers": advice.workers}
+    told |= {
+        "compute": advice.compute._asdict(),
+        "rows": [row.flat() for row in advice.rows],
+        "pays": advice.pays and {"below": limit_in_words(advice.pays.below) or advice.pays.below, "on": advice.pays.on},
+        "timed_with": {**timed_with},
+    }
+    return json.dumps(told, indent=1, allow_nan=False) + "\n"
+
+
+def _free(out: Path) -> Path:
+    """The folder's name with the first number that is not taken."""
+    count = 2
+    while (other := out.with_name(f"{out.name}-{count}")).exists():
+        count += 1
+    return other

@@ -5,7 +5,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +30,27 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the optimizer of some parameters."""
 
 
+class Effort(NamedTuple):
+    """How long a step is measured.
+
+    steps: that are measured after the warm-up.
+    budget: seconds after which no further step is begun; one is measured in any case.
+    """
+
+    steps: int = STEPS
+    budget: float = BUDGET
+
+
+USUAL_EFFORT = Effort()
+
+
 def measured_step(
     model: nn.Module,
     example_batch: Any,
     loss: Loss,
     optimizer: MakeOptimizer | None = None,
-    steps: int = STEPS,
-    budget: float = BUDGET,
     batch_size: int = 0,
-    name: str = "",
+    effort: Effort = USUAL_EFFORT,
 ) -> StepTimes:
     """Train a copy of the model on one batch for some steps, and time forward, backward, each gradient and the update.
 
@@ -49,14 +61,16 @@ def measured_step(
         example_batch: what `loss` takes, on the same device.
         loss: forward pass and loss, in whatever precision.
         optimizer: makes the optimizer of the copy's parameters; None = SGD with momentum.
-        steps: that are measured after the warm-up.
-        budget: seconds after which no further step is begun; one is measured in any case.
         batch_size: samples in the batch, for messages; 0 = not known.
-        name: of the model; "" = that of its class.
+        effort: how long it is measured.
+
+    Returns:
+        the times, of a model by the name of its class.
 
     Raises:
         ConfigError: the model has nothing to train, does not take the batch, or does not fit into memory.
     """
+    steps, budget = effort
     checks.integer("steps", steps, at_least=1, instead=STEPS)
     checks.number("budget", budget, above=0, instead=BUDGET)
     inner = trained_module(model)
@@ -78,7 +92,7 @@ def measured_step(
         update=statistics.median(trial.updates),
         steps=tuple(trial.totals),
         batch_size=batch_size,
-        model=name or type(unwrapped(inner)).__name__,
+        model=type(unwrapped(inner)).__name__,
         device=device.type,
         source="a trial here",
         on=this_device(device),

@@ -1,13 +1,20 @@
 """What `ab.attach` and `ab.local` return."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from accordion_bench.attaching import rows, state
 from accordion_bench.attaching.attachment import Attachment
+from accordion_bench.attaching.own_parameters import plain_name
 from accordion_bench.attaching.timeline import Timeline
+from accordion_bench.comm.replicas import is_dense, pooled_buffers
 from accordion_bench.options import checks
+from accordion_bench.tensors.real_view import as_kind_of
 
 
 class Attached(Attachment):
@@ -25,6 +32,90 @@ class Attached(Attachment):
 
     See `Attachment`.
     """
+
+    # ---- during training
+
+    def note(self, loss: Tensor) -> None:
+        """The loss of this step, for policies that look at it."""
+        self.loss_sum += loss.detach().double()
+        self.step.losses += 1
+
+    def end_epoch(self, next_lr: float | None = None) -> None:
+        """An epoch is over: policies that decide by epoch do so now. All processes call it.
+
+        Args:
+            next_lr: learning rate with which the next epoch starts; None = as scheduled, else what is set now.
+        """
+        with self._told():
+            self.pause()
+            self.position.next_lr = self._first_rate() if next_lr is None else float(next_lr)
+            self.decisions = self.policy_runner.end_epoch()
+            self.comm.settle()
+        self.position.epoch_over()
+        self.position.next_lr = None
+        self.policy_runner.begin_epoch()
+        self.loss_sum.zero_()
+        self._begin_step()
+        self.clock.start()
+
+    @torch.no_grad()
+    def consensus(self) -> dict[str, Tensor]:
+        """Parameters and buffers to evaluate or to save, by name: those that all workers have in common.
+
+        BatchNorm's statistics are pooled over the workers. Training goes on as if nothing had been asked. All
+        processes call it.
+        """
+        with self._told():
+            self.pause()
+            pairs = zip(self.axis.params, self.sync.consensus(), strict=True)
+            values = [as_kind_of(value, param) for param, value in pairs]
+            named = dict(zip((spec.name for spec in self.axis.specs), values, strict=True))
+            buffers = {plain_name(name): buffer.detach()[None] for name, buffer in self.model.named_buffers()}
+            pooled = pooled_buffers(buffers, self.comm)
+        rest = {plain_name(name): p for name, p in self.model.named_parameters() if plain_name(name) not in named}
+        return {name: value.detach().clone() for name, value in {**rest, **named, **pooled}.items()}
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within, the model has the consensus; after it what it had. All processes enter it."""
+        held = {name: value.detach().clone() for name, value in self._tensors().items()}
+        self._put(self.consensus())
+        try:
+            yield
+        finally:
+            self._put(held)
+            self.clock.start()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {plain_name(name): value for name, value in named}
+
+    @torch.no_grad()
+    def _put(self, values: dict[str, Tensor]) -> None:
+        for name, tensor in self._tensors().items():
+            if is_dense(tensor):
+                tensor.copy_(values[name])
+        self.watch.note()
+
+    def finish(self) -> None:
+        """After the last step: leave one model behind, unless `final` is false, and detach. All processes call it."""
+        with self._told():
+            self.pause()
+            self.sync.finish()
+            if self.sync.local and self.sync.final:
+                self._put(self.consensus())
+        self.detach()
+
+    def __enter__(self) -> "Attached":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.detach()
+
+    # ---- rows, timelines, state
 
     def metrics(self, **own: Any) -> dict[str, Any]:
         """The columns of a bench run's metrics.jsonl, for a file with one JSON object per line and epoch.

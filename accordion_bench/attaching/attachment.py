@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,68 +11,43 @@ from torch import Tensor, nn
 
 from accordion_bench.attaching.loop_position import LoopPosition
 from accordion_bench.attaching.lost_worker import lost_worker_told
-from accordion_bench.attaching.own_parameters import OwnParameters, plain_name, trained_parameters, trained_tables
+from accordion_bench.attaching.own_parameters import OwnParameters, trained_parameters, trained_tables
 from accordion_bench.attaching.parameter_watch import ParameterWatch
+from accordion_bench.attaching.passed import Setting
 from accordion_bench.attaching.python_words import pass_instead
+from accordion_bench.attaching.reminders import Reminders
 from accordion_bench.attaching.same_parameters import is_due, refuse_drift
 from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.attaching.users_optimizer import Stepping, UsersOptimizer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.replicas import is_dense, pooled_buffers
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap
-from accordion_bench.exchange.overlap_rules import ExchangeOptions
-from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
+from accordion_bench.exchange.runner import CompletedExchange
+from accordion_bench.loop.step import CommunicatingStep
 from accordion_bench.methods.build import Methods
-from accordion_bench.methods.compatibility import Chosen
-from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.position import Rate
 from accordion_bench.requests import TrainingLoss
-from accordion_bench.signals.policy_runner import PolicyRunner
-from accordion_bench.sync.base import SyncContext
-from accordion_bench.tensors.real_view import as_kind_of
+from accordion_bench.signals.policy_runner import BatchFacts
 
 log = logging.getLogger("accordion_bench")
-UNUSED = 10  # backward passes in a row after which somebody may step with another optimizer
-LONG = 10_000  # steps in one epoch after which somebody may have forgotten to tell its end
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What was passed beside the methods.
+class HookedStep(CommunicatingStep):
+    """The step of a user's loop, which must have told its losses to policies that look at them.
 
-    Args:
-        chosen: the methods, as options.
-        exchange: how and when gradients are exchanged.
-        seed: for keyed draws.
-        name: of the arm, for reports.
-        network, link: the link of modelled times, and its name in conf/network.
-        batch_size: samples per worker and step.
-        epochs, steps_per_epoch, schedule: of the training, where they were told.
-        clip_norm: largest norm of a gradient; None = any.
-        clip_mean: it is that of the exchanged mean, not each worker's own.
-        weight_decay: of the optimizer, for a compressor that applies it.
-        scaled: gradients come multiplied by a loss scale.
-        timeout: seconds after which a worker that does not answer is lost.
+    Attributes:
+        losses: that were noted.
     """
 
-    chosen: Chosen
-    exchange: ExchangeOptions
-    network: Network
-    link: str
-    seed: int = 0
-    name: str | None = None
-    batch_size: int = 1
-    epochs: int | None = None
-    steps_per_epoch: int | None = None
-    schedule: Callable[[float], float] | None = None
-    clip_norm: float | None = None
-    clip_mean: bool = False
-    weight_decay: float = 0.0
-    scaled: bool = False
-    timeout: float = 600.0
+    losses = 0
+
+    def decide(self, completed: CompletedExchange) -> None:
+        if not self.losses and any(isinstance(request, TrainingLoss) for request in self.policies.needs_at()):
+            names = ", ".join(self.policies.policies)
+            raise ConfigError(f"adaptive={names} needs the loss of every step, got none; call comm.note(loss)")
+        super().decide(completed)
 
 
 class Attachment:
@@ -99,7 +73,6 @@ class Attachment:
         self.inner = UsersOptimizer(optimizer, self.axis)
         self.watch = ParameterWatch(model, named, self.inner.all)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=comm.device)
-        self.losses = 0  # that were noted
         self.position = LoopPosition(
             methods.plan_for(self.axis.specs),
             self._first_rate,
@@ -107,45 +80,20 @@ class Attachment:
             setting.epochs,
             setting.steps_per_epoch,
         )
-        self.policy_runner = PolicyRunner(
-            methods.policies,
-            self.axis.specs,
-            comm,
-            self.axis.like,
-            methods.ladder,
-            self.position,
-            self.loss_sum,
-            lambda: setting.batch_size,
-            methods.run.warmup_epochs,
-        )
-        has_thread = setting.exchange.overlaps(comm.processes)
-        self.early = has_thread and not setting.exchange.looks_first(methods.wrapped)  # scope=model, too: one bucket
-        self.overlap = Overlap(self.axis, comm, has_thread, self.early)
-        self.runner = ExchangeRunner(
-            self.axis,
-            self.position,
-            self.overlap,
-            self.policy_runner,
-            methods.ladder,
-            methods.wrapped,
-            methods.differences,
-            setting.seed,
-            setting.exchange.bucket_mb,
-            setting.exchange.gradient_mb,
-        )
-        clip_mean = setting.clip_norm if setting.clip_mean else None
-        self.sync = methods.sync
-        self.sync.begin(
-            SyncContext(self.axis, self.position, self.runner, self.inner, methods.run, setting.weight_decay, clip_mean)
-        )
+        exchange = setting.step.exchange
+        has_thread = exchange.overlaps(comm.processes)
+        early = has_thread and not exchange.looks_first(methods.wrapped)  # scope=model, too: one bucket
+        self.overlap = Overlap(self.axis, comm, has_thread, early)
+        batches = BatchFacts(self.loss_sum, lambda: setting.batch_size)
+        self.step = HookedStep(methods, self.inner, self.position, self.overlap, batches, setting.step)
+        self.sync, self.policy_runner = self.step.sync, self.step.policies
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.joined = self.accumulating = self.attached = False
         self.delivering: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
-        self._completed: CompletedExchange | None = None
         self._lr: Rate = 0.0
         self.decisions: dict[str, Any] = {}  # of the last epoch, by policy
-        self._told_of_epochs = self._told_of_updates = self._told_of_rounding = False
-        self._given_up = 0  # steps in a row whose gradients nobody used
+        self.reminders = Reminders(methods, setting.chosen.compressor_name, self.position, comm.leader)
+        self._told_of_rounding = False
         self._stepped: list[torch.optim.Optimizer] = []  # that have taken this step, of several
         self.recording: Timeline | None = None
         self.when_recorded: Callable[[], None] = lambda: None
@@ -185,7 +133,7 @@ class Attachment:
         for sentence in filter(None, [self.exchange.goes_dense(self.position.info())]):
             if self.comm.leader:
                 log.warning("%s", pass_instead(sentence))
-        self.runner.preload()
+        self.step.runner.preload()
         self._begin_step()
         self.clock.start()
 
@@ -230,7 +178,7 @@ class Attachment:
         elif self.axis.is_taken(i):
             self._arrived_again(i)
         if not self.axis.has_taken and self.overlap.armed is None:
-            self._arm()
+            self.step.arm(self.inner.rate(), self.step.leaving())
         if not self.setting.scaled:
             self.axis.taken(i)
         self.overlap.arrived(i)
@@ -268,15 +216,9 @@ class Attachment:
             )
 
     def _give_up_unused(self) -> None:
-        """Gradients have come, and those of the step before were never used; that may happen, but not for ever."""
+        """Gradients have come, and those of the step before were never used."""
         self.give_up_step()
-        self._given_up += 1
-        if self._given_up == UNUSED and self.comm.leader:
-            log.warning(
-                "the gradients of %d backward passes in a row were used by no optimizer of ab.attach; call the step of "
-                "the optimizer that was passed, or all workers train alone",
-                UNUSED,
-            )
+        self.reminders.gradients_unused()
 
     @property
     def _leaves_early(self) -> bool:
@@ -291,7 +233,7 @@ class Attachment:
         """Nobody wants the gradients of this step any more; what is under way arrives, as on all workers."""
         if self._leaves_early:
             self.axis.collect()
-            self.overlap.complete()
+            self.step.backward_over()
             self.overlap.join()
         self.overlap.armed = None
         self._forget()
@@ -302,24 +244,18 @@ class Attachment:
         self.watch.note()
 
     def _forget(self) -> None:
-        self.joined, self._completed = False, None
+        self.joined = False
+        self.step.give_up()
         self.axis.forget()
-
-    def _arm(self) -> None:
-        """Let the buckets of this step leave as they fill, unless somebody must look first."""
-        exchange = self.sync.gradients_go_to()
-        if exchange is not None and self.overlap.notes and not self.policy_runner.looks():
-            info = self.position.info(self.inner.rate())
-            self.overlap.arm(exchange, exchange.begin(info) if self.overlap.allowed else None)
 
     def begin_delivery(self) -> None:
         """Somebody takes the gradients of a step where DistributedDataParallel has put them."""
         self._look()
         if self.axis.has_taken:
-            self._warn_of_lost_updates()
+            self.reminders.update_lost(self.exchange.compressor)
             self._give_up_unused()
         self.axis.delivers = True
-        self._arm()
+        self.step.arm(self.inner.rate(), self.step.leaving())
 
     def arrive(self, i: int, gradient: Tensor) -> None:
         """The gradient of one parameter of this step."""
@@ -351,15 +287,9 @@ class Attachment:
                     f"gradients must stay as backward has left them until they are exchanged, got that of {name} "
                     "changed; call comm.join() first, or pass clip_norm= in the place of clipping them"
                 )
-            self.overlap.complete()
+            self.step.backward_over()
             self.clock.lap("compute")
-            if self.setting.clip_norm and not self.setting.clip_mean:
-                self.axis.clip(self.setting.clip_norm)
-                self.clock.lap("compute")
-            self.policy_runner.epoch_sums.add_gradients(self.axis.gradients_W)
-            self.clock.lap("policy")
-            self.comm.ledger.dense_step(self.exchange.numel)
-            self._completed = self.sync.before_step(self._lr)
+            self.step.before_update(self._lr)
             self.joined = True
 
     def _note_rate(self) -> None:
@@ -406,14 +336,8 @@ class Attachment:
 
     def _all_have_stepped(self) -> None:
         with self._told():
-            after = self.sync.after_step(self._lr)
-            completed = self._completed if after is None else after
-            if completed is not None:
-                self._refuse_missing_loss()
-                self.policy_runner.after_exchange(completed, self.sync.averaging)
-                self.clock.lap("policy")
-            self.runner.finite.refuse()
-            self.position.step_taken()
+            self.step.after_update(self._lr)
+            self.step.taken()
             if not self.axis.replicas and is_due(self.position.step):
                 self.clock.lap("update")
                 self._told_of_rounding |= refuse_drift(
@@ -421,110 +345,25 @@ class Attachment:
                 )
                 self.clock.lap("policy")
         self.watch.note()
-        self._given_up = 0
-        self.clock.step_over(self.setting.batch_size)
-        self.clock.warm = True
+        self.step.over(self.setting.batch_size)
         self._forget()
         if self.recording is not None and self.recording.end_step():
             self.when_recorded()
             self.recording = None
-        self._warn_of_epochs()
+        self.reminders.gradients_used()
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """A step begins, for the clock."""
-        self.clock.in_force(self.setting.batch_size, self.exchange.predicted_bytes(self.position.info()))
-        self.clock.worker()
+        """A step begins, for clock and timeline."""
+        self.step.begin(self.setting.batch_size)
         if self.recording is not None:
             self.recording.begin_step()
-
-    def note(self, loss: Tensor) -> None:
-        """The loss of this step, for policies that look at it."""
-        self.loss_sum += loss.detach().double()
-        self.losses += 1
-
-    # ---- epochs, evaluation, the end
-
-    def end_epoch(self, next_lr: float | None = None) -> None:
-        """An epoch is over: policies that decide by epoch do so now. All processes call it.
-
-        Args:
-            next_lr: learning rate with which the next epoch starts; None = as scheduled, else what is set now.
-        """
-        with self._told():
-            self.pause()
-            self.position.next_lr = self._first_rate() if next_lr is None else float(next_lr)
-            self.decisions = self.policy_runner.end_epoch()
-            self.comm.settle()
-        self.position.epoch_over()
-        self.position.next_lr = None
-        self.policy_runner.begin_epoch()
-        self.loss_sum.zero_()
-        self._begin_step()
-        self.clock.start()
 
     def pause(self) -> None:
         """Training stops for a while: what is under way arrives. Time until the next step is over counts nowhere."""
         self.sync.land()
         self.clock.step_over()
         self.clock.warm = False
-
-    @torch.no_grad()
-    def consensus(self) -> dict[str, Tensor]:
-        """Parameters and buffers to evaluate or to save, by name: those that all workers have in common.
-
-        BatchNorm's statistics are pooled over the workers. Training goes on as if nothing had been asked. All
-        processes call it.
-        """
-        with self._told():
-            self.pause()
-            pairs = zip(self.axis.params, self.sync.consensus(), strict=True)
-            values = [as_kind_of(value, param) for param, value in pairs]
-            named = dict(zip((spec.name for spec in self.axis.specs), values, strict=True))
-            buffers = {plain_name(name): buffer.detach()[None] for name, buffer in self.model.named_buffers()}
-            pooled = pooled_buffers(buffers, self.comm)
-        rest = {plain_name(name): p for name, p in self.model.named_parameters() if plain_name(name) not in named}
-        return {name: value.detach().clone() for name, value in {**rest, **named, **pooled}.items()}
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Within, the model has the consensus; after it what it had. All processes enter it."""
-        held = {name: value.detach().clone() for name, value in self._tensors().items()}
-        self._put(self.consensus())
-        try:
-            yield
-        finally:
-            self._put(held)
-            self.clock.start()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return {plain_name(name): value for name, value in named}
-
-    @torch.no_grad()
-    def _put(self, values: dict[str, Tensor]) -> None:
-        for name, tensor in self._tensors().items():
-            if is_dense(tensor):
-                tensor.copy_(values[name])
-        self.watch.note()
-
-    def finish(self) -> None:
-        """After the last step: leave one model behind, unless `final` is false, and detach. All processes call it."""
-        with self._told():
-            self.pause()
-            self.sync.finish()
-            if self.sync.local and self.sync.final:
-                self._put(self.consensus())
-        self.detach()
-
-    def __enter__(self) -> "Attachment":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.detach()
 
     # ---- what is refused, and what is told
 
@@ -537,34 +376,3 @@ class Attachment:
                 yield
         except NonFinite as bad:
             raise NonFinite(f"step {step}: {bad}; lower the learning rate, now {self._first_rate():g}") from None
-
-    def _refuse_missing_loss(self) -> None:
-        if not self.losses and any(isinstance(request, TrainingLoss) for request in self.policy_runner.needs_at()):
-            names = ", ".join(self.methods.policies)
-            raise ConfigError(f"adaptive={names} needs the loss of every step, got none; call comm.note(loss)")
-
-    def _warn_of_lost_updates(self) -> None:
-        """Once, where a compressor has been to take a step that nobody takes."""
-        if self._told_of_updates or not self.exchange.compressor.traits.optimizer.owns:
-            return
-        self._told_of_updates = True
-        if self.comm.leader:
-            log.warning(
-                "two backward passes before optimizer.step(): compressor=%s takes the step itself, and what came of "
-                "the first one is given up; write `with comm.no_sync():` around it, if gradients are to be added up",
-                self.setting.chosen.compressor_name,
-            )
-
-    def _warn_of_epochs(self) -> None:
-        """Once, where a policy would never decide."""
-        by_epoch = [name for name, policy in self.methods.policies.items() if policy.when == "epoch"]
-        patience = 2 * (self.position.known_steps or LONG)
-        if by_epoch and not self._told_of_epochs and self.position.step_in_epoch >= patience:
-            self._told_of_epochs = True
-            if self.comm.leader:
-                log.warning(
-                    "adaptive=%s decides at the end of an epoch, and none has ended in %d steps; call comm.end_epoch() "
-                    "after each",
-                    by_epoch[0],
-                    self.position.step_in_epoch,
-                )

@@ -12,16 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.attaching import users_optimizer
-from accordion_bench.attaching.attachment import Setting
 from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.attaching.exempt import exempt_names
 from accordion_bench.attaching.loop_position import UNKNOWN
 from accordion_bench.attaching.own_parameters import refuse_tensors, trained_parameters, trained_specs, unwrapped
-from accordion_bench.attaching.passed import Passed
+from accordion_bench.attaching.passed import Passed, Setting
 from accordion_bench.attaching.same_parameters import checksum
 from accordion_bench.attaching.users_functions import answer
 from accordion_bench.comm.replicas import dense_parts, is_dense
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.loop.step import StepOptions
 from accordion_bench.methods.build import Methods, build_methods
 from accordion_bench.methods.compatibility import Chosen, refuse_clipping_after
 from accordion_bench.network.link_model import Network
@@ -89,7 +89,7 @@ def checked_arguments(passed: Passed, workers: int) -> Checked:
     exempted = exempt_names(passed.exempt, inner) & {name for name, _ in named}
     setting = _setting(chosen, passed, own.get("weight_decay", 0.0))
     methods = _methods(chosen, passed, workers, exempted, setting.network)
-    if setting.clip_mean:
+    if setting.step.clip_mean:
         refuse_clipping_after(methods.sync, methods.wrapped.compressor)
     methods.sync.refuse_tensors(trained_specs(inner))
     methods.plan_for(trained_specs(inner))
@@ -152,18 +152,20 @@ def _setting(chosen: Chosen, passed: Passed, weight_decay: float) -> Setting:
     scaled = passed.scaler is not None
     return Setting(
         chosen=chosen,
-        exchange=ExchangeOptions("exchange", passed.overlap, passed.bucket_cap_mb, scaled, clips),
         network=_network(passed.network),
         link=passed.network,
-        seed=checks.integer("seed", passed.seed, at_least=0),
+        step=StepOptions(
+            exchange=ExchangeOptions("exchange", passed.overlap, passed.bucket_cap_mb, scaled, clips),
+            seed=checks.integer("seed", passed.seed, at_least=0),
+            clip_norm=passed.clip_norm,
+            clip_mean=after,
+            weight_decay=weight_decay,
+        ),
         name=passed.name,
         batch_size=passed.batch_size,
         epochs=passed.epochs,
         steps_per_epoch=passed.steps_per_epoch,
         schedule=passed.schedule,
-        clip_norm=passed.clip_norm,
-        clip_mean=after,
-        weight_decay=weight_decay,
         scaled=scaled,
         timeout=passed.timeout,
     )

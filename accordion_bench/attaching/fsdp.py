@@ -13,7 +13,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.methods.compatibility import ladder_of
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -46,7 +46,7 @@ class GroupExchange:
         specs = [region.spec for region in group.regions]
         seed = keyed_rng.key(seed, "shard", group.mesh.get_local_rank())
         self.exchange = Exchange(
-            wrapped.compressor, specs, ladder, comm, group.trained_shard, seed, **wrapped.for_exchange
+            wrapped.compressor, specs, ladder, comm, group.trained_shard, SendOptions(seed, **wrapped.for_exchange)
         )
         self.plan = Plan(dict.fromkeys(levelled(wrapped.compressor, self.exchange.sent), 0))
 

@@ -1,4 +1,4 @@
-"""What was passed to a door, as it was passed."""
+"""What was passed to a door, as it was passed, and as it is kept when it has been checked."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,9 @@ from torch import nn
 from accordion_bench.attaching.chosen_options import Named, Several
 from accordion_bench.attaching.exempt import Exempt
 from accordion_bench.attaching.users_optimizer import Stepping
+from accordion_bench.loop.step import StepOptions
+from accordion_bench.methods.compatibility import Chosen
+from accordion_bench.network.link_model import Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +50,31 @@ class Passed:
     clip_norm: float | None = None
     clip_at: str | None = None
     scaler: torch.amp.GradScaler | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was passed beside the methods.
+
+    Args:
+        chosen: the methods, as options.
+        network, link: the link of modelled times, and its name in conf/network.
+        step: what decides its steps, beside the methods.
+        name: of the arm, for reports.
+        batch_size: samples per worker and step.
+        epochs, steps_per_epoch, schedule: of the training, where they were told.
+        scaled: gradients come multiplied by a loss scale.
+        timeout: seconds after which a worker that does not answer is lost.
+    """
+
+    chosen: Chosen
+    network: Network
+    link: str
+    step: StepOptions
+    name: str | None = None
+    batch_size: int = 1
+    epochs: int | None = None
+    steps_per_epoch: int | None = None
+    schedule: Callable[[float], float] | None = None
+    scaled: bool = False
+    timeout: float = 600.0

@@ -52,7 +52,7 @@ def description(attachment: Attachment) -> dict[str, Any]:
         },
         "workers": comm.workers,
         "processes": comm.processes,
-        "seed": attachment.setting.seed,
+        "seed": attachment.setting.step.seed,
         "network": attachment.setting.link,
         "model": type(getattr(model, "_orig_mod", model)).__name__,
         "parameters": sum(spec.numel for spec in attachment.axis.specs),

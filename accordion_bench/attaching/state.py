@@ -44,7 +44,7 @@ def state_of(attachment: Attachment) -> State:
         "own": {
             **_merged([sync.worker_state(0), runner.worker_state(0)]),
             "loss_sum": copy_on_cpu(attachment.loss_sum),
-            "losses": attachment.losses,
+            "losses": attachment.step.losses,
             "views": dict(comm.ledger.views),
         },
     }
@@ -150,7 +150,7 @@ def _put_own(attachment: Attachment, own: State) -> None:
     SyncState(attachment.sync, attachment.comm).load_worker_state(0, own)
     attachment.policy_runner.load_worker_state(0, own)
     attachment.loss_sum.copy_(own["loss_sum"])
-    attachment.losses = own["losses"]
+    attachment.step.losses = own["losses"]
     views = attachment.comm.ledger.views
     views.update({name: n for name, n in own["views"].items() if name in views})
 
@@ -174,7 +174,7 @@ def _options(attachment: Attachment) -> State:
         "adaptive": {name: dict(node) for name, node in chosen.adaptive.items()},
         "sync": {"name": chosen.sync_name, **chosen.sync},
         "optimizer": chosen.optimizer,
-        "seed": attachment.setting.seed,
+        "seed": attachment.setting.step.seed,
         "parameters": {spec.name: list(spec.shape) for spec in attachment.axis.specs},
     }
 

@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,10 +13,10 @@ from typing import Any
 import torch
 
 from accordion_bench import train
-from accordion_bench.advising.asked_device import AskedDevice
+from accordion_bench.advising.gpus import AskedDevice
 from accordion_bench.cli import dry_time
 from accordion_bench.cli.command_line import DRY_RUN
-from accordion_bench.cli.dry_time import Spent
+from accordion_bench.cli.dry_time import Spent, network_of
 from accordion_bench.cli.example import Example
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components, with_counts
@@ -34,11 +33,10 @@ from accordion_bench.position import StepInfo
 from accordion_bench.processes.machine import as_in_a_run
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs.folder import RunFolder
 from accordion_bench.sync.base import Sync
 from accordion_bench.sync.outer import exchange_of_buffers
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.training.trainer import Trainer
+from accordion_bench.training.training_step import TrainingStep
 
 HERE = AskedDevice()
 SMALL = 1e-3  # of random gradients
@@ -109,39 +107,38 @@ def run(cfg: Config, typed: dict[str, Any], cell: str = "", asked: AskedDevice =
 def told(config: RunConfig, where: Placement, parts: Components, asked: AskedDevice = HERE) -> Iterator[str]:
     """The lines: plan, bytes, memory, time."""
     settings = as_in_a_run(where.device, where.threads or parts.threads, config.deterministic)
-    with settings, tempfile.TemporaryDirectory() as folder:
-        trainer = trainer_of(config, where, parts, RunFolder(folder))
-        step = dry_time.seconds_of_a_step(trainer, 0 if asked else dry_time.TRIALS)
-        made = exchanges(trainer, parts)
-        yield from plan_lines(trainer, parts)
+    with settings:
+        training = training_of(config, where, parts)
+        step = dry_time.seconds_of_a_step(training, 0 if asked else dry_time.TRIALS)
+        made = exchanges(training, parts)
+        yield from plan_lines(training, parts)
         if parts.sync.quorum is not None:
             yield f"{'':<11}as if all workers took part in each averaging: who is late only the run can tell"
         if config.comm.hook:
             yield f"{'bytes':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends"
         else:
-            yield from byte_lines(trainer, parts, made)
-        yield from memory_lines(trainer, where, made)
-        spent = Spent(step, _averaging_seconds(made), _comm_seconds(made, trainer.network))
+            yield from byte_lines(training, parts, made)
+        yield from memory_lines(training, where, made)
+        spent = Spent(step, _averaging_seconds(made), _comm_seconds(made, network_of(config)))
         if asked:
-            yield from dry_time.elsewhere(config, trainer, parts, spent, asked)
+            yield from dry_time.elsewhere(config, training, parts, spent, asked)
         else:
-            yield from dry_time.here(config, trainer, where, parts, spent)
+            yield from dry_time.here(config, training, where, parts, spent)
 
 
-def trainer_of(config: RunConfig, where: Placement, parts: Components, folder: RunFolder) -> Trainer:
-    """The run's trainer with all workers in this process, on random data."""
+def training_of(config: RunConfig, where: Placement, parts: Components) -> TrainingStep:
+    """The run's training step with all workers in this process, on random data."""
     device = torch.device(where.device)
     dataset = copy.copy(parts.dataset)
     setattr(dataset, "load", lambda *_: Example(parts.dataset, device))  # noqa: B010
     alone = replace(config.comm, engine="exchange", backend="simulated", interface=None, processes=1)
     alone = replace(alone, hook=None, hook_state=None, hook_options=None)
-    quiet = {"_target_": "accordion_bench.trackers.base.Tracker"}
-    config = replace(config, comm=alone, compile=None, tracker=quiet)
+    config = replace(config, comm=alone, compile=None)
     sync = copy.copy(parts.sync)
     if _waits_for_late_processes(sync):
         sync.quorum = None
     parts = replace(parts, dataset=dataset, exchange=replace(parts.exchange, engine="exchange"), sync=sync)
-    return Trainer(config, Comm(where.workers, 1, 0, where.device), folder, None, parts)
+    return TrainingStep(config, Comm(where.workers, 1, 0, where.device), parts)
 
 
 def _waits_for_late_processes(sync: Sync) -> bool:
@@ -149,27 +146,27 @@ def _waits_for_late_processes(sync: Sync) -> bool:
     return sync.quorum is not None and getattr(sync, "lateness", None) is None
 
 
-def exchanges(trainer: Trainer, parts: Components) -> list[Made]:
+def exchanges(training: TrainingStep, parts: Components) -> list[Made]:
     """Every kind of exchange of the run, each made once with random numbers."""
-    run, runner, plan, device = parts.run, trainer.runner, trainer.position.plan, trainer.device.type
-    local = trainer.sync.local_steps(run)
-    if own := trainer.sync.makes(run):
+    run, runner, plan, device = parts.run, training.communicating.runner, training.position.plan, training.device.type
+    local = training.sync.local_steps(run)
+    if own := training.sync.makes(run):
         info = StepInfo(plan, run.steps, epoch=run.epochs)
         return [_made(exchange, times, info) for exchange, times in own if times]
     made = []
     if local < run.steps:
-        exchange = runner.new_exchange(of_differences=not trainer.sync.gradient_exchange)
+        exchange = runner.new_exchange(of_differences=not training.sync.gradient_exchange)
         phases = _phases(exchange, plan, run.steps - local, run.steps_per_epoch())
         made += [_made(exchange, times, info) for times, info in phases]
     if local:
         info = StepInfo(plan, run.steps, epoch=run.epochs)
-        for exchange, times_in in _averagings(trainer.sync, plan.period, trainer.comm.workers, device):
+        for exchange, times_in in _averagings(training.sync, plan.period, training.comm.workers, device):
             dense = times_in(min(max(exchange.start_step - (run.steps - local), 0), local))
             made += [_made(exchange, dense, StepInfo(plan))] if dense else []
             made.append(_made(exchange, times_in(local) - dense, info))
-        made += [_made(exchange, local, info) for exchange in trainer.sync.between()]
-        if times := trainer.sync.buffer_averagings(local, plan.period):
-            buffers = exchange_of_buffers(trainer.inner, Comm(trainer.comm.workers, 1, 0, device))
+        made += [_made(exchange, local, info) for exchange in training.sync.between()]
+        if times := training.sync.buffer_averagings(local, plan.period):
+            buffers = exchange_of_buffers(training.inner, Comm(training.comm.workers, 1, 0, device))
             made += [_made(buffers, times, info)] if buffers.numel else []
     return made
 
@@ -222,9 +219,9 @@ def _made(exchange: Exchange, times: int, info: StepInfo) -> Made:
     return Made(exchange, times, info, took / turns, wire, round(rounds))
 
 
-def plan_lines(trainer: Trainer, parts: Components) -> Iterator[str]:
+def plan_lines(training: TrainingStep, parts: Components) -> Iterator[str]:
     """Epochs, steps, levels, and who may change them."""
-    run, plan, ladder = parts.run, trainer.position.plan, trainer.ladder
+    run, plan, ladder = parts.run, training.position.plan, parts.ladder
     steps = f"{counted(run.epochs, 'epoch')} of {counted(run.steps_per_epoch(), 'step')}, {run.steps} in all"
     batch = f"{counted(run.batch_size, 'sample')} per worker and step, {run.workers * run.batch_size} in all"
     yield f"{'plan':<11}{steps}; {batch}"
@@ -240,10 +237,10 @@ def plan_lines(trainer: Trainer, parts: Components) -> Iterator[str]:
             yield f"{'':<11}adaptive={name} may change the {policy.drives}, and with it what follows"
 
 
-def byte_lines(trainer: Trainer, parts: Components, made: list[Made]) -> Iterator[str]:
+def byte_lines(training: TrainingStep, parts: Components, made: list[Made]) -> Iterator[str]:
     """Payload and wire of an exchange and of the run, next to dense."""
-    dense = 4 * sum(spec.numel for spec in trainer.axis.specs)
-    workers, run = trainer.comm.workers, parts.run
+    dense = 4 * sum(spec.numel for spec in training.axis.specs)
+    workers, run = training.comm.workers, parts.run
     for one in made:
         number = one.exchange.number
         part = "" if number is None else f" in fragment {number + 1}"
@@ -255,44 +252,46 @@ def byte_lines(trainer: Trainer, parts: Components, made: list[Made]) -> Iterato
         if said := one.exchange.goes_dense(one.info):
             yield f"{'':<11}{said}"
     ring = 2 * (workers - 1) / workers
-    payload, wire = totals(trainer, parts, made)
-    if averages_at_the_end(trainer, parts):
+    payload, wire = totals(training, parts, made)
+    if averages_at_the_end(training, parts):
         yield f"{'':<11}and an exact average of {human_bytes(dense)} at the end"
     yield (
         f"{'':<11}in all payload {human_bytes(payload)} (dense {human_bytes(run.steps * dense)}), wire "
         f"{human_bytes(wire)} (dense {human_bytes(run.steps * dense * ring)}) per worker"
     )
-    levels = trainer.position.plan.levels
+    levels = training.position.plan.levels
     if levels and any(policy.drives == "level" for policy in parts.policies.values()):
-        ends = (0, len(trainer.ladder.values) - 1)
-        plans = [trainer.position.plan.with_levels(dict.fromkeys(levels, level)) for level in ends]
-        low, high = (totals(trainer, parts, made, plan)[0] for plan in plans)
+        ends = (0, len(parts.ladder.values) - 1)
+        plans = [training.position.plan.with_levels(dict.fromkeys(levels, level)) for level in ends]
+        low, high = (totals(training, parts, made, plan)[0] for plan in plans)
         yield f"{'':<11}between {human_bytes(low)} and {human_bytes(high)} of payload, as the policies decide"
 
 
-def averages_at_the_end(trainer: Trainer, parts: Components) -> bool:
+def averages_at_the_end(training: TrainingStep, parts: Components) -> bool:
     """Whether an exact average ends the run."""
-    sync = trainer.sync
-    return sync.ends_apart(sync.local_steps(parts.run), trainer.position.plan.period)
+    sync = training.sync
+    return sync.ends_apart(sync.local_steps(parts.run), training.position.plan.period)
 
 
-def totals(trainer: Trainer, parts: Components, made: list[Made], plan: Plan | None = None) -> tuple[float, float]:
+def totals(
+    training: TrainingStep, parts: Components, made: list[Made], plan: Plan | None = None
+) -> tuple[float, float]:
     """(Payload, wire) of the run, bytes of one worker, under this plan or that at the start."""
-    dense = 4 * sum(spec.numel for spec in trainer.axis.specs) * averages_at_the_end(trainer, parts)
-    ring = 2 * (trainer.comm.workers - 1) / trainer.comm.workers
+    dense = 4 * sum(spec.numel for spec in training.axis.specs) * averages_at_the_end(training, parts)
+    ring = 2 * (training.comm.workers - 1) / training.comm.workers
     wire = sum(one.times * one.wire for one in made)
     return sum(one.times * one.payload(plan) for one in made) + dense, wire + ring * dense
 
 
-def memory_lines(trainer: Trainer, where: Placement, made: list[Made]) -> Iterator[str]:
+def memory_lines(training: TrainingStep, where: Placement, made: list[Made]) -> Iterator[str]:
     """Estimated bytes of a process: tensors that last; activations and libraries come on top."""
-    axis, inner, share = trainer.axis, trainer.inner, where.workers_per_process / where.workers
+    axis, inner, share = training.axis, training.inner, where.workers_per_process / where.workers
     params = size_of(axis.params)
-    common = params * (1 + where.workers_per_process * trainer.sync.local)
+    common = params * (1 + where.workers_per_process * training.sync.local)
     optimizers = [inner.common, *inner.of_replicas]
     in_optimizers = [size_of(tensors_in(optimizer.state)) for optimizer in optimizers]
     optimizer = in_optimizers[0] + share * sum(in_optimizers[1:])
-    if trainer.sync.local and not inner.of_replicas:
+    if training.sync.local and not inner.of_replicas:
         optimizer *= where.workers_per_process
     state = max((state_bytes(one.exchange, share) for one in made), default=0)
     parts = {
@@ -301,7 +300,7 @@ def memory_lines(trainer: Trainer, where: Placement, made: list[Made]) -> Iterat
         "buffers": share * size_of(x for x_W in axis.buffers_W.values() for x in x_W),
         "error feedback and other state of the compressor": state,
         "optimizer": optimizer,
-        "scheme": _kept_by(trainer.sync, trainer.comm.local_workers, share),
+        "scheme": _kept_by(training.sync, training.comm.local_workers, share),
     }
     shown = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items() if size)
     yield f"{'memory':<11}about {human_bytes(sum(parts.values()))} per process, beside activations: {shown}"

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.advising.asked_device import AskedDevice
 from accordion_bench.advising.codec_times import random_gradients, usual_update
-from accordion_bench.advising.counted_step import counted_step, step_on
-from accordion_bench.advising.estimated_codecs import times_as_long
+from accordion_bench.advising.counted_step import counted_step, step_on, times_as_long
+from accordion_bench.advising.gpus import AskedDevice
 from accordion_bench.advising.trial import this_device
 from accordion_bench.cli.example import Example
 from accordion_bench.config.components import Components, build_optimizer
@@ -19,10 +18,11 @@ from accordion_bench.forward.task import task_of
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.link_options import link_name
 from accordion_bench.optimizers.inner import parameter_kinds
+from accordion_bench.options.instantiate import build
 from accordion_bench.options.units import duration
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
-from accordion_bench.training.trainer import Trainer
+from accordion_bench.training.training_step import TrainingStep
 
 TRIALS = 3  # steps, after a first one
 ENOUGH = 20.0  # seconds after which no further step is tried
@@ -43,15 +43,21 @@ class Spent:
     comm: float
 
 
-def seconds_of_a_step(trainer: Trainer, trials: int = TRIALS) -> float:
+def network_of(config: RunConfig) -> Network:
+    """The modelled link."""
+    network: Network = build(config.network, "network")
+    return network
+
+
+def seconds_of_a_step(training: TrainingStep, trials: int = TRIALS) -> float:
     """The median of a few steps after a first one: of all workers, one after another."""
-    trainer.begin_epoch()
+    training.begin_epoch()
     took: list[float] = []
     began = time.perf_counter()
-    while len(took) <= trials and trainer.position.step_in_epoch < trainer.position.steps_per_epoch:
+    while len(took) <= trials and training.position.step_in_epoch < training.position.steps_per_epoch:
         start = time.perf_counter()
-        trainer.train_step()
-        if trainer.device.type == "cuda":
+        training.take()
+        if training.device.type == "cuda":
             torch.cuda.synchronize()
         took.append(time.perf_counter() - start)
         if time.perf_counter() - began > ENOUGH:
@@ -72,7 +78,7 @@ def first_line(config: RunConfig, where: Placement, asked: AskedDevice) -> str:
     return f"{'dry run':<11}times are those of {on}"
 
 
-def here(config: RunConfig, trainer: Trainer, where: Placement, parts: Components, spent: Spent) -> Iterator[str]:
+def here(config: RunConfig, training: TrainingStep, where: Placement, parts: Components, spent: Spent) -> Iterator[str]:
     """Seconds on this machine, and on the modelled link."""
     run = parts.run
     seconds = run.steps * spent.step + spent.averagings
@@ -84,27 +90,29 @@ def here(config: RunConfig, trainer: Trainer, where: Placement, parts: Component
         f"{compiled}), without evaluation{beside}"
     )
     own = f"; {_seconds(seconds / run.workers)} of computing for one worker on its own machine"
-    yield from _modelled(config, trainer, parts, spent.comm, own)
+    yield from _modelled(config, training, parts, spent.comm, own)
 
 
 def elsewhere(
-    config: RunConfig, trainer: Trainer, parts: Components, spent: Spent, asked: AskedDevice
+    config: RunConfig, training: TrainingStep, parts: Components, spent: Spent, asked: AskedDevice
 ) -> Iterator[str]:
     """Seconds on a device that is not here, of one worker that has it to itself, and on the modelled link."""
-    step, on = _step_elsewhere(config, trainer, parts, asked)
+    step, on = _step_elsewhere(config, training, parts, asked)
     yield (
         f"{'time':<11}about {_seconds(parts.run.steps * step)} of computing for one worker on {on}, {duration(step)} a "
         "step, without evaluation and codecs"
     )
-    yield from _modelled(config, trainer, parts, spent.comm)
+    yield from _modelled(config, training, parts, spent.comm)
 
 
-def _modelled(config: RunConfig, trainer: Trainer, parts: Components, comm: float, own: str = "") -> Iterator[str]:
+def _modelled(
+    config: RunConfig, training: TrainingStep, parts: Components, comm: float, own: str = ""
+) -> Iterator[str]:
     """Communication on the link, and the step time below which dense gradients do not hide."""
     if config.comm.hook:
         return
     run = parts.run
-    dense = _ring(trainer.network, 4 * sum(spec.numel for spec in trainer.axis.specs), run.workers)
+    dense = _ring(network_of(config), 4 * sum(spec.numel for spec in training.axis.specs), run.workers)
     yield (
         f"{'modelled':<11}{_seconds(comm)} of communication on {link_name(config.to_dict())}, hidden or not "
         f"(dense {_seconds(run.steps * dense)}){own}"
@@ -116,7 +124,9 @@ def _modelled(config: RunConfig, trainer: Trainer, parts: Components, comm: floa
         )
 
 
-def _step_elsewhere(config: RunConfig, trainer: Trainer, parts: Components, asked: AskedDevice) -> tuple[float, str]:
+def _step_elsewhere(
+    config: RunConfig, training: TrainingStep, parts: Components, asked: AskedDevice
+) -> tuple[float, str]:
     """(Seconds of one worker's step on the device that is asked for, the device in words)."""
     together = config.micro_batch_size or config.batch_size
     batch = next(Example(parts.dataset, torch.device("cpu")).train_batches(0, [torch.arange(together)]))
@@ -125,10 +135,10 @@ def _step_elsewhere(config: RunConfig, trainer: Trainer, parts: Components, aske
         return task_of(parts.dataset, batch[0].device).loss(model, *batch, 0, 0)
 
     def optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        kinds = parameter_kinds(trainer.axis.model)
+        kinds = parameter_kinds(training.axis.model)
         return build_optimizer(config.optimizer, parts.wrapped.compressor, params, kinds)
 
-    counted = counted_step(trainer.axis.model, batch, loss, together)
+    counted = counted_step(training.axis.model, batch, loss, together)
     gradients = random_gradients(counted.specs, torch.device("cpu"))
     update = usual_update(optimizer, gradients) * times_as_long(asked.codecs_of, gradients)
     times = step_on(asked, counted, update, config.precision, config.deterministic, _kind(config))

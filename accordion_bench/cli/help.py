@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accordion_bench.advising.asked_device import TOLD
+from accordion_bench.advising.gpus import TOLD
 from accordion_bench.cli import command_line
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ALIKE, ConfigError, closest

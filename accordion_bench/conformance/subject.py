@@ -16,7 +16,7 @@ from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
 from accordion_bench.compressors.base import Compressor, Context
 from accordion_bench.compressors.sizes import coming_bytes, payload_bytes
 from accordion_bench.compressors.wrapper import Wrapper
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import read_options, yaml_files
@@ -263,7 +263,7 @@ class Setup:
         value = compressor.level if level is None else level
         ladder = Ladder(compressor.traits.knob or "", () if value is None else (value,))
         like = torch.zeros((), dtype=dtype, device=device)
-        self.exchange = Exchange(compressor, specs, ladder, self.comm, like, seed, **wrapped.for_exchange)
+        self.exchange = Exchange(compressor, specs, ladder, self.comm, like, SendOptions(seed, **wrapped.for_exchange))
         self.plan = Plan(dict.fromkeys(levelled(compressor, self.exchange.sent), 0), 1)
         if compressor.start_step and not start_step:
             self._past_dense_steps(specs, dtype)

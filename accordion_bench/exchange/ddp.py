@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.powersgd import PowerSGD
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
 from accordion_bench.exchange.partition import MB
 from accordion_bench.options.instantiate import Config
@@ -41,10 +40,9 @@ class DDPExchange(Exchange):
     waiting is inside the backward pass, so that its time is no column of its own.
 
     Args:
-        axis: its model is wrapped; buffers stay the workers' own.
+        axis: of one worker in each of several processes; its model is wrapped, buffers stay the workers' own.
         node: the compressor's options.
         ladder: the compressor's one level.
-        comm: of one worker in each of several processes.
         seed: for keyed draws.
         bucket_cap_mb: MB of gradients that are exchanged together; None = torch's 1, then 25.
         hook: of somebody else's, in the place of the compressor's; None = the compressor's.
@@ -64,13 +62,12 @@ class DDPExchange(Exchange):
         axis: WorkerAxis,
         node: Config,
         ladder: Ladder,
-        comm: Comm,
         seed: int,
         bucket_cap_mb: float | None = None,
         hook: ForeignHook | None = None,
     ) -> None:
-        compressor, start_step = bare(node), node.get("start_step", 0)
-        super().__init__(compressor, axis.specs, ladder, comm, axis.like, seed, start_step=start_step)
+        comm, compressor, start_step = axis.comm, bare(node), node.get("start_step", 0)
+        super().__init__(compressor, axis.specs, ladder, comm, axis.like, SendOptions(seed, start_step=start_step))
         self.what = "mean gradient"
         self._element_size = axis.like.element_size()
         cap = bucket_cap_mb

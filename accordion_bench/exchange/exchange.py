@@ -4,8 +4,8 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,18 +25,11 @@ from accordion_bench.position import StepInfo
 from accordion_bench.tensors.same_shape import in_rows
 
 
-class Exchange:
-    """Calls a compressor with what the plan says, bucket by bucket, the last tensors of the model first.
-
-    Every bucket is an exchange by itself, so that it makes no difference to the result whether it takes place as soon
-    as its gradients are there (`Overlap`) or after the backward pass (`__call__`).
+@dataclass(frozen=True)
+class SendOptions:
+    """How an exchange sends its tensors.
 
     Args:
-        compressor: with its wrappers.
-        specs: the tensors, in the model's order; the same on every worker.
-        ladder: the values behind the plan's levels.
-        comm: collectives.
-        like: gives type and device of the tensors; half-precision tensors are exchanged in float32.
         seed: for keyed draws.
         scope: `tensor`: each tensor by itself. `model`: all tensors as one vector with one level. `bucket`: consecutive
             tensors as one vector of at most `block_size` coordinates.
@@ -51,6 +44,35 @@ class Exchange:
         together: which units are exchanged together, as `buckets` says it; None = as their sizes say.
         parts: units, by index, that are exchanged at different times, so that no bucket has units of two parts; None =
             all of them at once.
+    """
+
+    seed: int = 0
+    scope: str = "tensor"
+    start_step: int = 0
+    block_size: int | None = None
+    bucket_mb: tuple[float, float] = (math.inf, math.inf)
+    gradient_mb: float = math.inf
+    exempt: frozenset[str] = frozenset()
+    together: Sequence[Sequence[int]] | None = None
+    parts: Sequence[Sequence[int]] | None = None
+
+
+PLAIN = SendOptions()
+
+
+class Exchange:
+    """Calls a compressor with what the plan says, bucket by bucket, the last tensors of the model first.
+
+    Every bucket is an exchange by itself, so that it makes no difference to the result whether it takes place as soon
+    as its gradients are there (`Overlap`) or after the backward pass (`__call__`).
+
+    Args:
+        compressor: with its wrappers.
+        specs: the tensors, in the model's order; the same on every worker.
+        ladder: the values behind the plan's levels.
+        comm: collectives.
+        like: gives type and device of the tensors; half-precision tensors are exchanged in float32.
+        options: how they are sent.
 
     Attributes:
         what: gradients or differences, for messages.
@@ -76,33 +98,28 @@ class Exchange:
         ladder: Ladder,
         comm: Comm,
         like: Tensor,
-        seed: int = 0,
-        scope: str = "tensor",
-        start_step: int = 0,
-        block_size: int | None = None,
-        bucket_mb: tuple[float, float] = (math.inf, math.inf),
-        gradient_mb: float = math.inf,
-        exempt: Collection[str] = (),
-        together: Sequence[Sequence[int]] | None = None,
-        parts: Sequence[Sequence[int]] | None = None,
+        options: SendOptions = PLAIN,
     ) -> None:
         self.compressor, self.specs, self.ladder, self.comm = compressor, list(specs), ladder, comm
         self.workers = comm.workers
-        self.seed, self.scope, self.start_step = seed, scope, start_step
-        self.units = sent_units(specs, scope, block_size)
-        self.sent = [unit_spec(self.specs, unit, scope) for unit in self.units]
+        self.seed, self.scope, self.start_step = options.seed, options.scope, options.start_step
+        self.units = sent_units(specs, options.scope, options.block_size)
+        self.sent = [unit_spec(self.specs, unit, options.scope) for unit in self.units]
         self._indices: tuple[Plan | None, list[int | None]] = None, []  # of the ladder, for each sent tensor
         least = compressor.traits.min_ndim
-        self.exempt = frozenset(exempt)
+        self.exempt = options.exempt
         compressed = [spec.numel and spec.ndim >= least and spec.name not in self.exempt for spec in self.sent]
         self._without_knob = [1.0 if it_is else None for it_is in compressed]
+        bucket_mb, gradient_mb = options.bucket_mb, options.gradient_mb
         if compressor.traits.grouping == "all":
             bucket_mb, gradient_mb = (math.inf, math.inf), math.inf
         if like.device.type == "cpu" and compressor.traits.grouping != "alone":
             gradient_mb = math.inf
-        gradients = [spec.numel * like.element_size() for spec in self.sent]
-        as_sizes_say = bucketed_in_parts(self._weakest_bytes(), bucket_mb, gradients, gradient_mb, parts)
-        self.buckets = as_sizes_say if together is None else [list(units) for units in together]
+        if options.together is None:
+            gradients = [spec.numel * like.element_size() for spec in self.sent]
+            self.buckets = bucketed_in_parts(self._weakest_bytes(), bucket_mb, gradients, gradient_mb, options.parts)
+        else:
+            self.buckets = [list(units) for units in options.together]
         self.members = [[i for u in bucket for i in self.units[u]] for bucket in self.buckets]
         self.bucket_of = {i: number for number, members in enumerate(self.members) for i in members}
         self.state: State = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import Wrapped
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.position import StepInfo
 
@@ -39,7 +39,7 @@ def preload(wrapped: Wrapped, ladder: Ladder, codebooks: Mapping[int, tuple[floa
             torch.linspace(-1, 1, 2 * spec.numel).to(like.device, like.dtype).view(2, *spec.shape) for spec in specs
         ]
         compressor = copy.deepcopy(wrapped.compressor)
-        exchange = Exchange(compressor, specs, ladder, comm, like, **wrapped.for_exchange)
+        exchange = Exchange(compressor, specs, ladder, comm, like, SendOptions(**wrapped.for_exchange))
         weakest = exchange.weakest()
         for level in range(max(1, len(ladder.values))):
             plan = replace(weakest, levels=dict.fromkeys(weakest.levels, level), codebooks=codebooks)

@@ -1,6 +1,5 @@
 """The runner: makes exchanges and runs them, for whatever scheme decides when."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -8,12 +7,12 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import CapturedWork, eagerly
-from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.exchange.ddp import DDPExchange
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.finite import Finite
 from accordion_bench.exchange.overlap import Overlap
+from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.preload import preload
 from accordion_bench.plan import Ladder
 from accordion_bench.position import Position, Rate, StepInfo
@@ -49,46 +48,54 @@ class Observer(Protocol):
         """From here on differences of parameters are exchanged, no more gradients."""
 
 
+class Exchanging(Protocol):
+    """What the workers of a training send each other."""
+
+    @property
+    def ladder(self) -> Ladder:
+        """The values behind the plan's levels."""
+
+    @property
+    def wrapped(self) -> Wrapped:
+        """The compressor of gradients."""
+
+    @property
+    def differences(self) -> Callable[[], Wrapped]:
+        """Makes the compressor of differences of parameters."""
+
+
 class ExchangeRunner:
     """Makes the exchanges of a run, and runs them between the laps of the clock.
 
     Args:
-        axis: whose tensors are exchanged.
         position: where training stands.
-        overlap: the buckets that leave during the backward pass.
+        overlap: the buckets that leave during the backward pass; its tensors are exchanged.
         observer: looks at every exchange before and after it.
-        ladder: the values behind the plan's levels.
-        gradients: the compressor of gradients.
-        differences: makes the compressor of differences of parameters.
+        methods: what is sent.
+        options: in how large buckets.
         seed: for keyed draws.
-        bucket_mb: MB of messages in the first bucket and in the others.
-        gradient_mb: MB of gradients in a bucket on a device.
-        ddp: exchanges gradients in the place of our own exchange, where it is there.
 
     Attributes:
+        ddp: exchanges gradients in the place of our own exchange, where it is there.
         finite: looks at what all exchanges of the run have exchanged, and at what others note there in a step.
-        together: which units exchanges take together, see `Exchange`; None in a run.
+        together: which units exchanges take together, see `SendOptions`; None in a run.
         do: does what may be captured.
     """
 
     def __init__(
         self,
-        axis: Replicas,
         position: Position,
         overlap: Overlap,
         observer: Observer,
-        ladder: Ladder,
-        gradients: Wrapped,
-        differences: Callable[[], Wrapped],
-        seed: int,
-        bucket_mb: tuple[float, float],
-        gradient_mb: float = math.inf,
-        ddp: DDPExchange | None = None,
+        methods: Exchanging,
+        options: ExchangeOptions,
+        seed: int = 0,
     ) -> None:
-        self.axis, self.comm, self.position = axis, axis.comm, position
-        self.overlap, self.observer, self.ladder = overlap, observer, ladder
-        self.gradients, self.differences = gradients, differences
-        self.seed, self.bucket_mb, self.gradient_mb, self.ddp = seed, bucket_mb, gradient_mb, ddp
+        self.axis, self.comm, self.position = overlap.axis, overlap.comm, position
+        self.overlap, self.observer, self.ladder = overlap, observer, methods.ladder
+        self.gradients, self.differences = methods.wrapped, methods.differences
+        self.seed, self.bucket_mb, self.gradient_mb = seed, options.bucket_mb, options.gradient_mb
+        self.ddp: DDPExchange | None = None
         self.finite = Finite(self.comm.device)
         self.together: Sequence[Sequence[int]] | None = None
         self.do: Callable[[CapturedWork], list[Tensor]] = eagerly
@@ -107,7 +114,7 @@ class ExchangeRunner:
             of_differences: the latter.
             comm: the workers; None = all.
             seed: for keyed draws; None = the run's.
-            parts: see `Exchange`.
+            parts: see `SendOptions`.
             wrapped: the compressor; None = that of the run.
         """
         if self.ddp is not None:
@@ -115,11 +122,16 @@ class ExchangeRunner:
             return self.ddp
         if wrapped is None:
             wrapped = self.differences() if of_differences else self.gradients
-        seed = self.seed if seed is None else seed
-        specs, like, comm = self.axis.specs, self.axis.like, comm or self.comm
-        sizes = {"bucket_mb": self.bucket_mb, "gradient_mb": self.gradient_mb, "together": self.together}
-        options = {**wrapped.for_exchange, **sizes, "parts": parts}
-        exchange = Exchange(wrapped.compressor, specs, self.ladder, comm, like, seed, **options)
+        options = SendOptions(
+            seed=self.seed if seed is None else seed,
+            **wrapped.for_exchange,
+            bucket_mb=self.bucket_mb,
+            gradient_mb=self.gradient_mb,
+            together=self.together,
+            parts=parts,
+        )
+        specs, like = self.axis.specs, self.axis.like
+        exchange = Exchange(wrapped.compressor, specs, self.ladder, comm or self.comm, like, options)
         exchange.what, exchange.finite = "difference" if of_differences else "gradient", self.finite
         return exchange
 

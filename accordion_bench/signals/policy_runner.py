@@ -1,20 +1,20 @@
 """Decisions: what policies want to know, collected; what they decide, taken once on the leader and broadcast."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from accordion_bench.adaptive.base import Policy, checked, tell_followers
-from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.on_device import copy_on_cpu, restore_
+from accordion_bench.comm.replicas import Replicas
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.probe import compressor_input, cut_into_buckets, measure_level, probe_exchange
 from accordion_bench.exchange.runner import CompletedExchange
-from accordion_bench.plan import WHOLE_MODEL, Ladder, Measured, Signals, SquareNorms, TensorSpec
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Measured, RunFacts, Signals, SquareNorms
 from accordion_bench.position import Position, StepInfo
 from accordion_bench.requests import (
     BucketStatistic,
@@ -36,19 +36,41 @@ SUMMED = ("norm_of_sum_mean",)  # signals that are sums over the local workers; 
 BEFORE_EXCHANGE = (BucketStatistic, Probe, RecentMean)  # look at what is to be exchanged
 
 
+class Adapting(Protocol):
+    """The policies of a training, and what it tells them."""
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """By name, in the order in which they decide."""
+
+    @property
+    def ladder(self) -> Ladder:
+        """The values behind the plan's levels."""
+
+    @property
+    def run(self) -> RunFacts:
+        """What is known of the training."""
+
+
+class BatchFacts(NamedTuple):
+    """What the loop tells of its batches.
+
+    loss_sum: training loss of this epoch, float64 [...], the parts of a sum, which the loop adds to in place.
+    count_samples: samples behind each gradient of the coming exchange.
+    """
+
+    loss_sum: Tensor
+    count_samples: Callable[[], int]
+
+
 class PolicyRunner:
     """Asks the policies of a run and does what they decide; signals that no policy needs cost nothing.
 
     Args:
-        policies: by name, in order.
-        specs: the trained tensors.
-        comm: collectives; what policies cost is charged to control_bytes.
-        like: gives type and device.
-        ladder: the values behind the plan's levels.
+        methods: the policies; what they cost is charged to control_bytes.
+        axis: whose gradients and parameters are exchanged.
         position: where training stands; its plan is replaced by what is decided.
-        loss_sum: training loss of this epoch, float64 [...], the parts of a sum, which the loop adds to in place.
-        count_samples: samples behind each gradient of the coming exchange.
-        warmup_epochs: in which the learning rate still rises.
+        batches: the loss and the samples of the loop's batches.
         measure: what is to be recorded whatever policies want to know, as in the configuration.
 
     Attributes:
@@ -64,30 +86,26 @@ class PolicyRunner:
 
     def __init__(
         self,
-        policies: dict[str, Policy],
-        specs: Sequence[TensorSpec],
-        comm: Comm,
-        like: Tensor,
-        ladder: Ladder,
+        methods: Adapting,
+        axis: Replicas,
         position: Position,
-        loss_sum: Tensor,
-        count_samples: Callable[[], int],
-        warmup_epochs: float = 0,
-        measure: dict[str, bool] | None = None,
+        batches: BatchFacts,
+        measure: Mapping[str, bool] | None = None,
     ) -> None:
-        self.policies, self.comm, self.ladder, self.position = policies, comm, ladder, position
-        self.loss_sum, self.count_samples, self.warmup_epochs = loss_sum, count_samples, warmup_epochs
+        self.policies, self.ladder, self.warmup_epochs = methods.policies, methods.ladder, methods.run.warmup_epochs
+        self.comm, self.position = axis.comm, position
+        self.loss_sum, self.count_samples = batches
         self.measure = measure or {}
         self.norms: dict[str, float] = {}
         self.compression_error: float | None = None
-        self.epoch_sums = GradientSums(specs, comm, like)
-        self.statistics = BucketStatistics(comm)
+        self.epoch_sums = GradientSums(axis.specs, axis.comm, axis.like)
+        self.statistics = BucketStatistics(axis.comm)
         self.probes: dict[str, dict[int, dict[str, Measured]]] = {}
         self.square_norms: SquareNorms | None = None
         self.asked: frozenset[Request] = frozenset()
         self.recent: list[Tensor] = []
         self.recent_count = self.exchanges = self.loss_read_at = 0
-        self.unread_loss = torch.zeros((), dtype=torch.float64, device=like.device)
+        self.unread_loss = torch.zeros((), dtype=torch.float64, device=axis.like.device)
         self.made: dict[str, list[dict[str, Any]]] = {}
 
     # ---- what they want to know

@@ -16,7 +16,7 @@ from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.none import Dense
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.finite import Look, largest
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.plan import Ladder, TensorSpec
@@ -122,7 +122,7 @@ class SparseAverage(Exchange):
     alike = False
 
     def __init__(self, share: float, specs: Sequence[TensorSpec], comm: Comm, like: Tensor, seed: int = 0) -> None:
-        super().__init__(Dense(), specs, Ladder("", ()), comm, like, seed)
+        super().__init__(Dense(), specs, Ladder("", ()), comm, like, SendOptions(seed))
         self.what = "parameter"
         self.kept = kept_entries(self.numel, share)
         self._ends = torch.tensor(list(itertools.accumulate(spec.numel for spec in specs)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.none import Dense
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import Ladder, RunFacts, TensorSpec
@@ -282,7 +282,7 @@ class PeerExchange(Exchange):
     with_own = True
 
     def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor, seed: int = 0) -> None:
-        super().__init__(Dense(), specs, Ladder("", ()), comm, like, seed)
+        super().__init__(Dense(), specs, Ladder("", ()), comm, like, SendOptions(seed))
         self.what, self.turn = "replica", 0
 
     def targets(self, step: int) -> list[list[int]]:

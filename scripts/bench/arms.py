@@ -41,7 +41,7 @@ def our_step(trainer: Trainer) -> Callable[[], None]:
         if trainer.position.step_in_epoch >= trainer.position.steps_per_epoch - 1:
             trainer.position.step_in_epoch = 0
             trainer.begin_epoch()
-        with trainer.graphs.training():
+        with trainer.step.graphs.training():
             trainer.train_step()
 
     return step

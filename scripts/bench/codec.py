@@ -179,7 +179,7 @@ def codec(
     wrapped = with_optimizer(node)()
     compressor, comm = wrapped.compressor, Comm(1, device=str(xs_W[0].device))
     ladder = Ladder(compressor.traits.knob or "", (compressor.level,) if compressor.traits.knob else ())
-    exchange = Exchange(compressor, specs, ladder, comm, xs_W[0], 0)
+    exchange = Exchange(compressor, specs, ladder, comm, xs_W[0])
     plan = Plan(dict.fromkeys(levelled(compressor, exchange.sent), 0))
     ctx = exchange.context(StepInfo(plan, 1000, 0.1, 1000.0))
     pairs = list(zip(ctx.specs, ctx.levels, strict=True))

@@ -175,7 +175,7 @@ def replay(asked: Asked) -> tuple[list[str], dict[str, Any]]:
         tiny = ["dataset.train_size=1024", "dataset.test_size=8", *(["batch_size=2"] if asked.tiny else [])]
         eager, replayed, at_once = (made([*overrides, *tiny, *own], asked, replays) for replays, own in ARMS.values())
         for trainer in (eager, replayed, at_once):
-            with trainer.graphs.training():
+            with trainer.step.graphs.training():
                 for _ in range(STEPS):
                     trainer.train_step()
         differs = [first_difference(eager, other) for other in (replayed, at_once)]

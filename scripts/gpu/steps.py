@@ -102,7 +102,7 @@ def plain_network(trainer: Trainer) -> torch.nn.Module:
     """The network of a trainer, as everyone would have it compute."""
     config = trainer.config
     model = build_model(config.model, build_components(config, 1).dataset).to(trainer.device)
-    model = model.to(memory_format=trainer.memory_format)  # type: ignore[call-overload]
+    model = model.to(memory_format=trainer.step.memory_format)  # type: ignore[call-overload]
     if config.compile:
         model = torch.compile(model, backend=config.compile)
     return Autocast(model, config.precision) if config.precision else model

@@ -87,7 +87,7 @@ def predicted_crossing(trial: Cell, out: Path, arm: str, hosts: int) -> Crossing
         arm: of `ARMS`.
         hosts: how many.
     """
-    from accordion_bench.advising.pipeline import step
+    from accordion_bench.advising.predict import step
     from scripts.studies.advice_predict import cluster_of, costs_of, link_at, links
     from scripts.studies.advice_trial import times_from
 

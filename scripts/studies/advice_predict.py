@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from accordion_bench.advising.advice import Draws
-from accordion_bench.advising.method_cost import MethodCost
-from accordion_bench.advising.pipeline import Cluster, step
-from accordion_bench.advising.resampling import interval
+from accordion_bench.advising.advice import Draws, interval
+from accordion_bench.advising.predict import Cluster, MethodCost, step
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.netlab import options
 from accordion_bench.network.link_model import Network

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from accordion_bench.advising.method_cost import BucketCost, Messages, MethodCost
+from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.plan import TensorSpec
 from scripts.studies.advice_cells import ALONE, ARMS, MODELS, Cell
@@ -42,15 +42,15 @@ def trial(model: str, arms: Sequence[str], budget: float, together: Barrier) -> 
 
     torch.set_num_threads(1)
     trainer = trainer_for(MODELS[model], Comm(1))
-    batch, task = next(trainer.feed.step()).read(), trainer.task
+    batch, task = next(trainer.step.feed.step()).read(), trainer.task
     together.wait()
     times = measured_step(
         trainer.axis.model,
         batch,
         lambda model, batch: task.loss(model, *batch, 0, 0),
-        name=model,
         batch_size=len(batch[1]),
     )
+    times = replace(times, model=model)
     together.wait()
     asked = [advised_arm(name) for name in arms if name != ALONE and name not in SAME]
     costs, left_out = measured_methods(asked, times.specs, trainer.device, budget) if asked else ([], {})

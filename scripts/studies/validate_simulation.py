@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accordion_bench.advising.disturbances import Disturbances
-from accordion_bench.advising.method_cost import BucketCost, Messages, MethodCost
-from accordion_bench.advising.simulation import simulate
+from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
+from accordion_bench.advising.simulation import SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.network.collective_costs import payload_and_times
 from accordion_bench.network.link_model import Network
@@ -159,7 +159,10 @@ def predicted(times: StepTimes, cost: MethodCost, fast: Network, slow: Network, 
     """Seconds of a step, means over so many that begin on idle links, for each seed."""
     network = Network(fast.bandwidth, fast.latency, burst=slow.burst)  # that of the slow link, which decides
     disturbances = Disturbances(slow_links={hosts - 1: slow.bandwidth})
-    return [simulate(times, cost, network, hosts, disturbances, steps, seed).wall / steps for seed in range(SEEDS)]
+    return [
+        simulate(times, cost, network, disturbances, SimulatedRun(hosts, steps, seed)).wall / steps
+        for seed in range(SEEDS)
+    ]
 
 
 # ---- outside

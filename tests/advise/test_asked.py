@@ -2,9 +2,9 @@
 
 import shlex
 
-from accordion_bench.advise.accuracies import with_accuracies
 from accordion_bench.advise.arguments import read
 from accordion_bench.advise.asked import asked_of
+from accordion_bench.advise.command import with_accuracies
 from tests.advising import made_up
 from tests.kit import composed
 

@@ -14,7 +14,7 @@ from accordion_bench.advise import arguments
 from accordion_bench.advise.__main__ import main
 from accordion_bench.advise.asked import asked_of
 from accordion_bench.advise.subject import composed, subject_of
-from accordion_bench.advising.chosen_methods import chosen_arms
+from accordion_bench.advising.arms import chosen_arms
 from accordion_bench.attaching.own_parameters import trained_parameters
 from accordion_bench.attaching.timeline import FORMAT
 from accordion_bench.options.checks import ConfigError

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from accordion_bench.advise.late_workers import Wanted
 from accordion_bench.advising.advice import advise
-from accordion_bench.advising.pipeline import Cluster
+from accordion_bench.advising.predict import Cluster
 from accordion_bench.network.link_model import Network
 from tests.advising.made_up_costs import ALL, LOCAL, times
 

@@ -1,6 +1,6 @@
 """Times and costs by hand."""
 
-from accordion_bench.advising.method_cost import BucketCost, Messages, MethodCost
+from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.plan import TensorSpec
 

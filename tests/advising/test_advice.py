@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from accordion_bench.advising.advice import advise
-from accordion_bench.advising.break_even import break_even
-from accordion_bench.advising.pipeline import Cluster, shortest_period, step
+from accordion_bench.advising.predict import Cluster, break_even, shortest_period, step
 from accordion_bench.advising.text import text
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError

@@ -2,8 +2,7 @@
 
 import pytest
 
-from accordion_bench.advising.asked_device import AskedDevice, asked_device, split
-from accordion_bench.advising.gpus import measured_gpu, named
+from accordion_bench.advising.gpus import AskedDevice, asked_device, measured_gpu, named, split
 from accordion_bench.options.checks import ConfigError
 
 

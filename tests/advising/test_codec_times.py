@@ -11,7 +11,7 @@ from accordion_bench.advising.codec_times import measured_method, measured_metho
 from accordion_bench.advising.rehearsal import Rehearsal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.methods.compatibility import ladder_of
 from accordion_bench.options.conf_dir import read_options, yaml_file
@@ -115,7 +115,8 @@ def test_buckets_are_those_of_a_run(name):
     wrapped, options = wrapped_compressor(arm.chosen.compressor, arm.chosen.optimizer), ExchangeOptions()
     sizes = {"bucket_mb": options.bucket_mb, "gradient_mb": options.gradient_mb}
     ladder = ladder_of(wrapped.compressor, {})
-    run = Exchange(wrapped.compressor, large, ladder, Comm(1, 16), torch.zeros(1), **wrapped.for_exchange, **sizes)
+    sending = SendOptions(**wrapped.for_exchange, **sizes)
+    run = Exchange(wrapped.compressor, large, ladder, Comm(1, 16), torch.zeros(1), sending)
     rehearsal = Rehearsal(arm.chosen, large, 16, CPU)
     assert rehearsal.exchange.members == run.members
     few = Rehearsal(arm.chosen, large, 2, CPU, rehearsal.exchange.buckets)

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.advising.asked_device import asked_device
 from accordion_bench.advising.counted_step import counted_step, step_on
-from accordion_bench.advising.gpus import named, operation_seconds
+from accordion_bench.advising.gpus import asked_device, named, operation_seconds
 from accordion_bench.options.checks import ConfigError
 
 

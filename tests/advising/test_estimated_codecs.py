@@ -5,12 +5,10 @@ import torch
 
 from accordion_bench.advising import basis
 from accordion_bench.advising.arms import arm_of
-from accordion_bench.advising.asked_device import asked_device
 from accordion_bench.advising.basis import Methods
 from accordion_bench.advising.codec_times import measured_method
-from accordion_bench.advising.counted_step import counted_step
-from accordion_bench.advising.estimated_codecs import FEEDBACK, costs_on, times_as_long
-from accordion_bench.advising.gpus import codec_times, named
+from accordion_bench.advising.counted_step import FEEDBACK, costs_on, counted_step, times_as_long
+from accordion_bench.advising.gpus import asked_device, codec_times, named
 from accordion_bench.plan import TensorSpec
 from tests.advising.test_counted_step import batch, loss, net
 

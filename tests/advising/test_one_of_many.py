@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.advising.arms import arm_of
-from accordion_bench.advising.one_of_many import OneOfMany
+from accordion_bench.advising.rehearsal import OneOfMany
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.exchange.exchange import Exchange

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from accordion_bench.advising.advice import advise
-from accordion_bench.advising.pays import lasting, pays_below
-from accordion_bench.advising.pipeline import Cluster, step
+from accordion_bench.advising.predict import Cluster, lasting, pays_below, step
 from accordion_bench.advising.verdict import verdict
 from accordion_bench.network.link_model import Network
 from tests.advising.made_up_costs import ALL, BF16, FP32, LOCAL, SMALL, times

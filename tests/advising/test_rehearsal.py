@@ -121,14 +121,14 @@ def test_sums_of_policies_are_taken(monkeypatch):
     arm = arm_of("topk")
     rehearsal = Rehearsal(arm.chosen, SPECS, 4, CPU)
     moved(rehearsal, 1)
-    assert not rehearsal.looks.epoch_sums.sums
+    assert not rehearsal.policies.epoch_sums.sums
     with_norms = Rehearsal(arm.chosen, SPECS, 4, CPU, None, Beside(norms=True))
     moved(with_norms, 2)
-    total = with_norms.looks.epoch_sums.sums["norm_of_sum_local"].tensors
+    total = with_norms.policies.epoch_sums.sums["norm_of_sum_local"].tensors
     for part, gradient in zip(total, random_gradients(SPECS, CPU), strict=True):
         torch.testing.assert_close(part[0], 2 * gradient)
     added = counted(monkeypatch, GradientSums, "add_updates")
     adaptive = {"accordion": {**read_options(yaml_file("adaptive", "accordion")), "statistic": "update"}}
     by_policy = Rehearsal(replace(arm.chosen, adaptive=adaptive), SPECS, 4, CPU)
     moved(by_policy, 2)
-    assert set(by_policy.looks.epoch_sums.sums) == {"norm_of_sum_update"} and len(added) == 2
+    assert set(by_policy.policies.epoch_sums.sums) == {"norm_of_sum_update"} and len(added) == 2

@@ -7,13 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accordion_bench.advising.disturbances import Disturbances, Outage
-from accordion_bench.advising.method_cost import BucketCost, Messages, MethodCost
-from accordion_bench.advising.pipeline import Cluster, step
-from accordion_bench.advising.random_steps import RandomSteps
-from accordion_bench.advising.simulation import Simulated, simulate
+from accordion_bench.advising.disturbances import Disturbances, Outage, RandomSteps, UnsteadyLinks
+from accordion_bench.advising.predict import BucketCost, Cluster, Messages, MethodCost, step
+from accordion_bench.advising.simulation import Simulated, SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.advising.unsteady_links import UnsteadyLinks
 from accordion_bench.comm.clock import Stage
 from accordion_bench.network.collective_costs import PAIRS
 from accordion_bench.network.link_model import Exchanges, Network, largest_of
@@ -49,7 +46,7 @@ SMALL = MethodCost(
 
 
 def run(cost=EVERY, network=LINK, workers=4, disturbances=SAME, steps=12, seed=0, **quorum) -> Simulated:
-    return simulate(TIMES, cost, network, workers, disturbances, steps, seed, **quorum)
+    return simulate(TIMES, cost, network, disturbances, SimulatedRun(workers, steps, seed, **quorum))
 
 
 # ---- nothing differs
@@ -95,14 +92,14 @@ def test_a_burst_passes_at_once_where_the_link_has_been_idle():
     assert first == pytest.approx(TIMES.compute + exposed, rel=1e-12)
     assert second >= first  # tokens come back while the link is idle, and it was busy
     saved = replace(TIMES, ready=(0.9, 0.6, 0.4), backward_end=1.0)
-    found = simulate(saved, EVERY, bursting, 4, SAME, 5, 0)
+    found = simulate(saved, EVERY, bursting, SAME, SimulatedRun(4, 5, 0))
     assert found.seconds == pytest.approx(found.seconds[0], rel=1e-12)
 
 
 @pytest.mark.parametrize("cost", [EVERY, LOCAL, replace(LOCAL, period=1), BESIDE])
 def test_in_the_long_run_a_burst_is_what_comes_back(cost):
     fast, bursting = replace(TIMES.scaled(0.1), steps=()), Network(1e8, 1e-4, burst=150_000)
-    found = simulate(fast, cost, bursting, 4, SAME, 60, 0).seconds[20:52]
+    found = simulate(fast, cost, bursting, SAME, SimulatedRun(4, 60, 0)).seconds[20:52]
     assert found == pytest.approx(step(fast, cost, Cluster(bursting, 4)).seconds, rel=1e-9)
 
 
@@ -124,7 +121,7 @@ CLUSTERS = [
 def test_undisturbed_steps_are_those_of_the_formula_on_clusters(network):
     for cost in (EVERY, LOCAL, replace(EVERY, overlaps=False), replace(EVERY, extra=-0.5)):
         steady = replace(TIMES, steps=(0.12,) * 5)
-        found = simulate(steady, cost, network, 16, Disturbances(), 8, 0)
+        found = simulate(steady, cost, network, Disturbances(), SimulatedRun(16, 8, 0))
         assert found.seconds == pytest.approx(step(steady, cost, Cluster(network, 16)).seconds, rel=1e-12)
 
 
@@ -135,7 +132,7 @@ def test_undisturbed_workers_share_their_cores_as_in_the_formula(cores):
     steady = replace(TIMES, steps=(0.12,) * 5)
     for cost in (replace(EVERY, buckets=heavy), replace(LOCAL, buckets=heavy, extra=0.001)):
         expected = step(steady, cost, Cluster(costly, 5, cores)).seconds
-        found = simulate(steady, cost, costly, 5, Disturbances(), 8, 0, cores=cores)
+        found = simulate(steady, cost, costly, Disturbances(), SimulatedRun(5, 8, 0, cores=cores))
         assert found.seconds == pytest.approx(expected, rel=1e-9)
 
 
@@ -144,9 +141,9 @@ def test_undisturbed_workers_share_their_cores_as_in_the_formula(cores):
 def test_exchanges_beside_local_steps_are_those_of_the_formula(cores, bandwidth):
     network, steady = Network(bandwidth, 1e-4), replace(TIMES, steps=(0.12,) * 5)
     expected = step(steady, BESIDE, Cluster(network, 5, cores)).seconds
-    found = simulate(steady, BESIDE, network, 5, Disturbances(), 16, 0, cores=cores)
+    found = simulate(steady, BESIDE, network, Disturbances(), SimulatedRun(5, 16, 0, cores=cores))
     assert found.seconds[4:12] == pytest.approx(expected, rel=1e-9)  # the first period has none, the last also its own
-    own = simulate(steady, LOCAL, network, 5, Disturbances(), 16, 0, cores=cores)
+    own = simulate(steady, LOCAL, network, Disturbances(), SimulatedRun(5, 16, 0, cores=cores))
     assert found.wall < own.wall * (1 + 1e-12)
 
 
@@ -168,7 +165,7 @@ def test_the_last_worker_is_as_late_as_the_largest_of_normal_numbers(workers):
     """The modelled clock waits spread e_A for the last of A workers."""
     steps, spread = 6000, 0.01
     times = replace(TIMES, update=0.0)
-    found = simulate(times, SMALL, Network(1e12, 0.0), workers, Disturbances(spread=spread), steps, 0)
+    found = simulate(times, SMALL, Network(1e12, 0.0), Disturbances(spread=spread), SimulatedRun(workers, steps, 0))
     late = found.seconds - times.backward_end
     error = 4 * late.std() / math.sqrt(steps) + 0.01 * spread * times.backward_end
     assert abs(late.mean() - spread * largest_of(workers) * times.backward_end) < error
@@ -420,8 +417,8 @@ def test_what_cannot_be_is_refused_in_one_sentence(options, sentence):
 def test_steps_that_nobody_measured_are_not_drawn():
     unknown = replace(TIMES, steps=())
     with pytest.raises(ValueRefused, match="spread must be a number where no single step is timed, got null"):
-        simulate(unknown, EVERY, LINK, 2, Disturbances(), 3, 0)
-    assert simulate(unknown, EVERY, LINK, 2, SAME, 3, 0).wall > 0
+        simulate(unknown, EVERY, LINK, Disturbances(), SimulatedRun(2, 3, 0))
+    assert simulate(unknown, EVERY, LINK, SAME, SimulatedRun(2, 3, 0)).wall > 0
 
 
 def test_an_empty_stage_takes_no_time():

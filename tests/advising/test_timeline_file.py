@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 import accordion_bench as ab
-from accordion_bench.advising.timeline_file import step_times_from
+from accordion_bench.advising.step_times import step_times_from
 from accordion_bench.attaching.own_parameters import trained_parameters
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

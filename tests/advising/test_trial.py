@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import accordion_bench.advising.trial as trial
-from accordion_bench.advising.trial import measured_step
+from accordion_bench.advising.trial import Effort, measured_step
 from accordion_bench.options.checks import ConfigError
 
 
@@ -33,14 +33,14 @@ def loss(model: nn.Module, example: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def test_times_of_a_step():
-    times = measured_step(Net(), batch(), loss, steps=12, batch_size=6, name="tiny")
+    times = measured_step(Net(), batch(), loss, batch_size=6, effort=Effort(12))
     by_name = {spec.name: ready for spec, ready in zip(times.specs, times.ready, strict=True)}
     assert list(by_name) == ["idle", "0.weight", "1.weight", "1.bias", "4.weight", "4.bias"]
     assert 0 < by_name["4.weight"] <= by_name["1.weight"] <= by_name["0.weight"] <= times.backward_end
     assert by_name["idle"] == times.backward_end
     assert times.update > 0 and len(times.steps) == 12 and not [d for d in times.doubts() if "fewer" in d]
     assert min(times.steps) <= times.compute <= max(times.steps)
-    assert (times.batch_size, times.model, times.device, times.source) == (6, "tiny", "cpu", "a trial here")
+    assert (times.batch_size, times.model, times.device, times.source) == (6, "Net", "cpu", "a trial here")
     shapes = {name: tuple(param.shape) for name, param in Net().named_parameters()}
     assert all(shapes[spec.name] == spec.shape for spec in times.specs)
 
@@ -55,7 +55,7 @@ def test_nothing_of_the_model_changes(training):
     before, gradients = copy.deepcopy(model.state_dict()), {n: p.grad for n, p in model.named_parameters()}
     values = {name: g.clone() for name, g in gradients.items() if g is not None}
     random = torch.get_rng_state()
-    measured_step(model, batch(), loss, steps=3)
+    measured_step(model, batch(), loss, effort=Effort(3))
     assert not arrived and torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     for name, param in model.named_parameters():
@@ -67,14 +67,14 @@ def test_parts_that_are_frozen_in_evaluation_mode_stay_so():
     model, seen = Net(), []
     model[1].eval()
     model[1].register_forward_hook(lambda part, *_: seen.append(part.training))
-    measured_step(model, batch(), loss, steps=2)
+    measured_step(model, batch(), loss, effort=Effort(2))
     assert seen and not any(seen)
 
 
 def test_a_wrapped_model_counts_as_what_it_wraps():
     model = torch.compile(Net(), backend="eager")
-    names = [spec.name for spec in measured_step(model, batch(), loss, steps=2).specs]
-    assert names == [spec.name for spec in measured_step(Net(), batch(), loss, steps=2).specs]
+    names = [spec.name for spec in measured_step(model, batch(), loss, effort=Effort(2)).specs]
+    assert names == [spec.name for spec in measured_step(Net(), batch(), loss, effort=Effort(2)).specs]
 
 
 def test_the_optimizer_that_was_given_takes_the_steps():
@@ -84,7 +84,7 @@ def test_the_optimizer_that_was_given_takes_the_steps():
         made.append(torch.optim.AdamW(params, lr=0.0))
         return made[0]
 
-    measured_step(Net(), batch(), loss, make, steps=3)
+    measured_step(Net(), batch(), loss, make, effort=Effort(3))
     assert {state["step"].item() for state in made[0].state.values()} == {3 + trial.WARM_UP}
 
 
@@ -93,7 +93,7 @@ def test_a_slow_step_is_measured_once_and_doubted():
         time.sleep(0.05)
         return loss(model, example)
 
-    times = measured_step(Net(), batch(), slow, budget=0.01)
+    times = measured_step(Net(), batch(), slow, effort=Effort(budget=0.01))
     assert len(times.steps) == 1 and times.steps[0] >= 0.05
     assert times.doubts() == ["a trial here has 1 steps, fewer than 10: record more before you rely on this"]
 
@@ -138,6 +138,6 @@ def test_a_copy_that_cannot_be_made_is_refused():
 def test_times_on_a_gpu():
     model, example = Net().cuda(), tuple(part.cuda() for part in batch())
     random = torch.cuda.get_rng_state()
-    times = measured_step(model, example, loss, steps=10)
+    times = measured_step(model, example, loss, effort=Effort(10))
     assert times.device == "cuda" and 0 < max(times.ready) <= times.backward_end and times.update > 0
     assert torch.equal(torch.cuda.get_rng_state(), random)

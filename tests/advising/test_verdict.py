@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from accordion_bench.advising.verdict import verdict
-from accordion_bench.advising.winners import as_good, stretches
+from accordion_bench.advising.verdict import as_good, stretches, verdict
 from tests.advising import made_up
 
 EVERY_STEP = tuple(name for name, method in made_up.METHODS.items() if method.period == 1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from accordion_bench.advising import text, write
+from accordion_bench.advising import text
 from accordion_bench.advising.table import Interval
 from accordion_bench.options.checks import ConfigError
 from tests.advising import made_up
@@ -19,8 +19,8 @@ def advice():
 
 
 def test_json_holds_the_rows_of_the_csv(advice):
-    rows = list(csv.DictReader(io.StringIO(write.as_csv(advice))))
-    told = json.loads(write.as_json(advice, {"torch": "2"}))
+    rows = list(csv.DictReader(io.StringIO(text.as_csv(advice))))
+    told = json.loads(text.as_json(advice, {"torch": "2"}))
     assert [{key: str(value) for key, value in row.items()} for row in told["rows"]] == rows
     assert told["timed_with"] == {"torch": "2"} and told["workers"] == 16
     assert told["by_bandwidth"]["steps"]["dense"] == list(advice.by_bandwidth.steps["dense"])
@@ -28,7 +28,7 @@ def test_json_holds_the_rows_of_the_csv(advice):
 
 def test_the_table_has_the_numbers_of_the_csv_rounded(advice):
     lines = text.table(advice, text.columns_of(advice)).splitlines()[1:]
-    rows = list(csv.DictReader(io.StringIO(write.as_csv(advice))))
+    rows = list(csv.DictReader(io.StringIO(text.as_csv(advice))))
     for line, row in zip(lines, rows, strict=True):
         step = Interval(*(float(row[key]) for key in ("step", "step_low", "step_high")))
         assert text.unit_of(advice).interval(step) in line
@@ -91,10 +91,10 @@ def test_three_digits_without_exponent(value, shown):
 
 def test_a_folder_with_advice_in_it_is_refused_with_another(advice, tmp_path):
     out = tmp_path / "advice"
-    write.refuse_taken(out)
-    write.write(advice, out, {}, text.text(advice))
+    text.refuse_taken(out)
+    text.write(advice, out, {}, text.text(advice))
     with pytest.raises(ConfigError) as refused:
-        write.refuse_taken(out)
+        text.refuse_taken(out)
     assert str(refused.value).endswith(f"type --out={out}-2") and "\n" not in str(refused.value)
     assert sorted(file.name for file in out.iterdir()) == ["advice.csv", "advice.json", "advice.txt"]
 
@@ -102,4 +102,4 @@ def test_a_folder_with_advice_in_it_is_refused_with_another(advice, tmp_path):
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--out must be a folder that can be made"):
-        write.refuse_taken(tmp_path / "file" / "advice")
+        text.refuse_taken(tmp_path / "file" / "advice")

@@ -22,7 +22,7 @@ from accordion_bench.attaching.fsdp import ReplicateAxis, attach_to_shards
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.methods.compatibility import ladder_of
 from accordion_bench.options.checks import ConfigError
@@ -307,7 +307,7 @@ def test_each_shard_is_an_exchange_between_its_replicas(found, name):
         for group, specs in replicas[0]["specs"].items():
             inner = wrapped_compressor(node_of(compressor, **options)).compressor
             tensors, seed = [TensorSpec(*spec) for spec in specs], keyed_rng.key(SEED, "shard", shard)
-            twin = Exchange(inner, tensors, ladder_of(inner, {}), Comm(REPLICAS), torch.zeros(0), seed)
+            twin = Exchange(inner, tensors, ladder_of(inner, {}), Comm(REPLICAS), torch.zeros(0), SendOptions(seed))
             plan = Plan(dict.fromkeys(levelled(inner, twin.sent), 0))
             for step, pairs in enumerate(zip(*(replica["seen"][group] for replica in replicas), strict=True)):
                 shards_W = [torch.stack(list(own)) for own in zip(*(before for before, _ in pairs), strict=True)]

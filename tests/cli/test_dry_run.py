@@ -7,7 +7,7 @@ import pytest
 
 from accordion_bench import __main__ as command
 from accordion_bench import train
-from accordion_bench.advising import asked_device
+from accordion_bench.advising import gpus
 from accordion_bench.cli import command_line, dry_run, dry_time, sweep
 from accordion_bench.config.validate import validate
 from accordion_bench.network.link_model import Network
@@ -32,13 +32,13 @@ RUNS = {
 }
 
 
-def forecast(cfg, folder):
+def forecast(cfg):
     config = RunConfig.from_dict(cfg)
     where = place(config)
     parts = validate(config, where)
-    trainer = dry_run.trainer_of(replace(config, workers=where.workers), where, parts, RunFolder(folder))
-    dry_time.seconds_of_a_step(trainer)
-    return dry_run.totals(trainer, parts, dry_run.exchanges(trainer, parts))
+    training = dry_run.training_of(replace(config, workers=where.workers), where, parts)
+    dry_time.seconds_of_a_step(training)
+    return dry_run.totals(training, parts, dry_run.exchanges(training, parts))
 
 
 def sent(cfg):
@@ -52,7 +52,7 @@ def sent(cfg):
 def test_the_bytes_are_those_of_the_run(overrides, tmp_path):
     cfg = composed.run(tmp_path / "runs", *overrides, "epochs=3")
     summary = sent(cfg)
-    payload, wire = forecast(cfg, tmp_path)
+    payload, wire = forecast(cfg)
     exact = validate(RunConfig.from_dict(cfg), place(RunConfig.from_dict(cfg))).wrapped.compressor.traits.fixed_size
     if exact:  # each exchange is rounded to whole bytes of a mean worker
         assert payload == pytest.approx(summary["payload_bytes"], rel=0, abs=summary["steps"] / 2)
@@ -69,7 +69,7 @@ GROWING = ["sync=zerooneadam", "optimizer=adamw", "sync.freeze_step=2", "sync.do
 def test_the_exact_average_at_the_end_is_counted(options, tmp_path):
     cfg = composed.run(tmp_path / "runs", *options, "optimizer.lr=1e-4", "epochs=1")
     summary = sent(cfg)
-    assert forecast(cfg, tmp_path) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
+    assert forecast(cfg) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_averages_of_buffers_are_counted(options, tmp_path):
     options = [*options, "sync.period=3", "sync.buffers=average", "sync.switch_step=1"]
     cfg = composed.run(tmp_path / "runs", *options, "epochs=1")
     summary = sent(cfg)
-    assert forecast(cfg, tmp_path) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
+    assert forecast(cfg) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
 
 
 def test_averagings_before_the_compressor_starts_are_dense(tmp_path):
     options = ["sync=local_sgd", "sync.period=2", "sync.switch_step=1", "compressor=powersgd"]
     cfg = composed.run(tmp_path / "runs", *options, "compressor.start_step=4", "epochs=1")
     summary = sent(cfg)
-    assert forecast(cfg, tmp_path) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
+    assert forecast(cfg) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
 
 
 def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):
@@ -110,7 +110,7 @@ def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):
     [("gpu=a100", "an NVIDIA A100 (estimated)"), ("compute_ms=12", "a GPU whose forward and backward pass take 12 ms")],
 )
 def test_the_times_are_those_of_the_device_that_is_asked_for(typed, on, capsys):
-    asked, _ = asked_device.split([typed])
+    asked, _ = gpus.split([typed])
     dry_run.run(composed.cfg("compressor=powersgd", "workers=4", "epochs=2", "network.bandwidth=5gbit"), {}, "", asked)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"dry run    times are those of {on}"

@@ -18,7 +18,7 @@ from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.config import validate
 from accordion_bench.config.components import build_model
 from accordion_bench.config.compose import SCALES, compose, resolve
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
 from accordion_bench.optimizers.torch_optim import without_dynamo
@@ -328,7 +328,8 @@ def floats_per_step(preset: str, level: float | None = None) -> int:
     cfg = static(preset, level)
     parts, specs, comm = parts_of(cfg), model_specs(preset), Comm(cfg["workers"])
     like = torch.zeros((), device="meta")  # residuals of 20 million parameters need no memory then
-    exchange = Exchange(parts.wrapped.compressor, specs, parts.ladder, comm, like, **parts.wrapped.for_exchange)
+    sending = SendOptions(**parts.wrapped.for_exchange)
+    exchange = Exchange(parts.wrapped.compressor, specs, parts.ladder, comm, like, sending)
     comm.ledger.paper_count(exchange.paper_floats(exchange.levels(StepInfo(parts.plan_for(specs)))))
     return comm.ledger.columns()["paper_floats"]
 

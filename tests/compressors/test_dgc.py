@@ -11,7 +11,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.dgc import DGC, clipped
 from accordion_bench.config.components import build_components
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
@@ -30,7 +30,7 @@ def dgc(specs=SPECS, workers=4, dtype=torch.float64, levels=None, **options):
     built = DGC(**options)
     ladder = Ladder("density", levels or (built.level,))
     like = torch.zeros((), dtype=dtype)
-    exchange = Exchange(built, specs, ladder, Comm(workers), like, seed=3)
+    exchange = Exchange(built, specs, ladder, Comm(workers), like, SendOptions(3))
     return exchange, Plan(dict.fromkeys(levelled(built, specs), 0), 1)
 
 

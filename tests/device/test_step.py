@@ -20,7 +20,7 @@ from accordion_bench.conformance.placement import resnet50
 from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.sampler import Sampler
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.partition import MB
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
@@ -62,7 +62,8 @@ class TestBuckets:
             torch.zeros(1, device=device),
             {"bucket_mb": options.bucket_mb, "gradient_mb": options.gradient_mb},
         )
-        return Exchange(compressor or PowerSGD(), self.specs, Ladder("rank", (2,), (1, 2)), Comm(4), like, **limits)
+        sending, ladder = SendOptions(**limits), Ladder("rank", (2,), (1, 2))
+        return Exchange(compressor or PowerSGD(), self.specs, ladder, Comm(4), like, sending)
 
     def test_on_a_device_they_close_at_25_mb_of_gradients(self):
         """By messages alone PowerSGD on ResNet-50 has one, which leaves when all is computed."""
@@ -137,7 +138,7 @@ class TestOptimizers:
         for row in range(4):
             rest.inner.load_worker_state(row, copy.deepcopy(first.inner.worker_state(row)))
         rest.position.step = rest.position.step_in_epoch = 2
-        rest.feed.begin_epoch(0, range(2, 6))
+        rest.step.feed.begin_epoch(0, range(2, 6))
         for _ in range(2):
             rest.train_step()
         for x, y in zip(rest.axis.params, whole.axis.params, strict=True):
@@ -223,7 +224,7 @@ class TestLoop:
             for owner, row_states in zip(rest.owners.of_each, rows, strict=True):
                 for row, state in enumerate(row_states):
                     owner.load_worker_state(row, state)
-            rest.feed.begin_epoch(0, range(1, 12))
+            rest.step.feed.begin_epoch(0, range(1, 12))
             for _ in range(2):
                 trainer.train_step()
                 rest.train_step()

@@ -12,7 +12,7 @@ from torch import nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.partition import bucketed
 from accordion_bench.options.conf_dir import conf_dir
@@ -342,9 +342,6 @@ def test_casts_fill_a_bucket_by_gradients_as_the_dense_exchange_does(compressor,
     specs = [TensorSpec(f"w{i}", (1024, 1024)) for i in range(12)]
     cast = helpers.compressor(compressor).compressor
     options = ExchangeOptions()
-    exchange = Exchange(
-        *(cast, specs, Ladder("", ()), Comm(2), torch.zeros(1)),
-        bucket_mb=options.bucket_mb,
-        gradient_mb=options.gradient_mb,
-    )
+    sending = SendOptions(bucket_mb=options.bucket_mb, gradient_mb=options.gradient_mb)
+    exchange = Exchange(cast, specs, Ladder("", ()), Comm(2), torch.zeros(1), sending)
     assert [len(members) for members in exchange.members] == ([1, 7, 4] if buckets == 3 else [8, 4])

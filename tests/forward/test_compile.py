@@ -7,7 +7,7 @@ from torch import nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan
 from accordion_bench.position import StepInfo
@@ -40,7 +40,7 @@ def test_compiled_is_not_compiled_bit_for_bit(tmp_path, arm, backend):
     assert buffers_are_equal(ours, plain)
     for mine, theirs in zip(ours.axis.replicas, plain.axis.replicas, strict=True):
         assert all(map(torch.equal, mine, theirs))
-    assert "_orig_mod" in dict(ours.forward.named_children()) and ours.forward._orig_mod is ours.axis.model
+    assert "_orig_mod" in dict(ours.step.forward.named_children()) and ours.step.forward._orig_mod is ours.axis.model
 
 
 @pytest.mark.sample(2)
@@ -104,7 +104,8 @@ def exchanged(name: str, workers: int, memory_format: torch.memory_format) -> tu
     axis = WorkerAxis(Weights().to(memory_format=memory_format), Comm(workers), seed=0)
     level = wrapped.compressor.level
     ladder = Ladder(wrapped.compressor.traits.knob or "", () if level is None else (level,))
-    exchange = Exchange(wrapped.compressor, axis.specs, ladder, axis.comm, axis.params[0], **wrapped.for_exchange)
+    sending = SendOptions(**wrapped.for_exchange)
+    exchange = Exchange(wrapped.compressor, axis.specs, ladder, axis.comm, axis.params[0], sending)
     plan, updates = Plan({spec.name: 0 for spec in exchange.sent} if wrapped.compressor.traits.knob else {}), []
     generator = torch.Generator().manual_seed(5)
     for step in range(3):

@@ -33,7 +33,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.pretend_device import DEVICE, Pretend, pretended, real
 from accordion_bench.conformance.subject import Make, from_yaml
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
@@ -475,7 +475,7 @@ def ran(case: Case, change: Callable[[bytes], bytes] = bytes) -> dict[str, Any]:
         specs = [TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes(case))]
         like = torch.zeros((), dtype=getattr(torch, case.dtype), device=device)
         ladder = Ladder(knob or "", values)
-        exchange = Exchange(compressor, specs, ladder, comm, like, 3, **wrapped.for_exchange)
+        exchange = Exchange(compressor, specs, ladder, comm, like, SendOptions(3, **wrapped.for_exchange))
         names = levelled(compressor, exchange.sent)
         books = _books(compressor, values) if case.books else {}
         steps = []

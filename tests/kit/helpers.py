@@ -9,7 +9,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.conformance import subject
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled, sent_specs
 from accordion_bench.options.conf_dir import conf_dir, read_options
 from accordion_bench.options.instantiate import target
@@ -77,7 +77,7 @@ def exchange_for(name: str, workers: int = 4, specs=SPECS, level=None, dtype=tor
     ladder = Ladder(built.traits.knob or "", values)
     names = levelled(built, sent_specs(specs, wrapped.scope, wrapped.block_size))
     like = torch.zeros((), dtype=dtype)
-    exchange = Exchange(built, specs, ladder, comm, like, seed=3, **wrapped.for_exchange)
+    exchange = Exchange(built, specs, ladder, comm, like, SendOptions(3, **wrapped.for_exchange))
     return exchange, Plan(dict.fromkeys(names, 0), 1)
 
 

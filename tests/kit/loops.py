@@ -16,7 +16,7 @@ from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.attaching.own_parameters import trained_specs
 from accordion_bench.attaching.users_optimizer import hand_over, options_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.methods.build import build_methods
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import RunFacts
@@ -125,7 +125,8 @@ class ByHand:
         comm = Comm(1, dist.get_world_size(), dist.get_rank())
         like = self.named[0][1]
         self.plan = methods.plan_for(specs)
-        self.exchange = Exchange(self.compressor, specs, methods.ladder, comm, like, **methods.wrapped.for_exchange)
+        sending = SendOptions(**methods.wrapped.for_exchange)
+        self.exchange = Exchange(self.compressor, specs, methods.ladder, comm, like, sending)
 
     @torch.no_grad()
     def mean(self) -> None:

@@ -18,7 +18,7 @@ from accordion_bench.conformance.tape import TapeGraphs
 from accordion_bench.optimizers.torch_optim import fused
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.training import trainer as training
+from accordion_bench.training import training_step
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed
 
@@ -74,7 +74,7 @@ def trainer_for(
     tiny = [] if any(typed.startswith("dataset=") for typed in overrides) else TINY
     config = RunConfig.from_dict(composed.cfg(*tiny, *overrides))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "graphs_of", lambda _: graphs)
+        patch.setattr(training_step, "graphs_of", lambda _: graphs)
         patch.setattr(components, "fused", lambda cls, _: fused(cls, torch.device("cuda")))
         trainer = Trainer(config, comm or Comm(workers, device=device), RunFolder(folder))
     trainer.runner.finite.late = True

@@ -11,9 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion_bench.advising.disturbances import Disturbances
-from accordion_bench.advising.method_cost import BucketCost, Messages
-from accordion_bench.advising.unsteady_links import UnsteadyLinks
+from accordion_bench.advising.disturbances import Disturbances, UnsteadyLinks
+from accordion_bench.advising.predict import BucketCost, Messages
 from accordion_bench.netlab import hosts
 from accordion_bench.network.link_model import Network
 from scripts.studies import validate_simulation

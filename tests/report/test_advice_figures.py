@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from accordion_bench.advising.winners import GAIN, stretches
+from accordion_bench.advising.verdict import GAIN, stretches
 from accordion_bench.report.render.figures import advice as figures
 from accordion_bench.report.render.figures.style import styled
 from tests.advising import made_up

@@ -254,11 +254,11 @@ def test_after_the_exchange_leaves_the_overlap(tmp_path):
     runs = [
         local.trainer_for(tmp_path, "clip_norm=0.05", f"comm.overlap={on}", "clip_at=after") for on in (True, False)
     ]
-    assert [run.overlap.allowed for run in runs] == [True, False]
+    assert [run.runner.overlap.allowed for run in runs] == [True, False]
     for run in runs:
         run.fit()
     assert all(map(torch.equal, *(run.axis.params for run in runs)))
-    assert not local.trainer_for(tmp_path, "clip_norm=0.05", "comm.overlap=True").overlap.allowed
+    assert not local.trainer_for(tmp_path, "clip_norm=0.05", "comm.overlap=True").runner.overlap.allowed
 
 
 @pytest.mark.parametrize(

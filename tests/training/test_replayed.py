@@ -81,7 +81,7 @@ class TestSameBits:
         with pair(tmp_path, *model(Drops), *overrides, "dataset.train_size=76") as both:
             both.step(16)
             assert both.same()
-            assert both.tape.replayed["workers"] > 16 and "workers" not in both.taped.replayed.eager
+            assert both.tape.replayed["workers"] > 16 and "workers" not in both.taped.step.replayed.eager
 
     @pytest.mark.sample(4)
     @pytest.mark.parametrize("name", sorted(yaml_files("compressor")))
@@ -93,7 +93,7 @@ class TestSameBits:
             assert both.same()
             assert both.tape.replayed["workers"] >= 2 * 8
             replays = traits.replays
-            assert ("exchange" in both.tape.replayed) == replays == ("exchange" not in both.taped.replayed.eager)
+            assert ("exchange" in both.tape.replayed) == replays == ("exchange" not in both.taped.step.replayed.eager)
             assert both.tape.replayed["update"] >= (3 if replays else 6)
             # once for each turn, and once more where eager exchanges had happened to leave updates in one place
             captured, before = dict(both.tape.captured), both.tape.replayed["update"]
@@ -114,7 +114,7 @@ class TestSameBits:
                 both.step(7)
                 assert both.same()
             assert both.tape.captured["exchange"] >= 2 and both.tape.captured["workers"] == 2
-            assert "exchange" not in both.taped.replayed.eager
+            assert "exchange" not in both.taped.step.replayed.eager
 
     def test_one_process_and_one_worker(self, tmp_path):
         with pair(tmp_path, *model(Drops), workers=1) as both:
@@ -134,7 +134,7 @@ class TestSameBits:
             for mine, theirs in zip(rest.owners.of_each, both.taped.owners.of_each, strict=True):
                 for row in range(2):
                     mine.load_worker_state(row, copy.deepcopy(theirs.worker_state(row)))
-            rest.feed.begin_epoch(0, range(9, 12))
+            rest.step.feed.begin_epoch(0, range(9, 12))
             with contextlib.closing(rest.progress):
                 for _ in range(3):
                     rest.train_step()
@@ -160,7 +160,7 @@ class TestSameBits:
             for _ in range(2):
                 both.step(3)
                 assert both.eager.evaluate() == both.taped.evaluate()
-            assert both.tape.replayed["evaluation"] >= 4 and "evaluation" not in both.taped.replayed.eager
+            assert both.tape.replayed["evaluation"] >= 4 and "evaluation" not in both.taped.step.replayed.eager
             assert both.taped.axis.model.training is False and both.same()
 
     @pytest.mark.parametrize("period", [6, 7])
@@ -168,7 +168,7 @@ class TestSameBits:
         """After each averaging SlowMo's workers begin with a new one: the graph of the old one must not be replayed."""
         with pair(tmp_path, *PLAIN, "sync=slowmo", f"sync.period={period}", "dataset.train_size=240") as both:
             both.step(3 * period + 2)
-            assert both.same() and both.tape.replayed["update"] >= 4 and "update" not in both.taped.replayed.eager
+            assert both.same() and both.tape.replayed["update"] >= 4 and "update" not in both.taped.step.replayed.eager
 
 
 class TestRequests:
@@ -211,13 +211,13 @@ class TestStaysEager:
         """The replay has the number of its capture: the comparison with an eager step finds it."""
         with pair(tmp_path, *model(DrawsOutside)) as both:
             both.step(8)
-            assert "differs" in both.taped.replayed.eager["workers"]
+            assert "differs" in both.taped.step.replayed.eager["workers"]
         assert capsys.readouterr().err.count("differs from the same work done operation by operation") == 1
 
     def test_a_recurrent_network(self, tmp_path, capsys):
         with pair(tmp_path, "model=lstm", "dataset=synthetic_text") as both:
             for work in ("workers", "evaluation"):
-                assert "goes on from the state of the batch before" in both.taped.replayed.eager[work]
+                assert "goes on from the state of the batch before" in both.taped.step.replayed.eager[work]
         assert not capsys.readouterr().err
 
     def test_work_that_never_comes_back_is_given_up(self):

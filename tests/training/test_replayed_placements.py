@@ -50,7 +50,7 @@ def in_each_process(rank: int, folder) -> None:
             with contextlib.closing(trainer.progress):
                 for _ in range(STEPS):
                     step(trainer)
-            assert not tape.captured and {*trainer.replayed.eager.values()} == {
+            assert not tape.captured and {*trainer.step.replayed.eager.values()} == {
                 "there are several processes, between which buckets travel during the backward pass"
             }
             found[name] = state(trainer)
@@ -87,7 +87,7 @@ def test_one_replayed_process_equals_several(tmp_path, elsewhere, name, placemen
         torch.set_num_threads(threads)
     assert tape.replayed["workers"] >= 4 * 5 and tape.replayed["update"] >= 2
     # a CPU's kernels of gathered methods are no operations of torch; those of a device: `test_replayed.py`
-    assert set(trainer.replayed.eager) == ({"exchange"} if name in GATHERED else set())
+    assert set(trainer.step.replayed.eager) == ({"exchange"} if name in GATHERED else set())
     ranks = [found[name] for found in elsewhere[placement]]
     joined = {key: torch.cat([rank["buffers"][key] for rank in ranks]) for key in ours["buffers"]}
     pairs = [

@@ -61,7 +61,7 @@ def test_micro_batches_add_up_to_the_batch(tmp_path, micro):
     def gradients(overrides):
         trainer = trainer_for(tmp_path, ["model._target_=tests.kit.models.Plain", "~model.depth", *overrides])
         trainer.begin_epoch()
-        loss = trainer._backward(0, next(trainer.feed.step()))
+        loss = trainer.step.backward(0, next(trainer.step.feed.step()))
         return loss, [g[0].clone() for g in trainer.axis.gradients_W]
 
     (loss, whole), (loss_too, parts) = gradients([]), gradients([f"micro_batch_size={micro}"])

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from accordion_bench.advising.table import Advice, Regions, Row
-from accordion_bench.advising.verdict import SPOKEN
-from accordion_bench.advising.winners import BASELINES, DENSE, GAIN, HALF, Stretch, as_good, stretches
+from accordion_bench.advising.verdict import BASELINES, DENSE, GAIN, HALF, SPOKEN, Stretch, as_good, stretches
 from accordion_bench.options.units import human_rate
 from accordion_bench.report.render.figures.marks import entry
 from accordion_bench.report.render.figures.sheet import SMALL, Sheet

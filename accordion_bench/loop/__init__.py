@@ -1,0 +1,1 @@
+"""One training step with communication, for every training loop."""

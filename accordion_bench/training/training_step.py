@@ -1,0 +1,294 @@
+"""The training step of the bench: what all workers train, and one optimizer step of theirs."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.graphs import EXCHANGE, UPDATE, Graphs, graphs_of
+from accordion_bench.comm.worker_axis import Batch, WorkerAxis
+from accordion_bench.compressors.base import NonFinite
+from accordion_bench.config import capture_rules, ddp_rules
+from accordion_bench.config.components import Components, build_model, build_optimizer
+from accordion_bench.datasets.base import Data, Dataset
+from accordion_bench.datasets.sampler import Sampler
+from accordion_bench.exchange.ddp import DDPExchange
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.exchange.finite import Look
+from accordion_bench.exchange.overlap import Overlap
+from accordion_bench.forward.compile import compiled
+from accordion_bench.forward.precision import LossScale, autocast
+from accordion_bench.forward.task import Task, task_of
+from accordion_bench.loop.step import CommunicatingStep, StepOptions
+from accordion_bench.optimizers.inner import InnerOptimizers, parameter_kinds, tables_of
+from accordion_bench.plan import Ladder
+from accordion_bench.position import Position
+from accordion_bench.run_config import RunConfig
+from accordion_bench.signals.policy_runner import BatchFacts
+from accordion_bench.tensors.keyed_rng import kept_rng, key, seeded
+from accordion_bench.training.feed import Feed, Own
+from accordion_bench.training.replayed import Replayed
+
+
+class TrainingStep:
+    """One optimizer step of all workers, and everything that it works on; no run folder is needed.
+
+        step = TrainingStep(config, Comm(4), build_components(config, 4))
+        step.begin_epoch()
+        step.take()
+
+    Args:
+        config: the configuration.
+        comm: this process's view of all workers.
+        parts: the run's components.
+        store: of the run, in which processes tell each other things; None = there is none.
+        tell: is told what a reader of the run must know.
+
+    Attributes, by role:
+        what is trained: axis (model, gradients, buffers), inner (optimizers), task, data, sampler, feed (of batches),
+            loss_scale (in float16), memory_format (of images), forward (what is called as the model)
+        what is exchanged: communicating (the step from gradients on), sync (with its exchanges), ddp (in the place of
+            an exchange), models_overlap (whether workers in processes of their own would exchange during the backward
+            pass; a lone worker's gradients go nowhere)
+        where it stands: position (epoch, step, plan), clock
+        what may be captured: graphs, replayed
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        comm: Comm,
+        parts: Components,
+        store: Any = None,
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self.config, self.comm, self.device, self.clock = config, comm, comm.device, comm.clock
+        self.data, self.task, self.sampler = learned_from(config, parts.dataset, comm)
+        self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
+        model = new_model(config, parts.dataset, comm, self.memory_format)
+        self.axis = WorkerAxis(model, comm, config.seed, config.bn, tables_of(model))
+        self.inner = optimizers_of(config, parts, self.axis)
+        self.loss_scale = LossScale() if config.precision == "float16" else None
+        plan = parts.plan_for(self.axis.specs)
+        self.position = Position(plan, config.optimizer["lr"], parts.schedule, config.epochs, self.sampler.steps)
+
+        self.models_overlap = comm.workers > 1 and not parts.exchange.after_backward(
+            parts.wrapped, max(2, comm.processes)
+        )
+        overlap = self._overlap(parts)
+        self.ddp = self._ddp(parts.ladder, tell) if config.comm.engine == "ddp" else None
+        options = self._step_options(parts, store)
+        self.communicating = CommunicatingStep(parts, self.inner, self.position, overlap, self._batch_facts(), options)
+        self.sync = self.communicating.sync
+
+        self.forward = compiled(self.ddp.module if self.ddp else model, config.compile)
+        eager = capture_rules.stays_eager(config, parts, comm.processes)
+        self.graphs = self.clock.graphs = Graphs() if set(eager) == capture_rules.ALL else graphs_of(self.device)
+        records = comm.ledger, self.clock, self.communicating.runner.finite
+        self.replayed = Replayed(self.graphs, records, tell, eager)
+        self.clock.at_once = config.workers_at_once > 1
+        if self.graphs.captures:
+            self.communicating.runner.do = self.replayed
+        self.feed = Feed(self.data, self.sampler, comm, self.replayed, self.memory_format)
+
+    # ---- what it is made of
+
+    def _overlap(self, parts: Components) -> Overlap:
+        """Where buckets leave during the backward pass, or it is noted when they would."""
+        processes = self.comm.processes
+        leave_early = not parts.exchange.after_backward(parts.wrapped, processes)
+        overlap = Overlap(self.axis, self.comm, parts.exchange.overlaps(processes), leave_early)
+        if parts.sync.gradient_exchange and (leave_early or self.models_overlap):
+            overlap.listen()
+        return overlap
+
+    def _ddp(self, ladder: Ladder, tell: Callable[[str], object]) -> DDPExchange:
+        """DistributedDataParallel around the model."""
+        config = self.config
+        hook = ddp_rules.foreign_hook(config)
+        made = DDPExchange(self.axis, config.compressor, ladder, config.seed, config.comm.bucket_cap_mb, hook)
+        if warning := ddp_rules.unsaved(config, made):
+            tell(f"warning: {warning}")
+        return made
+
+    def _step_options(self, parts: Components, store: Any) -> StepOptions:
+        config = self.config
+        return StepOptions(
+            exchange=parts.exchange,
+            seed=config.seed,
+            clip_norm=config.clip_norm,
+            clip_mean=config.clip_at == "after",
+            weight_decay=config.optimizer.get("weight_decay", 0),
+            measure=dataclasses.asdict(config.measure),
+            store=store,
+            ddp=self.ddp,
+        )
+
+    def _batch_facts(self) -> BatchFacts:
+        # who kept this object would keep its data's readers
+        sampler, position, worker = self.sampler, self.position, self.comm.first_worker
+        return BatchFacts(self.axis.loss_sum_W, lambda: len(sampler.batch(worker, position.step_in_epoch)))
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange of all workers that is in force now."""
+        return self.sync.exchange
+
+    def begin_epoch(self) -> None:
+        """Draw the epoch's order; an epoch that is resumed goes on where it stood."""
+        position = self.position
+        if position.step_in_epoch == 0:
+            self.communicating.policies.begin_epoch()
+            self.axis.loss_sum_W.zero_()
+            self.task.begin_epoch()
+        self.sampler.begin_epoch(position.epoch, position.plan.batch_size)
+        self.feed.begin_epoch(position.epoch, range(position.step_in_epoch, position.steps_per_epoch))
+        self.axis.model.train()
+
+    # ---- the step
+
+    def take(self) -> None:
+        """One optimizer step of all workers.
+
+        Raises:
+            NonFinite: a loss, a gradient, or what came of an exchange is NaN or infinite.
+        """
+        step, lr = self.communicating, self.position.lr()
+        step.begin(self.position.plan.batch_size)
+        samples = self._backward_passes()
+        try:
+            self.refuse_non_finite(self.axis.loss_W)
+            if self.loss_scale is None or self._undo(self.loss_scale):
+                self.axis.in_place = self.replayed.captures(UPDATE) and not self.replayed.captures(EXCHANGE)
+                step.before_update(lr)
+                self.inner.step(lr, self.replayed if self.graphs.captures else None)
+                step.after_update(lr)
+            step.taken()
+        except NonFinite as bad:
+            position = self.position
+            raise NonFinite(
+                f"step {position.step} (epoch {position.epoch}): {bad}; try a smaller optimizer.lr, now {lr:g} after "
+                "schedule and scaling"
+            ) from None
+        step.over(samples)
+
+    def _backward_passes(self) -> int:
+        """The gradients of all local workers into their rows; returns the samples of one worker."""
+        with kept_rng(self.device):
+            for row, own in enumerate(self.feed.step()):
+                self.clock.lap("data")
+                self.backward(row, own)
+                if self.clock.sampled:  # one after another, so that a worker's times are its own
+                    self.graphs.join()
+                self.clock.lap("compute")
+        self.graphs.join()
+        self.clock.lap("compute")
+        return own.samples
+
+    def backward(self, row: int, own: Own) -> None:
+        """Forward and backward passes of one local worker.
+
+        Args:
+            row: its number in this process.
+            own: its batch.
+        """
+        size = self.config.micro_batch_size or own.samples
+        count = math.ceil(own.samples / size)
+        parts: list[tuple[Tensor, Tensor]] = []  # that the first micro-batch reads for all of them
+
+        def share_of_loss(i: int) -> Tensor:
+            if i == 0:
+                parts[:] = zip(*(values.split(size) for values in own.read()), strict=True)
+            x, y = parts[i]
+            only_add_up = self.ddp.no_sync() if self.ddp and i < count - 1 else contextlib.nullcontext()
+            with only_add_up, autocast(self.config.precision, self.device):
+                loss = self.task.loss(self.forward, x, y, row, i)
+                return loss if count == 1 else loss * (len(y) / own.samples)
+
+        step, last = self.communicating, row == self.comm.local_workers - 1
+        leaving = step.leaving() if last else None
+        key = (own.key, id(leaving))
+        scale = self.loss_scale.value if self.loss_scale else 1.0
+        lane = 1 + row % self.config.workers_at_once if self.clock.at_once else 0
+        batch = Batch(share_of_loss, count, scale, lambda: step.arm(self.position.lr(), leaving), key, lane)
+        self.axis.backward(row, self.position.step, batch, self.replayed)
+        if last:
+            step.backward_over()
+
+    def refuse_non_finite(self, loss_W: Tensor) -> None:
+        """Stop before anything is exchanged; on a device, before anything of the exchange is applied.
+
+        Raises:
+            NonFinite: naming the worker, its loss and the first parameter.
+        """
+        finite = self.communicating.runner.finite
+        if finite.late:
+            finite.note(Look(loss_W, self._loss_is))
+            return
+        for row, value in enumerate(loss_W.tolist()):
+            if not math.isfinite(value):
+                raise NonFinite(self._loss_is(row, value))
+
+    def _loss_is(self, row: int, value: float) -> str:
+        """What is wrong with the loss of a local worker."""
+        gradient = self.exchange.non_finite(self.axis.gradients_W, "gradient")
+        bad = f"the loss of worker {self.comm.first_worker + row} is {value}"
+        return bad + (f", and {gradient} is not finite" if gradient else "")
+
+    def _undo(self, scale: LossScale) -> bool:
+        """Divide the gradients by the loss scale; whether all workers' are finite, so that the step can be taken.
+
+        A step that is not taken leaves everything as it is but the scale, BatchNorm's statistics and the count of
+        steps, with which the schedule goes on.
+
+        Raises:
+            NonFinite: they are not, although the loss is not scaled any more.
+        """
+        gradients_W = self.axis.gradients_W
+        self.clock.lap("update")
+        overflow = bool(self.comm.sum_(scale.undo_(gradients_W), "control"))
+        self.clock.lap("exposed")
+        if overflow:
+            self.communicating.runner.finite.refuse()  # no exchange follows that would read the loss
+        if overflow and scale.value <= 1:
+            bad = self.exchange.non_finite(gradients_W, "gradient") or "a gradient of another process"
+            raise NonFinite(f"{bad} is not finite, at a loss scale of {scale.value:g}")
+        if overflow and self.ddp:
+            self.ddp.charge(self.position.info())
+            self.comm.ledger.dense_step(self.exchange.numel)
+        scale.update(overflow)
+        return not overflow
+
+
+def learned_from(config: RunConfig, dataset: Dataset, comm: Comm) -> tuple[Data, Task, Sampler]:
+    """The data on its device, the task, and what says which sample is whose."""
+    data = dataset.load(config.paths.data, config.seed, comm.device)
+    train, validation = dataset.split(data.train_size, config.seed)
+    size = data.train_size if train is None else len(train)
+    indexed_on = getattr(data, "indexed_on", "cpu")
+    sampler = Sampler(size, comm.workers, config.seed, dataset.sharding, train, indexed_on)
+    return data, task_of(dataset, comm.device, validation), sampler
+
+
+def new_model(config: RunConfig, dataset: Dataset, comm: Comm, memory_format: torch.memory_format) -> nn.Module:
+    """The model on its device, with the leader's random weights."""
+    with seeded(key(config.seed, "model")):
+        model = build_model(config.model, dataset, config.chosen("model"), config.chosen("dataset"))
+    model = model.to(comm.device).to(memory_format=memory_format)
+    comm.broadcast_([*model.parameters(), *model.buffers()], "setup")
+    return model
+
+
+def optimizers_of(config: RunConfig, parts: Components, axis: WorkerAxis) -> InnerOptimizers:
+    """The optimizer of the shared parameters, and those of replicas where workers take local steps."""
+    kinds = parameter_kinds(axis.model)
+    return InnerOptimizers(
+        axis,
+        lambda params: build_optimizer(config.optimizer, parts.wrapped.compressor, params, kinds),
+        lambda params: build_optimizer(config.optimizer, parts.differences().compressor, params, kinds),
+    )

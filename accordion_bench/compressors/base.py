@@ -142,6 +142,10 @@ class Compressor(Component, Claims):
         """Whether the update of this tensor is its step, so that the optimizer gets a zero gradient of it."""
         return bool(self.traits.owns)
 
+    def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
+        """Whether its encoder adds a tensor's residual and keeps what is lost, see `Context.feedback`."""
+        return False
+
     def why_dense(self, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
         """Why a tensor that has a level travels dense; None = it does not, or it was asked to."""
         return None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
@@ -68,6 +69,15 @@ class Gathered(Compressor):
             bucket: whose messages these are; its coordinates are not read.
         """
         raise NotImplementedError
+
+    def encode_fed(self, bucket: Bucket) -> Message:
+        """The same of tensors with residuals, which then hold what is lost."""
+        formed, feedback = bucket.formed(), bucket.feedback
+        message = self.encode_bucket(formed)
+        if feedback is not None:
+            self.add_bucket_(Target(feedback.rows_W, -1.0), message, formed)
+            feedback.mask()
+        return message
 
     def encode_for(self, bucket: Bucket, gathered: int, comm: Comm) -> Message:
         """The same in an exchange, of which the first so many tensors will be gathered."""
@@ -199,7 +209,7 @@ class Sent:
 def for_means(xs: Sequence[Tensor], divisor: int, may_be_empty: bool) -> Target:
     """Rows [1, N] for the means of tensors, side by side; on a CPU of zeros, whose memory costs no pass over it."""
     sizes, device = [x.numel() for x in xs], xs[0].device
-    empty = may_be_empty and device.type != "cpu"
+    empty = may_be_empty and engine_for(xs).fills
     make = torch.empty if empty else large_pages.zeros
     flat = make(1, sum(sizes), device=device, dtype=xs[0].dtype)
     return Target(flat.split(sizes, dim=1), divisor=divisor, empty=empty)

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import in_rows
@@ -27,6 +28,7 @@ class Context:
         seed: the run's seed, for keyed draws.
         lrs: learning rate of this step per tensor, for methods in parameter units.
         codebooks: quantisation levels that a policy has fitted, per number of bits; none = the compressor's own.
+        feedback: residuals that the encoder adds to tensors, and in which it keeps what is lost; None = there are none.
     """
 
     step: int
@@ -35,6 +37,7 @@ class Context:
     seed: int = 0
     lrs: Sequence[float] = ()
     codebooks: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    feedback: Feedback | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class Bucket(Context):
         """
         specs, levels = [ctx.specs[i] for i in ids], [ctx.levels[i] for i in ids]
         lrs = [ctx.lrs[i] for i in ids] if ctx.lrs else ()
-        return cls(ctx.step, specs, levels, ctx.seed, lrs, ctx.codebooks, [xs_W[i] for i in ids], workers)
+        feedback = ctx.feedback.take(ids) if ctx.feedback else None
+        return cls(ctx.step, specs, levels, ctx.seed, lrs, ctx.codebooks, feedback, [xs_W[i] for i in ids], workers)
 
     @functools.cached_property
     def rows_W(self) -> list[Tensor]:
@@ -82,7 +86,14 @@ class Bucket(Context):
         xs_W, specs = [self.xs_W[k] for k in which], [self.specs[k] for k in which]
         levels = [self.levels[k] for k in which]
         lrs = [self.lrs[k] for k in which] if self.lrs else ()
-        return replace(self, xs_W=xs_W, specs=specs, levels=levels, lrs=lrs)
+        feedback = self.feedback.take(which) if self.feedback else None
+        return replace(self, xs_W=xs_W, specs=specs, levels=levels, lrs=lrs, feedback=feedback)
+
+    def formed(self) -> "Bucket":
+        """With what residuals make of its tensors, in the residuals' own storage."""
+        if self.feedback is None:
+            return self
+        return replace(self, xs_W=self.feedback.form(self.xs_W), feedback=None)
 
     def at(self, moment: Context) -> "Bucket":
         """The same tensors in another step, with that step's rates of those that have them."""

@@ -20,8 +20,8 @@ from accordion_bench.codecs.layout import KEPT, Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.tensors.counter_rng import BLOCK, streams_of
-from accordion_bench.tensors.kernels import Room
-from accordion_bench.tensors.kernels.table import Table, addresses
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, DenseKernels, Encoding
+from accordion_bench.tensors.kernels.table import Table
 from accordion_bench.tensors.permutations import Draws, draws_of, words_of
 from accordion_bench.tensors.upload import fresh
 
@@ -37,54 +37,51 @@ class Compiled(Reference):
     """Kernels for dense codes and for drawn coordinates.
 
     Args:
-        room: the kernels.
+        kernels: those of where tensors are.
     """
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
+    def __init__(self, kernels: DenseKernels) -> None:
+        self.kernels = kernels
 
-    def norms(self, rows_W: Sequence[Tensor], layout: Layout, kind: str) -> Tensor:
-        rows_W = [contiguous(x_W) for x_W in rows_W]
-        return self.room.bucket_norms(addresses(rows_W), table_of(layout), kind, rows_W[0])
+    def norms(self, bucket: Bucket, layout: Layout, *kinds: str) -> list[Tensor]:
+        return self.kernels.bucket_norms(self.coordinates(bucket), table_of(layout), kinds)
+
+    def coordinates(self, bucket: Bucket) -> Coordinates:
+        """Of a bucket, as kernels are told."""
+        return Coordinates.of(bucket.rows_W)
 
     def write(self, message: Message, name: str, numbers_S: Tensor) -> None:
-        self.room.write_headers(numbers_S, table_of(message.layout, name), message.rows)
+        self.kernels.write_headers(numbers_S, table_of(message.layout, name), message.rows)
 
     def read(self, message: Message, name: str, alpha: float = 1.0) -> Tensor:
-        return self.room.read_headers(message.rows, table_of(message.layout, name), alpha)
+        return self.kernels.read_headers(message.rows, table_of(message.layout, name), alpha)
 
     def encode(
         self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
     ) -> None:
-        self.write_codes(bucket, message, coding, factors_W, scales_W)
+        self.encode_by(self.encoding(bucket, message, coding, factors_W, scales_W), bucket, message, coding)
 
-    def write_codes(
+    def encoding(
         self,
         bucket: Bucket,
         message: Message,
         coding: Coding,
         factors_W: Tensor | None = None,
         scales_W: Tensor | None = None,
-        **more: Any,
-    ) -> None:
-        """As `encode`, by the room's kernel, which may be told more."""
-        rows_W = [contiguous(x_W) for x_W in bucket.rows_W]
-        if factors_W is None:
-            factors_W = message.rows.new_empty(0, 0, dtype=torch.float32)
+    ) -> Encoding:
+        """How kernels encode; arguments as for `encode`."""
+        factors = message.rows.new_empty(0, 0, dtype=torch.float32)
+        if factors_W is not None and factors_W.numel():
+            factors = factors_W.expand(len(message.rows), -1)
         streams = torch.empty(0, dtype=torch.int64)
         if coding.bits:
             streams = fresh(lambda moment: _streams(bucket.at(moment), coding.stream), bucket, message.rows.device)
-        finite = self.room.encode(
-            addresses(rows_W),
-            table_of(message.layout, header_of(coding), tile_of(coding)),
-            scales_W,
-            factors_W.expand(len(message.rows), -1) if factors_W.numel() else factors_W,
-            streams,
-            message.rows,
-            rows_W[0],
-            kernel_rounding(coding),
-            **more,
-        )
+        return Encoding(kernel_rounding(coding), scales_W, factors, streams)
+
+    def encode_by(self, encoding: Encoding, bucket: Bucket, message: Message, coding: Coding) -> None:
+        """Encode as kernels are told."""
+        table = table_of(message.layout, header_of(coding), tile_of(coding))
+        finite = self.kernels.encode(self.coordinates(bucket), table, message.rows, encoding)
         if finite is not None and not finite.all():
             raise NonFiniteRow(int((~finite).flatten().nonzero()[0][0]))
 
@@ -94,39 +91,31 @@ class Compiled(Reference):
         scales = None if coding.norm else message.rows.new_empty(0, dtype=torch.float32)
         if shared is not None:
             scales = shared.expand(len(message.rows), -1)
-        values = [np.array(coding.values, np.float32)]
-        if coding.signs:
-            values.append(np.array(SIGNS, np.float32))
-        self.room.add_values(
-            addresses(target.rows_R),
-            table_of(message.layout, header_of(coding), tile_of(coding)),
-            scales,
-            target.alpha,
-            message.rows,
-            values,
-            target.rows_R[0],
-            target.divisor,
-            middles,
-            target.empty,
-        )
+        decoding = Decoding(values_of(coding), scales, target.alpha, middles, target.divisor, target.empty)
+        table = table_of(message.layout, header_of(coding), tile_of(coding))
+        self.kernels.add_values(Coordinates(target.rows_R), table, message.rows, decoding)
 
     def places(
         self, keys: Callable[[Bucket], Sequence[int]], counts: Sequence[int], bucket: Bucket, device: torch.device
     ) -> Any:
         draws = draws_of(bucket.numels, tuple(counts))
         words = fresh(lambda moment: words_of(keys(bucket.at(moment))), bucket, device)
-        return Drawn(draws, self.room.draw(draws, words))
+        return Drawn(draws, self.kernels.draw(draws, words))
 
     def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
-        rows_W = [contiguous(x_W) for x_W in rows_W]
-        taken_W = self.room.gather(addresses(rows_W), places.draws, places.places, rows_W[0])
+        taken_W = self.kernels.gather(Coordinates.of(rows_W), places.draws, places.places)
         return [taken_W[:, first:last] for first, last in places.draws.spans]
 
     def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
-        target, values_R = target.begun(), [contiguous(own_R) for own_R in values_R]
+        target = target.begun()
         scaled = tuple(target.alpha * factor for factor in factors)
-        at, values = addresses(target.rows_R), addresses(values_R)
-        self.room.scatter(at, places.draws, places.places, values, scaled, target.rows_R[0])
+        targets, values = Coordinates(target.rows_R), Coordinates.of(values_R)
+        self.kernels.scatter(targets, places.draws, places.places, values, scaled)
+
+
+def values_of(coding: Coding) -> list[np.ndarray]:
+    """What the codes of each stream stand for, as kernels are told."""
+    return [np.array(own, np.float32) for own in (coding.values, *([SIGNS] if coding.signs else []))]
 
 
 def _streams(bucket: Bucket, stream: str) -> Tensor:
@@ -149,8 +138,3 @@ def table_of(layout: Layout, header: str = "", tile: int = BLOCK) -> Table:
 
     streams = [offsets(name) for name in ("codes", "signs") if name in layout.fields]
     return Table(layout.numels.tolist(), layout.blocks.tolist(), tile, offsets(header), streams)
-
-
-def contiguous(x_W: Tensor) -> Tensor:
-    """[W, N] with coordinates of a row side by side."""
-    return x_W if x_W.stride(1) == 1 else x_W.contiguous()

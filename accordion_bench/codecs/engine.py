@@ -54,26 +54,26 @@ class Engine(ABC):
         looks: whether input that is not finite is refused. On a device it is not looked at, since the host would wait:
             it shows in the sum.
         copies: whether a copy that puts tensors side by side costs less than work on each by itself.
-        overwrites: whether writing a sum into an empty target costs less than adding it to one of zeros.
         one_by_one: whether products of matrices of different sizes cost no more than those of equal ones.
+        fills: whether sums are better begun in empty memory; a CPU has zeros without a pass over them.
     """
 
     name: str
     looks: bool = True
     copies: bool = False
-    overwrites: bool = False
     one_by_one: bool = False
+    fills: bool = False
 
     # ---- dense codes: a code for every coordinate
 
     @abstractmethod
-    def norms(self, rows_W: Sequence[Tensor], layout: Layout, kind: str) -> Tensor:
-        """A number of every block of a layout, float64 [W, M]; not finite where a coordinate is not.
+    def norms(self, bucket: Bucket, layout: Layout, *kinds: str) -> list[Tensor]:
+        """A number of every block of a layout, float64 [W, M] for each kind; not finite where a coordinate is not.
 
         Args:
-            rows_W: rows [W, N] of each tensor.
+            bucket: coordinates.
             layout: whose blocks.
-            kind: `l1`, `l2`, `linf`; `sum` of coordinates, `below`: of the negative ones, `count`: how many these are.
+            kinds: `l1`, `l2`, `linf`; `sum` of coordinates, `below`: of the negative ones, `count`: how many these are.
         """
 
     @abstractmethod
@@ -257,7 +257,7 @@ class Engine(ABC):
         return coding.factors(scales)
 
     def encode_dense(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
-        """Scales and codes of all coordinates of a bucket.
+        """Scales and codes of all coordinates of a bucket; its residuals then hold what is lost, see `Feedback`.
 
         Args:
             bucket: coordinates.
@@ -268,9 +268,17 @@ class Engine(ABC):
         Raises:
             NonFiniteRow: as `encode`.
         """
-        layout, rows_W = message.layout, bucket.rows_W
+        formed, feedback = bucket.formed(), bucket.feedback
+        self.encode_formed(formed, message, coding, shared)
+        if feedback is not None:
+            self.add_dense(Target(feedback.rows_W, -1.0), message, coding, shared)
+            feedback.mask()
+
+    def encode_formed(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
+        """The same by `norms` and `encode`; arguments as for `encode_dense`."""
+        layout = message.layout
         if coding.norm == "means":
-            total, below, count = (self.norms(rows_W, layout, kind) for kind in ("sum", "below", "count"))
+            total, below, count = self.norms(bucket, layout, "sum", "below", "count")
             means = middle_and_half(total, below, count, entries_on(layout, total.device))
             for numbers_W in means:
                 self._refuse(layout, numbers_W)
@@ -280,7 +288,7 @@ class Engine(ABC):
             return
         scales_W = None
         if coding.norm:
-            norms_W = self.norms(rows_W, layout, coding.norm)
+            (norms_W,) = self.norms(bucket, layout, coding.norm)
             scales_W = coding.scales(norms_W, entries_on(layout, norms_W.device))
             self._refuse(layout, scales_W)
         known = scales_W if shared is None else shared[None]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.compiled import Compiled, contiguous
+from accordion_bench.codecs.compiled import Compiled
 from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import Message, SparseLayout
 from accordion_bench.codecs.non_finite import NonFiniteRow
@@ -23,6 +23,7 @@ from accordion_bench.tensors.kernels import on_cpu
 from accordion_bench.tensors.kernels.bins import send_lifted
 from accordion_bench.tensors.kernels.index_codes import Codes, add_entries, messages, write_entries
 from accordion_bench.tensors.kernels.rows import N, Rows
+from accordion_bench.tensors.kernels.table import contiguous
 from accordion_bench.tensors.kernels.tiles import add_tiles, encode_tiles
 from accordion_bench.tensors.kernels.top import Chosen, choose_from, choose_largest, key, leave_zeros, sampled_keys
 

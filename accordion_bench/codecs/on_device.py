@@ -96,7 +96,7 @@ class Places:
 class OnDevice(Reference):
     """Plain torch on a device, sparse codes of all tensors at once."""
 
-    looks, copies, overwrites = False, True, True
+    looks, copies, fills = False, True, True
 
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
         row = Row(rows_W, counts)

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import LEVELS, Coding
-from accordion_bench.codecs.compiled import Compiled, contiguous, table_of, tile_of
+from accordion_bench.codecs.compiled import Compiled, table_of, tile_of, values_of
 from accordion_bench.codecs.device_selection import POSITIONS, Part, magnitude_bits
 from accordion_bench.codecs.engine import Selection, header_of
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
 from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
-from accordion_bench.tensors.kernels.on_gpu import room, selection, sparse
-from accordion_bench.tensors.kernels.on_gpu.encode import Measured
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding, Fed, Measured
+from accordion_bench.tensors.kernels.on_gpu import dense_kernels, selection, sparse
+from accordion_bench.tensors.kernels.on_gpu.encode import measurable
 from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
-from accordion_bench.tensors.kernels.table import addresses
+from accordion_bench.tensors.kernels.table import addresses, contiguous
 from accordion_bench.tensors.upload import upload
 
 NORMS = ("l2", "linf")
@@ -43,17 +44,35 @@ class OnGpu(Compiled, LowRankOnGpu):
     name = "triton"
 
     def __init__(self) -> None:
-        super().__init__(room)
+        super().__init__(dense_kernels)
 
     def encode_dense(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
+        if bucket.feedback is not None and not bucket.feedback.fits_kernels(bucket.rows_W, shared):
+            super().encode_dense(bucket, message, coding, shared)
+            return
         table = table_of(message.layout, header_of(coding), tile_of(coding))
         to_levels = coding.rounding == LEVELS and coding.scale == "norm"
         known = coding.norm in NORMS and (to_levels or coding.scale == "largest")
-        if known and Measured.possible(table, coding.kinds):
+        if known and measurable(table, coding.kinds):
             measured = Measured(coding.norm, 0.0 if to_levels else coding.largest)
-            self.write_codes(bucket, message, coding, measured=measured)
+            encoding = self.encoding(bucket, message, coding)._replace(measured=measured)
+            self.encode_by(encoding, bucket, message, coding)
         else:
-            super().encode_dense(bucket, message, coding, shared)
+            self.encode_formed(bucket, message, coding, shared)
+
+    def coordinates(self, bucket: Bucket) -> Coordinates:
+        feedback = bucket.feedback
+        if feedback is None:
+            return super().coordinates(bucket)
+        weight = 1.0 if feedback.rates else feedback.scales[0]
+        fed = Fed(feedback.rows_W, weight, feedback.rates, feedback.decay, feedback.masks)
+        return Coordinates.of(bucket.rows_W, fed)
+
+    def encode_by(self, encoding: Encoding, bucket: Bucket, message: Message, coding: Coding) -> None:
+        if bucket.feedback is not None:
+            middles = self.read(message, "middles", -1.0) if coding.norm == "means" else None
+            encoding = encoding._replace(values=values_of(coding), middles=middles)
+        super().encode_by(encoding, bucket, message, coding)
 
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
         numels = tuple(x_W.shape[1] for x_W in rows_W)

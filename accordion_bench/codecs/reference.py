@@ -57,8 +57,14 @@ class Reference(Engine):
 
     name = "torch"
 
-    def norms(self, rows_W: Sequence[Tensor], layout: Layout, kind: str) -> Tensor:
-        cells = [in_blocks(x_W.float(), size) for x_W, size in zip(rows_W, layout.blocks.tolist(), strict=True)]
+    def norms(self, bucket: Bucket, layout: Layout, *kinds: str) -> list[Tensor]:
+        pairs = zip(bucket.rows_W, layout.blocks.tolist(), strict=True)
+        cells = [in_blocks(x_W.float(), size) for x_W, size in pairs]
+        return [self._norms_of(cells, kind) for kind in kinds]
+
+    @staticmethod
+    def _norms_of(cells: Sequence[Tensor], kind: str) -> Tensor:
+        """Of blocks [W, m, size] of each tensor, float64 [W, M]."""
         if kind in ORDERS:
             found = [torch.linalg.vector_norm(x_W, ORDERS[kind], dim=2, dtype=torch.float64) for x_W in cells]
         elif kind == "count":
@@ -192,7 +198,7 @@ class Reference(Engine):
 
     def largest_of(self, bucket: Bucket) -> Tensor:
         """The largest magnitude of every tensor, float32 [W, T]; 0 of one without coordinates."""
-        found_W = self.norms(bucket.rows_W, whole_layout(bucket.numels), "linf").float()
+        found_W = self.norms(bucket, whole_layout(bucket.numels), "linf")[0].float()
         if all(bucket.numels):
             return found_W
         columns, zeros_W = iter(found_W.unbind(1)), found_W.new_zeros(len(found_W))

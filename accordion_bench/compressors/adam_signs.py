@@ -37,26 +37,15 @@ class AdamSigns(ErrorFeedback):
     def scales(self, ctx: Context) -> Sequence[float]:
         return [self.weight] * len(ctx.specs)
 
+    def masks(self, ctx: Context, state: State) -> Sequence[Tensor | None]:
+        return [state.get(spec.name, {}).get(ALIVE) for spec in ctx.specs]
+
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         out = super().exchange(xs_W, ctx, state, comm)
-        alive = {i: own[ALIVE] for i, spec in enumerate(ctx.specs) if ALIVE in (own := state.get(spec.name, {}))}
-        if alive:
-            torch._foreach_mul_([out.update[i] for i in alive], list(alive.values()))
-            for row in range(comm.local_workers):
-                torch._foreach_mul_([state[ctx.specs[i].name]["residual_W"][row] for i in alive], list(alive.values()))
-            self._forget_as_owners({ctx.specs[i].name: of_tensor for i, of_tensor in alive.items()}, state, comm)
+        pairs = zip(out.update, self.masks(ctx, state), strict=True)
+        if alive := [(update, mask) for update, mask in pairs if mask is not None]:
+            torch._foreach_mul_([update for update, _ in alive], [mask for _, mask in alive])
         return out
-
-    def _forget_as_owners(self, alive: Mapping[str, Tensor], state: State, comm: Comm) -> None:
-        if not isinstance(self.inner, TwoWay):
-            return
-        kept, parts = [], []
-        for name, of_tensor in alive.items():
-            for piece, residual in self.inner.kept_of(name, state, comm):
-                kept.append(residual)
-                parts.append(of_tensor.view(-1)[piece.start : piece.stop])
-        if kept:
-            torch._foreach_mul_(kept, parts)
 
 
 def declare_dead(state: State, variances: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.description import OF_COMPRESSORS, CompressorDescription
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.checks import ConfigError
@@ -100,6 +99,10 @@ class Compressor(Component):
         """Whether the update of this tensor is its step, so that the optimizer gets a zero gradient of it."""
         return bool(self.traits.optimizer.owns)
 
+    def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
+        """Whether its encoder adds a tensor's residual and keeps what is lost, see `Context.feedback`."""
+        return False
+
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         """State before the first exchange, for tensors of the type and on the device of `like`."""
         return {}
@@ -141,10 +144,6 @@ class Compressor(Component):
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """What would be compressed of tensors [W, ...]: with residual and momentum; changes nothing."""
         return list(xs_W)
-
-    def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
-        """The normalised buckets of each local worker's tensors, for policies that fit codebooks; None = has none."""
-        return None
 
 
 def subtract_(targets_W: Mapping[int, Tensor], xs_W: Sequence[Tensor]) -> None:

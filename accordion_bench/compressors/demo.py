@@ -37,10 +37,6 @@ VALUES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class Chunks(Tiles):
     """Matrices [n, m] as chunks [a, b], row by row; a coefficient is one of N = a b numbers of a chunk."""
 
-    def dct(self, x_R: Tensor) -> Tensor:
-        """Coefficients [R, C, N] of matrices [R, ...]: A X B^T for each chunk X."""
-        return self.coefficients(self.cut(x_R))
-
     def coefficients(self, chunks: Tensor) -> Tensor:
         """The coefficients [..., N] of chunks [..., N]: A X B^T for each X."""
         A, B = self._matrices(chunks)

@@ -48,6 +48,9 @@ class DenseCodes(Gathered):
 
     # ---- what it gets for that
 
+    def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
+        return self.compresses(spec, level)
+
     def blocks(self, spec: TensorSpec) -> int:
         """Coordinates of a block of this tensor, at least 1."""
         n, size = spec.numel, self.block_size(spec)
@@ -73,6 +76,9 @@ class DenseCodes(Gathered):
                 worker, k = divmod(bad.row, len(ks))
                 raise NonFiniteRow(worker * len(bucket.specs) + ks[k]) from None
         return message
+
+    def encode_fed(self, bucket: Bucket) -> Message:
+        return self.encode_bucket(bucket)
 
     def add_bucket_(self, target: Target, message: Message, bucket: Bucket) -> None:
         engine = engine_for(target.rows_R)

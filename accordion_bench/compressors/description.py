@@ -77,6 +77,8 @@ class CompressorDescription(Description):
             a level travels dense, None = it does not, or it was asked to.
         probe: makes the probe of gradients, in place of `probe.probe`.
         probe_input: makes the probe of what would be compressed, in place of `probe.probe_input`.
+        buckets_of: called with the compressor, tensors [W, ...] and the context; returns the normalised buckets of each
+            local worker's tensors, for policies that fit codebooks. None = it has none.
         claims: see `Claims`.
     """
 
@@ -89,6 +91,7 @@ class CompressorDescription(Description):
     why_dense: Callable[[Any, TensorSpec, float, int], WhyDense | None] = _why_dense
     probe: Callable[..., Any] | None = None
     probe_input: Callable[..., Any] | None = None
+    buckets_of: Callable[..., Any] | None = None
     claims: Claims = field(default_factory=Claims)
 
 

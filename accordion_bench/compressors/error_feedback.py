@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
@@ -16,7 +17,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks, one_allocation
+from accordion_bench.tensors.same_shape import Blocks
 
 GROWS = (
     "compressor.error_feedback=true keeps what was lost, and this compressor may lose more than there was: the "
@@ -94,12 +95,16 @@ class ErrorFeedback(Wrapper):
         """What each tensor is multiplied by before its residual is added."""
         return ctx.lrs if self.traits.optimizer.units == "parameter" else [1.0] * len(ctx.specs)
 
-    def _scaled(self, ctx: Context, xs_W: Sequence[Tensor]) -> list[tuple[Any, list[int]]]:
-        """The same for all tensors that share a number, which may be one of a device."""
-        if self.traits.optimizer.units == "parameter" and xs_W:
-            return rates_of(ctx, range(len(xs_W)), xs_W[0])
-        scales = self.scales(ctx)
-        return [(scale, [i for i in range(len(xs_W)) if scales[i] == scale]) for scale in dict.fromkeys(scales)]
+    def masks(self, ctx: Context, state: State) -> Sequence[Tensor | None]:
+        """Zeros where nothing is kept of a coordinate, of each tensor [...]; None = everything is."""
+        return ()
+
+    def _factors(self, ctx: Context, xs_W: Sequence[Tensor]) -> Sequence[Any]:
+        """The scales as numbers, or as numbers of the device that change from step to step."""
+        if self.traits.optimizer.units != "parameter" or not xs_W:
+            return self.scales(ctx)
+        of = {i: rate for rate, ids in rates_of(ctx, range(len(xs_W)), xs_W[0]) for i in ids}
+        return [of[i] for i in range(len(xs_W))]
 
     @staticmethod
     def _residuals(ctx: Context, state: State) -> list[Tensor | None]:
@@ -117,22 +122,23 @@ class ErrorFeedback(Wrapper):
         if xs_W and not any(scales) and self.zero_lr == "skip":
             return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda targets_W: None)
         kept_W = {i: e for i, e in enumerate(self._residuals(ctx, state)) if e is not None}
-        if kept_W and self.residual_decay != 1:
-            torch._foreach_mul_(list(kept_W.values()), self.residual_decay)
-        # p_w is formed in the residual's own storage, so that error feedback needs no third buffer
-        ps_W = dict(kept_W)
-        for scale, ids in self._scaled(ctx, xs_W):
-            others = [i for i in ids if i not in kept_W]
-            own = [i for i in ids if i in kept_W]
-            kept, given = one_allocation([kept_W[i] for i in own], [xs_W[i] for i in own])
-            if own and isinstance(scale, Tensor):
-                torch._foreach_add_(kept, torch._foreach_mul(given, scale))
-            elif own:
-                torch._foreach_add_(kept, given, alpha=scale)
-            ps_W |= {i: xs_W[i] if isinstance(scale, float) and scale == 1 else xs_W[i] * scale for i in others}
-        out = self.inner.exchange([ps_W[i] for i in range(len(xs_W))], ctx, state, comm)
-        lossy_W = {i: e for i, e in kept_W.items() if self.inner.compresses(ctx.specs[i], ctx.levels[i])}
-        whole_W = {i: e for i, e in kept_W.items() if i not in lossy_W}
+        fed = {i for i in kept_W if self.residual == "local" and self._fed_on_the_way(ctx, i, comm.workers)}
+        feedback = Feedback(
+            [kept_W.get(i) for i in range(len(xs_W))],
+            self._factors(ctx, xs_W),
+            self.residual_decay,
+            self.masks(ctx, state),
+        )
+        ps_W = list(xs_W)
+        if (others := feedback.take(formed := [i for i in kept_W if i not in fed])) is not None:
+            for i, p_W in zip(formed, others.form([xs_W[i] for i in formed]), strict=True):
+                ps_W[i] = p_W
+        for i in set(range(len(xs_W))) - kept_W.keys():
+            scale = feedback.scales[i]
+            ps_W[i] = xs_W[i] if isinstance(scale, float) and scale == 1 else xs_W[i] * scale
+        out = self.inner.exchange(ps_W, replace(ctx, feedback=feedback.only(fed)), state, comm)
+        lossy_W = {i: kept_W[i] for i in formed if self.inner.compresses(ctx.specs[i], ctx.levels[i])}
+        whole_W = {i: kept_W[i] for i in formed if i not in lossy_W}
         for i, e in whole_W.items():
             if out.update[i].data_ptr() == e.data_ptr():  # a lone worker's mean may be its own tensor
                 out.update[i] = out.update[i].clone()
@@ -143,3 +149,6 @@ class ErrorFeedback(Wrapper):
         elif lossy_W:
             torch._foreach_sub_(list(lossy_W.values()), [out.update[i] for i in lossy_W])
         return out
+
+    def _fed_on_the_way(self, ctx: Context, i: int, workers: int) -> bool:
+        return self.inner.takes_feedback(ctx.specs[i], ctx.levels[i], workers)

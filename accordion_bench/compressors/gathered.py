@@ -83,6 +83,15 @@ class Gathered(Compressor):
         """
         raise NotImplementedError
 
+    def encode_fed(self, bucket: Bucket) -> Message:
+        """The same of tensors with residuals, which then hold what is lost."""
+        formed, feedback = bucket.formed(), bucket.feedback
+        message = self.encode_bucket(formed)
+        if feedback is not None:
+            self.add_bucket_(Target(feedback.rows_W, -1.0), message, formed)
+            feedback.mask()
+        return message
+
     def encode_for(self, bucket: Bucket, gathered: int, comm: Comm) -> Message:
         """The same in an exchange, of which the first so many tensors will be gathered."""
         return self.encode_bucket(bucket)
@@ -204,7 +213,7 @@ class Sent:
 
 def for_means(xs: Sequence[Tensor], divisor: int, may_be_empty: bool) -> Target:
     """Rows [1, N] for the means of tensors, side by side: empty, or of zeros, which cost a CPU no pass."""
-    sizes, empty = [x.numel() for x in xs], may_be_empty and engine_for(xs).overwrites
+    sizes, empty = [x.numel() for x in xs], may_be_empty and engine_for(xs).fills
     make = torch.empty if empty else large_pages.zeros
     flat = make(1, sum(sizes), device=xs[0].device, dtype=xs[0].dtype)
     return Target(flat.split(sizes, dim=1), divisor=divisor, empty=empty)

@@ -10,7 +10,7 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, State
-from accordion_bench.compressors.buckets import moments
+from accordion_bench.compressors.buckets import Buckets, moments
 from accordion_bench.compressors.sizes import payload_bytes, wire_bytes
 from accordion_bench.plan import Measured
 from accordion_bench.tensors.same_shape import in_rows
@@ -99,8 +99,15 @@ def probe_of(
     errors = [row[3] for row in numbers]
     all_lost, everything = (sum(row[column] for row in numbers) for column in (4, 5))
     total = all_lost / everything if everything else 0.0
-    buckets = [moments(own) for own in compressor.buckets_of(ps_W, ctx) or []]
+    buckets = [moments(own) for own in buckets_of(compressor, ps_W, ctx) or []]
     return Probed(errors, total, [payload for payload, _ in sizes], buckets, measured)
+
+
+def buckets_of(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
+    """The normalised buckets of each local worker's tensors, for policies that fit codebooks; None = has none."""
+    of = compressor.description.buckets_of
+    found: list[list[Buckets]] | None = of(compressor, xs_W, ctx) if of else None
+    return found
 
 
 def alone(xs_W: Sequence[Tensor]) -> Comm:

@@ -44,6 +44,22 @@ def _variance(compressor: "Quantiser", x_R: Tensor, spec: TensorSpec, level: flo
     return (norm_R.square() * (book[upper] - r_R) * (r_R - book[upper - 1])).sum(1)
 
 
+def _buckets_of(compressor: "Quantiser", xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]]:
+    tables: list[list[Buckets]] = [[] for _ in range(len(xs_W[0]) if xs_W else 0)]
+    for x_W, level in zip(xs_W, ctx.levels, strict=True):
+        if level is None or not x_W[0].numel():
+            continue
+        rows_W = x_W.flatten(1).float()
+        size, norms_W = compressor._size(rows_W.shape[1]), compressor.norms(rows_W)
+        missing = norms_W.shape[1] * size - rows_W.shape[1]
+        padded_W = torch.nn.functional.pad(rows_W, (0, missing)).unflatten(1, (-1, size))
+        exists = torch.ones_like(padded_W[0], dtype=torch.bool)
+        exists[-1, size - missing :] = False
+        for table, rows, norms in zip(tables, padded_W, norms_W, strict=True):
+            table.append(Buckets(norms, torch.where(norms > 0, 1 / norms, 0)[:, None] * rows, exists))
+    return tables
+
+
 class Quantiser(DenseCodes):
     """Q(v)_i = n_b L_(j+1) with probability (r_i - L_j) / (L_(j+1) - L_j), else n_b L_j;  r_i = v_i / n_b.
 
@@ -75,6 +91,7 @@ class Quantiser(DenseCodes):
         kernels=("cpu", "cuda"),
         collective_reason="codes of different norms do not add up",
         idle=_idle,
+        buckets_of=_buckets_of,
         claims=replace(DenseCodes.description.claims, variance=_variance),
     )
 
@@ -155,21 +172,6 @@ class Quantiser(DenseCodes):
         norms_R = torch.linalg.vector_norm(cells_R, ORDERS[self.norm], dim=2, dtype=torch.float64).float()
         refuse_non_finite(norms_R)
         return norms_R
-
-    def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]]:
-        tables: list[list[Buckets]] = [[] for _ in range(len(xs_W[0]) if xs_W else 0)]
-        for x_W, level in zip(xs_W, ctx.levels, strict=True):
-            if level is None or not x_W[0].numel():
-                continue
-            rows_W = x_W.flatten(1).float()
-            size, norms_W = self._size(rows_W.shape[1]), self.norms(rows_W)
-            missing = norms_W.shape[1] * size - rows_W.shape[1]
-            padded_W = torch.nn.functional.pad(rows_W, (0, missing)).unflatten(1, (-1, size))
-            exists = torch.ones_like(padded_W[0], dtype=torch.bool)
-            exists[-1, size - missing :] = False
-            for table, rows, norms in zip(tables, padded_W, norms_W, strict=True):
-                table.append(Buckets(norms, torch.where(norms > 0, 1 / norms, 0)[:, None] * rows, exists))
-        return tables
 
 
 @functools.lru_cache(maxsize=256)

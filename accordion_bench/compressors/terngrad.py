@@ -97,17 +97,16 @@ class TernGrad(Compressor):
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
-    def largest_of(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
+    def largest_of(self, bucket: Bucket) -> list[Tensor]:
         """min(max |v_w|, clip sigma_w) of the local workers, the largest of them, for each tensor."""
-        if not xs_W:
+        if not bucket.specs:
             return []
-        rows_W = [x_W.flatten(1) for x_W in xs_W]
-        lengths = tuple(x_W.shape[1] for x_W in rows_W)
-        engine, layout = engine_for(rows_W), whole_layout(lengths)
-        n, others, exact = entries_of(lengths, xs_W[0].device)
-        largest_W = engine.norms(rows_W, layout, "linf")
+        engine, layout = engine_for(bucket.rows_W), whole_layout(bucket.numels)
+        n, others, exact = entries_of(bucket.numels, bucket.rows_W[0].device)
+        kinds = ("linf",) if self.clip is None else ("linf", "l2", "sum")
+        largest_W, *rest = engine.norms(bucket, layout, *kinds)
         if self.clip is not None:
-            norm_W, sum_W = (engine.norms(rows_W, layout, kind) for kind in ("l2", "sum"))
+            norm_W, sum_W = rest
             square_W, constant_W = norm_W.square(), sum_W.square() / n
             sigma_W = ((square_W - constant_W).clamp_min(0) / others).sqrt()
             # all entries alike have no sigma: nothing sticks out, nothing is cut
@@ -119,7 +118,7 @@ class TernGrad(Compressor):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         specs = ctx.specs
         sent = [i for i, level in compressed_levels(self, ctx).items() if self.pays(specs[i], level, comm.workers)]
-        shared = comm.all_reduce_max(self.largest_of([xs_W[i] for i in sent]))
+        shared = comm.all_reduce_max(self.largest_of(Bucket.of(xs_W, ctx, sent, comm.local)))
         looks = engine_for(xs_W).looks
         for i, scale in zip(sent, shared, strict=True):
             if looks and not scale.isfinite():

@@ -4,7 +4,7 @@ Tensor suffixes: W local workers, A all workers, N elements, B bytes.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
@@ -229,6 +230,11 @@ class TwoWay(Wrapper):
         nbytes = sum(self.inner.message_bytes(piece.spec, level) for piece in pieces)
         return [Transfer("all_to_all", nbytes), Transfer("all_gather_shards", nbytes)]
 
+    def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
+        """As the compressor that it wraps, of tensors that travel through owners."""
+        taken = level is not None and self.inner.takes_feedback(spec, level, workers)
+        return taken and level is not None and self.pays(spec, level, workers)
+
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
@@ -254,6 +260,8 @@ class TwoWay(Wrapper):
         everything = [entry for entries in owned for entry in entries]
         flat_W = {i: in_rows(xs_W[i]) for i in levels}
         bucket = self._bucket(everything, ctx, [flat_W[i][:, p.start : p.stop] for p, i in everything], comm.local)
+        feedback = ctx.feedback.cut([(i, p.start, p.stop) for p, i in everything]) if ctx.feedback else None
+        bucket = replace(bucket, feedback=feedback)
         layouts = [self.inner.layout(*_specs_and_levels(entries, ctx)) for entries in owned]
         sent = self._encode(bucket, everything, ctx, named)
 
@@ -275,16 +283,13 @@ class TwoWay(Wrapper):
             shard = replace(self._bucket(entries, ctx, means, [owner]), purpose="server")
             of_everyone = Message(message_A, [layouts[owner]] * comm.workers)
             self.inner.add_bucket_(target, of_everyone, shard)
-            kept = self._kept(entries, row, state)
-            if kept:
-                torch._foreach_add_(kept, means)
-                shard = replace(shard, xs_W=kept)
             if self.traits.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
-                break_ties_(kept or means, shard, self.inner.stream)
-            answer = self._encode(shard, entries, ctx, named + row)
-            if kept:
-                self.inner.add_bucket_(Target(kept, -1.0), answer, shard)
-            answers.append(answer.rows[0])
+                break_ties_(means, shard, self.inner.stream)
+            if kept := self._kept(entries, row, state):
+                begin = sum(map(len, owned[:owner]))
+                masks = feedback.masks[begin : begin + len(entries)] if feedback else ()
+                shard = replace(shard, feedback=Feedback(kept, [1.0] * len(kept), masks=masks))
+            answers.append(self._encode(shard, entries, ctx, named + row).rows[0])
 
         # 4 everybody gets all pieces
         if levels:
@@ -309,14 +314,6 @@ class TwoWay(Wrapper):
 
         return Exchanged(update, subtract_sent_)
 
-    def kept_of(self, name: str, state: State, comm: Comm) -> Iterator[tuple[Piece, Tensor]]:
-        """The pieces of a tensor that local workers own, each with what its owner has kept, [N] of the state itself."""
-        key = self.kept_in.get(name, "")
-        for piece in self.pieces.get(name, []) if key in state else []:
-            row = piece.owner - comm.first_worker
-            if 0 <= row < comm.local_workers:
-                yield piece, state[key]["residual_W"][row, piece.offset : piece.offset + piece.stop - piece.start]
-
     def _kept(self, entries: Sequence[tuple[Piece, int]], row: int, state: State) -> list[Tensor]:
         """What a local owner has kept of its pieces, [1, N] each; empty where nothing is."""
         keys = [self.kept_in.get(piece.name, "") for piece, _ in entries]
@@ -332,14 +329,14 @@ class TwoWay(Wrapper):
     ) -> Bucket:
         """Pieces [W, N] as tensors of their own."""
         specs, levels = _specs_and_levels(entries, ctx)
-        return Bucket(ctx.step, specs, levels, ctx.seed, (), ctx.codebooks, xs_W, workers)
+        return Bucket(ctx.step, specs, levels, ctx.seed, (), ctx.codebooks, xs_W=xs_W, workers=workers)
 
     def _encode(self, bucket: Bucket, entries: Sequence[tuple[Piece, int]], ctx: Context, first_named: int) -> Message:
         """The messages of pieces; an error names the tensor that a piece is of, and the worker."""
         if not entries:
             return Message(torch.empty(len(bucket.workers), 0, dtype=torch.uint8), [])
         try:
-            return self.inner.encode_bucket(bucket)
+            return self.inner.encode_fed(bucket)
         except NonFiniteRow as bad:
             worker, k = divmod(bad.row, len(entries))
             raise non_finite(ctx, entries[k][1], first_named + worker) from None

@@ -11,7 +11,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, State
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.description import Claims, WhyDense, paper_floats, why_dense_of, with_claims
-from accordion_bench.compressors.probe import Probed, probe_input
+from accordion_bench.compressors.probe import Probed, buckets_of, probe_input
 from accordion_bench.plan import TensorSpec
 
 
@@ -32,6 +32,10 @@ def _variance(compressor: "Wrapper", x_R: Tensor, spec: TensorSpec, level: float
     return found
 
 
+def _buckets_of(compressor: "Wrapper", xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
+    return buckets_of(compressor.inner, xs_W, ctx)
+
+
 def _probe_input(compressor: "Wrapper", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
     return probe_input(compressor.inner, ps_W, ctx, state, workers)
 
@@ -48,6 +52,7 @@ class Wrapper(Compressor):
         paper_floats=_paper_floats,
         why_dense=_why_dense,
         probe_input=_probe_input,
+        buckets_of=_buckets_of,
         claims=Claims(contraction=_contraction, variance=_variance),
     )
 
@@ -84,9 +89,6 @@ class Wrapper(Compressor):
         self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
     ) -> dict[str, dict[str, Tensor]]:
         return self.inner.shared_anew(kept_A, worker, workers)
-
-    def buckets_of(self, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
-        return self.inner.buckets_of(xs_W, ctx)
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None

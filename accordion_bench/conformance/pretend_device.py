@@ -161,9 +161,9 @@ class PretendedKernels(OnDevice):
 
     name = "triton"
 
-    def norms(self, rows_W: Sequence[Tensor], layout: Layout, kind: str) -> Tensor:
+    def norms(self, bucket: Bucket, layout: Layout, *kinds: str) -> list[Tensor]:
         with one_launch("norms"):
-            return super().norms(rows_W, layout, kind)
+            return super().norms(bucket, layout, *kinds)
 
     def write(self, message: Message, name: str, numbers_S: Tensor) -> None:
         with one_launch("write"):
@@ -172,6 +172,18 @@ class PretendedKernels(OnDevice):
     def read(self, message: Message, name: str, alpha: float = 1.0) -> Tensor:
         with one_launch("read"):
             return super().read(message, name, alpha)
+
+    def encode_dense(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
+        feedback = bucket.feedback
+        if feedback is None or not feedback.fits_kernels(bucket.rows_W, shared):
+            super().encode_dense(bucket, message, coding, shared)
+            return
+        with one_launch("fed", 0):  # residuals are added where coordinates are read
+            formed = bucket.formed()
+        self.encode_formed(formed, message, coding)
+        with one_launch("read", int(coding.norm == "means")):  # and written with the codes
+            self.add_dense(Target(feedback.rows_W, -1.0), message, coding)
+            feedback.mask()
 
     def encode(
         self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None

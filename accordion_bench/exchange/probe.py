@@ -9,7 +9,7 @@ from torch import Tensor
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.compressors.base import NonFinite, State
 from accordion_bench.compressors.buckets import Buckets
-from accordion_bench.compressors.probe import Probed, probe, probe_input
+from accordion_bench.compressors.probe import Probed, buckets_of, probe, probe_input
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import Measured
 from accordion_bench.position import StepInfo
@@ -76,7 +76,7 @@ def cut_into_buckets(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo)
     """
     exchange.refuse_non_finite(xs_W)
     try:
-        buckets_W = exchange.compressor.buckets_of(exchange.as_sent(xs_W), exchange.context(replace(info, lr=1.0)))
+        buckets_W = buckets_of(exchange.compressor, exchange.as_sent(xs_W), exchange.context(replace(info, lr=1.0)))
     except NonFiniteRow:
         raise NonFinite("the norm of a bucket of gradients is beyond float32") from None
     assert buckets_W is not None

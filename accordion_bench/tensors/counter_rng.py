@@ -21,28 +21,10 @@ BLOCK = 4096
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(key: int, start: int, count: int, device: torch.device | str = "cpu", bits: int = 24) -> Tensor:
-    """Values start to start + count - 1 of a key's stream: float32 [count], multiples of 2^-bits in [0, 1)."""
-    words = _words(key, start, count, device)
-    return ((words >> (32 - bits)) & ((1 << bits) - 1)).float() * 2.0**-bits
-
-
-def _words(key: int, start: int, count: int, device: torch.device | str) -> Tensor:
-    first = start // BLOCK
-    keys = block_keys([key], first, -(-(start + count) // BLOCK), device)
-    words = torch.empty(1, start - first * BLOCK + count, dtype=torch.int32, device=device)
-    return fill_bits_(words, keys)[0, start - first * BLOCK :]
-
-
-def block_keys(keys: Sequence[int], first: int, last: int, device: torch.device | str = "cpu") -> Tensor:
-    """What `fill_bits_` needs for blocks first..last-1 of each key: an int32 word and odd factor, [R, blocks, 2]."""
-    return upload(
-        _keys_of_blocks(streams_of(keys)[:, None], np.arange(first, last, dtype=np.uint64)), torch.device(device)
-    )
-
-
 def blocks_of(keys_R: Sequence[Sequence[int]], counts: Sequence[int], device: torch.device) -> Tensor:
-    """`block_keys` of several streams in each row, one behind the other: [R, sum of counts, 2].
+    """What `fill_bits_` needs for blocks of streams: an int32 word and odd factor, [R, sum of counts, 2].
+
+    Streams of a row stand one behind the other.
 
     Args:
         keys_R: one key per stream.

@@ -36,7 +36,7 @@ class Blocks:
         sizes = [workers * len(indices) * specs[indices[0]].numel for indices in members.values()]
         *starts, total = itertools.accumulate((-(-size // step) * step for size in sizes), initial=0)
         self.flat = torch.zeros(total, dtype=like.dtype, device=like.device)
-        self.flat.tensors_of_blocks = len(specs)  # type: ignore[attr-defined]
+        self.flat.numbers_of_blocks = sum(sizes)  # type: ignore[attr-defined]
         self.tensors: list[Tensor] = [like] * len(specs)
         self.blocks: list[Tensor] = []
         for (shape, indices), start, size in zip(members.items(), starts, sizes, strict=True):
@@ -50,7 +50,7 @@ def one_allocation(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
     """Lists of tensors for work on each of their numbers: one flat tensor in the place of all tensors of `Blocks`.
 
     Args:
-        lists: tensors of equal shapes, in one order.
+        lists: tensors of equal shapes, in one order; or parts of tensors, no number in two of them.
 
     Returns:
         of each list a list; lists of flat tensors only where all of them are that.
@@ -64,9 +64,11 @@ def one_allocation(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _flat_of(xs: Sequence[Tensor]) -> Tensor | None:
-    """The allocation of `Blocks` of which these are all tensors; None = they are no such."""
+    """The allocation of `Blocks` of which these have all numbers; None = there is none."""
     base = xs[0]._base if xs else None
-    if base is None or getattr(base, "tensors_of_blocks", 0) != len(xs) or any(x._base is not base for x in xs):
+    if base is None or any(x._base is not base for x in xs):
+        return None
+    if getattr(base, "numbers_of_blocks", -1) != sum(x.numel() for x in xs):
         return None
     return base if len({x.data_ptr() for x in xs if x.numel()}) == sum(x.numel() > 0 for x in xs) else None
 

@@ -1,6 +1,7 @@
 """Dense codes by every engine are those of the reference."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -11,15 +12,18 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Target
 from accordion_bench.codecs.coding import LEVELS, SIGNS, Coding, to_levels
 from accordion_bench.codecs.engine import entries_on
+from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.compressors import eight_bit, fp4, natural
 from accordion_bench.compressors.codebooks import exponential, uniform
 from accordion_bench.compressors.dense import dense_layout
+from accordion_bench.conformance.pretend_device import Pretend
 from accordion_bench.tensors.kernels.table import LONGEST
 from tests.codecs.conftest import There
 from tests.codecs.kit import LAID, LENGTHS, SHORT, any_numbers, apart, bucket_of, ulps, whole_numbers
+from tests.kit.gpu import THERE
 
 REFERENCE = Reference()
 NORMS = ["l1", "l2", "linf", "sum", "below", "count"]
@@ -99,7 +103,7 @@ HERE = There(REFERENCE, torch.device("cpu"))
 
 def by(there: There, lengths, size, kind, rows_W) -> Tensor:
     layout = Layout(lengths, [max(1, n if size is None else size) for n in lengths], {})
-    return there.engine.norms(there.to(rows_W), layout, kind).cpu()
+    return there.engine.norms(bucket_of(there.to(rows_W)), layout, kind)[0].cpu()
 
 
 # ---- the properties
@@ -128,7 +132,8 @@ def codes_are_equal_for_the_same_scales(there, dense, dtype):
     rows_W, shared = any_numbers(dense.lengths, 3, dtype), dense.shared()
     scales_W = None if shared is None else shared[None]
     if coding.norm:
-        scales_W = coding.scales(REFERENCE.norms(rows_W, layout, coding.norm), entries_on(layout, torch.device("cpu")))
+        (norms_W,) = REFERENCE.norms(bucket_of(rows_W), layout, coding.norm)
+        scales_W = coding.scales(norms_W, entries_on(layout, torch.device("cpu")))
     found = []
     for one in (there, HERE):
         message = Message.empty(layout, 3, one.device)
@@ -147,6 +152,27 @@ def sums_are_equal(there, dense, dtype, senders):
             found = dense.add_by(there, sums_R, bytes_S, alpha, divisor)
             expected = dense.add_by(HERE, sums_R, bytes_S, alpha, divisor)
             assert all(map(torch.equal, found, expected)), (rows, alpha, divisor)
+
+
+def residuals_hold_what_is_lost(there, dense, scale, **more):
+    """Messages and residuals are those of the reference, to the bit, and what is sent and kept is what there was."""
+    rows_W, residuals_W = (whole_numbers(dense.lengths, 3, seed=seed) for seed in (1, 2))
+    found = []
+    for one in (there, HERE):
+        own_W = [one.to(e_W.clone()) for e_W in residuals_W]
+        scales = [one.to(scale) if isinstance(scale, Tensor) else scale] * len(own_W)
+        masks = [one.to(mask) for mask in more.get("masks", ())]
+        feedback = Feedback(own_W, scales, more.get("decay", 1.0), masks)
+        bucket = replace(bucket_of(one.to(rows_W)), feedback=feedback)
+        message = Message.empty(dense.layout(), 3, one.device)
+        one.engine.encode_dense(bucket, message, dense.coding, one.to(dense.shared()))
+        found.append([message.rows.cpu(), *(e_W.cpu() for e_W in own_W)])
+    assert all(map(torch.equal, *found))
+    formed = [x_W * scale + e_W * more.get("decay", 1.0) for x_W, e_W in zip(rows_W, residuals_W, strict=True)]
+    assert dense.bytes_by(HERE, formed).equal(found[0][0])
+    lost = dense.add_by(HERE, formed, found[0][0], -1.0, 1)
+    expected = [x_W * mask for x_W, mask in zip(lost, more.get("masks") or [1] * len(lost), strict=True)]
+    assert all(map(torch.equal, found[0][1:], expected))
 
 
 def scales_are_read_as_written(there):
@@ -215,6 +241,23 @@ def test_messages_of_tensors_that_are_strided(numba, coding, laid):
 
 def test_scales_are_read_as_written(there):
     scales_are_read_as_written(there)
+
+
+FED = {  # scale, and the rest of a `Feedback`
+    "as it is": (1.0, {}),
+    "weighted": (0.5, {"decay": 0.25}),
+    "at a rate": (torch.tensor(0.3), {"masks": [torch.arange(n) % 3 != 0 for n in (7, 0, 2600)]}),
+}
+
+
+@pytest.mark.parametrize("size", [8, 27, 512, None])
+@pytest.mark.parametrize("name", ["sign", "sign, means", "4 bits", "ternary, shared", "e4m3"])
+def test_residuals_hold_what_is_lost(there, name, size):
+    for scale, more in FED.values():
+        more = {**more, "masks": [mask.float() for mask in more.get("masks", ())]}
+        dense = Dense.of(CODINGS[name], (7, 0, 2600), size)
+        if len(dense.lengths) == len(more["masks"] or dense.lengths):
+            residuals_hold_what_is_lost(there, dense, scale, **more)
 
 
 @every_coding
@@ -292,6 +335,29 @@ def test_scales_of_small_blocks_are_made_with_their_codes_by_triton(triton, name
     rows_W = [torch.zeros(2, 700), torch.full((2, 40), 1e-45), torch.full((2, 9), 1e18)]
     dense = Dense.of(CODINGS[name], (700, 40, 9), size)
     assert dense.bytes_by(triton, triton.to(rows_W)).equal(dense.bytes_by(HERE, rows_W))
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("fed", FED)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, None) for name in ("sign", "sign, mean", "sign, means", "power, 7 bits", "int8 at random")),
+        *((name, 512) for name in ("4 bits", "symmetric", "e4m3", "e3m0")),
+        ("sign, means", 27),
+        ("ternary", 100),
+        ("ternary, shared", None),
+    ],
+)
+def test_residuals_hold_what_is_lost_by_triton(triton, name, size, fed):
+    """As they are read: no other kernel touches them."""
+    scale, more = FED[fed]
+    dense = Dense.of(CODINGS[name], (7, 0, 2600), size)
+    masks = [mask.float() for mask in more.get("masks", ()) if len(mask) in dense.lengths]
+    counts = Pretend.counts.launches
+    counts.clear()
+    residuals_hold_what_is_lost(triton, dense, scale, **{**more, "masks": masks})
+    assert THERE or name == "ternary, shared" or not any("foreach" in launch for launch in counts), counts
 
 
 def test_where_blocks_end_within_groups_by_triton(triton):

@@ -57,7 +57,7 @@ def test_dct_matrix_is_orthonormal(n):
 def test_chunks_equal_the_explicit_sum_and_come_back(shape):
     x = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     chunks = Chunks(*shape, *(largest_divisor(side, 5) for side in shape))
-    coefficients = chunks.dct(x)
+    coefficients = chunks.coefficients(chunks.cut(x))
     assert coefficients.shape == (2, chunks.count, chunks.numel)
     c = 0
     for top in range(0, shape[0], chunks.a):

@@ -16,6 +16,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import codebooks, entropy
 from accordion_bench.compressors.base import Context, NonFinite
 from accordion_bench.compressors.buckets import Buckets
+from accordion_bench.compressors.probe import buckets_of
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.config.components import build_components
 from accordion_bench.exchange.probe import probe_exchange
@@ -200,7 +201,7 @@ def test_huffman_shortens_what_is_peaked():
 def statistics_of(policy, xs_W, quantiser, workers=4, placements=1):
     spec = TensorSpec("x", tuple(xs_W.shape[1:]))
     collected = BucketStatistics(Comm(workers))
-    buckets = quantiser.buckets_of([xs_W], Context(0, [spec], [quantiser.level]))
+    buckets = buckets_of(quantiser, [xs_W], Context(0, [spec], [quantiser.level]))
     collected.add(policy.signals, buckets)
     return collected.read(policy.signals), collected.comm.ledger.columns()["control_bytes"]
 
@@ -248,7 +249,7 @@ def test_statistics_do_not_see_the_placement():
         ((statistic, together),) = statistics_of(policy, x, quantiser)[0].items()
         rows = [BucketStatistics(Comm(1)) for _ in range(4)]
         for row, one in enumerate(rows):
-            one.add(policy.signals, quantiser.buckets_of([x[row : row + 1]], Context(0, [spec], [3])))
+            one.add(policy.signals, buckets_of(quantiser, [x[row : row + 1]], Context(0, [spec], [3])))
         expected = torch.stack([one.sums[statistic][0] for one in rows]).sum(0)
         torch.testing.assert_close(together, expected, rtol=1e-12, atol=0)
 
@@ -283,7 +284,7 @@ def test_the_weights_of_the_mixture(norm_weight, power, count):
     policy = FittedCodebook(fit="mixture", norm_weight=norm_weight, num_components=count)
     collected = BucketStatistics(Comm(4))
     for x in (first, second):
-        collected.add(policy.signals, quantiser.buckets_of([x], Context(0, [spec], [3])))
+        collected.add(policy.signals, buckets_of(quantiser, [x], Context(0, [spec], [3])))
     (found,) = collected.read(policy.signals).values()
     expected = weighed_by_hand(torch.cat([first, second]), 10, count, power)
     torch.testing.assert_close(found[found[:, 2] > 0], expected, rtol=1e-5, atol=1e-6)
@@ -311,14 +312,14 @@ def test_short_buckets_do_not_decide_the_levels():
     lost = {}
     for fit in (None, "mixture", "empirical"):
         policy, collected = FittedCodebook(fit=fit), BucketStatistics(Comm(1))
-        collected.add(policy.signals, quantiser.buckets_of(xs, context))
+        collected.add(policy.signals, buckets_of(quantiser, xs, context))
         dist = policy.distribution(collected.read(policy.signals))
         lost[fit] = expected_error(quantiser, xs, policy.solve(dist, 3, codebooks.exponential(3, True)).levels)
     assert max(lost.values()) < 0.66
     assert lost[None] == lost["empirical"]
     equal = FittedCodebook().signals
     collected = BucketStatistics(Comm(1))
-    collected.add(equal, quantiser.buckets_of(xs[:10], replace(context, specs=context.specs[:10], levels=[3] * 10)))
+    collected.add(equal, buckets_of(quantiser, xs[:10], replace(context, specs=context.specs[:10], levels=[3] * 10)))
     assert [type(statistic) for statistic in collected.read(equal)] == [BucketMoments]
 
 

@@ -17,7 +17,7 @@ from accordion_bench.conformance import __main__ as command
 from accordion_bench.conformance import randomness
 from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.placement import check_placement
-from accordion_bench.tensors.counter_rng import uniforms
+from tests.kit.rounding import uniforms
 
 
 def owed(outcome: conformance.Outcome) -> None:

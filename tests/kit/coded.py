@@ -17,7 +17,7 @@ def bucket_of(
 ) -> Bucket:
     """A tensor of workers [W, N], which has this shape; a row if nothing else is said."""
     specs = [TensorSpec("x", shape or (1, x_W[0].numel()))]
-    return Bucket(step, specs, [level], 0, [0.1], codebooks or {}, [x_W], range(len(x_W)))
+    return Bucket(step, specs, [level], 0, [0.1], codebooks or {}, xs_W=[x_W], workers=range(len(x_W)))
 
 
 def decoded(method: Gathered, message: Message, bucket: Bucket) -> Tensor:

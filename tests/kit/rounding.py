@@ -16,6 +16,7 @@ from accordion_bench.codecs.reference import Reference
 from accordion_bench.compressors.dense import dense_layout
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, fill_bits_
 
 
 def bucket_count(n: int, size: int | None) -> int:
@@ -37,6 +38,17 @@ def keyed(x_R: Tensor, keys: Sequence[int]) -> Keyed:
     return Keyed(0, [TensorSpec("x", (x_R.shape[1],))], [1], xs_W=[x_R], workers=range(len(x_R)), given=keys)
 
 
+def random_words(key: int, start: int, count: int) -> Tensor:
+    """Words start to start + count - 1 of a key's stream, int32 [count]; the leading bits are good."""
+    blocks = blocks_of([[key]], [-(-(start + count) // BLOCK)], torch.device("cpu"))
+    return fill_bits_(torch.empty(1, start + count, dtype=torch.int32), blocks)[0, start:]
+
+
+def uniforms(key: int, start: int, count: int, bits: int = 24) -> Tensor:
+    """The same as multiples of 2^-bits in [0, 1)."""
+    return ((random_words(key, start, count) >> (32 - bits)) & ((1 << bits) - 1)).float() * 2.0**-bits
+
+
 class Path:
     """What an engine does."""
 
@@ -49,7 +61,7 @@ class Path:
 
     def bucket_norms(self, x_R: Tensor, size: int | None, norm: str) -> Tensor:
         n = x_R.shape[1]
-        return self.engine.norms([self.given(x_R)], Layout([n], [size or max(n, 1)], {}), norm).float()
+        return self.engine.norms(keyed(self.given(x_R), []), Layout([n], [size or max(n, 1)], {}), norm)[0].float()
 
     def encode_levels(self, x_R: Tensor, norms_R: Tensor, size: int | None, book, keys) -> Tensor:
         refuse_non_finite(norms_R)

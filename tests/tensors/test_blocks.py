@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import ALIGNMENT, Blocks, one_allocation
+from accordion_bench.tensors.same_shape import ALIGNMENT, Blocks, in_rows, one_allocation
 
 SPECS = [TensorSpec(f"t{i}", shape) for i, shape in enumerate([(3, 5), (7,), (3, 5), (), (2, 0), (3, 5), (7,)])]
 
@@ -29,6 +29,17 @@ def test_all_tensors_of_both_are_one_flat_tensor_of_each():
     (a,), (b,) = one_allocation(first.tensors, second.tensors)
     assert a is first.flat and b is second.flat
     assert [x.shape for (x,) in one_allocation(first.tensors[::-1])] == [first.flat.shape]  # in any order
+
+
+def test_parts_that_have_all_numbers_are_it_too():
+    first, second = (Blocks(SPECS, 2, torch.zeros(())) for _ in range(2))
+    pairs = [[in_rows(x_W).tensor_split(2, dim=1) for x_W in own.tensors] for own in (first, second)]
+    halves = [[part for pair in own for part in pair] for own in pairs]
+    (a,), (b,) = one_allocation(*halves)
+    assert a is first.flat and b is second.flat
+    few = Blocks([TensorSpec("cut", (8,)), TensorSpec("left out", (8,))], 2, torch.zeros(())).tensors
+    parts = list(few[0].tensor_split(2, dim=1))  # as many as there are tensors
+    assert [id(x) for x in one_allocation(parts)[0]] == [id(x) for x in parts]
 
 
 def test_what_is_not_all_of_an_allocation_stays_a_list():

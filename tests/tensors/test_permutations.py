@@ -123,9 +123,9 @@ def test_triton_makes_the_same(more):
     some = {1: 1, 2: 2, 5: 4, 70: 70, 1025: 1025, 65_537: 33, 100_003: 1300, **more}
     draws, words = Draws(list(some), list(some.values())), words_of(own_keys("triton", len(some)))
     with gpu_for_triton() as gpu:
-        from accordion_bench.tensors.kernels.on_gpu import room
+        from accordion_bench.tensors.kernels.on_gpu.drawn import draw
 
-        out = room.draw(draws, words.to(gpu.device)).cpu()
+        out = draw(draws, words.to(gpu.device)).cpu()
     assert out.dtype == draws.dtype == (torch.int64 if more else torch.int32)
     for own, (first, last) in zip(images(draws, words), draws.spans, strict=True):
         assert torch.equal(out[first:last].long(), own)

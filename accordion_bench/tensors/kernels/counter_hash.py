@@ -11,7 +11,7 @@ _GOLDEN, _FIRST, _SECOND = u64(0x9E3779B97F4A7C15), u64(0xBF58476D1CE4E5B9), u64
 
 @compiled
 def block_key(stream, block):  # type: ignore[no-untyped-def]
-    """The word and the odd factor of a block of a stream; see `counter_rng.block_keys`."""
+    """The word and the odd factor of a block of a stream; see `counter_rng.blocks_of`."""
     z = (stream + u64(block) + u64(1)) * _GOLDEN
     z = (z ^ (z >> u64(30))) * _FIRST
     z = (z ^ (z >> u64(27))) * _SECOND

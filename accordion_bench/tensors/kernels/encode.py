@@ -1,10 +1,12 @@
 """Coordinates to packed codes: tile by tile, bucket by bucket."""
 
 import numpy as np
+from torch import Tensor
 
 from accordion_bench.tensors.counter_rng import BLOCK
 from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, owner
 from accordion_bench.tensors.kernels.counter_hash import LANES, block_key, draw
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding, array_like
 from accordion_bench.tensors.kernels.eight_bit import (
     round_at_random,
     round_to_e3m0,
@@ -25,45 +27,24 @@ from accordion_bench.tensors.kernels.rounding import (
     RANDOM_INTEGER,
     SIGNS,
     SYMMETRIC,
-    Rounding,
 )
 from accordion_bench.tensors.kernels.signs import all_finite, pack_signs
 from accordion_bench.tensors.kernels.table import BUCKET, CODES, MORE, SIZE, TILE, N, Table
 from accordion_bench.tensors.kernels.threads import over_tiles
 
 
-def encode(
-    addresses: np.ndarray,
-    table: Table,
-    factors: np.ndarray,
-    streams: np.ndarray,
-    message: np.ndarray,
-    like: np.ndarray,
-    rounding: Rounding,
-) -> np.ndarray:
-    """Codes of coordinates into the messages.
-
-    Args:
-        addresses: of the coordinates, [W, T].
-        table: lengths, buckets, and where codes go.
-        factors: what the coordinates of each bucket are multiplied by, float32 [W, M]; empty = 1.
-        streams: of random numbers, uint64 [W, T]; empty where nothing is drawn.
-        message: uint8 [W, B].
-        like: an array of the coordinates' type; they are read as float32.
-        rounding: how.
-
-    Returns:
-        whether the coordinates of each tensor are finite, bool [W, T]; looked at for POWERS and SIGNS alone.
-    """
-    kind, K, bits, scale, *thresholds = rounding
-    finite = np.ones((len(addresses), table.tiles), np.bool_)
+def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> np.ndarray:
+    """See `DenseKernels.encode`; without the scales, which `headers` writes."""
+    kind, K, bits, scale, *thresholds = encoding.rounding
+    streams = encoding.streams.numpy().view(np.uint64) if encoding.streams.numel() else np.empty((0, 0), np.uint64)
+    finite = np.ones((len(message), table.tiles), np.bool_)
     over_tiles(
         _encode,
         finite.size,
-        *(addresses, table.rows, table.tile, factors, streams, message, like, LANES, finite),
-        *(kind, K, bits, f32(scale), *thresholds),
+        *(x.addresses, table.rows, table.tile, encoding.factors.contiguous().numpy(), streams, message.numpy()),
+        *(array_like(x.like), LANES, finite, kind, K, bits, f32(scale), *thresholds),
     )
-    of_tensors = np.ones((len(addresses), len(table.rows) - 1), bool)
+    of_tensors = np.ones((len(message), len(table.rows) - 1), bool)
     for w, tile in zip(*np.nonzero(~finite), strict=True):
         of_tensors[w, np.searchsorted(table.rows[1:, TILE], tile, side="right")] = False
     return of_tensors

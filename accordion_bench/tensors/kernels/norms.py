@@ -3,7 +3,11 @@
 Accumulated in float64.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
+from torch import Tensor
 
 from accordion_bench.tensors.kernels.compiled import (
     array_at,
@@ -16,27 +20,21 @@ from accordion_bench.tensors.kernels.compiled import (
     summing,
     u32,
 )
+from accordion_bench.tensors.kernels.dense_kernels import NORMS, Coordinates, array_like
 from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, PIECE, SIZE, N, Table
 from accordion_bench.tensors.kernels.threads import over_tiles
 
-L1, L2, LINF, SUM, BELOW, COUNT = range(6)
-KINDS = {"l1": L1, "l2": L2, "linf": LINF, "sum": SUM, "below": BELOW, "count": COUNT}
+L1, L2, LINF, SUM, BELOW, COUNT = range(len(NORMS))
 
 
-def bucket_norms(addresses: np.ndarray, table: Table, norm: str, like: np.ndarray) -> np.ndarray:
-    """The norm of every bucket, float64 [W, M]; NaN or infinity where one of its coordinates is.
-
-    Args:
-        addresses: of the coordinates, [W, T].
-        table: lengths and buckets of tensors.
-        norm: `l1`, `l2`, `linf`; `sum` of coordinates, `below`, of negative ones, and `count`, how many these are.
-        like: an array of their type; they are read as float32.
-    """
-    parts = np.empty((len(addresses), table.pieces))
-    out = np.empty((len(addresses), table.buckets))
-    over_tiles(_sum_pieces, parts.size, addresses, table.rows, KINDS[norm], like, parts)
-    _join_pieces(table.rows, KINDS[norm], parts, out)
-    return out
+def bucket_norms(x: Coordinates, table: Table, kinds: Sequence[str]) -> list[Tensor]:
+    """See `DenseKernels.bucket_norms`; coordinates are read once for each kind."""
+    out = np.empty((len(kinds), len(x.addresses), table.buckets))
+    parts = np.empty((len(x.addresses), table.pieces))
+    for own, kind in zip(out, map(NORMS.index, kinds), strict=True):
+        over_tiles(_sum_pieces, parts.size, x.addresses, table.rows, kind, array_like(x.like), parts)
+        _join_pieces(table.rows, kind, parts, own)
+    return list(torch.from_numpy(out))
 
 
 @compiled

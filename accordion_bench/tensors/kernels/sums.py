@@ -1,51 +1,27 @@
 """Sums of decoded messages, straight from their bytes into the sum."""
 
-from collections.abc import Sequence
-
 import numpy as np
+from torch import Tensor
 
 from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, owner
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, array_like
 from accordion_bench.tensors.kernels.packing import packed_bytes, unpack
 from accordion_bench.tensors.kernels.table import BUCKET, CODES, MORE, SIZE, TILE, N, Table
 from accordion_bench.tensors.kernels.threads import over_tiles
 
 
-def add_values(
-    targets: np.ndarray,
-    table: Table,
-    scales: np.ndarray,
-    message: np.ndarray,
-    values: Sequence[np.ndarray],
-    like: np.ndarray,
-    divisor: int,
-    middles: np.ndarray | None = None,
-    empty: bool = False,
-) -> None:
-    """target [R, N] += the sum, in order, of scale x value of code of each sender; then / divisor.
-
-    A second stream of codes is signs, by which values are multiplied. Sender a goes to row a mod R. Each product and
-    each sum is rounded once.
-
-    Args:
-        targets: addresses of the sums, [R, T].
-        table: lengths, buckets, and where the codes are.
-        scales: float32 [A, M].
-        message: uint8 [A, B].
-        values: what the codes of each stream stand for, float32 [K].
-        like: an array of the type of the sums.
-        divisor: of the whole, 1 for a sum.
-        middles: what is added to values of two codes after they are scaled, float32 [A, M]; None = nothing.
-        empty: the targets count as zeros, whatever they hold.
-    """
-    K = len(values[0])
-    book = np.pad(values[0], (0, 256 - K), mode="edge")  # bytes from a stranger may hold codes that do not exist
-    signs = values[1] if len(values) > 1 else values[0][:0]
-    middles = np.zeros((0, 0), np.float32) if middles is None else middles
+def add_values(targets: Coordinates, table: Table, message: Tensor, scales: Tensor, decoding: Decoding) -> None:
+    """See `DenseKernels.add_values`; with scales of all buckets, float32 [A, M], alpha in them."""
+    K = len(decoding.values[0])
+    book = np.pad(decoding.values[0], (0, 256 - K), mode="edge")  # bytes from a stranger may hold unknown codes
+    signs = decoding.values[1] if len(decoding.values) > 1 else book[:0]
+    middles = np.zeros((0, 0), np.float32) if decoding.middles is None else decoding.middles.numpy()
+    like = array_like(targets.like)
     over_tiles(
         _add_values,
-        len(targets) * table.tiles,
-        *(targets, table.rows, table.tiles, table.tile, scales, message, K, book, signs, middles),
-        *(like, like.dtype.type(divisor), empty),
+        len(targets.addresses) * table.tiles,
+        *(targets.addresses, table.rows, table.tiles, table.tile, scales.numpy(), message.numpy(), K, book, signs),
+        *(middles, like, like.dtype.type(decoding.divisor), decoding.empty),
     )
 
 

@@ -61,6 +61,11 @@ class Table:
         self.entries[(buckets.cumsum() - 1)[filled]] = (n - (buckets - 1) * size)[filled]
 
 
+def contiguous(x_W: Tensor) -> Tensor:
+    """[W, N] with coordinates of a row side by side."""
+    return x_W if x_W.stride(1) == 1 else x_W.contiguous()
+
+
 def addresses(rows_W: Sequence[Tensor]) -> np.ndarray:
     """Where each worker's part [N] of tensors [W, N] lies, int64 [W, T]; parts must be contiguous."""
     starts = np.array([x_W.data_ptr() for x_W in rows_W], np.int64)

@@ -15,7 +15,8 @@ from triton.compiler import ASTSource
 
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.on_gpu import casts, encode, launch, room
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, Encoding, Fed, Measured
+from accordion_bench.tensors.kernels.on_gpu import casts, encode, launch, norms, sums
 from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.kernels.table import Table
 from tests.device.triton import to_ptx
@@ -24,18 +25,29 @@ N = 1 << 20
 EACH = 16  # coordinates of a thread
 INSTRUCTION = re.compile(r"\s*(?:@!?%p\d+\s+)?([a-z][a-z0-9_.]+)\s")
 WIDE = {"ld": "ld.global.v4.b32", "st": "st.global.v4.b32"}
-CASES = {  # coordinates of a block, rounding, codes, whether scales are made in the same read
-    "sign": (N, Rounding(kinds.SIGNS, 2), 2, None),
-    "4 bits": (512, for_kernel(to_ptx.levels(15)), 15, None),
-    "3 bits": (512, for_kernel(to_ptx.levels(7)), 7, None),
-    "e4m3": (1024, Rounding(kinds.E4M3, 256), 256, None),
-    "e3m0": (512, Rounding(kinds.E3M0, 16), 16, None),
-    "4 bits, measured": (512, for_kernel(to_ptx.levels(15)), 15, encode.Measured("l2", 0.0)),
-    "e4m3, measured": (1024, Rounding(kinds.E4M3, 256), 256, encode.Measured("linf", 448.0)),
+OF_BLOCKS = {"_join_pieces", "_write_headers", "_read_headers"}  # kernels that read no coordinate
+SIGNS, QSGD = Rounding(kinds.SIGNS, 2), for_kernel(to_ptx.levels(15))
+E4M3, E3M0 = Rounding(kinds.E4M3, 256), Rounding(kinds.E3M0, 16)
+CASES = {  # coordinates of a block, rounding, whether scales are made in the same read
+    "sign": (N, SIGNS, None),
+    "4 bits": (512, QSGD, None),
+    "3 bits": (512, for_kernel(to_ptx.levels(7)), None),
+    "e4m3": (1024, E4M3, None),
+    "e3m0": (512, E3M0, None),
+    "4 bits, measured": (512, QSGD, Measured("l2", 0.0)),
+    "e4m3, measured": (1024, E4M3, Measured("linf", 448.0)),
+}
+FED = {  # the same, of coordinates to which residuals are added
+    "sign, fed": (N, SIGNS, None, "l1"),
+    "sign, fed at a rate, masked": (N, SIGNS, None, "l2"),
+    "4 bits, measured, fed": (512, QSGD, Measured("l2", 0.0), None),
+    "e4m3, measured, fed": (1024, E4M3, Measured("linf", 448.0), None),
 }
 
 
 def start(kernel, grid, device, args, constants):
+    if kernel.__name__ in OF_BLOCKS:
+        return
     names = kernel.arg_names
     signature = dict.fromkeys(constants, "constexpr") | dict(zip(names, map(to_ptx.kind_of, args), strict=False))
     values = constants | {n: x for n, x in zip(names, args, strict=False) if signature[n] == "constexpr"}
@@ -62,22 +74,48 @@ def start(kernel, grid, device, args, constants):
 
 def main() -> None:
     """As the module says."""
-    x, at, message = torch.zeros(1, N), np.array([[4096]]), torch.zeros(1, 10, dtype=torch.uint8)
-    streams, none = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(0, 0)
-    for case, (size, rounding, codes, measured) in CASES.items():
+    x, message, none = on(torch.zeros(1, N)), torch.zeros(1, 10, dtype=torch.uint8), torch.zeros(0, 0)
+    streams = torch.zeros(1, 1, dtype=torch.int64)
+    for case, (size, rounding, measured) in CASES.items():
         now[:] = [case]
         table = Table([N], [size], 4096, [0], [[4]])
         scales = torch.zeros(1, table.buckets) if size < N else None
         given = None if measured else scales
-        room.encode(at, table, given, none if given is None else given, streams, message, x, rounding, measured)
+        encoding = Encoding(rounding, given, none if given is None else given, streams, measured)
+        encode.encode(Coordinates([x]), table, message, encoding)
         if not measured:
             own = None if scales is not None else torch.empty(0)
-            room.add_values(at, table, own, 1.0, message, [np.zeros(codes, np.float32)], x, 1)
+            sums.add_values(Coordinates([x]), table, message, Decoding([np.zeros(rounding.K, np.float32)], own))
+    for case, (size, rounding, measured, norm) in FED.items():
+        now[:] = [case]
+        table, rates, masks = Table([N], [size], 4096, [0], [[4]]), (), ()
+        if "rate" in case:
+            rates, masks = [x[0, 0]], [x[0]]
+        own = Coordinates([x], Fed([x], rates=rates, masks=masks))
+        scales = None if measured else torch.zeros(1, table.buckets)
+        values = [np.zeros(rounding.K, np.float32)]
+        encode.encode(own, table, message, Encoding(rounding, scales, none, streams, measured, values))
+        if norm:
+            norms.bucket_norms(own, table, [norm])
+    for case, kinds_of in (("1-bit SGD", ("sum", "below", "count")), ("TernGrad", ("linf", "l2", "sum"))):
+        now[:] = [case]
+        norms.bucket_norms(Coordinates([x]), Table([N], [N], 4096, [0], [[4]]), kinds_of)
+    now[:] = ["columns"]  # of different lengths
+    table = Table([N, N], [27, 64], 4096, [0, 0], [[4, 4]])
+    scales = torch.zeros(1, table.buckets)
+    encode.encode(Coordinates([x, x]), table, message, Encoding(SIGNS, scales, none, streams))
+    sums.add_values(Coordinates([x, x]), table, message, Decoding([np.zeros(2, np.float32)], None, 1.0, scales))
     for case, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
         now[:] = [case]
         narrow = torch.zeros(4096, dtype=dtype)
         casts.sum_of_shares([torch.zeros(1, 4096)], Table([4096], [4096], 4096, [0], [[0]]), 1, 1e4, narrow)
         casts.widen(narrow, torch.zeros(4096))
+
+
+def on(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that begins at a multiple of 16 bytes."""
+    assert x.data_ptr() % 16 == 0
+    return x
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from accordion_bench.tensors.kernels.table import LONGEST, Table, addresses
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates
+from accordion_bench.tensors.kernels.table import LONGEST, Table
 
 KINDS = {
     "l1": lambda x: x.abs().sum(1),
@@ -22,7 +23,7 @@ def norms(x_W, size, norm, gpu):
 
     x_W = x_W.to(gpu.device)
     table = Table([x_W.shape[1]], [size], 4096, [0], [[0]])
-    return bucket_norms(addresses([x_W]), table, norm, x_W).cpu()
+    return bucket_norms(Coordinates([x_W]), table, [norm])[0].cpu()
 
 
 @pytest.mark.parametrize(("n", "size"), [(1000, 1000), (1000, 333), (LONGEST + 5000, LONGEST + 4000)])

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.table import CODES, N, aligned, rows_on, slices_on
+from accordion_bench.tensors.kernels.on_gpu.table import CODES, N, aligned, rows_on, slice_of, slices_on
 from accordion_bench.tensors.kernels.table import CODES as STARTS
 from accordion_bench.tensors.kernels.table import Table, addresses
 from accordion_bench.tensors.upload import upload
@@ -64,8 +64,8 @@ def _add_up(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr, HALF: tl.constexpr, DIVIDED: tl.constexpr,
     ALONE: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
-    t, begin = tl.load(slices + 2 * tl.program_id(0)), tl.load(slices + 2 * tl.program_id(0) + 1)
-    begin, n = tl.multiple_of(begin, 16), tl.load(rows + t * COLUMNS + N)
+    _, t, begin = slice_of(slices, 16)
+    n = tl.load(rows + t * COLUMNS + N)
     start = tl.multiple_of(tl.load(rows + t * COLUMNS + CODES) // 2, 8 if ALIGNED else 1)
     j = tl.arange(0, SLICE)
     total = tl.zeros([SLICE], tl.float32)

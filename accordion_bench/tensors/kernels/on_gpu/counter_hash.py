@@ -21,7 +21,7 @@ def lanes_on(device: torch.device) -> Tensor:
 
 @triton.jit
 def block_key(stream, block):  # type: ignore[no-untyped-def]
-    """The word and the odd factor of a block of a stream; see `counter_rng.block_keys`."""
+    """The word and the odd factor of a block of a stream; see `counter_rng.blocks_of`."""
     z = (stream + block.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors import permutations, upload
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.table import KEPT
 from accordion_bench.tensors.permutations import Draws
@@ -55,7 +56,7 @@ def factors_on(factors: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def draw(draws: Draws, words: Tensor) -> Tensor:
-    """See `Room.draw`. One launch."""
+    """See `DenseKernels.draw`. One launch."""
     there = words.device
     out = torch.empty(draws.room, dtype=draws.dtype, device=there)
     kind = tl.int32 if draws.dtype == torch.int32 else tl.int64
@@ -63,33 +64,33 @@ def draw(draws: Draws, words: Tensor) -> Tensor:
     return out
 
 
-def gather(addresses: np.ndarray, draws: Draws, places: Tensor, like: Tensor) -> Tensor:
-    """See `Room.gather`. One launch."""
-    there, (W, T) = places.device, addresses.shape
-    out = torch.empty(W, draws.room, dtype=like.dtype, device=there)
+def gather(x: Coordinates, draws: Draws, places: Tensor) -> Tensor:
+    """See `DenseKernels.gather`. One launch."""
+    there, (W, T) = places.device, x.addresses.shape
+    out = torch.empty(W, draws.room, dtype=x.like.dtype, device=there)
     launch(
         _gather,
         (draws.tiles, W),
         there,
-        *(upload.upload(torch.from_numpy(addresses), there), T, rows_on(draws, there), tiles_on(draws, there)),
+        *(upload.upload(torch.from_numpy(x.addresses), there), T, rows_on(draws, there), tiles_on(draws, there)),
         *(places, out, draws.room),
-        TYPE=TYPES[like.dtype],
+        TYPE=TYPES[x.like.dtype],
     )
     return out
 
 
 def scatter(
-    addresses: np.ndarray, draws: Draws, places: Tensor, values: np.ndarray, factors: tuple[float, ...], like: Tensor
+    targets: Coordinates, draws: Draws, places: Tensor, values: Coordinates, factors: tuple[float, ...]
 ) -> None:
-    """See `Room.scatter`. One launch."""
-    there, (R, T) = places.device, addresses.shape
-    both = upload.upload(torch.from_numpy(np.stack([addresses, values])), there)
+    """See `DenseKernels.scatter`. One launch."""
+    there, (R, T) = places.device, targets.addresses.shape
+    both = upload.upload(torch.from_numpy(np.stack([targets.addresses, values.addresses])), there)
     launch(
         _scatter,
         (draws.tiles, R),
         there,
         *(both[0], both[1], T, rows_on(draws, there), tiles_on(draws, there), places, factors_on(factors, there)),
-        TYPE=TYPES[like.dtype],
+        TYPE=TYPES[targets.like.dtype],
     )
 
 

@@ -1,14 +1,12 @@
 """Coordinates to packed codes: a slice of a tensor in each program."""
 
-from typing import NamedTuple
-
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors.kernels import rounding as kinds
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding
 from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw, lanes_on
 from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
     round_at_random,
@@ -18,28 +16,37 @@ from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
     round_to_nearest,
 )
 from accordion_bench.tensors.kernels.on_gpu.factors import above, factors_of
-from accordion_bench.tensors.kernels.on_gpu.headers import write_float
+from accordion_bench.tensors.kernels.on_gpu.fed import NOT, fed_by, rate_of, row_at, told
+from accordion_bench.tensors.kernels.on_gpu.headers import write_float, write_headers
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
 from accordion_bench.tensors.kernels.on_gpu.levels import count_below, round_evenly, round_symmetrically
-from accordion_bench.tensors.kernels.on_gpu.packing import GROUPS, group_of, pack, places, read_slice, slice_size
+from accordion_bench.tensors.kernels.on_gpu.packing import (
+    GROUPS,
+    group_of,
+    pack,
+    places,
+    read_slice,
+    slice_size,
+    write_slice,
+)
 from accordion_bench.tensors.kernels.on_gpu.powers import round_to_powers
+from accordion_bench.tensors.kernels.on_gpu.sums import books_on, value_of
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
     CODES,
+    DIFFERENT,
     HEADER,
     MORE,
     SIZE,
     N,
-    aligned,
     bucket_size,
     buckets_at,
     on_device,
     rows_on,
+    slice_of,
     slices_on,
 )
-from accordion_bench.tensors.kernels.rounding import Rounding
 from accordion_bench.tensors.kernels.table import Table
-from accordion_bench.tensors.upload import upload
 
 EVEN, SYMMETRIC, ANY = tl.constexpr(kinds.EVEN), tl.constexpr(kinds.SYMMETRIC), tl.constexpr(kinds.ANY)
 INTEGER, RANDOM_INTEGER = tl.constexpr(kinds.INTEGER), tl.constexpr(kinds.RANDOM_INTEGER)
@@ -48,58 +55,45 @@ SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 POWERS, SIGNS = tl.constexpr(kinds.POWERS), tl.constexpr(kinds.SIGNS)
 
 
-class Measured(NamedTuple):
-    """How a bucket's scale comes from its coordinates.
+def measurable(table: Table, K: int) -> bool:
+    """Whether buckets lie within the slices of a program, so that one read makes scales and codes."""
+    size = bucket_size(table)
+    return K != 3 and 8 <= size <= slice_size(K) and size & (size - 1) == 0
 
-    norm: `l2` or `linf`.
-    largest: by what the norm is divided; 0 = the scale is the norm, and coordinates are rounded to levels.
+
+def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> None:
+    """See `DenseKernels.encode`. One launch; one more for scales of blocks of different sizes.
+
+    Whether all is finite, the exchange looks itself, once per step.
     """
-
-    norm: str
-    largest: float
-
-    @staticmethod
-    def possible(table: Table, K: int) -> bool:
-        """Whether buckets lie within the slices of a program, so that one read of the coordinates does."""
-        size = bucket_size(table)
-        return K != 3 and 8 <= size <= slice_size(K) and size & (size - 1) == 0
-
-
-def encode(
-    addresses: np.ndarray,
-    table: Table,
-    scales: Tensor | None,
-    factors: Tensor,
-    streams: Tensor,
-    message: Tensor,
-    like: Tensor,
-    rounding: Rounding,
-    measured: Measured | None = None,
-) -> None:
-    """See `Room.encode`. One launch; whether all is finite, the exchange looks itself, once per step.
-
-    Args:
-        measured: how scales and factors come from the coordinates that are read; None = they are given.
-    """
-    there, (W, T) = message.device, addresses.shape
-    slices = slices_on(table, slice_size(rounding.K), there)
-    uploaded = upload(torch.from_numpy(addresses), there)
+    rounding, scales, factors, streams, measured, values, middles = encoding
+    there, (W, T) = message.device, x.addresses.shape
+    size, headed = bucket_size(table), scales is not None
+    if scales is not None and size == DIFFERENT.value:
+        write_headers(scales, table, message)
+        headed = False
+    slices, (given, constants) = slices_on(table, slice_size(rounding.K), there), told(x, there)
+    addresses, weight, decay = given
     central = rounding.central if rounding.central.size else np.zeros(2, np.float32)
+    books = books_on(values, there) if values else (lanes_on(there),) * 2
     launch(
         _encode,
         (len(slices), W),
         there,
-        *(uploaded, streams if streams.numel() else uploaded, T, rows_on(table, there), slices),
+        *(addresses, weight, decay, streams if streams.numel() else addresses, T, rows_on(table, there), slices),
         *(factors if scales is None else scales, table.buckets, factors, stride(factors), lanes_on(there)),
         *(message, message.stride(0), on_device(rounding.starts.tobytes(), there)),
         *(on_device(rounding.widths.tobytes(), there), float(rounding.scale), above(rounding.scale)),
-        *(float(central[0]), float(central[1])),
+        *(float(central[0]), float(central[1]), *books, factors if middles is None else middles),
         COLUMNS=table.rows.shape[1],
-        TYPE=TYPES[like.dtype],
-        ALIGNED=aligned(addresses, like.dtype),
-        BUCKET_SIZE=bucket_size(table),
-        HEADED=scales is not None,
+        TYPE=TYPES[x.like.dtype],
+        **constants,
+        BUCKET_SIZE=size,
+        HEADED=headed,
         SCALED=factors.numel() > 0,
+        KNOWN=scales is not None,
+        SIGNED=len(values) > 1,
+        CENTRED=middles is not None,
         NORM=measured.norm if measured else "",
         LARGEST=measured.largest if measured else 0.0,
         KIND=rounding.kind,
@@ -142,24 +136,29 @@ def to_groups(of_bucket, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _encode(  # type: ignore[no-untyped-def]
-    addresses, streams, T, rows, slices, scales, M, factors, row_factors, lanes, message, row_bytes, starts, widths,
-    scale, next_above, central_start, central_width,
-    COLUMNS: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr, BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr,
-    SCALED: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr,
-    BITS: tl.constexpr, COUNT: tl.constexpr,
+    addresses, weight, decay, streams, T, rows, slices, scales, M, factors, row_factors, lanes, message, row_bytes,
+    starts, widths, scale, next_above, central_start, central_width, values, signs, middles,
+    COLUMNS: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr, FED: tl.constexpr, DECAYED: tl.constexpr,
+    MASKED: tl.constexpr, BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, KNOWN: tl.constexpr,
+    SIGNED: tl.constexpr, CENTRED: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr, KIND: tl.constexpr,
+    K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    w = tl.program_id(1).to(tl.int64)
-    t, begin = tl.load(slices + 2 * tl.program_id(0)), tl.load(slices + 2 * tl.program_id(0) + 1)
+    w, W = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    slice, t, begin = slice_of(slices, 8 if K != 3 else 1)
     row, out = rows + t * COLUMNS, message + w * row_bytes
-    begin, n = tl.multiple_of(begin, 8 if K != 3 else 1), tl.load(row + N)
+    n = tl.load(row + N)
     j, exists = places(K)
-    x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE))
-    x = tl.multiple_of(x, 16 if ALIGNED else 4) + begin + j
-    r = read_slice(x, begin, j, n, exists, K).to(tl.float32)
+    x = row_at(addresses, w, T, t, TYPE, ALIGNED) + begin + j
+    whole = read_slice(x, begin, j, n, exists, K)
+    if FED != NOT:
+        e = row_at(addresses, W + w, T, t, TYPE, ALIGNED) + begin + j
+        rate = rate_of(addresses, W, T, t, TYPE, FED)
+        whole = fed_by(whole, read_slice(e, begin, j, n, exists, K), weight, decay, rate, FED, DECAYED)
+    r = whole.to(tl.float32)
     exists = exists & (begin + j < n)
     negative = (r < 0).to(tl.int32)
     before = tl.load(row + BUCKET)
-    bucket, first, there = buckets_at(begin, j, n, tl.load(row + SIZE), group_of(K), BUCKET_SIZE)
+    bucket, first, there = buckets_at(slice, begin, j, n, tl.load(row + SIZE), group_of(K), BUCKET_SIZE)
     if HEADED:
         own = tl.load(scales + w * M + before + bucket, mask=first & there, other=0)
         write_float(out + tl.load(row + HEADER) + 4 * bucket, own, first & there)
@@ -199,3 +198,22 @@ def _encode(  # type: ignore[no-untyped-def]
         tl.static_assert(KIND == SIGNS)
         codes = negative
     pack(codes, exists, begin, n, K, out + tl.load(row + CODES))
+    if FED != NOT:
+        value = value_of(values, codes.to(tl.int32) & 255, K)  # of NaN a code may be any number
+        if SIGNED:
+            value = value * value_of(signs, negative, 2)
+        if NORM != "":
+            value = value * -to_groups(own, BUCKET_SIZE)
+        elif KNOWN:
+            value = value * -tl.load(scales + w * M + before + bucket, mask=there, other=0)
+        else:
+            value = -value
+        if CENTRED:
+            value = tl.load(middles + w * M + before + bucket, mask=there, other=0) + value
+        whole = whole + value.to(TYPE)
+        if MASKED:
+            mask = tl.load(addresses + (2 * W + 1) * T + t)
+            if mask != 0:
+                alive = tl.multiple_of(mask.to(tl.pointer_type(TYPE)), 16 if ALIGNED else 4) + begin + j
+                whole = whole * read_slice(alive, begin, j, n, exists, K)
+        write_slice(e, whole, begin, j, n, exists, K)

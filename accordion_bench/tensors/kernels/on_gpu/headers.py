@@ -13,7 +13,7 @@ TOGETHER = 256  # buckets of a program
 
 
 def write_headers(scales: Tensor, table: Table, message: Tensor) -> None:
-    """See `Room.write_headers`. One launch."""
+    """See `DenseKernels.write_headers`. One launch."""
     grid = (triton.cdiv(table.buckets, TOGETHER), len(message))
     there = message.device
     args = (scales, table.buckets, buckets_on(table, there), message, message.stride(0))
@@ -21,7 +21,7 @@ def write_headers(scales: Tensor, table: Table, message: Tensor) -> None:
 
 
 def read_headers(message: Tensor, table: Table, alpha: float) -> Tensor:
-    """See `Room.read_headers`. One launch."""
+    """See `DenseKernels.read_headers`. One launch."""
     there = message.device
     scales = torch.empty(len(message), table.buckets, device=there)
     grid = (triton.cdiv(table.buckets, TOGETHER), len(message))

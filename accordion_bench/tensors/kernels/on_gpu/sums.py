@@ -8,12 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.on_gpu.headers import read_float
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding
+from accordion_bench.tensors.kernels.on_gpu.headers import read_float, read_headers
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
 from accordion_bench.tensors.kernels.on_gpu.packing import group_of, places, read_slice, slice_size, unpack, write_slice
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
     CODES,
+    DIFFERENT,
     HEADER,
     MORE,
     SIZE,
@@ -23,49 +25,45 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     buckets_at,
     on_device,
     rows_on,
+    slice_of,
     slices_on,
 )
 from accordion_bench.tensors.kernels.table import Table
 from accordion_bench.tensors.upload import upload
 
 
-def add_values(
-    targets: np.ndarray,
-    table: Table,
-    scales: Tensor | None,
-    alpha: float,
-    message: Tensor,
-    values: Sequence[np.ndarray],
-    like: Tensor,
-    divisor: int,
-    middles: Tensor | None = None,
-    empty: bool = False,
-) -> None:
-    """See `Room.add_values`. One launch."""
-    there, (R, T), K = message.device, targets.shape, len(values[0])
-    slices = slices_on(table, slice_size(K), there)
-    book = np.pad(values[0], (0, 256 - K), mode="edge")  # bytes from a stranger may hold codes that do not exist
+def add_values(targets: Coordinates, table: Table, message: Tensor, decoding: Decoding) -> None:
+    """See `DenseKernels.add_values`. One launch; two where scales in the message are of blocks of different sizes."""
+    there, (R, T), K = message.device, targets.addresses.shape, len(decoding.values[0])
+    slices, scales = slices_on(table, slice_size(K), there), decoding.scales
+    if scales is None and bucket_size(table) == DIFFERENT.value:  # else their bytes are read for each coordinate
+        scales = read_headers(message, table, 1.0)
     given = torch.empty(0, device=there) if scales is None else scales
     launch(
         _add_values,
         (len(slices), R),
         there,
-        *(upload(torch.from_numpy(targets), there), T, rows_on(table, there), slices, given, stride(given)),
-        *(float(alpha), given if middles is None else middles, table.buckets, message, message.stride(0)),
-        *(len(message), R),
-        *(on_device(book.tobytes(), there), on_device(values[-1].tobytes(), there), float(divisor)),
+        *(upload(torch.from_numpy(targets.addresses), there), T, rows_on(table, there), slices, given, stride(given)),
+        *(float(decoding.alpha), given if decoding.middles is None else decoding.middles, table.buckets),
+        *(message, message.stride(0), len(message), R, *books_on(decoding.values, there), float(decoding.divisor)),
         COLUMNS=table.rows.shape[1],
-        TYPE=TYPES[like.dtype],
+        TYPE=TYPES[targets.like.dtype],
         K=K,
-        ALIGNED=aligned(targets, like.dtype),
+        ALIGNED=aligned(targets.addresses, targets.like.dtype),
         BUCKET_SIZE=bucket_size(table),
         HEADED=scales is None,
         SCALED=given.numel() > 0,
-        SIGNED=len(values) > 1,
-        CENTRED=middles is not None,
-        DIVIDED=divisor != 1,
-        EMPTY=empty,
+        SIGNED=len(decoding.values) > 1,
+        CENTRED=decoding.middles is not None,
+        DIVIDED=decoding.divisor != 1,
+        EMPTY=decoding.empty,
     )
+
+
+def books_on(values: Sequence[np.ndarray], there: torch.device) -> tuple[Tensor, Tensor]:
+    """What codes of the first and of the last stream stand for; of the first, of every byte that may come."""
+    book = np.pad(values[0], (0, 256 - len(values[0])), mode="edge")  # bytes from a stranger may hold unknown codes
+    return on_device(book.tobytes(), there), on_device(values[-1].tobytes(), there)
 
 
 @triton.jit
@@ -85,12 +83,12 @@ def _add_values(  # type: ignore[no-untyped-def]
     EMPTY: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1)
-    t, begin = tl.load(slices + 2 * tl.program_id(0)), tl.load(slices + 2 * tl.program_id(0) + 1)
+    slice, t, begin = slice_of(slices, 8 if K != 3 else 1)
     row = rows + t * COLUMNS
-    begin, n = tl.multiple_of(begin, 8 if K != 3 else 1), tl.load(row + N)
+    n = tl.load(row + N)
     j, exists = places(K)
     before = tl.load(row + BUCKET)
-    bucket, _, there = buckets_at(begin, j, n, tl.load(row + SIZE), group_of(K), BUCKET_SIZE)
+    bucket, _, there = buckets_at(slice, begin, j, n, tl.load(row + SIZE), group_of(K), BUCKET_SIZE)
     target = tl.load(targets + r.to(tl.int64) * T + t).to(tl.pointer_type(TYPE))
     target = tl.multiple_of(target, 16 if ALIGNED else 4) + begin + j
     if EMPTY:

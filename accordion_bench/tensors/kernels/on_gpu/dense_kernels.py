@@ -1,4 +1,4 @@
-"""The functions of a `Room`, by kernels for GPUs."""
+"""`DenseKernels` by kernels for GPUs."""
 
 from accordion_bench.tensors.kernels.on_gpu.drawn import draw, gather, scatter
 from accordion_bench.tensors.kernels.on_gpu.encode import encode
@@ -6,13 +6,4 @@ from accordion_bench.tensors.kernels.on_gpu.headers import read_headers, write_h
 from accordion_bench.tensors.kernels.on_gpu.norms import bucket_norms
 from accordion_bench.tensors.kernels.on_gpu.sums import add_values
 
-__all__ = [
-    "add_values",
-    "bucket_norms",
-    "draw",
-    "encode",
-    "gather",
-    "read_headers",
-    "scatter",
-    "write_headers",
-]
+__all__ = ["add_values", "bucket_norms", "draw", "encode", "gather", "read_headers", "scatter", "write_headers"]

@@ -1,0 +1,101 @@
+"""Feedback: residuals that are added to tensors before these are encoded, and keep what their codes lose.
+
+Tensor suffixes: W local workers, N coordinates.
+"""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accordion_bench.tensors.same_shape import in_rows, one_allocation
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """p = a x + d e is encoded in the place of x; then e <- m (p - what the message decodes to).
+
+    Args:
+        residuals_W: e of each tensor, [W, ...]; None = the tensor has none, and is encoded as it is.
+        scales: a of each tensor: a float, or a tensor without dimensions on a device.
+        decay: d.
+        masks: m of each tensor, [...] of zeros and ones; None = 1.
+    """
+
+    residuals_W: Sequence[Any]
+    scales: Sequence[Any]
+    decay: float = 1.0
+    masks: Sequence[Tensor | None] = ()
+
+    def take(self, which: Sequence[int]) -> "Feedback | None":
+        """That of some tensors; None where they have no residuals."""
+        residuals_W = [self.residuals_W[k] for k in which]
+        if not residuals_W or residuals_W[0] is None:
+            assert all(e_W is None for e_W in residuals_W), "some tensors of a bucket have residuals, some have not"
+            return None
+        masks = [self.masks[k] for k in which] if self.masks else ()
+        return Feedback(residuals_W, [self.scales[k] for k in which], self.decay, masks)
+
+    def only(self, which: Container[int]) -> "Feedback | None":
+        """The same of some tensors; the others have none. None where none has."""
+        residuals_W = [e_W if k in which else None for k, e_W in enumerate(self.residuals_W)]
+        return None if all(e_W is None for e_W in residuals_W) else replace(self, residuals_W=residuals_W)
+
+    def cut(self, parts: Sequence[tuple[int, int, int]]) -> "Feedback | None":
+        """That of coordinates [start, stop) of tensors.
+
+        Args:
+            parts: number of the tensor, start, stop.
+        """
+        own = self.take([k for k, _, _ in parts])
+        if own is None:
+            return None
+        cuts = [slice(start, stop) for _, start, stop in parts]
+        residuals_W = [in_rows(e_W)[:, cut] for e_W, cut in zip(own.residuals_W, cuts, strict=True)]
+        masks = [None if m is None else m.view(-1)[cut] for m, cut in zip(own.masks, cuts, strict=False)]
+        return Feedback(residuals_W, own.scales, own.decay, masks)
+
+    @property
+    def rates(self) -> list[Tensor]:
+        """The scales that are tensors of a device."""
+        return [scale for scale in self.scales if isinstance(scale, Tensor)]
+
+    @property
+    def rows_W(self) -> list[Tensor]:
+        """The residuals as rows [W, N], in their own storage."""
+        return [e_W.view(len(e_W), -1) for e_W in self.residuals_W]
+
+    def fits_kernels(self, rows_W: Sequence[Tensor], shared: Tensor | None) -> bool:
+        """Whether a GPU's kernels add residuals as they read rows [W, N], and write what is lost.
+
+        Args:
+            rows_W: coordinates, which must be float32.
+            shared: scales that messages do not have; None = there are none, as must be.
+        """
+        rates, side_by_side = self.rates, all(e_W.stride(1) == 1 for e_W in self.rows_W)
+        alike = len(rates) == len(self.scales) or (not rates and len(set(self.scales)) == 1)
+        return side_by_side and alike and shared is None and rows_W[0].dtype == torch.float32
+
+    def form(self, xs_W: Sequence[Tensor]) -> Sequence[Tensor]:
+        """p of each tensor, in the storage of its residual, so that no third buffer is needed."""
+        if self.decay != 1:
+            torch._foreach_mul_(list(self.residuals_W), self.decay)
+        groups: dict[Any, list[int]] = {}
+        for k, scale in enumerate(self.scales):
+            groups.setdefault(id(scale) if isinstance(scale, Tensor) else float(scale), []).append(k)
+        for ks in groups.values():
+            kept, given = one_allocation([self.residuals_W[k] for k in ks], [xs_W[k] for k in ks])
+            scale = self.scales[ks[0]]
+            if isinstance(scale, Tensor):
+                torch._foreach_add_(kept, torch._foreach_mul(given, scale))
+            else:
+                torch._foreach_add_(kept, given, alpha=scale)
+        return self.residuals_W
+
+    def mask(self) -> None:
+        """Multiply the residuals by their masks."""
+        pairs = [(e_W, m) for e_W, m in zip(self.residuals_W, self.masks, strict=False) if m is not None]
+        for w in range(len(self.residuals_W[0]) if pairs else 0):
+            torch._foreach_mul_([e_W[w] for e_W, _ in pairs], [m.view(e_W[w].shape) for e_W, m in pairs])
